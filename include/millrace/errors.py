@@ -1,0 +1,181 @@
+"""The one exception family of Millrace.
+
+Every error carries a stable ``code``, whether a retry of the same call can help (``retriable``), and a message that tells
+its reader what to do. Retry code asks ``error.retriable`` and lists no types.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MillraceError(Exception):
+    """Root of the family; never raised itself."""
+
+    code: ClassVar[str] = "MILLRACE"
+    retriable: ClassVar[bool] = False
+
+
+class InvalidArgument(MillraceError):
+    """A caller passed a value that can never be right."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class InvalidSettings(MillraceError):
+    """A setting is missing, malformed or contradicts another."""
+
+    code = "INVALID_SETTINGS"
+
+
+class Malformed(MillraceError):
+    """Bytes that are not a value of the wire form (docs/wire-form.md), or a body that is not of its type."""
+
+    code = "MALFORMED"
+
+
+class UnsupportedVersion(MillraceError):
+    """A wire form, chain or state of a version that this build does not know: run the build that wrote it, or a newer one."""
+
+    code = "UNSUPPORTED_VERSION"
+
+
+class UnsupportedMessageType(MillraceError):
+    """A number of the chapter-4 enumeration without behaviour in Millrace, or no number of it at all."""
+
+    code = "UNSUPPORTED_MESSAGE_TYPE"
+
+
+class LogError(MillraceError):
+    """Root of what a log backend raises."""
+
+    code = "LOG"
+
+
+class ChannelNotFound(LogError):
+    """No such PChannel in this log: create it first."""
+
+    code = "CHANNEL_NOT_FOUND"
+
+
+class ChannelExists(LogError):
+    """A PChannel (or consumer group) of this name exists already."""
+
+    code = "CHANNEL_EXISTS"
+
+
+class EntryTooLarge(LogError):
+    """An entry is larger than the log takes: split the batch, or raise the limit on every host."""
+
+    code = "ENTRY_TOO_LARGE"
+
+
+class PositionTruncated(LogError):
+    """Retention has removed the position that was asked for. ``earliest`` is the first position that can be read."""
+
+    code = "POSITION_TRUNCATED"
+
+    def __init__(self, message: str, *, earliest: tuple[int, int]) -> None:
+        super().__init__(message)
+        self.earliest = earliest
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_position_truncated, (str(self), self.earliest))
+
+
+def _position_truncated(message: str, earliest: tuple[int, int]) -> PositionTruncated:
+    return PositionTruncated(message, earliest=earliest)
+
+
+class LogRegressed(LogError):
+    """The log ends before a committed position, or its last committed entry has other bytes: it lost data it acknowledged."""
+
+    code = "LOG_REGRESSED"
+
+
+class LogCorrupted(LogError):
+    """A stored record fails its checksum although later records were acknowledged: restore the file, do not cut it."""
+
+    code = "LOG_CORRUPTED"
+
+
+class LogUnavailable(LogError):
+    """The log (or its server) cannot be reached now."""
+
+    code = "LOG_UNAVAILABLE"
+    retriable = True
+
+
+class LogBusy(LogError):
+    """Another process holds this log; use it through its server."""
+
+    code = "LOG_BUSY"
+    retriable = True
+
+
+class AppendRejected(MillraceError):
+    """The chain judged a message and rejected it; ``reason`` is a name of :class:`millrace.wal.reasons.Reason`."""
+
+    code = "APPEND_REJECTED"
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_append_rejected, (str(self), self.reason))
+
+
+def _append_rejected(message: str, reason: str) -> AppendRejected:
+    return AppendRejected(message, reason=reason)
+
+
+class ChannelParked(MillraceError):
+    """An entry of this PChannel cannot be processed; the PChannel waits for a person, the others go on."""
+
+    code = "CHANNEL_PARKED"
+
+
+class CommitFenced(MillraceError):
+    """Another committer moved the PChannel since this range was planned: drop the files, plan anew."""
+
+    code = "COMMIT_FENCED"
+    retriable = True
+
+
+class WalGap(MillraceError):
+    """The chain of previous ticks in the WAL is broken: rows of a range are missing."""
+
+    code = "WAL_GAP"
+
+
+class TickNotReached(MillraceError):
+    """A read at a time tick that not every channel of the collection has confirmed yet."""
+
+    code = "TICK_NOT_REACHED"
+    retriable = True
+
+
+class TickTooOld(MillraceError):
+    """A read before the oldest state that can still be rebuilt; the message names that tick."""
+
+    code = "TICK_TOO_OLD"
+
+
+class CollectionNotFound(MillraceError):
+    """No collection of this name or id."""
+
+    code = "COLLECTION_NOT_FOUND"
+
+
+class CollectionExists(MillraceError):
+    """A collection of this name exists with another definition."""
+
+    code = "COLLECTION_EXISTS"
+
+
+class DeadlineExceeded(MillraceError):
+    """A bounded wait ran out. The effect of the call is unknown unless the message says otherwise."""
+
+    code = "DEADLINE_EXCEEDED"
+    retriable = True

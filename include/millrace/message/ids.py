@@ -1,0 +1,81 @@
+"""Identities and time: where a message stands in a log, and the hybrid time tick.
+
+A :class:`LogId` names one entry of a PChannel's log in a form that every backend can give (RocksMQ and Kafka use
+``ledger = 0``; Pulsar has both parts). A :class:`MessageId` adds the index inside the entry (an entry may frame many
+messages) and the ordinal, which numbers, in time-tick order, what the chain made of that message: messages that it
+emitted and the message itself. Both compare as tuples, so order of ids is order of time ticks within a PChannel.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from millrace.errors import InvalidArgument
+
+LOGICAL_BITS: Final = 18
+"""Bits of a time tick below the physical milliseconds, as Milvus composes it."""
+
+_BINARY: Final = struct.Struct(">QQII")
+
+
+class LogId(NamedTuple):
+    """One entry of a PChannel's log; as a position, "the first entry with an id >= this"."""
+
+    ledger: int
+    entry: int
+
+    def following(self) -> LogId:
+        """The position right behind this entry."""
+        return LogId(self.ledger, self.entry + 1)
+
+    def __str__(self) -> str:
+        return f"{self.ledger}:{self.entry}"
+
+
+EARLIEST: Final = LogId(0, 0)
+
+
+class MessageId(NamedTuple):
+    """Identity of a message in a PChannel; comparable, with a text and a 24-byte binary form that sort alike."""
+
+    ledger: int
+    entry: int
+    index: int
+    ordinal: int
+
+    @property
+    def log_id(self) -> LogId:
+        return LogId(self.ledger, self.entry)
+
+    def __str__(self) -> str:
+        return f"{self.ledger}:{self.entry}:{self.index}:{self.ordinal}"
+
+    def to_bytes(self) -> bytes:
+        """24 bytes, big-endian, ordered as the ids are."""
+        return _BINARY.pack(*self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> MessageId:
+        """Inverse of :meth:`to_bytes`. Raises InvalidArgument for any other length."""
+        if len(data) != _BINARY.size:
+            raise InvalidArgument(f"a binary message id has {_BINARY.size} bytes, not {len(data)}")
+        return cls(*_BINARY.unpack(data))
+
+    @classmethod
+    def parse(cls, text: str) -> MessageId:
+        """Inverse of ``str``. Raises InvalidArgument for anything else."""
+        parts = text.split(":")
+        if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts):
+            raise InvalidArgument(f"{text!r} is no message id: write it as ledger:entry:index:ordinal")
+        return cls(*(int(part) for part in parts))
+
+
+def compose_tick(physical_ms: int, logical: int = 0) -> int:
+    """A time tick of `physical_ms` (Unix milliseconds) and a logical counter below 2**18."""
+    return (physical_ms << LOGICAL_BITS) | logical
+
+
+def tick_physical_ms(tick: int) -> int:
+    """The Unix milliseconds of a time tick."""
+    return tick >> LOGICAL_BITS

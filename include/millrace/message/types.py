@@ -1,0 +1,132 @@
+"""Message types: the chapter-4 ``MsgType`` numbers, extended by the streaming types, each with its flags.
+
+Numbers of chapter 4 stand as they are; the streaming types take 1300 and up. A number without behaviour here is
+refused by :func:`require_behaviour` (and, on the log, recorded as a rejection), never ignored.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Final
+
+from millrace.errors import UnsupportedMessageType
+
+
+class MessageType(IntEnum):
+    """``MsgType`` of chapter 4 (0-1299) and the streaming types of Millrace (1300-1399)."""
+
+    UNDEFINED = 0
+    CREATE_COLLECTION = 100
+    DROP_COLLECTION = 101
+    HAS_COLLECTION = 102
+    DESCRIBE_COLLECTION = 103
+    SHOW_COLLECTIONS = 104
+    GET_SYSTEM_CONFIGS = 105
+    LOAD_COLLECTION = 106
+    RELEASE_COLLECTION = 107
+    CREATE_ALIAS = 108
+    DROP_ALIAS = 109
+    ALTER_ALIAS = 110
+    CREATE_PARTITION = 200
+    DROP_PARTITION = 201
+    HAS_PARTITION = 202
+    DESCRIBE_PARTITION = 203
+    SHOW_PARTITIONS = 204
+    LOAD_PARTITIONS = 205
+    RELEASE_PARTITIONS = 206
+    SHOW_SEGMENTS = 250
+    DESCRIBE_SEGMENT = 251
+    LOAD_SEGMENTS = 252
+    RELEASE_SEGMENTS = 253
+    HANDOFF_SEGMENTS = 254
+    LOAD_BALANCE_SEGMENTS = 255
+    CREATE_INDEX = 300
+    DESCRIBE_INDEX = 301
+    DROP_INDEX = 302
+    INSERT = 400
+    DELETE = 401
+    FLUSH = 402
+    SEARCH = 500
+    SEARCH_RESULT = 501
+    GET_INDEX_STATE = 502
+    GET_INDEX_BUILD_PROGRESS = 503
+    GET_COLLECTION_STATISTICS = 504
+    GET_PARTITION_STATISTICS = 505
+    RETRIEVE = 506
+    RETRIEVE_RESULT = 507
+    WATCH_DM_CHANNELS = 508
+    REMOVE_DM_CHANNELS = 509
+    WATCH_QUERY_CHANNELS = 510
+    REMOVE_QUERY_CHANNELS = 511
+    SEGMENT_INFO = 600
+    TIME_TICK = 1200
+    QUERY_NODE_STATS = 1201
+    LOAD_INDEX = 1202
+    REQUEST_ID = 1203
+    REQUEST_TSO = 1204
+    ALLOCATE_SEGMENT = 1205
+    SEGMENT_STATISTICS = 1206
+    SEGMENT_FLUSH_DONE = 1207
+    DATA_NODE_TT = 1208
+    TERM_OPENING = 1300
+    CONFIG = 1301
+    CREATE_SEGMENT = 1302
+    MANUAL_FLUSH = 1303
+    FLUSH_ALL = 1304
+    BEGIN_TXN = 1305
+    COMMIT_TXN = 1306
+    ROLLBACK_TXN = 1307
+    KEEP_ALIVE = 1308
+    SCHEMA_CHANGE = 1309
+    IMPORT = 1310
+    ALTER_WAL = 1311
+
+
+class Flag(IntFlag):
+    """What a type is to the chain. A type without any flag and not in :data:`BEHAVIOUR` has no behaviour."""
+
+    NONE = 0
+    SYSTEM = 1
+    """Written by Millrace itself; a client that appends one is refused by the client library."""
+    EXCLUSIVE = 2
+    """A barrier on its VChannel (or, with an empty VChannel, on the whole PChannel); fails the transactions open there."""
+    SELF_CONTROLLED = 4
+    """Governs the WAL itself, not a collection's content."""
+    DML = 8
+    """Changes rows; may be part of a transaction."""
+    EMITTED = 16
+    """The chain may emit it; it is refused when it comes from the log."""
+
+
+BEHAVIOUR: Final[dict[MessageType, Flag]] = {
+    MessageType.INSERT: Flag.DML,
+    MessageType.DELETE: Flag.DML,
+    MessageType.CREATE_COLLECTION: Flag.EXCLUSIVE,
+    MessageType.DROP_COLLECTION: Flag.EXCLUSIVE,
+    MessageType.CREATE_PARTITION: Flag.EXCLUSIVE,
+    MessageType.DROP_PARTITION: Flag.EXCLUSIVE,
+    MessageType.SCHEMA_CHANGE: Flag.EXCLUSIVE,
+    MessageType.MANUAL_FLUSH: Flag.EXCLUSIVE,
+    MessageType.FLUSH_ALL: Flag.EXCLUSIVE | Flag.SELF_CONTROLLED,
+    MessageType.BEGIN_TXN: Flag.NONE,
+    MessageType.COMMIT_TXN: Flag.NONE,
+    MessageType.ROLLBACK_TXN: Flag.NONE,
+    MessageType.KEEP_ALIVE: Flag.NONE,
+    MessageType.TIME_TICK: Flag.SYSTEM | Flag.SELF_CONTROLLED,
+    MessageType.TERM_OPENING: Flag.SYSTEM | Flag.SELF_CONTROLLED,
+    MessageType.CONFIG: Flag.SYSTEM | Flag.SELF_CONTROLLED,
+    MessageType.CREATE_SEGMENT: Flag.SYSTEM | Flag.EMITTED,
+    MessageType.FLUSH: Flag.SYSTEM | Flag.EMITTED,
+}
+"""Types that the chain gives an effect to, with their flags. The rest are numbers."""
+
+
+def require_behaviour(number: int) -> MessageType:
+    """The type of `number`; raises UnsupportedMessageType where it has no behaviour here."""
+    try:
+        message_type = MessageType(number)
+    except ValueError:
+        raise UnsupportedMessageType(f"{number} is no message type") from None
+    if message_type not in BEHAVIOUR:
+        raise UnsupportedMessageType(f"{message_type.name} ({number}) has no behaviour in this version of Millrace")
+    return message_type

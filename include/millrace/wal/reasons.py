@@ -1,0 +1,50 @@
+"""Why the chain did not accept a message: the names that stand in the ``reason`` column of the WAL and in AppendRejected."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """A rejection's reason. Codes are stored: never rename one."""
+
+    MALFORMED = "MALFORMED"
+    UNSUPPORTED_TYPE = "UNSUPPORTED_TYPE"
+    TERM_FENCED = "TERM_FENCED"
+    TERM_NOT_OPENED = "TERM_NOT_OPENED"
+    DUPLICATE = "DUPLICATE"
+    ALREADY_APPLIED = "ALREADY_APPLIED"
+    SEQUENCE_GAP = "SEQUENCE_GAP"
+    UNKNOWN_PRODUCER = "UNKNOWN_PRODUCER"
+    PRODUCER_FENCED = "PRODUCER_FENCED"
+    VCHANNEL_NOT_FOUND = "VCHANNEL_NOT_FOUND"
+    COLLECTION_NOT_FOUND = "COLLECTION_NOT_FOUND"
+    COLLECTION_EXISTS = "COLLECTION_EXISTS"
+    PARTITION_NOT_FOUND = "PARTITION_NOT_FOUND"
+    PARTITION_EXISTS = "PARTITION_EXISTS"
+    SCHEMA_MISMATCH = "SCHEMA_MISMATCH"
+    WRONG_VCHANNEL = "WRONG_VCHANNEL"
+    TXN_EXISTS = "TXN_EXISTS"
+    TXN_NOT_FOUND = "TXN_NOT_FOUND"
+    TXN_NOT_ACTIVE = "TXN_NOT_ACTIVE"
+    TXN_EXPIRED = "TXN_EXPIRED"
+    TXN_TOO_LARGE = "TXN_TOO_LARGE"
+    TOO_LARGE = "TOO_LARGE"
+    LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
+    NO_EFFECT = "NO_EFFECT"
+
+
+OUTSIDE_SEQUENCE = frozenset(
+    {
+        Reason.MALFORMED,
+        Reason.UNSUPPORTED_TYPE,
+        Reason.TERM_FENCED,
+        Reason.TERM_NOT_OPENED,
+        Reason.DUPLICATE,
+        Reason.ALREADY_APPLIED,
+        Reason.SEQUENCE_GAP,
+        Reason.UNKNOWN_PRODUCER,
+        Reason.PRODUCER_FENCED,
+    }
+)
+"""Rejections that leave the producer's sequence where it is; every other rejection uses up its sequence number."""

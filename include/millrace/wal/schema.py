@@ -1,0 +1,48 @@
+"""The columns of the ``wal`` table: messages, rejections and channel state of every PChannel.
+
+``kind``, ``pchannel`` and ``date`` are the table's partition columns (they stand in directory names, not in files).
+Order of a PChannel's rows is (ledger, entry, index, ordinal); among messages that is the order of ``time_tick`` too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+KIND_MESSAGE: Final = "message"
+KIND_REJECTION: Final = "rejection"
+KIND_STATE: Final = "state"
+
+PARTITION_COLUMNS: Final = ("kind", "pchannel", "date")
+
+ROW_SCHEMA: Final = pa.schema(
+    [
+        pa.field("time_tick", pa.int64(), nullable=False),  # rejection: the PChannel's last tick when it was judged
+        pa.field("ledger", pa.int64(), nullable=False),  # message id: log id, index, ordinal
+        pa.field("entry", pa.int64(), nullable=False),  # (a state row: the position it stands at, index = ordinal = 0)
+        pa.field("index", pa.int32(), nullable=False),
+        pa.field("ordinal", pa.int32(), nullable=False),
+        pa.field("physical_ms", pa.int64(), nullable=False),  # the log's append stamp, Unix ms
+        pa.field("type", pa.dictionary(pa.int32(), pa.utf8()), nullable=False),  # MessageType name
+        pa.field("vchannel", pa.dictionary(pa.int32(), pa.utf8()), nullable=False),  # "" is the whole PChannel
+        pa.field("term", pa.int64(), nullable=False),
+        pa.field("lc_ledger", pa.int64(), nullable=False),  # LastConfirmed, a message id
+        pa.field("lc_entry", pa.int64(), nullable=False),
+        pa.field("lc_index", pa.int32(), nullable=False),
+        pa.field("lc_ordinal", pa.int32(), nullable=False),
+        pa.field("collection_id", pa.int64(), nullable=False),
+        pa.field("partition_id", pa.int64(), nullable=False),
+        pa.field("segment_id", pa.int64(), nullable=False),  # 0: none; unique within its PChannel (the tick of its CreateSegment)
+        pa.field("schema_version", pa.int32(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("txn_id", pa.int64(), nullable=False),
+        pa.field("producer_id", pa.int64(), nullable=False),
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("reason", pa.dictionary(pa.int32(), pa.utf8())),  # a rejection's Reason; null on accepted messages
+        pa.field("detail", pa.utf8()),  # a rejection in words; the id of the original for a DUPLICATE; null otherwise
+        pa.field("payload", pa.large_binary()),
+    ]
+)
+"""Columns of message, rejection and state rows alike, without the partition columns."""
