@@ -123,10 +123,18 @@ BEHAVIOUR: Final[dict[MessageType, Flag]] = {
 
 def require_behaviour(number: int) -> MessageType:
     """The type of `number`; raises UnsupportedMessageType where it has no behaviour here."""
-    try:
-        message_type = MessageType(number)
-    except ValueError:
-        raise UnsupportedMessageType(f"{number} is no message type") from None
+    message_type = _BY_NUMBER.get(number)
+    if message_type is None:
+        raise UnsupportedMessageType(f"{number} is no message type")
     if message_type not in BEHAVIOUR:
         raise UnsupportedMessageType(f"{message_type.name} ({number}) has no behaviour in this version of Millrace")
     return message_type
+
+
+_BY_NUMBER: Final[dict[int, MessageType]] = {member.value: member for member in MessageType}
+
+
+def flags_of(number: int) -> Flag | None:
+    """The flags of a type number; None where it has no behaviour here (or is no number of a type at all)."""
+    member = _BY_NUMBER.get(number)
+    return None if member is None else BEHAVIOUR.get(member)

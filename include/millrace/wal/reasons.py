@@ -45,6 +45,7 @@ OUTSIDE_SEQUENCE = frozenset(
         Reason.SEQUENCE_GAP,
         Reason.UNKNOWN_PRODUCER,
         Reason.PRODUCER_FENCED,
+        Reason.TOO_LARGE,
     }
 )
 """Rejections that leave the producer's sequence where it is; every other rejection uses up its sequence number."""

@@ -33,7 +33,9 @@ ROW_SCHEMA: Final = pa.schema(
         pa.field("lc_ordinal", pa.int32(), nullable=False),
         pa.field("collection_id", pa.int64(), nullable=False),
         pa.field("partition_id", pa.int64(), nullable=False),
-        pa.field("segment_id", pa.int64(), nullable=False),  # 0: none; unique within its PChannel (the tick of its CreateSegment)
+        pa.field(
+            "segment_id", pa.int64(), nullable=False
+        ),  # 0: none; unique within its PChannel (the tick of its CreateSegment)
         pa.field("schema_version", pa.int32(), nullable=False),
         pa.field("rows", pa.int64(), nullable=False),
         pa.field("txn_id", pa.int64(), nullable=False),

@@ -1,0 +1,249 @@
+"""The chain: a pure function of (channel state, log range), of which every host and every recovery is a caller.
+
+``Chain().process`` decides and evolves; :func:`replay` evolves alone, over rows that were decided before. Nothing here reads a
+clock, draws a random number or knows a host: docs/chain.md is the specification, tests/laws/ holds it against a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.errors import InvalidArgument
+from millrace.log.protocol import LogEntries
+from millrace.message.ids import LogId, MessageId
+from millrace.message.types import MessageType
+from millrace.message.wire import decode_entries, entry_crc
+from millrace.wal.interceptors import Interceptor, Proceed
+from millrace.wal.interceptors.lock import Lock
+from millrace.wal.interceptors.redo import Redo
+from millrace.wal.interceptors.shard import Shard, segments
+from millrace.wal.interceptors.timetick import CHAIN_VERSION, TimeTick, due, stamp, tentative
+from millrace.wal.interceptors.txn import TxnManager
+from millrace.wal.rows import RowBuilder, decided
+from millrace.wal.run import ACCEPTED, Columns, Decided, Emission, Row, Run
+from millrace.wal.state import ChannelState
+
+__all__ = ["CHAIN_VERSION", "Chain", "Outcome", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the chain made of a run of entries.
+
+    `messages` (accepted and emitted) and `rejections` are batches of ROW_SCHEMA in id order; `state` stands behind the run.
+    """
+
+    messages: pa.RecordBatch
+    rejections: pa.RecordBatch
+    state: ChannelState
+
+
+class Chain:
+    """redo → lock → timetick (with the transaction manager) → shard. Stateless: a caller may share one among PChannels."""
+
+    def __init__(self) -> None:
+        txns = TxnManager()
+        self._links: tuple[Interceptor, ...] = (Redo(), Lock(), TimeTick(), txns, Shard(txns))
+
+    def process(self, state: ChannelState, entries: LogEntries) -> Outcome:
+        """Judge `entries`, which must begin at ``state.position``. `state` itself is left as it is.
+
+        Raises UnsupportedVersion where the log asks for another version of the wire form or the chain; whatever stands
+        in an entry otherwise becomes rows.
+        """
+        batch = entries.batch
+        if batch.num_rows and LogId(batch["ledger"][0].as_py(), batch["entry"][0].as_py()) < state.position:
+            raise InvalidArgument(
+                f"entries begin before {state.position}, the position of the state of {state.pchannel}"
+            )
+        columns = Columns.of(decode_entries(batch))
+        state = state.copy()
+        rows = RowBuilder(columns)
+        row = 0
+        while row < len(columns):
+            row = self._step(state, columns, row, rows)
+        state.position = entries.next
+        if batch.num_rows:
+            last = batch.num_rows - 1
+            state.last_entry = LogId(batch["ledger"][last].as_py(), batch["entry"][last].as_py())
+            state.last_entry_crc = entry_crc(batch["value"][last].as_buffer())
+        messages, rejections = rows.build()
+        return Outcome(messages=messages, rejections=rejections, state=state)
+
+    def _step(self, state: ChannelState, columns: Columns, row: int, rows: RowBuilder) -> int:
+        """Take the messages from `row` on as far as they can be judged together; the next row."""
+        ordinal = 0
+        now = tentative(state, int(columns.physical_ms[row]))
+        while state.term and (emission := due(state, now)) is not None:
+            ordinal = self._emit(state, columns, row, rows, emission, ordinal)
+        run = Run.of(columns, row)
+        if ordinal:
+            run.cut(1)
+        self.decide(state, run)
+        for emission in run.before:
+            ordinal = self._emit(state, columns, row, rows, emission, ordinal)
+        ticks = stamp(state, run)
+        if not run.persisted:
+            state.last_tick = int(ticks[0])
+            return row + 1
+        segment_ids = segments.assign(state, run)
+        self._evolve_run(state, run, ticks, segment_ids, ordinal)
+        rows.run(run, ordinal=ordinal, tick=ticks, segment=segment_ids, confirmed=state.first_open_begin())
+        last = row + run.count - 1
+        ordinal = ordinal + 1 if run.count == 1 else 1
+        if run.reason[-1] == ACCEPTED:
+            self._settle(state, columns, last, rows, ordinal)
+        return last + 1
+
+    def decide(self, state: ChannelState, run: Run) -> None:
+        """Have every link judge `run`, outermost first. Changes nothing but the run."""
+
+        def after(number: int) -> Proceed:
+            if number == len(self._links):
+                return lambda run: None
+            return lambda run: self._links[number].decide(state, run, after(number + 1))
+
+        after(0)(run)
+
+    def evolve(self, state: ChannelState, rows: Decided | Row) -> None:
+        """Make decided messages part of `state`, innermost link first."""
+        for link in reversed(self._links):
+            if isinstance(rows, Row):
+                link.evolve_one(state, rows)
+            else:
+                link.evolve(state, rows)
+
+    def _evolve_run(
+        self, state: ChannelState, run: Run, ticks: np.ndarray, segment_ids: np.ndarray, ordinal: int
+    ) -> None:
+        columns, row = run.columns, run.start
+        number = int(columns.type[row])
+        if run.accepted_one and number not in (MessageType.INSERT, MessageType.DELETE):
+            self.evolve(state, _control_row(columns, row, int(ticks[0]), ordinal))
+            return
+        ordinals = np.zeros(run.count, dtype=np.int32)
+        ordinals[0] = ordinal
+        view = partial(run.view)
+        self.evolve(
+            state,
+            Decided(
+                type=view(columns.type),
+                vchannel=view(columns.vchannel),
+                names=columns.names,
+                tick=ticks,
+                ledger=view(columns.ledger),
+                entry=view(columns.entry),
+                index=view(columns.index),
+                ordinal=ordinals,
+                partition_id=view(columns.partition_id),
+                segment_id=segment_ids,
+                rows=view(columns.rows),
+                txn_id=view(columns.txn_id),
+                producer_id=view(columns.producer_id),
+                epoch=view(columns.epoch),
+                sequence=view(columns.sequence),
+                size=view(columns.size),
+                reason=run.reason,
+            ),
+        )
+
+    def _emit(
+        self, state: ChannelState, columns: Columns, cause: int, rows: RowBuilder, emission: Emission, ordinal: int
+    ) -> int:
+        """Give `emission` its tick and ordinal, take it into the state, then what it releases; the next ordinal."""
+        tick = tentative(state, int(columns.physical_ms[cause]))
+        self.evolve(state, _emitted_row(columns, cause, emission, tick, ordinal, state.term))
+        confirmed = state.first_open_begin()
+        rows.emitted(emission, cause=cause, ordinal=ordinal, tick=tick, term=state.term, confirmed=confirmed)
+        return self._settle(state, columns, cause, rows, ordinal + 1)
+
+    def _settle(self, state: ChannelState, columns: Columns, cause: int, rows: RowBuilder, ordinal: int) -> int:
+        """Emit the flushes of sealed segments that wait for nothing more; the next ordinal."""
+        emission = segments.settled(state)
+        return ordinal if emission is None else self._emit(state, columns, cause, rows, emission, ordinal)
+
+
+def _control_row(columns: Columns, row: int, tick: int, ordinal: int) -> Row:
+    payload = columns.payload(row)
+    return Row(
+        type=MessageType(int(columns.type[row])),
+        vchannel=columns.vchannel_name(row),
+        tick=tick,
+        ledger=int(columns.ledger[row]),
+        entry=int(columns.entry[row]),
+        index=int(columns.index[row]),
+        ordinal=ordinal,
+        term=int(columns.term[row]),
+        collection_id=int(columns.collection_id[row]),
+        partition_id=int(columns.partition_id[row]),
+        segment_id=0,
+        schema_version=int(columns.schema_version[row]),
+        rows=int(columns.rows[row]),
+        txn_id=int(columns.txn_id[row]),
+        producer_id=int(columns.producer_id[row]),
+        epoch=int(columns.epoch[row]),
+        sequence=int(columns.sequence[row]),
+        size=len(payload),
+        reason=ACCEPTED,
+        detail=None,
+        payload=payload,
+    )
+
+
+def _emitted_row(columns: Columns, cause: int, emission: Emission, tick: int, ordinal: int, term: int) -> Row:
+    return Row(
+        type=emission.type,
+        vchannel=emission.vchannel,
+        tick=tick,
+        ledger=int(columns.ledger[cause]),
+        entry=int(columns.entry[cause]),
+        index=int(columns.index[cause]),
+        ordinal=ordinal,
+        term=term,
+        collection_id=emission.collection_id,
+        partition_id=emission.partition_id,
+        segment_id=tick if emission.type is MessageType.CREATE_SEGMENT else emission.segment_id,
+        schema_version=0,
+        rows=emission.rows,
+        txn_id=emission.txn_id,
+        producer_id=0,
+        epoch=0,
+        sequence=0,
+        size=len(emission.payload),
+        reason=ACCEPTED,
+        detail=emission.detail,
+        payload=emission.payload,
+    )
+
+
+def replay(
+    state: ChannelState,
+    rows: pa.Table,
+    *,
+    position: LogId,
+    last_tick: int,
+    last_entry: LogId | None,
+    last_entry_crc: int,
+) -> ChannelState:
+    """Evolve alone: the state at `position`, from an earlier state and the decided rows between them.
+
+    `rows` are messages and rejections of ROW_SCHEMA in id order (:func:`millrace.wal.rows.rows_in_order`). What rows cannot
+    tell (a time tick that became no row, the bytes of the last entry) is given beside them, as the WAL's state rows hold it.
+    """
+    chain = Chain()
+    state = state.copy()
+    for part in decided(rows):
+        chain.evolve(state, part)
+    state.position, state.last_entry, state.last_entry_crc = position, last_entry, last_entry_crc
+    state.last_tick = max(state.last_tick, last_tick)
+    return state
+
+
+def first_confirmed(state: ChannelState) -> MessageId:
+    """Where a reader must begin so that it misses nothing that becomes visible behind `state`."""
+    begin = state.first_open_begin()
+    return begin if begin is not None else MessageId(*state.position, 0, 0)

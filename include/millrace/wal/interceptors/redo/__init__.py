@@ -1,0 +1,56 @@
+"""Redo: where the shard has no growing segment for an insert, have one made first and run the rest again.
+
+Milvus' redo interceptor waits until a segment was allocated; here nothing waits: the CreateSegment message is emitted
+before the insert, takes a time tick of its own, and the insert follows it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millrace.message.types import MessageType
+from millrace.wal.interceptors import Proceed
+from millrace.wal.run import Decided, Emission, Row, Run
+from millrace.wal.state import ChannelState
+
+
+class Redo:
+    """Outermost link."""
+
+    name = "redo"
+
+    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+        proceed(run)
+        columns = run.columns
+        inserts = run.pending()
+        inserts = inserts[run.view(columns.type)[inserts] == MessageType.INSERT]
+        if not len(inserts):
+            return
+        vchannel, partition = run.view(columns.vchannel)[inserts], run.view(columns.partition_id)[inserts]
+        lacking = np.zeros(len(inserts), dtype=bool)
+        pairs = np.unique(np.stack([vchannel.astype(np.int64), partition]), axis=1).T
+        for code, partition_id in pairs.tolist():
+            if partition_id not in state.vchannels[columns.names[code]].growing:
+                lacking |= (vchannel == code) & (partition == partition_id)
+        places = inserts[lacking]
+        if not len(places):
+            return
+        if places[0] > 0:
+            run.cut(int(places[0]))
+            return
+        run.cut(1)
+        channel = state.vchannels[columns.vchannel_name(run.start)]
+        run.before.append(
+            Emission(
+                type=MessageType.CREATE_SEGMENT,
+                vchannel=channel.name,
+                collection_id=channel.collection_id,
+                partition_id=int(columns.partition_id[run.start]),
+            )
+        )
+
+    def evolve(self, state: ChannelState, rows: Decided) -> None:
+        """Redo has no state."""
+
+    def evolve_one(self, state: ChannelState, row: Row) -> None:
+        """Redo has no state."""

@@ -1,0 +1,150 @@
+"""Segments of a VChannel: growing, sealed by a policy, flushed by a Flush message. docs/chain.md, "Segments"."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from millrace.message.types import MessageType
+from millrace.wal.run import ACCEPTED, Decided, Emission, Run, groups
+from millrace.wal.state import ChannelState, Segment, VChannelState
+
+BLOCKING_DELETES = "blocking_deletes"
+
+
+def flush(channel: VChannelState, segment: Segment, policy: str) -> Emission:
+    """The Flush message that ends `segment`, with its rows and the policy that sealed it."""
+    return Emission(
+        type=MessageType.FLUSH,
+        vchannel=channel.name,
+        collection_id=channel.collection_id,
+        partition_id=segment.partition_id,
+        segment_id=segment.id,
+        rows=segment.rows,
+        payload=json.dumps({"policy": policy}, separators=(",", ":")).encode(),
+    )
+
+
+def settled(state: ChannelState) -> Emission | None:
+    """The next Flush that waits for nothing: a sealed segment that no open transaction touches, the smallest id first."""
+    ready = [
+        (segment.id, channel, segment)
+        for channel in state.vchannels.values()
+        for segment in channel.sealed.values()
+        if not segment.txns
+    ]
+    if not ready:
+        return None
+    _, channel, segment = min(ready, key=lambda item: item[0])
+    return flush(channel, segment, segment.sealed)
+
+
+def cut_after_seal(state: ChannelState, run: Run) -> None:
+    """End the run right after the first message that fills a segment or blocks a VChannel by deletes."""
+    columns = run.columns
+    pending = run.pending()
+    types = run.view(columns.type)
+    inserts = pending[types[pending] == MessageType.INSERT]
+    if len(inserts):
+        partition = run.view(columns.partition_id)[inserts]
+        for places in groups(run.view(columns.vchannel)[inserts], partition):
+            rows = inserts[places]
+            channel = state.vchannels[columns.vchannel_name(run.start + int(rows[0]))]
+            segment = channel.growing.get(int(columns.partition_id[run.start + rows[0]]))
+            if segment is not None:
+                _cut_when_full(state, run, segment, rows)
+    deletes = pending[types[pending] == MessageType.DELETE]
+    deletes = deletes[deletes < run.count]
+    if len(deletes):
+        for places in groups(run.view(columns.vchannel)[deletes]):
+            rows = deletes[places]
+            channel = state.vchannels[columns.vchannel_name(run.start + int(rows[0]))]
+            if channel.growing:
+                room = state.config.blocking_delete_rows - blocking_rows(channel)
+                crossed = np.flatnonzero(np.cumsum(run.view(columns.rows)[rows]) >= room)
+                if len(crossed):
+                    run.cut(int(rows[crossed[0]]) + 1)
+
+
+def _cut_when_full(
+    state: ChannelState, run: Run, segment: Segment, rows: np.ndarray[tuple[int], np.dtype[np.intp]]
+) -> None:
+    config = state.config
+    rows = rows[rows < run.count]
+    size = segment.bytes + np.cumsum(run.view(run.columns.size)[rows])
+    count = segment.rows + np.cumsum(run.view(run.columns.rows)[rows])
+    if not len(rows) or not segment._replace(bytes=int(size[-1]), rows=int(count[-1])).full(config):
+        return
+    for row, one_size, one_count in zip(rows.tolist(), size.tolist(), count.tolist(), strict=True):
+        if segment._replace(bytes=one_size, rows=one_count).full(config):
+            run.cut(row + 1)
+            return
+
+
+def blocking_rows(channel: VChannelState) -> int:
+    """Rows deleted on the VChannel since its oldest growing segment was created."""
+    return channel.delete_rows - min(channel.growing.values()).deletes_before
+
+
+def evolve_rows(state: ChannelState, rows: Decided) -> None:
+    """Count accepted inserts and deletes and seal what is full."""
+    accepted = np.flatnonzero(rows.reason == ACCEPTED)
+    inserts = accepted[rows.type[accepted] == MessageType.INSERT]
+    if len(inserts):
+        for places in groups(rows.vchannel[inserts], rows.segment_id[inserts]):
+            _evolve_segment(state, rows, inserts[places])
+    deletes = accepted[rows.type[accepted] == MessageType.DELETE]
+    if len(deletes):
+        for places in groups(rows.vchannel[deletes]):
+            each = deletes[places]
+            channel = state.vchannels[rows.names[rows.vchannel[each[0]]]]
+            channel.delete_rows += int(rows.rows[each].sum())
+            if channel.growing and blocking_rows(channel) >= state.config.blocking_delete_rows:
+                for segment in list(channel.growing.values()):
+                    seal(channel, segment, BLOCKING_DELETES)
+
+
+def _evolve_segment(state: ChannelState, rows: Decided, each: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
+    channel = state.vchannels[rows.names[rows.vchannel[each[0]]]]
+    segment = channel.growing[int(rows.partition_id[each[0]])]
+    txns = {int(txn_id) for txn_id in np.unique(rows.txn_id[each]) if txn_id}
+    segment = segment._replace(
+        rows=segment.rows + int(rows.rows[each].sum()),
+        bytes=segment.bytes + int(rows.size[each].sum()),
+        last_insert_tick=int(rows.tick[each[-1]]),
+        txns=segment.txns | txns if txns else segment.txns,
+    )
+    channel.growing[segment.partition_id] = segment
+    policy = segment.full(state.config)
+    if policy:
+        seal(channel, segment, policy)
+
+
+def seal(channel: VChannelState, segment: Segment, policy: str) -> None:
+    """Take no more inserts into `segment`; its Flush follows once no open transaction touches it."""
+    del channel.growing[segment.partition_id]
+    channel.sealed[segment.id] = segment._replace(sealed=policy)
+
+
+def release(channel: VChannelState, txn_id: int) -> None:
+    """The transaction ended: its segments no longer wait for it."""
+    for held in (channel.growing, channel.sealed):
+        for key, segment in held.items():
+            if txn_id in segment.txns:
+                held[key] = segment._replace(txns=segment.txns - {txn_id})
+
+
+def assign(state: ChannelState, run: Run) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Segment ids of the run's messages: the growing segment of each accepted insert, else 0."""
+    columns = run.columns
+    result = np.zeros(run.count, dtype=np.int64)
+    pending = run.pending()
+    inserts = pending[run.view(columns.type)[pending] == MessageType.INSERT]
+    if len(inserts):
+        for places in groups(run.view(columns.vchannel)[inserts], run.view(columns.partition_id)[inserts]):
+            rows = inserts[places]
+            row = run.start + int(rows[0])
+            channel = state.vchannels[columns.vchannel_name(row)]
+            result[rows] = channel.growing[int(columns.partition_id[row])].id
+    return result

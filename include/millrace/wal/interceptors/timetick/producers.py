@@ -1,0 +1,188 @@
+"""Idempotent producers (law 8): per VChannel and producer, a retried sequence has one effect and gets the first one's result.
+
+docs/chain.md, "Producers". Only the results themselves decide what a duplicate gets, so a run is cut before a duplicate that
+follows new messages of the same producer: it is judged once those are in the state.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.wal.reasons import OUTSIDE_SEQUENCE, Reason
+from millrace.wal.run import ACCEPTED, REASONS, Decided, Row, Run, groups
+from millrace.wal.state import ChannelState, Producer, Result, VChannelState
+
+_USES_SEQUENCE: Final = np.array([True, *(reason not in OUTSIDE_SEQUENCE for reason in REASONS)])
+"""By reason code: whether such a verdict uses up the sequence number."""
+
+
+def judge(state: ChannelState, run: Run) -> None:
+    """Reject what is a duplicate, a gap or of a producer that is unknown or fenced; may cut the run."""
+    columns = run.columns
+    pending = run.pending()
+    mine = pending[run.view(columns.producer_id)[pending] != 0]
+    if not len(mine):
+        return
+    for places in groups(run.view(columns.vchannel)[mine], run.view(columns.producer_id)[mine]):
+        rows = mine[places]
+        rows = rows[rows < run.count]
+        channel = state.vchannels.get(columns.vchannel_name(run.start + int(rows[0]))) if len(rows) else None
+        if channel is not None:
+            _judge_producer(state, channel, run, rows)
+
+
+def _judge_producer(state: ChannelState, channel: VChannelState, run: Run, rows: npt.NDArray[np.intp]) -> None:
+    columns = run.columns
+    producer_id = int(columns.producer_id[run.start + rows[0]])
+    known = channel.producers.get(producer_id)
+    epochs, sequences = run.view(columns.epoch)[rows], run.view(columns.sequence)[rows]
+    if known and (epochs == known.epoch).all() and (sequences == known.next_sequence + np.arange(len(rows))).all():
+        return
+    epoch, following = (known.epoch, known.next_sequence) if known else (-1, 0)
+    fresh = False
+    for place, e, s in zip(rows.tolist(), epochs.tolist(), sequences.tolist(), strict=True):
+        if epoch == -1:
+            if s != 0:
+                run.reject(
+                    place, Reason.UNKNOWN_PRODUCER, f"producer {producer_id} must begin with sequence 0, not {s}"
+                )
+                continue
+            if len(channel.producers) >= state.config.max_producers:
+                run.cut(max(place, 1))
+                return
+            if place > 0 and _registers_another(channel, run, place, producer_id):
+                run.cut(place)
+                return
+            epoch, following, fresh = e, 1, True
+        elif e < epoch:
+            run.reject(place, Reason.PRODUCER_FENCED, f"producer {producer_id} runs epoch {epoch}; this is epoch {e}")
+        elif e > epoch:
+            if s != 0:
+                run.reject(place, Reason.SEQUENCE_GAP, f"epoch {e} must begin with sequence 0, not {s}")
+                continue
+            epoch, following, fresh = e, 1, True
+        elif s == following:
+            following, fresh = following + 1, True
+        elif s > following:
+            run.reject(place, Reason.SEQUENCE_GAP, f"sequence {following} comes next, not {s}")
+        elif fresh:
+            run.cut(place)
+            return
+        else:
+            assert known is not None
+            _reject_repeated(run, place, known, s)
+
+
+def _registers_another(channel: VChannelState, run: Run, place: int, producer_id: int) -> bool:
+    """Whether a producer that is not known yet comes before `place`: registrations near the limit go one by one."""
+    before = run.view(run.columns.producer_id)[:place]
+    return any(
+        each not in channel.producers and each != producer_id for each in np.unique(before[before != 0]).tolist()
+    )
+
+
+def _reject_repeated(run: Run, place: int, producer: Producer, sequence: int) -> None:
+    result = producer.result(sequence)
+    if result is None:
+        run.reject(place, Reason.ALREADY_APPLIED, f"sequence {sequence} was applied; its result is no longer kept")
+        return
+    message_id, tick, reason = result
+    run.reject(place, Reason.DUPLICATE, f"{message_id}@{tick} {reason}".rstrip())
+
+
+def evolve(state: ChannelState, rows: Decided) -> None:
+    """Take the sequences that `rows` used up, with their results."""
+    mine = np.flatnonzero((rows.producer_id != 0) & _USES_SEQUENCE[rows.reason])
+    if not len(mine):
+        return
+    for places in groups(rows.vchannel[mine], rows.producer_id[mine]):
+        each = mine[places]
+        channel = state.vchannels.get(rows.names[rows.vchannel[each[0]]])
+        if channel is None:
+            continue
+        for part in np.split(each, np.flatnonzero(np.diff(rows.epoch[each])) + 1):
+            _evolve_part(state, channel, rows, part)
+
+
+def _evolve_part(state: ChannelState, channel: VChannelState, rows: Decided, part: npt.NDArray[np.intp]) -> None:
+    clean = rows.reason[part] == ACCEPTED
+    index = rows.index[part].astype(np.int64)
+    joined = (
+        (np.diff(rows.sequence[part]) == 1)
+        & (np.diff(rows.ledger[part]) == 0)
+        & (np.diff(rows.entry[part]) == 0)
+        & (np.diff(index) == 1)
+        & (np.diff(rows.ordinal[part]) == 0)
+        & (np.diff(rows.tick[part]) == 1)
+        & clean[1:]
+        & clean[:-1]
+    )
+    starts = np.flatnonzero(np.concatenate([[True], ~joined]))
+    counts = np.diff(np.append(starts, len(part)))
+    results = [
+        Result(
+            int(rows.sequence[row]),
+            int(count),
+            int(rows.ledger[row]),
+            int(rows.entry[row]),
+            int(rows.index[row]),
+            int(rows.ordinal[row]),
+            int(rows.tick[row]),
+            REASONS[rows.reason[row] - 1].value if rows.reason[row] else "",
+        )
+        for row, count in zip(part[starts].tolist(), counts.tolist(), strict=True)
+    ]
+    last = part[-1]
+    _record(
+        state,
+        channel,
+        int(rows.producer_id[last]),
+        int(rows.epoch[last]),
+        int(rows.sequence[last]) + 1,
+        int(rows.tick[last]),
+        results,
+    )
+
+
+def evolve_one(state: ChannelState, row: Row) -> None:
+    """Take the sequence of one accepted message that is no insert or delete."""
+    result = Result(row.sequence, 1, row.ledger, row.entry, row.index, row.ordinal, row.tick, "")
+    channel = state.vchannels[row.vchannel]
+    _record(state, channel, row.producer_id, row.epoch, row.sequence + 1, row.tick, [result])
+
+
+def _record(
+    state: ChannelState,
+    channel: VChannelState,
+    producer_id: int,
+    epoch: int,
+    following: int,
+    tick: int,
+    results: list[Result],
+) -> None:
+    known = channel.producers.get(producer_id)
+    if known is None and len(channel.producers) >= state.config.max_producers:
+        idle = min(channel.producers.items(), key=lambda item: (item[1].last_tick, item[0]))
+        del channel.producers[idle[0]]
+    kept = known.results if known and known.epoch == epoch else ()
+    if kept and results and _continues(kept[-1], results[0]):
+        results = [kept[-1]._replace(length=kept[-1].length + results[0].length), *results[1:]]
+        kept = kept[:-1]
+    channel.producers[producer_id] = Producer(epoch, following, tick, (*kept, *results)[-state.config.dedup_results :])
+
+
+def _continues(run: Result, following: Result) -> bool:
+    """Whether `following` is what `run` would give next."""
+    n = run.length
+    return not run.reason and following == following._replace(
+        sequence=run.sequence + n,
+        ledger=run.ledger,
+        entry=run.entry,
+        first_index=run.first_index + n,
+        ordinal=run.ordinal,
+        tick=run.tick + n,
+        reason="",
+    )

@@ -1,0 +1,285 @@
+"""Rows of the ``wal`` table, from decided runs and emitted messages, in id order; and back, for replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.message.ids import MessageId
+from millrace.message.types import MessageType
+from millrace.wal.run import ACCEPTED, REASONS, Columns, Decided, Emission, Row, Run, payload_sizes
+from millrace.wal.schema import ROW_SCHEMA
+
+_TYPES: Final = tuple(MessageType)
+_TYPE_NAMES: Final = pa.array([member.name for member in _TYPES], pa.utf8())
+_REASON_NAMES: Final = pa.array([reason.value for reason in REASONS], pa.utf8())
+_TYPE_INDEX: Final = np.zeros(1 << 16, dtype=np.int32)
+_TYPE_INDEX[[member.value for member in _TYPES]] = np.arange(len(_TYPES), dtype=np.int32)
+
+_COPIED: Final = ("ledger", "entry", "index", "physical_ms", "term", "collection_id", "partition_id", "schema_version")
+_COPIED_TOO: Final = ("rows", "txn_id", "producer_id", "epoch", "sequence")
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Rows that one step of the chain made: a run's messages, or one emitted message (then `emission` is set)."""
+
+    start: int
+    count: int
+    ordinal: int
+    tick: npt.NDArray[np.int64]
+    reason: npt.NDArray[np.uint8]
+    segment: npt.NDArray[np.int64]
+    confirmed: MessageId | None
+    details: dict[int, str]
+    emission: Emission | None = None
+    term: int = 0
+
+
+class RowBuilder:
+    """Collects what the chain decided about `columns` and makes ROW_SCHEMA batches of it."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._pieces: list[_Piece] = []
+
+    def run(
+        self,
+        run: Run,
+        *,
+        ordinal: int,
+        tick: npt.NDArray[np.int64],
+        segment: npt.NDArray[np.int64],
+        confirmed: MessageId | None,
+    ) -> None:
+        """Add a decided run; its first message has `ordinal`, the others 0. `confirmed`: the first open Begin, if any."""
+        details = {place: words for place, words in run.details.items() if place < run.count and run.reason[place]}
+        self._pieces.append(_Piece(run.start, run.count, ordinal, tick, run.reason, segment, confirmed, details))
+
+    def emitted(
+        self, emission: Emission, *, cause: int, ordinal: int, tick: int, term: int, confirmed: MessageId | None
+    ) -> None:
+        """Add a message that the chain made because of message `cause` of the batch."""
+        segment = tick if emission.type is MessageType.CREATE_SEGMENT else emission.segment_id
+        details = {} if emission.detail is None else {0: emission.detail}
+        self._pieces.append(
+            _Piece(
+                cause,
+                1,
+                ordinal,
+                np.array([tick]),
+                np.zeros(1, dtype=np.uint8),
+                np.array([segment]),
+                confirmed,
+                details,
+                emission,
+                term,
+            )
+        )
+
+    def build(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Accepted and emitted messages, and rejections: two ROW_SCHEMA batches, each in id order."""
+        pieces, columns = self._pieces, self._columns
+        if not pieces:
+            return _empty(), _empty()
+        source = np.concatenate([np.arange(piece.start, piece.start + piece.count) for piece in pieces])
+        values: dict[str, npt.NDArray[Any]] = {name: getattr(columns, name)[source] for name in _COPIED + _COPIED_TOO}
+        values["type"] = _TYPE_INDEX[columns.type[source]]
+        values["vchannel"] = columns.vchannel[source]
+        values["time_tick"] = np.concatenate([piece.tick for piece in pieces])
+        values["segment_id"] = np.concatenate([piece.segment for piece in pieces])
+        reason = np.concatenate([piece.reason for piece in pieces])
+        starts = np.cumsum([0, *(piece.count for piece in pieces)])
+        values["ordinal"] = np.zeros(len(source), dtype=np.int32)
+        values["ordinal"][starts[:-1]] = [piece.ordinal for piece in pieces]
+        names = list(columns.names)
+        payloads = self._payloads(source, starts)
+        details: dict[int, str] = {}
+        for piece, start in zip(pieces, starts.tolist(), strict=False):
+            details.update({start + place: words for place, words in piece.details.items()})
+            if piece.emission is not None:
+                _overwrite(values, start, piece, names)
+        self._confirmed(values, reason, starts)
+        arrays = [self._array(field, values, reason, names, details, payloads) for field in ROW_SCHEMA]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+        rejected = reason != ACCEPTED
+        if not rejected.any():
+            return batch, _empty()
+        return batch.filter(pa.array(~rejected)), batch.filter(pa.array(rejected))
+
+    def _payloads(self, source: npt.NDArray[np.intp], starts: npt.NDArray[np.intp]) -> pa.LargeBinaryArray:
+        columns = self._columns
+        emitted = [number for number, piece in enumerate(self._pieces) if piece.emission is not None]
+        if not emitted:
+            first, last = int(source[0]), int(source[-1])
+            if last - first + 1 == len(source):
+                return columns.payloads.slice(first, len(source))
+            return columns.payloads.take(pa.array(source))
+        own = pa.array([self._pieces[number].emission.payload for number in emitted], pa.large_binary())  # type: ignore[union-attr]
+        places = source.copy()
+        places[starts[emitted]] = len(columns) + np.arange(len(emitted))
+        return pa.concat_arrays([columns.payloads, own]).take(pa.array(places))
+
+    def _confirmed(
+        self, values: dict[str, npt.NDArray[Any]], reason: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp]
+    ) -> None:
+        for name in ("ledger", "entry", "index", "ordinal"):
+            values["lc_" + name] = values[name].copy()
+        for piece, start in zip(self._pieces, starts.tolist(), strict=False):
+            if piece.confirmed is not None:
+                rows = start + np.flatnonzero(reason[start : start + piece.count] == ACCEPTED)
+                for name, value in zip(("ledger", "entry", "index", "ordinal"), piece.confirmed, strict=True):
+                    values["lc_" + name][rows] = value
+
+    def _array(
+        self,
+        field: pa.Field,
+        values: dict[str, npt.NDArray[Any]],
+        reason: npt.NDArray[np.uint8],
+        names: list[str],
+        details: dict[int, str],
+        payloads: pa.LargeBinaryArray,
+    ) -> pa.Array:
+        match field.name:
+            case "payload":
+                return payloads
+            case "type":
+                return pa.DictionaryArray.from_arrays(pa.array(values["type"]), _TYPE_NAMES)
+            case "vchannel":
+                return pa.DictionaryArray.from_arrays(pa.array(values["vchannel"]), pa.array(names, pa.utf8()))
+            case "reason":
+                codes = pa.array(reason.astype(np.int32) - 1, mask=reason == ACCEPTED)
+                return pa.DictionaryArray.from_arrays(codes, _REASON_NAMES)
+            case "detail":
+                if not details:
+                    return pa.nulls(len(reason), pa.utf8())
+                return pa.array([details.get(row) for row in range(len(reason))], pa.utf8())
+            case name:
+                return pa.array(values[name], field.type)
+
+
+def _overwrite(values: dict[str, npt.NDArray[Any]], row: int, piece: _Piece, names: list[str]) -> None:
+    """An emitted message has the id and stamp of what caused it; everything else is its own."""
+    emission = piece.emission
+    assert emission is not None
+    if emission.vchannel not in names:
+        names.append(emission.vchannel)
+    own = {
+        "type": _TYPE_INDEX[emission.type],
+        "vchannel": names.index(emission.vchannel),
+        "term": piece.term,
+        "collection_id": emission.collection_id,
+        "partition_id": emission.partition_id,
+        "schema_version": 0,
+        "rows": emission.rows,
+        "txn_id": emission.txn_id,
+        "producer_id": 0,
+        "epoch": 0,
+        "sequence": 0,
+    }
+    for name, value in own.items():
+        values[name][row] = value
+
+
+def _empty() -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in ROW_SCHEMA], schema=ROW_SCHEMA)
+
+
+def rows_in_order(messages: pa.RecordBatch | pa.Table, rejections: pa.RecordBatch | pa.Table) -> pa.Table:
+    """Messages and rejections of one PChannel as one table in id order (each reason is null or a rejection's)."""
+    table = pa.concat_tables([_plain(messages), _plain(rejections)])
+    return table.sort_by([(name, "ascending") for name in ("ledger", "entry", "index", "ordinal", "time_tick")])
+
+
+def _plain(batch: pa.RecordBatch | pa.Table) -> pa.Table:
+    """The rows with strings where Parquet readers may or may not give dictionaries."""
+    table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+    plain = [
+        pa.field(field.name, field.type.value_type, field.nullable) if pa.types.is_dictionary(field.type) else field
+        for field in ROW_SCHEMA
+    ]
+    return table.select(ROW_SCHEMA.names).cast(pa.schema(plain))
+
+
+def decided(table: pa.Table) -> Iterator[Decided | Row]:
+    """Rows in id order as evolve takes them: stretches of inserts, deletes and rejections, other messages one by one."""
+    for batch in table.combine_chunks().to_batches():
+        yield from _decided(batch)
+
+
+def _decided(batch: pa.RecordBatch) -> Iterator[Decided | Row]:
+    def view(name: str) -> npt.NDArray[Any]:
+        return batch.column(name).to_numpy(zero_copy_only=False)
+
+    vchannel = pc.dictionary_encode(batch.column("vchannel"))
+    reason = pc.index_in(batch.column("reason"), _REASON_NAMES).fill_null(-1).to_numpy(zero_copy_only=False) + 1
+    types = np.array([member.value for member in _TYPES], dtype=np.uint16)[
+        pc.index_in(batch.column("type"), _TYPE_NAMES).to_numpy(zero_copy_only=False)
+    ]
+    whole = Decided(
+        type=types,
+        vchannel=vchannel.indices.to_numpy(zero_copy_only=False),
+        names=vchannel.dictionary.to_pylist(),
+        tick=view("time_tick"),
+        ledger=view("ledger"),
+        entry=view("entry"),
+        index=view("index"),
+        ordinal=view("ordinal"),
+        partition_id=view("partition_id"),
+        segment_id=view("segment_id"),
+        rows=view("rows"),
+        txn_id=view("txn_id"),
+        producer_id=view("producer_id"),
+        epoch=view("epoch"),
+        sequence=view("sequence"),
+        size=payload_sizes(batch.column("payload")),
+        reason=reason.astype(np.uint8),
+    )
+    dml = (types == MessageType.INSERT) | (types == MessageType.DELETE)
+    alone = np.flatnonzero(~dml & (whole.reason == ACCEPTED)).tolist()
+    start = 0
+    for row in [*alone, len(whole)]:
+        if row > start:
+            yield stretch(whole, start, row)
+        if row < len(whole):
+            yield _row(batch, whole, row)
+        start = row + 1
+
+
+def stretch(rows: Decided, start: int, stop: int) -> Decided:
+    """Rows start .. stop - 1."""
+    fields = (name for name in Decided.__dataclass_fields__ if name != "names")
+    return Decided(names=rows.names, **{name: getattr(rows, name)[start:stop] for name in fields})
+
+
+def _row(batch: pa.RecordBatch, rows: Decided, row: int) -> Row:
+    payload: bytes = batch.column("payload")[row].as_py() or b""
+    return Row(
+        type=MessageType(int(rows.type[row])),
+        vchannel=rows.names[rows.vchannel[row]],
+        tick=int(rows.tick[row]),
+        ledger=int(rows.ledger[row]),
+        entry=int(rows.entry[row]),
+        index=int(rows.index[row]),
+        ordinal=int(rows.ordinal[row]),
+        term=batch.column("term")[row].as_py(),
+        collection_id=batch.column("collection_id")[row].as_py(),
+        partition_id=int(rows.partition_id[row]),
+        segment_id=int(rows.segment_id[row]),
+        schema_version=batch.column("schema_version")[row].as_py(),
+        rows=int(rows.rows[row]),
+        txn_id=int(rows.txn_id[row]),
+        producer_id=int(rows.producer_id[row]),
+        epoch=int(rows.epoch[row]),
+        sequence=int(rows.sequence[row]),
+        size=len(payload),
+        reason=int(rows.reason[row]),
+        detail=batch.column("detail")[row].as_py(),
+        payload=payload,
+    )

@@ -1,0 +1,299 @@
+"""Channel state: everything that the chain's decisions read besides the log, for one PChannel.
+
+Objects below the state are values: evolve replaces them and never changes them in place, so that a copy of the state is
+a copy of its dictionaries. The serialised form is versioned and canonical: equal states have equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, Self
+
+from millrace.errors import Malformed, UnsupportedVersion
+from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId, MessageId
+from millrace.message.schema import CollectionSchema
+from millrace.wal.config import ChainConfig
+
+STATE_VERSION: Final = 1
+ENDED_TXNS: Final = 64
+"""How many ended transactions a VChannel remembers, to tell a late message why it is refused."""
+
+NEVER: Final = 1 << 62
+_MASK: Final = (1 << 64) - 1
+
+
+def splitmix64(value: int) -> int:
+    """Finaliser of splitmix64: spreads a segment id over 64 bits (the seal jitter)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class Result(NamedTuple):
+    """What a producer's sequences `sequence` .. `sequence + length - 1` came to; message j has index + j and tick + j."""
+
+    sequence: int
+    length: int
+    ledger: int
+    entry: int
+    first_index: int
+    ordinal: int
+    tick: int
+    reason: str
+
+    def of(self, sequence: int) -> tuple[MessageId, int, str]:
+        """Message id, time tick and reason ("" where accepted) of one sequence of the run."""
+        offset = sequence - self.sequence
+        return (
+            MessageId(self.ledger, self.entry, self.first_index + offset, self.ordinal),
+            self.tick + offset,
+            self.reason,
+        )
+
+
+class Producer(NamedTuple):
+    """An idempotent producer on a VChannel."""
+
+    epoch: int
+    next_sequence: int
+    last_tick: int
+    results: tuple[Result, ...]
+
+    def result(self, sequence: int) -> tuple[MessageId, int, str] | None:
+        """The first result of `sequence`, where it is still among the last ones."""
+        for run in reversed(self.results):
+            if run.sequence <= sequence:
+                return run.of(sequence) if sequence < run.sequence + run.length else None
+        return None
+
+
+class Txn(NamedTuple):
+    """An open transaction."""
+
+    id: int
+    begin: MessageId
+    begin_tick: int
+    keepalive_ms: int
+    last_tick: int
+    bytes: int
+
+    def deadline(self, config: ChainConfig) -> int:
+        """The tick at which it expires, unless it is renewed or ended before."""
+        return min(
+            self.last_tick + (self.keepalive_ms << LOGICAL_BITS),
+            self.begin_tick + (config.max_txn_lifetime_ms << LOGICAL_BITS),
+        )
+
+
+class Segment(NamedTuple):
+    """A segment that is not flushed yet. `sealed` names the policy once it takes no more inserts; "" while it grows."""
+
+    id: int
+    partition_id: int
+    rows: int
+    bytes: int
+    last_insert_tick: int
+    deletes_before: int
+    txns: frozenset[int]
+    sealed: str
+
+    def full(self, config: ChainConfig) -> str:
+        """The policy by which its size seals it, or ""."""
+        if self.bytes * 1000 >= config.segment_bytes * (1000 - splitmix64(self.id) % 101):
+            return "capacity"
+        return "rows" if self.rows >= config.segment_rows else ""
+
+    def lifetime_end(self, config: ChainConfig) -> int:
+        return self.id + (config.segment_lifetime_ms << LOGICAL_BITS)
+
+    def deadline(self, config: ChainConfig) -> int:
+        """The tick at which age or idleness seals it; NEVER while an open transaction has rows in it."""
+        if self.txns:
+            return NEVER
+        end = self.lifetime_end(config)
+        if self.bytes >= config.segment_idle_bytes:
+            end = min(end, self.last_insert_tick + (config.segment_idle_ms << LOGICAL_BITS))
+        return end
+
+
+@dataclass(slots=True)
+class VChannelState:
+    """One collection's channel on this PChannel."""
+
+    name: str
+    collection_id: int
+    collection_name: str
+    number: int
+    """Which of the collection's VChannels this one is: its keys hash to it."""
+    vchannels: tuple[str, ...]
+    schemas: tuple[CollectionSchema, ...]
+    """Schema version v is schemas[v - 1]."""
+    partitions: dict[int, str]
+    growing: dict[int, Segment] = field(default_factory=dict)
+    """By partition id."""
+    sealed: dict[int, Segment] = field(default_factory=dict)
+    """By segment id: full, waiting for the transactions that touch them."""
+    txns: dict[int, Txn] = field(default_factory=dict)
+    ended: tuple[tuple[int, str], ...] = ()
+    producers: dict[int, Producer] = field(default_factory=dict)
+    delete_rows: int = 0
+    mvcc: int = 0
+
+    def copy(self) -> VChannelState:
+        return replace(
+            self,
+            partitions=dict(self.partitions),
+            growing=dict(self.growing),
+            sealed=dict(self.sealed),
+            txns=dict(self.txns),
+            producers=dict(self.producers),
+        )
+
+    def how_ended(self, txn_id: int) -> str | None:
+        """How a transaction that is not open ended: "committed", "rolled back", "expired", "barrier"; None where unknown."""
+        for ended_id, how in reversed(self.ended):
+            if ended_id == txn_id:
+                return how
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "collection_id": self.collection_id,
+            "collection_name": self.collection_name,
+            "number": self.number,
+            "vchannels": list(self.vchannels),
+            "schemas": [schema.to_json() for schema in self.schemas],
+            "partitions": sorted(self.partitions.items()),
+            "growing": [_segment_json(self.growing[key]) for key in sorted(self.growing)],
+            "sealed": [_segment_json(self.sealed[key]) for key in sorted(self.sealed)],
+            "txns": [list(self.txns[key]) for key in sorted(self.txns)],
+            "ended": [list(pair) for pair in self.ended],
+            "producers": [[key, *self.producers[key]] for key in sorted(self.producers)],
+            "delete_rows": self.delete_rows,
+            "mvcc": self.mvcc,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> VChannelState:
+        growing = [_segment_from(item) for item in data["growing"]]
+        sealed = [_segment_from(item) for item in data["sealed"]]
+        txns = [Txn(item[0], MessageId(*item[1]), *item[2:]) for item in data["txns"]]
+        return cls(
+            name=data["name"],
+            collection_id=data["collection_id"],
+            collection_name=data["collection_name"],
+            number=data["number"],
+            vchannels=tuple(data["vchannels"]),
+            schemas=tuple(CollectionSchema.from_json(item) for item in data["schemas"]),
+            partitions=dict(data["partitions"]),
+            growing={segment.partition_id: segment for segment in growing},
+            sealed={segment.id: segment for segment in sealed},
+            txns={txn.id: txn for txn in txns},
+            ended=tuple((txn_id, how) for txn_id, how in data["ended"]),
+            producers={
+                key: Producer(epoch, following, tick, tuple(Result(*result) for result in results))
+                for key, epoch, following, tick, results in data["producers"]
+            },
+            delete_rows=data["delete_rows"],
+            mvcc=data["mvcc"],
+        )
+
+
+def _segment_json(segment: Segment) -> list[Any]:
+    return [*segment[:6], sorted(segment.txns), segment.sealed]
+
+
+def _segment_from(item: list[Any]) -> Segment:
+    number, partition_id, rows, size, last_insert_tick, deletes_before, txns, sealed = item
+    return Segment(number, partition_id, rows, size, last_insert_tick, deletes_before, frozenset(txns), sealed)
+
+
+@dataclass(slots=True)
+class ChannelState:
+    """State of one PChannel's chain at a position of its log.
+
+    `position` is the next entry to be read; `last_entry` and `last_entry_crc` (crc32c of its bytes) are those of the one
+    before, by which a log that lost or changed acknowledged entries is recognised.
+    """
+
+    pchannel: str
+    position: LogId = EARLIEST
+    last_entry: LogId | None = None
+    last_entry_crc: int = 0
+    last_tick: int = 0
+    term: int = 0
+    dirty: bool = False
+    """Whether a message row came since the last TimeTick row."""
+    config: ChainConfig = field(default_factory=ChainConfig)
+    vchannels: dict[str, VChannelState] = field(default_factory=dict)
+
+    @classmethod
+    def new(cls, pchannel: str) -> Self:
+        """The state before the first entry."""
+        return cls(pchannel=pchannel)
+
+    def copy(self) -> ChannelState:
+        return replace(self, vchannels={name: channel.copy() for name, channel in self.vchannels.items()})
+
+    def open_txns(self) -> Iterator[tuple[VChannelState, Txn]]:
+        for channel in self.vchannels.values():
+            for txn in channel.txns.values():
+                yield channel, txn
+
+    def first_open_begin(self) -> MessageId | None:
+        """The smallest Begin id among the open transactions: what LastConfirmed is made of."""
+        return min((txn.begin for _, txn in self.open_txns()), default=None)
+
+    def next_deadline(self) -> int:
+        """The earliest tick at which a timer fires; NEVER where none is set."""
+        deadline = NEVER
+        for channel in self.vchannels.values():
+            for txn in channel.txns.values():
+                deadline = min(deadline, txn.deadline(self.config))
+            for segment in channel.growing.values():
+                deadline = min(deadline, segment.deadline(self.config))
+        return deadline
+
+    def to_bytes(self) -> bytes:
+        """Canonical, versioned bytes: a version byte, then deflated canonical JSON."""
+        data = {
+            "pchannel": self.pchannel,
+            "position": list(self.position),
+            "last_entry": None if self.last_entry is None else list(self.last_entry),
+            "last_entry_crc": self.last_entry_crc,
+            "last_tick": self.last_tick,
+            "term": self.term,
+            "dirty": self.dirty,
+            "config": self.config.to_json(),
+            "vchannels": [self.vchannels[name].to_json() for name in sorted(self.vchannels)],
+        }
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        return bytes([STATE_VERSION]) + zlib.compress(text, 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Inverse of :meth:`to_bytes`. Raises UnsupportedVersion or Malformed."""
+        if not data or data[0] != STATE_VERSION:
+            found = data[0] if data else None
+            raise UnsupportedVersion(f"channel state of version {found}: this build reads version {STATE_VERSION}")
+        try:
+            item = json.loads(zlib.decompress(data[1:]))
+            channels = [VChannelState.from_json(channel) for channel in item["vchannels"]]
+            return cls(
+                pchannel=item["pchannel"],
+                position=LogId(*item["position"]),
+                last_entry=None if item["last_entry"] is None else LogId(*item["last_entry"]),
+                last_entry_crc=item["last_entry_crc"],
+                last_tick=item["last_tick"],
+                term=item["term"],
+                dirty=item["dirty"],
+                config=ChainConfig(**item["config"]),
+                vchannels={channel.name: channel for channel in channels},
+            )
+        except (ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
+            raise Malformed(f"channel state does not decode: {error}") from error
