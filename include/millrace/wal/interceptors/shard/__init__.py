@@ -93,8 +93,17 @@ class Shard:
                     rows, Reason.SCHEMA_MISMATCH, f"schema version {version} is not known; the newest is {newest}"
                 )
         self._txns.judge_bodies(state, run)
-        for rows in self._groups(run, columns.vchannel, columns.schema_version, columns.type):
+        for rows in self._groups(run, self._shapes(state, run), columns.schema_version, columns.type):
             self._judge_payloads(state, run, rows)
+
+    def _shapes(self, state: ChannelState, run: Run) -> npt.NDArray[np.int64]:
+        """By row of the batch, a number that is equal where VChannels share everything that judging a payload needs."""
+        columns = run.columns
+        codes: dict[object, int] = {None: 0}
+        for name in columns.names:
+            codes.setdefault(_shape(state.vchannels.get(name)), len(codes))
+        by_name = [codes[_shape(state.vchannels.get(name))] for name in columns.names]
+        return np.array(by_name or [0], dtype=np.int64)[columns.vchannel]
 
     def _groups(self, run: Run, *keys: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.intp]]:
         pending = run.pending()
@@ -116,8 +125,10 @@ class Shard:
             words = f"the header says {claimed[place]} rows, the payload has {decoded.counts[place]}"
             run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
         if len(channel.vchannels) > 1 and decoded.rows.num_rows:
+            numbers = {name: number for number, name in enumerate(channel.vchannels)}
+            number = np.array([numbers.get(name, -1) for name in columns.names])[run.view(columns.vchannel)[rows]]
             homes = vchannel_index(decoded.rows.column(schema.primary_key), len(channel.vchannels))
-            astray = homes != channel.number
+            astray = homes != np.repeat(number, decoded.counts)
             if astray.any():
                 owner = np.repeat(np.arange(len(rows)), decoded.counts)
                 wrong = rows[np.unique(owner[astray])]
@@ -233,6 +244,10 @@ class Shard:
                 segments.release(channel, row.txn_id)
             case _:
                 pass
+
+
+def _shape(channel: VChannelState | None) -> object:
+    return channel and (channel.collection_id, channel.vchannels, channel.schemas)
 
 
 def _created(row: Row) -> VChannelState:
