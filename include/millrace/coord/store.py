@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,11 +85,12 @@ def pchannel_of(vchannel: str) -> str:
 
 
 class Store:
-    """The coordinator's file. Not shared between threads: each opens its own."""
+    """The coordinator's file. Thread-safe: one connection, one caller at a time."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        self._lock = threading.RLock()
+        self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         self._db.execute("pragma journal_mode=wal")
         self._db.execute("pragma synchronous=full")
         self._db.executescript(_SCHEMA)
@@ -99,19 +101,28 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, durable at its end; writers of other processes wait."""
-        self._db.execute("begin immediate")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("rollback")
-            raise
-        self._db.execute("commit")
+        with self._lock:
+            self._db.execute("begin immediate")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+            self._db.execute("commit")
+
+    def _rows(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        with self._lock:
+            return self._db.execute(statement, values).fetchall()
+
+    def _row(self, statement: str, values: tuple[Any, ...] = ()) -> Any:
+        """The first row, or None."""
+        return next(iter(self._rows(statement, values)), None)
 
     # -- PChannels ----------------------------------------------------------------------------------------------------
 
     def pchannels(self) -> list[PChannel]:
         """All PChannels, in the order of their names."""
-        rows = self._db.execute("select name, term, opened from pchannel order by name")
+        rows = self._rows("select name, term, opened from pchannel order by name")
         return [PChannel(name, term, bool(opened)) for name, term, opened in rows]
 
     def next_term(self, name: str) -> int:
@@ -121,30 +132,30 @@ class Store:
                 "insert into pchannel values (?, 1, 0) on conflict (name) do update set term = term + 1, opened = 0",
                 (name,),
             )
-            term: int = self._db.execute("select term from pchannel where name = ?", (name,)).fetchone()[0]
+            term: int = self._row("select term from pchannel where name = ?", (name,))[0]
         return term
 
     def term_opened(self, name: str, term: int) -> None:
         """The opening of `term` was acknowledged (no effect where a newer term exists)."""
-        self._db.execute("update pchannel set opened = 1 where name = ? and term = ?", (name, term))
+        self._rows("update pchannel set opened = 1 where name = ? and term = ?", (name, term))
 
     # -- collections --------------------------------------------------------------------------------------------------
 
     def collections(self, *, dropped: bool = False) -> list[Collection]:
         """Collections by name; with `dropped` those too that are gone."""
         where = "" if dropped else "where state != 'dropped'"
-        return [_collection(row) for row in self._db.execute(f"select * from collection {where} order by name, id")]
+        return [_collection(row) for row in self._rows(f"select * from collection {where} order by name, id")]
 
     def collection(self, name: str) -> Collection:
         """The collection called `name`. Raises CollectionNotFound."""
-        row = self._db.execute("select * from collection where name = ? and state != 'dropped'", (name,)).fetchone()
+        row = self._row("select * from collection where name = ? and state != 'dropped'", (name,))
         if row is None:
             raise CollectionNotFound(f"no collection {name!r}; `millrace collections list` shows those there are")
         return _collection(row)
 
     def collection_by_id(self, collection_id: int) -> Collection:
         """A collection by its id, a dropped one too. Raises CollectionNotFound."""
-        row = self._db.execute("select * from collection where id = ?", (collection_id,)).fetchone()
+        row = self._row("select * from collection where id = ?", (collection_id,))
         if row is None:
             raise CollectionNotFound(f"no collection with the id {collection_id}")
         return _collection(row)
@@ -154,8 +165,8 @@ class Store:
     ) -> Broadcast:
         """Keep a new collection (state creating) and the broadcast that creates it. Raises CollectionExists."""
         with self.transaction():
-            taken = self._db.execute("select 1 from collection where name = ? and state != 'dropped'", (name,))
-            if taken.fetchone():
+            taken = self._row("select 1 from collection where name = ? and state != 'dropped'", (name,))
+            if taken:
                 raise CollectionExists(f"a collection {name!r} exists already")
             (newest,) = self._db.execute("select coalesce(max(id), 0) from collection").fetchone()
             names = [f"{pchannels[k % len(pchannels)]}_{newest + 1}v{k}" for k in range(vchannels)]
@@ -170,8 +181,8 @@ class Store:
         """A partition id that was never given before."""
         with self.transaction():
             self._db.execute("update collection set next_partition = next_partition + 1 where id = ?", (collection_id,))
-            row = self._db.execute("select next_partition - 1 from collection where id = ?", (collection_id,))
-            taken: int = row.fetchone()[0]
+            row = self._row("select next_partition - 1 from collection where id = ?", (collection_id,))
+            taken: int = row[0]
         return taken
 
     # -- broadcasts ---------------------------------------------------------------------------------------------------
@@ -206,21 +217,20 @@ class Store:
 
     def broadcasts(self) -> list[Broadcast]:
         """Broadcasts that are not done, the oldest first."""
-        rows = self._db.execute("select id, collection_id, kind, change from broadcast where not done order by id")
+        rows = self._rows("select id, collection_id, kind, change from broadcast where not done order by id")
         return [
             Broadcast(number, collection_id, kind, json.loads(change), tuple(self._waiting(number)))
-            for number, collection_id, kind, change in rows.fetchall()
+            for number, collection_id, kind, change in rows
         ]
 
     def _waiting(self, number: int) -> list[tuple[str, str]]:
-        rows = self._db.execute(
+        return self._rows(
             "select vchannel, pchannel from target where broadcast_id = ? and not acked order by vchannel", (number,)
         )
-        return rows.fetchall()
 
     def acked(self, broadcast_id: int, vchannel: str, time_tick: int) -> None:
         """The message took effect on `vchannel` at `time_tick`."""
-        self._db.execute(
+        self._rows(
             "update target set acked = 1, time_tick = ? where broadcast_id = ? and vchannel = ?",
             (time_tick, broadcast_id, vchannel),
         )
@@ -228,12 +238,12 @@ class Store:
     def finish(self, broadcast: Broadcast) -> int:
         """All targets have it: change the catalog and close the broadcast, in one transaction; its greatest time tick."""
         with self.transaction():
-            (done,) = self._db.execute("select done from broadcast where id = ?", (broadcast.id,)).fetchone()
+            (done,) = self._row("select done from broadcast where id = ?", (broadcast.id,))
             if not done:
                 self._apply(broadcast)
                 self._db.execute("update broadcast set done = 1 where id = ?", (broadcast.id,))
-            row = self._db.execute("select max(time_tick) from target where broadcast_id = ?", (broadcast.id,))
-            tick: int = row.fetchone()[0]
+            row = self._row("select max(time_tick) from target where broadcast_id = ?", (broadcast.id,))
+            tick: int = row[0]
         return tick
 
     def _apply(self, broadcast: Broadcast) -> None:

@@ -1,0 +1,211 @@
+"""The demo's load: a year of flights in a minute from several producers at once, then the same at full speed, many times over.
+
+Counts what the producers were told, outside of the system: the summary holds these counts against the tables.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.client.client import Client
+from millrace.client.producer import Producer, Written, conform
+from millrace.coord.store import Collection, pchannel_of
+from millrace.demo.flights import flights_schema
+from millrace.errors import CollectionNotFound
+from millrace.message import builders
+from millrace.message.keys import vchannel_index
+from millrace.message.model import MutableMessage
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.wire import encode_entry
+
+COLLECTION: Final = "flights"
+PARTITIONS: Final = ("EWR", "JFK", "LGA")
+VCHANNELS: Final = 4
+PRODUCERS: Final = 3
+SLICE_SECONDS: Final = 0.25
+FULL_SPEED_ROWS: Final = 30_000
+TRANSACTION_ROWS: Final = 500
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the producers know: rows by fate, and the greatest time tick that they were told."""
+
+    inserted: int = 0
+    deleted_keys: int = 0
+    rolled_back: int = 0
+    duplicates: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+    messages: int = 0
+    last_tick: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def appended(self) -> int:
+        """Rows sent in inserts, whatever became of them."""
+        return self.inserted + self.rolled_back + self.duplicates + sum(self.rejected.values())
+
+    def add(self, written: Written, *, deletes: bool = False, rolled_back: bool = False) -> None:
+        with self._lock:
+            if deletes:
+                self.deleted_keys += written.rows
+            elif rolled_back:
+                self.rolled_back += written.rows
+            else:
+                self.inserted += written.rows - written.rejected_rows
+            self.messages += written.messages
+            self.bytes += written.bytes
+            self.last_tick = max(self.last_tick, written.last_tick)
+
+
+def ensure_collection(client: Client) -> Collection:
+    """The collection of flights, created where it is not there yet."""
+    try:
+        return client.collection(COLLECTION)
+    except CollectionNotFound:
+        schema = CollectionSchema(tuple(FieldSpec(*column) for column in flights_schema()), "id")
+        return client.coordinator.create_collection(COLLECTION, schema, vchannels=VCHANNELS, partitions=PARTITIONS)
+
+
+class Load:
+    """Drives producers over `flights` (rows of the year in order of time); `prefix` makes this run's keys its own."""
+
+    def __init__(self, client: Client, collection: Collection, flights: pa.Table, *, prefix: str) -> None:
+        self._client = client
+        self._collection = collection
+        self._flights = flights.sort_by("time_hour")
+        self._prefix = prefix
+        self._stop = threading.Event()
+        self.counts = Counts()
+
+    def stop(self) -> None:
+        """Have the producers end after the call they are in."""
+        self._stop.set()
+
+    def paced(self, seconds: float) -> None:
+        """The year in `seconds`: each producer takes every n-th flight when it is due, and deletes those cancelled."""
+        self._each_producer(lambda producer, number: self._replay(producer, number, seconds))
+
+    def full_speed(self, times: int) -> None:
+        """The year `times` times over, as fast as the producers can."""
+        rounds = iter(range(1, times + 1))
+        guard = threading.Lock()
+
+        def work(producer: Producer, number: int) -> None:
+            while not self._stop.is_set():
+                with guard:
+                    turn = next(rounds, None)
+                if turn is None:
+                    return
+                for start in range(0, len(self._flights), FULL_SPEED_ROWS):
+                    if self._stop.is_set():
+                        return
+                    self._insert_and_cancel(
+                        producer, self._flights.slice(start, FULL_SPEED_ROWS), f"{self._prefix}x{turn}/"
+                    )
+
+        self._each_producer(work)
+
+    def special_cases(self) -> None:
+        """A committed and a rolled-back transaction, a repeated and a wrong message, then a flush."""
+        producer = self._client.producer()
+        keys = pa.array([f"{self._prefix}txn/{number}" for number in range(4 * TRANSACTION_ROWS)])
+        chosen = np.flatnonzero(vchannel_index(keys, VCHANNELS) == 0)[:TRANSACTION_ROWS]
+        rows = _keyed(self._flights.slice(0, len(chosen)), keys.take(pa.array(chosen)))
+        with producer.transaction(self._collection) as txn:
+            self.counts.add(txn.insert(rows, partition="JFK"))
+        try:
+            with producer.transaction(self._collection) as txn:
+                self.counts.add(txn.insert(rows, partition="LGA"), rolled_back=True)
+                raise _ChangedMind
+        except _ChangedMind:
+            pass
+        self._repeat(rows.slice(0, 1))
+        self._misplace(producer, rows.slice(0, 1))
+        self.counts.last_tick = max(self.counts.last_tick, self._client.coordinator.flush(COLLECTION))
+
+    def _replay(self, producer: Producer, number: int, seconds: float) -> None:
+        mine = self._flights.take(pa.array(np.arange(number, len(self._flights), PRODUCERS)))
+        hours = mine.column("time_hour").cast(pa.int64()).to_numpy()
+        due = (hours - hours[0]) / max(hours[-1] - hours[0], 1) * seconds
+        start, sent = time.monotonic(), 0
+        while sent < len(mine) and not self._stop.is_set():
+            until = int(np.searchsorted(due, time.monotonic() - start, side="right"))
+            if until == sent:
+                self._stop.wait(SLICE_SECONDS)
+                continue
+            self._insert_and_cancel(producer, mine.slice(sent, until - sent), self._prefix)
+            sent = until
+            self._stop.wait(SLICE_SECONDS)
+
+    def _insert_and_cancel(self, producer: Producer, rows: pa.Table, prefix: str) -> None:
+        rows = _keyed(rows, pc.binary_join_element_wise(prefix, rows.column("id"), ""))
+        self.counts.add(producer.insert(self._collection, rows, partition_by="origin"))
+        cancelled = rows.column("id").filter(rows.column("dep_time").is_null())
+        if len(cancelled):
+            self.counts.add(producer.delete(self._collection, cancelled), deletes=True)
+
+    def _repeat(self, rows: pa.Table) -> None:
+        """The same entry twice, as a producer does that lost the answer: one effect."""
+        key = f"{self._prefix}twice"
+        home = int(vchannel_index(pa.array([key]), VCHANNELS)[0])
+        vchannel = self._collection.vchannels[home]
+        pchannel = pchannel_of(vchannel)
+        message = self._insert(_keyed(rows, pa.array([key])), vchannel, self._collection.partitions["EWR"])
+        message = message.with_(
+            term=self._client.coordinator.term(pchannel), producer_id=self._client.producer().id, epoch=1
+        )
+        for _ in range(2):
+            result = self._client.append.append(pchannel, [encode_entry([message])]).result()
+            if result.duplicate:
+                self.counts.duplicates += message.rows
+            else:
+                self.counts.inserted += message.rows
+            self.counts.messages += 1
+            self.counts.last_tick = max(self.counts.last_tick, result.time_tick)
+
+    def _misplace(self, producer: Producer, rows: pa.Table) -> None:
+        """A row for a partition that is not there: rejected, recorded, reported."""
+        message = self._insert(conform(rows, self._collection), self._collection.vchannels[0], 1 << 30)
+        written = producer.send([message], raise_rejected=False)
+        for rejection in written.rejections:
+            self.counts.rejected[rejection.reason] += message.rows
+        self.counts.messages += 1
+
+    def _insert(self, rows: pa.Table, vchannel: str, partition_id: int) -> MutableMessage:
+        return builders.insert(
+            conform(rows, self._collection).to_batches()[0],
+            vchannel=vchannel,
+            collection_id=self._collection.id,
+            partition_id=partition_id,
+            term=0,
+        )
+
+    def _each_producer(self, work: Callable[[Producer, int], None]) -> None:
+        with ThreadPoolExecutor(PRODUCERS, thread_name_prefix="demo-producer") as pool:
+            futures = [pool.submit(work, self._client.producer(), number) for number in range(PRODUCERS)]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                self.stop()
+                raise
+
+
+class _ChangedMind(Exception):
+    """Why the demo rolls back."""
+
+
+def _keyed(rows: pa.Table, keys: pa.Array | pa.ChunkedArray) -> pa.Table:
+    return rows.set_column(rows.column_names.index("id"), "id", keys)

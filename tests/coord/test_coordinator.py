@@ -1,0 +1,183 @@
+"""DDL reaches all VChannels or none is left half done; the coordinator's memory survives any death of its process."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millrace.coord.coordinator import Coordinator
+from millrace.errors import AppendRejected, ChannelExists, CollectionExists, CollectionNotFound
+from millrace.log.protocol import ENTRY_SCHEMA, LogEntries
+from millrace.message.ids import LogId
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.settings import Settings
+from millrace.wal.chain import Chain
+from millrace.wal.state import ChannelState
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
+
+
+class Killed(Exception):
+    """Stands for the death of the coordinator's process between two steps."""
+
+
+class ChainLog:
+    """Logs and append host in one: every entry goes through the real chain at once."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, ChannelState] = {}
+        self.appends = 0
+        self.die_before: int | None = None
+        self.die_after: int | None = None
+
+    def names(self) -> list[str]:
+        return sorted(self.states)
+
+    def create(self, pchannel: str) -> None:
+        if pchannel in self.states:
+            raise ChannelExists(pchannel)
+        self.states[pchannel] = ChannelState.new(pchannel)
+
+    def append_one(self, pchannel: str, entry: bytes) -> int:
+        if self.appends == self.die_before:
+            raise Killed
+        self.appends += 1
+        columns = [np.array([0]), np.array([self.appends]), np.array([time.time_ns() // 1_000_000])]
+        batch = pa.RecordBatch.from_arrays(
+            [*(pa.array(column, pa.int64()) for column in columns), pa.array([entry], pa.large_binary())],
+            schema=ENTRY_SCHEMA,
+        )
+        outcome = Chain().process(self.states[pchannel], LogEntries(batch, LogId(0, self.appends + 1)))
+        self.states[pchannel] = outcome.state
+        if self.appends - 1 == self.die_after:
+            raise Killed
+        if outcome.rejections.num_rows:
+            reason = outcome.rejections.column("reason")[0].as_py()
+            raise AppendRejected(str(outcome.rejections.column("detail")[0]), reason=reason)
+        return int(outcome.messages.column("time_tick")[-1].as_py())
+
+
+@pytest.fixture
+def log() -> ChainLog:
+    return ChainLog()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path, cache_dir=tmp_path / "cache")
+
+
+@pytest.fixture
+def coordinator(settings: Settings, log: ChainLog) -> Iterator[Coordinator]:
+    with Coordinator(settings, log=log, append=log) as made:  # type: ignore[arg-type]
+        yield made
+
+
+def reopened(settings: Settings, log: ChainLog) -> Coordinator:
+    return Coordinator(settings, log=log, append=log)  # type: ignore[arg-type]
+
+
+def test_a_new_deployment_has_its_pchannels_each_with_an_open_term(coordinator: Coordinator, log: ChainLog) -> None:
+    coordinator.ensure_pchannels(3)
+    assert [(each.name, each.term, each.opened) for each in coordinator.pchannels()] == [
+        (f"dml_{number}", 1, True) for number in range(3)
+    ]
+    assert {state.term for state in log.states.values()} == {1}
+    before = log.appends
+    coordinator.ensure_pchannels(3)
+    assert log.appends == before
+
+
+def test_a_collection_is_on_all_its_vchannels_when_it_is_usable(coordinator: Coordinator, log: ChainLog) -> None:
+    coordinator.ensure_pchannels(2)
+    made = coordinator.create_collection("users", SCHEMA, vchannels=3, partitions=["eu", "us"])
+    assert made.state == "active"
+    assert made.vchannels == ("dml_0_1v0", "dml_1_1v1", "dml_0_1v2")
+    held = {name for state in log.states.values() for name in state.vchannels}
+    assert held == set(made.vchannels)
+    with pytest.raises(CollectionExists):
+        coordinator.create_collection("users", SCHEMA)
+
+
+def test_ddl_changes_the_catalog_and_every_channel_alike(coordinator: Coordinator, log: ChainLog) -> None:
+    coordinator.ensure_pchannels(2)
+    coordinator.create_collection("users", SCHEMA, vchannels=2, partitions=["eu"])
+    number = coordinator.create_partition("users", "us")
+    version = coordinator.add_field("users", FieldSpec("age", "int32", True))
+    coordinator.drop_partition("users", "eu")
+    known = coordinator.collection("users")
+    assert (known.partitions, known.schema_version, version) == ({"us": number}, 2, 2)
+    for state in log.states.values():
+        for channel in state.vchannels.values():
+            assert channel.partitions == {number: "us"}
+            assert channel.schemas == known.schemas
+    coordinator.drop_collection("users")
+    assert not any(state.vchannels for state in log.states.values())
+    with pytest.raises(CollectionNotFound):
+        coordinator.collection("users")
+    again = coordinator.create_collection("users", SCHEMA)
+    assert again.id == known.id + 1, "an id is never given twice"
+
+
+@pytest.mark.parametrize("kind", ["create", "add_field", "create_partition", "drop"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("step", range(3))
+def test_a_coordinator_that_dies_in_a_broadcast_leaves_nothing_half_done(
+    settings: Settings, log: ChainLog, kind: str, moment: str, step: int
+) -> None:
+    first = reopened(settings, log)
+    first.ensure_pchannels(2)
+    if kind != "create":
+        first.create_collection("users", SCHEMA, vchannels=3)
+    setattr(log, f"die_{moment}", log.appends + step)
+    calls = {
+        "create": lambda each: each.create_collection("users", SCHEMA, vchannels=3),
+        "add_field": lambda each: each.add_field("users", FieldSpec("age", "int32", True)),
+        "create_partition": lambda each: each.create_partition("users", "us"),
+        "drop": lambda each: each.drop_collection("users"),
+    }
+    with pytest.raises(Killed):
+        calls[kind](first)
+    first.close()
+    log.die_before = log.die_after = None
+    second = reopened(settings, log)
+    second.ensure_pchannels(2)
+    channels = [channel for state in log.states.values() for channel in state.vchannels.values()]
+    if kind == "drop":
+        assert channels == []
+        assert second.collections() == []
+    else:
+        known = second.collection("users")
+        assert known.state == "active"
+        assert {channel.name for channel in channels} == set(known.vchannels)
+        assert {channel.schemas for channel in channels} == {known.schemas}
+        assert all(set(channel.partitions.values()) == set(known.partitions) for channel in channels)
+        assert known.schema_version == (2 if kind == "add_field" else 1)
+    assert second.resume() == 0
+    second.close()
+
+
+def test_a_collection_that_one_channel_refuses_is_taken_back_everywhere(settings: Settings, log: ChainLog) -> None:
+    coordinator = reopened(settings, log)
+    coordinator.ensure_pchannels(2)
+    full = log.states["dml_1"]
+    log.states["dml_1"] = dataclasses.replace(full, config=dataclasses.replace(full.config, max_vchannels=1))
+    coordinator.create_collection("first", SCHEMA, vchannels=2)
+    with pytest.raises(AppendRejected, match="no more VChannels"):
+        coordinator.create_collection("second", SCHEMA, vchannels=2)
+    assert [each.name for each in coordinator.collections()] == ["first"]
+    assert all(len(state.vchannels) == 1 for state in log.states.values())
+    coordinator.close()
+
+
+def test_a_term_that_the_log_knows_better_is_counted_past(coordinator: Coordinator, log: ChainLog) -> None:
+    coordinator.ensure_pchannels(1)
+    for _ in range(3):
+        coordinator.open_term("dml_0")
+    assert log.states["dml_0"].term == coordinator.term("dml_0") == 4
