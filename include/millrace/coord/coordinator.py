@@ -164,8 +164,8 @@ class Coordinator:
         self._broadcast(collection, "schema_change", change)
         return version
 
-    def flush(self, name: str) -> int:
-        """Seal and flush what grows in the collection; the greatest time tick of its ManualFlush messages."""
+    def flush(self, name: str) -> dict[str, int]:
+        """Seal and flush what grows in the collection; by VChannel the tick of its ManualFlush, 0 where nothing grew."""
         return self._broadcast(self.collection(name), "manual_flush", {})
 
     # -- broadcasts ---------------------------------------------------------------------------------------------------
@@ -177,13 +177,13 @@ class Coordinator:
             self._complete(broadcast)
         return len(pending)
 
-    def _broadcast(self, collection: Collection, kind: str, change: dict[str, Any]) -> int:
+    def _broadcast(self, collection: Collection, kind: str, change: dict[str, Any]) -> dict[str, int]:
         for earlier in self._store.broadcasts():
             if earlier.collection_id == collection.id:
                 self._complete(earlier)
         return self._complete(self._store.add_broadcast(collection, kind, change))
 
-    def _complete(self, broadcast: Broadcast) -> int:
+    def _complete(self, broadcast: Broadcast) -> dict[str, int]:
         collection = self._store.collection_by_id(broadcast.collection_id)
         for vchannel, pchannel in broadcast.waiting:
             message = _MESSAGES[broadcast.kind](collection, vchannel, self.term(pchannel), broadcast.change)

@@ -235,16 +235,15 @@ class Store:
             (time_tick, broadcast_id, vchannel),
         )
 
-    def finish(self, broadcast: Broadcast) -> int:
-        """All targets have it: change the catalog and close the broadcast, in one transaction; its greatest time tick."""
+    def finish(self, broadcast: Broadcast) -> dict[str, int]:
+        """All targets have it: change the catalog and close the broadcast, in one transaction; its tick by VChannel."""
         with self.transaction():
             (done,) = self._row("select done from broadcast where id = ?", (broadcast.id,))
             if not done:
                 self._apply(broadcast)
                 self._db.execute("update broadcast set done = 1 where id = ?", (broadcast.id,))
-            row = self._row("select max(time_tick) from target where broadcast_id = ?", (broadcast.id,))
-            tick: int = row[0]
-        return tick
+            rows = self._rows("select vchannel, time_tick from target where broadcast_id = ?", (broadcast.id,))
+        return dict(rows)
 
     def _apply(self, broadcast: Broadcast) -> None:
         collection, change = self.collection_by_id(broadcast.collection_id), broadcast.change

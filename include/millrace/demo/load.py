@@ -133,7 +133,7 @@ class Load:
             pass
         self._repeat(rows.slice(0, 1))
         self._misplace(producer, rows.slice(0, 1))
-        self.counts.last_tick = max(self.counts.last_tick, self._client.coordinator.flush(COLLECTION))
+        self._client.coordinator.flush(COLLECTION)
 
     def _replay(self, producer: Producer, number: int, seconds: float) -> None:
         mine = self._flights.take(pa.array(np.arange(number, len(self._flights), PRODUCERS)))

@@ -1,0 +1,216 @@
+"""Watching the demo while it runs, and the summary at its end: nothing is claimed there that was not checked."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from millrace.client.client import Client
+from millrace.coord.store import Collection, pchannel_of
+from millrace.demo.load import Counts, Load
+from millrace.errors import DeadlineExceeded
+from millrace.message.ids import tick_physical_ms
+from millrace.node.processes import Job, JobFailed
+from millrace.node.streaming import progress_path
+from millrace.settings import Settings
+from millrace.tables.collection_table import rows_path
+from millrace.tables.delta_files import open_table
+from millrace.tables.flush_tables import read_checkpoints
+from millrace.tables.verify import ChannelReport, CollectionReport, verify_channel, verify_collections
+from millrace.tables.wal_reader import WalSnapshot
+from millrace.tables.wal_table import WalTable
+
+POLL_SECONDS: Final = 0.25
+FLUSH_DEADLINE: Final = 600.0
+
+Update = Callable[..., None]
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM: the demo stops in good order."""
+
+
+class Watch:
+    """Follows the load and the streaming job."""
+
+    def __init__(self, settings: Settings, client: Client, stop: threading.Event) -> None:
+        self._settings = settings
+        self._client = client
+        self._stop = stop
+        self.phases: list[tuple[str, int, int, float]] = []
+        """(name, rows, bytes, seconds) of each phase."""
+        progress_path(settings).unlink(missing_ok=True)
+
+    def wait_started(self, job: Job) -> None:
+        """Wait until the streaming job says that it runs."""
+        path = progress_path(self._settings)
+        job.wait_ready(lambda: self._unless_stopped(path.exists()), deadline=self._settings.start_deadline)
+
+    def drive(self, name: str, work: Callable[[], None], load: Load, job: Job, update: Update) -> None:
+        """Run `work` in a thread of its own and show how it comes on. Raises what it raised, JobFailed, Interrupted."""
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=run, name="demo-load")
+        start, rows, size = time.monotonic(), load.counts.appended, load.counts.bytes
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(POLL_SECONDS)
+                self._show(name, load, start, rows, size, update)
+                self._check(job)
+        except BaseException:
+            load.stop()
+            thread.join(self._settings.append_deadline)
+            raise
+        if failure:
+            raise failure[0]
+        seconds = time.monotonic() - start
+        self.phases.append((name, load.counts.appended - rows, load.counts.bytes - size, seconds))
+
+    def wait_flushed(self, ticks: dict[str, int], load: Load, job: Job, update: Update) -> float:
+        """Wait until the collection's tables hold everything up to `ticks` (by VChannel); the seconds that it took."""
+        wanted: Counter[str] = Counter()
+        for vchannel, tick in ticks.items():
+            wanted[pchannel_of(vchannel)] = max(wanted[pchannel_of(vchannel)], tick)
+        start = time.monotonic()
+        path = self._settings.checkpoints_path
+        while True:
+            found = read_checkpoints(open_table(path), path)
+            behind = [p for p, tick in wanted.items() if p not in found or found[p].time_tick < tick]
+            if not behind:
+                return time.monotonic() - start
+            if time.monotonic() - start > FLUSH_DEADLINE:
+                raise DeadlineExceeded(f"the flusher has not caught up on {', '.join(behind)}; its log: {job.log_file}")
+            self._show("flushing", load, start, load.counts.appended, load.counts.bytes, update)
+            self._check(job)
+            self._stop.wait(POLL_SECONDS)
+
+    def _show(self, name: str, load: Load, start: float, rows: int, size: int, update: Update) -> None:
+        counts, seconds = load.counts, max(time.monotonic() - start, 1e-3)
+        rate = f"{(counts.appended - rows) / seconds:,.0f} rows/s {(counts.bytes - size) / seconds / 1e6:,.1f} MB/s"
+        update(description=name, completed=counts.appended, rate=rate, lag=self._lag())
+
+    def _lag(self) -> str:
+        """How far the WAL is behind the clock, by the streaming node's own word."""
+        try:
+            progress: dict[str, Any] = json.loads(progress_path(self._settings).read_text())
+            ticks = [each["tick"] for each in progress["pchannels"].values()]
+        except (FileNotFoundError, ValueError, KeyError):
+            return ""
+        return f"lag {max(0.0, time.time() - tick_physical_ms(min(ticks)) / 1e3):.1f} s" if ticks else ""
+
+    def _check(self, job: Job) -> None:
+        self._unless_stopped(True)
+        if not job.running():
+            raise JobFailed(f"the streaming job ended:\n{job.tail()}\n(log: {job.log_file})")
+
+    def _unless_stopped(self, value: bool) -> bool:
+        if self._stop.is_set():
+            raise Interrupted
+        return value
+
+
+def summarise(
+    settings: Settings, client: Client, collection: Collection, counts: Counts, watch: Watch, console: Console
+) -> int:
+    """Check everything and print what was found; 0 where all of it holds, else 2."""
+    console.print("Checking log, WAL and collection against each other …")
+    snapshot = WalSnapshot.open(settings.wal_path)
+    wal = WalTable.open(settings.wal_path)
+    assert snapshot is not None
+    channels = [verify_channel(snapshot, wal, client.log, pchannel) for pchannel in snapshot.pchannels()]
+    report = verify_collections(settings, snapshot, wal)[collection.id]
+    _print_phases(watch, console)
+    checks = [
+        (
+            "time ticks strictly increase on each PChannel",
+            all(channel.last_tick > 0 for channel in channels),
+        ),
+        ("WAL rows are those that were committed (digest)", all(each.committed == each.stored for each in channels)),
+        (
+            "the log, run again, gives the WAL (digest)",
+            all(each.replayed in (None, each.committed) for each in channels),
+        ),
+        ("the table holds what became visible (digest)", report.ok),
+        ("appended = visible + deleted + rolled back + rejected + duplicates", _accounted(report, counts)),
+    ]
+    _print_rows(report, counts, console)
+    _print_channels(channels, console)
+    for words, holds in checks:
+        console.print(f"  {'[green]✓[/]' if holds else '[bold red]✗[/]'} {words}")
+    _print_places(settings, collection, console)
+    return 0 if all(holds for _, holds in checks) else 2
+
+
+def _accounted(report: CollectionReport, counts: Counts) -> bool:
+    """What this run's producers were told is in the WAL (which may hold earlier runs too), and nothing is left over."""
+    total = report.visible + report.deleted + report.rolled_back
+    return total == report.inserted and report.inserted >= counts.inserted + counts.rolled_back
+
+
+def _print_phases(watch: Watch, console: Console) -> None:
+    table = Table("Phase", "Rows", "MB", "Seconds", "Rows/s", "MB/s", title="Load", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, rows, size, seconds in watch.phases:
+        table.add_row(
+            name,
+            f"{rows:,}",
+            f"{size / 1e6:,.1f}",
+            f"{seconds:.1f}",
+            f"{rows / seconds:,.0f}",
+            f"{size / 1e6 / seconds:,.1f}",
+        )
+    console.print(table)
+
+
+def _print_rows(report: CollectionReport, counts: Counts, console: Console) -> None:
+    table = Table("Rows", "In the WAL", "Of this run", title="Accounting", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    duplicates = report.rejected["DUPLICATE"] + report.rejected["ALREADY_APPLIED"]
+    rejected = {
+        reason: rows
+        for reason, rows in sorted(report.rejected.items())
+        if reason not in ("DUPLICATE", "ALREADY_APPLIED")
+    }
+    appended = report.inserted + sum(report.rejected.values())
+    table.add_row("appended", f"{appended:,}", f"{counts.appended:,}")
+    table.add_row("= visible", f"{report.visible:,}", "")
+    table.add_row("+ deleted", f"{report.deleted:,}", f"{counts.deleted_keys:,} keys")
+    table.add_row("+ rolled back", f"{report.rolled_back:,}", f"{counts.rolled_back:,}")
+    for reason, rows in rejected.items():
+        table.add_row(f"+ rejected: {reason}", f"{rows:,}", f"{counts.rejected[reason]:,}")
+    table.add_row("+ duplicates", f"{duplicates:,}", f"{counts.duplicates:,}")
+    console.print(table)
+
+
+def _print_channels(channels: list[ChannelReport], console: Console) -> None:
+    table = Table("PChannel", "Messages", "Rejections", "Digest", title="WAL", title_justify="left")
+    for channel in channels:
+        table.add_row(channel.pchannel, f"{channel.messages:,}", f"{channel.rejections:,}", str(channel.committed))
+    console.print(table)
+
+
+def _print_places(settings: Settings, collection: Collection, console: Console) -> None:
+    rows = rows_path(settings, collection.id)
+    console.print(f"\nTables: {settings.wal_path} · {rows} · {settings.segments_path} · {settings.checkpoints_path}")
+    console.print("Query them with whatever reads Delta:")
+    console.print(f"  duckdb   select origin, count(*) from delta_scan('{rows}') group by 1", soft_wrap=True)
+    console.print(
+        f"  Spark    spark.read.format('delta').load('{rows}').groupBy('origin').count().show()", soft_wrap=True
+    )
+    console.print("  Millrace millrace read flights --limit 5        (deletes applied, at any time tick)")

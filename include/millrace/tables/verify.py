@@ -1,0 +1,216 @@
+"""Is everything there, once, and the same everywhere? Log, WAL and collections, held against each other by content.
+
+What was acknowledged stands in the log; running the chain over it again must give the WAL, row for row; the visible rows of
+the WAL must be those of the collection tables. Digests are sums over rows, so neither order nor files matter. Collection
+tables are read with DuckDB, which shares no code with what wrote them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from millrace.errors import WalGap
+from millrace.log.protocol import LogService
+from millrace.message.ids import EARLIEST
+from millrace.settings import Settings
+from millrace.tables.catalog import Catalog
+from millrace.tables.collection_table import deletes_path, file_schema, rows_path
+from millrace.tables.visible_rows import collection_rows, conform
+from millrace.tables.wal_reader import WalSnapshot
+from millrace.tables.wal_table import WalTable
+from millrace.wal.chain import Chain
+from millrace.wal.digest import Digest, digest
+from millrace.wal.state import ChannelState
+from millrace.wal.txn_buffer import TxnBuffer
+
+LOG_SLICE_BYTES: Final = 32 << 20
+DDL_TYPES: Final = ("CREATE_COLLECTION", "DROP_COLLECTION", "CREATE_PARTITION", "DROP_PARTITION", "SCHEMA_CHANGE")
+_ROW_MASK: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelReport:
+    """One PChannel: the digest that its commits added up to, and those of the rows on disk and of the log run again."""
+
+    pchannel: str
+    messages: int
+    rejections: int
+    last_tick: int
+    committed: Digest
+    stored: Digest
+    replayed: Digest | None
+    """None where truncation has removed the log's beginning."""
+
+    @property
+    def ok(self) -> bool:
+        return self.committed == self.stored and self.replayed in (None, self.committed)
+
+
+@dataclass(slots=True)
+class CollectionReport:
+    """One collection in rows: what the WAL holds of it and what its table holds (`*_digest`: over all columns)."""
+
+    collection_id: int
+    inserted: int = 0
+    """Accepted insert rows, whatever became of them."""
+    visible_inserted: int = 0
+    """Those that became visible: outside transactions, or committed."""
+    deleted: int = 0
+    """Visible inserted rows that a later delete hit."""
+    stored: int = 0
+    """Rows of the table."""
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Insert rows by reason; duplicates stand under DUPLICATE and ALREADY_APPLIED."""
+    wal_digest: int = 0
+    table_digest: int = 0
+
+    @property
+    def rolled_back(self) -> int:
+        """Rows of transactions that were rolled back, expired, or are open still."""
+        return self.inserted - self.visible_inserted
+
+    @property
+    def visible(self) -> int:
+        return self.visible_inserted - self.deleted
+
+    @property
+    def ok(self) -> bool:
+        """Whether the table holds just what became visible. (Meaningful once the flusher has caught up.)"""
+        return self.stored == self.visible_inserted and self.wal_digest == self.table_digest
+
+
+def verify_channel(snapshot: WalSnapshot, wal: WalTable, log: LogService, pchannel: str) -> ChannelReport:
+    """Check one PChannel: ticks in order, rows on disk as committed, the log giving the same again. Raises WalGap."""
+    position = wal.position(pchannel)
+    stored = Digest()
+    last_tick = 0
+    for rows in snapshot.messages(pchannel):
+        stored += digest(rows)
+        if rows["time_tick"][0].as_py() <= last_tick:
+            raise WalGap(f"{pchannel}: tick {rows['time_tick'][0]} follows {last_tick}")
+        last_tick = rows["time_tick"][-1].as_py()
+    for path in _files(wal.delta, "rejection", pchannel):
+        stored += digest(_rejections(path))
+    return ChannelReport(
+        pchannel=pchannel,
+        messages=position.totals.messages,
+        rejections=position.totals.rejections,
+        last_tick=last_tick,
+        committed=position.totals.digest,
+        stored=stored,
+        replayed=_replayed(log, pchannel, position.state),
+    )
+
+
+def _replayed(service: LogService, pchannel: str, committed: ChannelState | None) -> Digest | None:
+    log = service.open(pchannel)
+    try:
+        if committed is None or log.describe().begin > EARLIEST:
+            return None
+        chain, state, total = Chain(), ChannelState.new(pchannel), Digest()
+        while state.position < committed.position:
+            entries = log.read(state.position, end=committed.position, max_bytes=LOG_SLICE_BYTES)
+            if entries.batch.num_rows == 0:
+                break
+            outcome = chain.process(state, entries)
+            total = total + digest(outcome.messages) + digest(outcome.rejections)
+            state = outcome.state
+        return total
+    finally:
+        log.close()
+
+
+def verify_collections(settings: Settings, snapshot: WalSnapshot, wal: WalTable) -> dict[int, CollectionReport]:
+    """Account for every row of every collection, from one version of the WAL and the tables as they are now."""
+    reports: dict[int, CollectionReport] = {}
+
+    def report(collection_id: int) -> CollectionReport:
+        return reports.setdefault(collection_id, CollectionReport(collection_id))
+
+    with duckdb.connect() as db:
+        for pchannel in snapshot.pchannels():
+            newest = _newest_schemas(snapshot, pchannel)
+            catalog, buffer = Catalog(), TxnBuffer()
+            for messages in snapshot.messages(pchannel):
+                inserts = messages.filter(pc.equal(messages["type"].cast(pa.utf8()), "INSERT"))
+                for row in inserts.group_by("collection_id").aggregate([("rows", "sum")]).to_pylist():
+                    report(row["collection_id"]).inserted += row["rows_sum"]
+                for stretch in catalog.apply(buffer.push(messages)):
+                    for part in collection_rows(stretch, catalog):
+                        if not part.is_delete:
+                            found = report(part.collection_id)
+                            found.visible_inserted += part.rows.num_rows
+                            rows = conform(part.rows, newest[part.collection_id])
+                            found.wal_digest = (found.wal_digest + _row_digest(db, rows)) & _ROW_MASK
+            for path in _files(wal.delta, "rejection", pchannel):
+                for row in _rejections(path).select(["type", "collection_id", "reason", "rows"]).to_pylist():
+                    if row["type"] == "INSERT":
+                        report(row["collection_id"]).rejected[row["reason"]] += row["rows"]
+        for found in reports.values():
+            _count_table(db, settings, found)
+    return reports
+
+
+def _newest_schemas(snapshot: WalSnapshot, pchannel: str) -> dict[int, pa.Schema]:
+    """By collection: the columns of its table once every schema change was applied (a row lacks later ones: null)."""
+    catalog, buffer = Catalog(), TxnBuffer()
+    for messages in snapshot.messages(pchannel, types=DDL_TYPES):
+        for _ in catalog.apply(buffer.push(messages)):
+            pass
+    return {info.collection_id: file_schema(info.newest_schema) for info in catalog.vchannels.values()}
+
+
+def _row_digest(db: duckdb.DuckDBPyConnection, rows: pa.Table) -> int:
+    """The sum modulo 2**64 of a hash of each row over all its columns."""
+    columns = ", ".join(f'"{name}"' for name in sorted(rows.column_names))
+    value = db.execute(f"select sum(hash({columns})::hugeint) from rows").fetchone()
+    return int(value[0] or 0) & _ROW_MASK if value else 0
+
+
+def _count_table(db: duckdb.DuckDBPyConnection, settings: Settings, found: CollectionReport) -> None:
+    path = rows_path(settings, found.collection_id)
+    if not DeltaTable.is_deltatable(str(path)):
+        return
+    table = DeltaTable(str(path))
+    names = [item.name for item in table.schema().fields if item.name != "_date"]
+    files = table.file_uris()
+    if not files:
+        return
+    columns = ", ".join(f'"{name}"' for name in sorted(names))
+    source = "read_parquet(?, union_by_name=true, hive_partitioning=false)"
+    row = db.execute(f"select count(*), sum(hash({columns})::hugeint) from {source}", [files]).fetchone()
+    assert row is not None
+    found.stored, found.table_digest = int(row[0]), int(row[1] or 0) & _ROW_MASK
+    found.deleted = _count_deleted(db, settings, found.collection_id, files)
+
+
+def _count_deleted(db: duckdb.DuckDBPyConnection, settings: Settings, collection_id: int, files: list[str]) -> int:
+    path = deletes_path(settings, collection_id)
+    deletes = DeltaTable(str(path)).file_uris() if DeltaTable.is_deltatable(str(path)) else []
+    if not deletes:
+        return 0
+    key = DeltaTable(str(path)).schema().fields[0].name
+    row = db.execute(
+        f'''select count(*) from read_parquet($rows, union_by_name=true, hive_partitioning=false) r where exists (
+            select 1 from read_parquet($deletes, hive_partitioning=false) d
+            where d."{key}" = r."{key}" and d._partition_id in (0, r._partition_id)
+            and (d._time_tick > r._time_tick or (d._time_tick = r._time_tick and d._write_tick > r._write_tick)))''',
+        {"rows": files, "deletes": deletes},
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _files(delta: DeltaTable, kind: str, pchannel: str) -> list[str]:
+    return delta.file_uris(partition_filters=[("kind", "=", kind), ("pchannel", "=", pchannel)])
+
+
+def _rejections(path: str) -> pa.Table:
+    return pq.read_table(path.removeprefix("file://"), partitioning=None)
