@@ -37,11 +37,11 @@ EARLIEST: Final = LogId(0, 0)
 
 
 class MessageId(NamedTuple):
-    """Identity of a message in a PChannel; comparable, with a text and a 24-byte binary form that sort alike."""
+    """Identity of a message in a PChannel; comparable, with a text form and a 24-byte binary form that sorts as ids do."""
 
     ledger: int
     entry: int
-    index: int
+    index: int  # type: ignore[assignment]  # the field's name; tuple.index is not used on ids
     ordinal: int
 
     @property

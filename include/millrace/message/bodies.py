@@ -1,0 +1,301 @@
+"""Bodies of control messages: small canonical JSON objects, one shape a type (docs/wire-form.md, "Bodies").
+
+Promises: :func:`parse_body` takes any bytes and returns the type's object or raises Malformed, in bounded time, with the
+same words on every host (a rejection's words are stored, and law 1 holds for them too); :func:`encode_body` is canonical
+(sorted keys, no spaces, UTF-8), so equal objects have equal bytes. What the values mean is for the chain to judge: the
+config's keys and bounds, for one, are not known here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NotRequired, TypedDict, cast, overload
+
+from millrace.errors import InvalidArgument, Malformed
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.types import MessageType
+
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 8
+MAX_NAME_BYTES: Final = 255
+
+_NOT_JSON: Final = f"the body is no JSON object (UTF-8, integers of 64 bits, at most {MAX_DEPTH} levels, no key twice)"
+_INT64_DIGITS: Final = 20
+
+
+class EmptyBody(TypedDict):
+    """The body of a type that says everything in its header: no bytes at all."""
+
+
+class TermOpeningBody(TypedDict):
+    """TERM_OPENING."""
+
+    chain_version: int
+    config: dict[str, int]
+
+
+class CreateCollectionBody(TypedDict):
+    """CREATE_COLLECTION. ``vchannels`` are all of the collection's, ``partitions`` maps names to ids."""
+
+    name: str
+    vchannels: list[str]
+    schema: CollectionSchema
+    partitions: dict[str, int]
+
+
+class CreatePartitionBody(TypedDict):
+    """CREATE_PARTITION; the id stands in the header."""
+
+    name: str
+
+
+class SchemaChangeBody(TypedDict):
+    """SCHEMA_CHANGE: the field that is added."""
+
+    add: FieldSpec
+
+
+class BeginTxnBody(TypedDict):
+    """BEGIN_TXN; without ``keepalive_ms`` the chain's default lease holds."""
+
+    keepalive_ms: NotRequired[int]
+
+
+class ManualFlushBody(TypedDict):
+    """MANUAL_FLUSH; without ``segment_id`` all growing segments."""
+
+    segment_id: NotRequired[int]
+
+
+class FlushBody(TypedDict):
+    """FLUSH, which the chain emits: the seal policy that ended the segment."""
+
+    policy: str
+
+
+_Empty = Literal[
+    MessageType.DROP_COLLECTION,
+    MessageType.DROP_PARTITION,
+    MessageType.FLUSH_ALL,
+    MessageType.COMMIT_TXN,
+    MessageType.ROLLBACK_TXN,
+    MessageType.KEEP_ALIVE,
+    MessageType.TIME_TICK,
+    MessageType.CREATE_SEGMENT,
+]
+
+
+def encode_body(value: Mapping[str, object]) -> bytes:
+    """`value` as canonical JSON. Raises InvalidArgument above 1 MiB, or for what JSON does not hold."""
+    try:
+        data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(
+            "utf-8"
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"not a message body: {error}") from None
+    if len(data) > MAX_BODY_BYTES:
+        raise InvalidArgument(f"a message body has at most {MAX_BODY_BYTES} bytes, not {len(data)}")
+    return data
+
+
+@overload
+def parse_body(type: Literal[MessageType.TERM_OPENING], payload: bytes) -> TermOpeningBody: ...
+@overload
+def parse_body(type: Literal[MessageType.CONFIG], payload: bytes) -> dict[str, int]: ...
+@overload
+def parse_body(type: Literal[MessageType.CREATE_COLLECTION], payload: bytes) -> CreateCollectionBody: ...
+@overload
+def parse_body(type: Literal[MessageType.CREATE_PARTITION], payload: bytes) -> CreatePartitionBody: ...
+@overload
+def parse_body(type: Literal[MessageType.SCHEMA_CHANGE], payload: bytes) -> SchemaChangeBody: ...
+@overload
+def parse_body(type: Literal[MessageType.BEGIN_TXN], payload: bytes) -> BeginTxnBody: ...
+@overload
+def parse_body(type: Literal[MessageType.MANUAL_FLUSH], payload: bytes) -> ManualFlushBody: ...
+@overload
+def parse_body(type: Literal[MessageType.FLUSH], payload: bytes) -> FlushBody: ...
+@overload
+def parse_body(type: _Empty, payload: bytes) -> EmptyBody: ...
+@overload
+def parse_body(type: MessageType, payload: bytes) -> Any: ...
+
+
+def parse_body(type: MessageType, payload: bytes) -> Any:
+    """The body of a control message, checked. Raises Malformed for anything that is not of the type's shape.
+
+    Raises InvalidArgument for a type whose payload is no body (INSERT, DELETE) or that has no behaviour.
+    """
+    parse = _PARSERS.get(type)
+    if parse is None:
+        raise InvalidArgument(f"the payload of {type.name} is no JSON body")
+    if len(payload) > MAX_BODY_BYTES:
+        raise Malformed(f"a message body has at most {MAX_BODY_BYTES} bytes, not {len(payload)}")
+    return parse(payload)
+
+
+def _load(payload: bytes) -> dict[str, Any]:
+    # One message whatever was wrong: how deep json gets before it gives up depends on the host's stack.
+    try:
+        value = json.loads(
+            payload.decode("utf-8"),
+            object_pairs_hook=_pairs,
+            parse_int=_integer,
+            parse_float=_refuse,
+            parse_constant=_refuse,
+        )
+        if not isinstance(value, dict) or _too_deep(value, MAX_DEPTH):
+            raise ValueError
+        # Escapes can spell half of a surrogate pair, which no UTF-8 text holds.
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError):
+        raise Malformed(_NOT_JSON) from None
+    return value
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _INT64_DIGITS:
+        raise ValueError
+    value = int(digits)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError
+    return value
+
+
+def _refuse(text: str) -> object:
+    raise ValueError
+
+
+def _too_deep(value: object, levels: int) -> bool:
+    if isinstance(value, dict):
+        return levels == 0 or any(_too_deep(item, levels - 1) for item in value.values())
+    if isinstance(value, list):
+        return levels == 0 or any(_too_deep(item, levels - 1) for item in value)
+    return False
+
+
+def _object(payload: bytes, required: frozenset[str], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
+    value = _load(payload)
+    if not required <= set(value) <= required | optional:
+        keys = ", ".join(sorted(required | optional)) or "no keys"
+        raise Malformed(f"the body is an object of {keys}, not of others")
+    return value
+
+
+def _name(value: object, what: str) -> str:
+    if not isinstance(value, str) or not value or len(value.encode("utf-8")) > MAX_NAME_BYTES:
+        raise Malformed(f"{what} is a string of 1 to {MAX_NAME_BYTES} bytes")
+    return value
+
+
+def _int(value: object, what: str, *, least: int = 0) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise Malformed(f"{what} is an integer of at least {least}")
+    return value
+
+
+def _integers(value: object, what: str) -> dict[str, int]:
+    if not isinstance(value, dict) or not all(
+        isinstance(item, int) and not isinstance(item, bool) for item in value.values()
+    ):
+        raise Malformed(f"{what} is an object of integers")
+    return cast(dict[str, int], value)
+
+
+def _empty(payload: bytes) -> EmptyBody:
+    if payload:
+        raise Malformed("a message of this type has no body")
+    return {}
+
+
+def _term_opening(payload: bytes) -> TermOpeningBody:
+    value = _object(payload, frozenset({"chain_version", "config"}))
+    return {
+        "chain_version": _int(value["chain_version"], "chain_version", least=1),
+        "config": _integers(value["config"], "config"),
+    }
+
+
+def _config(payload: bytes) -> dict[str, int]:
+    return _integers(_load(payload), "the body")
+
+
+def _create_collection(payload: bytes) -> CreateCollectionBody:
+    value = _object(payload, frozenset({"name", "vchannels", "schema", "partitions"}))
+    vchannels, partitions = value["vchannels"], _integers(value["partitions"], "partitions")
+    if not isinstance(vchannels, list) or not vchannels:
+        raise Malformed("vchannels is a list of one name or more")
+    names = [_name(name, "a VChannel's name") for name in vchannels]
+    if len(set(names)) != len(names):
+        raise Malformed("vchannels has a name twice")
+    for name, partition_id in partitions.items():
+        _name(name, "a partition's name")
+        _int(partition_id, "a partition's id", least=1)
+    if len(set(partitions.values())) != len(partitions):
+        raise Malformed("partitions has an id twice")
+    try:
+        schema = CollectionSchema.from_json(value["schema"])
+    except InvalidArgument as error:
+        raise Malformed(str(error)) from None
+    return {
+        "name": _name(value["name"], "a collection's name"),
+        "vchannels": names,
+        "schema": schema,
+        "partitions": partitions,
+    }
+
+
+def _create_partition(payload: bytes) -> CreatePartitionBody:
+    return {"name": _name(_object(payload, frozenset({"name"}))["name"], "a partition's name")}
+
+
+def _schema_change(payload: bytes) -> SchemaChangeBody:
+    try:
+        return {"add": FieldSpec.from_json(_object(payload, frozenset({"add"}))["add"])}
+    except InvalidArgument as error:
+        raise Malformed(str(error)) from None
+
+
+def _begin_txn(payload: bytes) -> BeginTxnBody:
+    if not payload:
+        return {}
+    value = _object(payload, frozenset(), frozenset({"keepalive_ms"}))
+    return {"keepalive_ms": _int(value["keepalive_ms"], "keepalive_ms")} if value else {}
+
+
+def _manual_flush(payload: bytes) -> ManualFlushBody:
+    if not payload:
+        return {}
+    value = _object(payload, frozenset(), frozenset({"segment_id"}))
+    return {"segment_id": _int(value["segment_id"], "segment_id")} if value else {}
+
+
+def _flush(payload: bytes) -> FlushBody:
+    return {"policy": _name(_object(payload, frozenset({"policy"}))["policy"], "a seal policy")}
+
+
+_PARSERS: Final[dict[MessageType, Any]] = {
+    MessageType.TERM_OPENING: _term_opening,
+    MessageType.CONFIG: _config,
+    MessageType.CREATE_COLLECTION: _create_collection,
+    MessageType.DROP_COLLECTION: _empty,
+    MessageType.CREATE_PARTITION: _create_partition,
+    MessageType.DROP_PARTITION: _empty,
+    MessageType.SCHEMA_CHANGE: _schema_change,
+    MessageType.MANUAL_FLUSH: _manual_flush,
+    MessageType.FLUSH_ALL: _empty,
+    MessageType.BEGIN_TXN: _begin_txn,
+    MessageType.COMMIT_TXN: _empty,
+    MessageType.ROLLBACK_TXN: _empty,
+    MessageType.KEEP_ALIVE: _empty,
+    MessageType.TIME_TICK: _empty,
+    MessageType.CREATE_SEGMENT: _empty,
+    MessageType.FLUSH: _flush,
+}

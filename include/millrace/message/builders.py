@@ -1,0 +1,305 @@
+"""Typed builders: one function for each message type that a client or Millrace appends, each giving a MutableMessage.
+
+A builder fills the header and the canonical body and checks what can be checked without the channel's state; the chain
+judges the rest. Types that only the chain emits (CREATE_SEGMENT, FLUSH) have no builder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypedDict, Unpack
+
+import pyarrow as pa
+
+from millrace.errors import InvalidArgument, Malformed
+from millrace.message.bodies import encode_body, parse_body
+from millrace.message.model import MutableMessage
+from millrace.message.payload import encode_rows
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.types import MessageType
+
+
+class Stamps(TypedDict, total=False):
+    """Header fields that any message may carry: the producer's place, and the tick its own must exceed."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+    barrier_tick: int
+
+
+DEFAULT_SCHEMA_VERSION: Final = 1
+
+
+def insert(
+    batch: pa.RecordBatch,
+    *,
+    vchannel: str,
+    collection_id: int,
+    partition_id: int,
+    term: int,
+    schema_version: int = DEFAULT_SCHEMA_VERSION,
+    txn_id: int = 0,
+    **stamps: Unpack[Stamps],
+) -> MutableMessage:
+    """An Insert of `batch`'s rows, whose columns must be those of the collection's schema at `schema_version`, in order.
+
+    Every primary key in it must belong to `vchannel` (:func:`millrace.message.keys.vchannel_index`).
+    """
+    return MutableMessage(
+        type=MessageType.INSERT,
+        vchannel=vchannel,
+        term=term,
+        collection_id=collection_id,
+        partition_id=partition_id,
+        schema_version=schema_version,
+        rows=batch.num_rows,
+        txn_id=txn_id,
+        payload=encode_rows(batch),
+        **stamps,
+    )
+
+
+def delete(
+    keys: pa.Array | Sequence[int] | Sequence[str],
+    *,
+    schema: CollectionSchema,
+    vchannel: str,
+    collection_id: int,
+    term: int,
+    partition_id: int = 0,
+    schema_version: int = DEFAULT_SCHEMA_VERSION,
+    txn_id: int = 0,
+    **stamps: Unpack[Stamps],
+) -> MutableMessage:
+    """A Delete by primary key; partition 0 means all partitions. Raises InvalidArgument for keys of another type, or none."""
+    arrow = schema.key_arrow()
+    try:
+        column = keys.cast(arrow.field(0).type) if isinstance(keys, pa.Array) else pa.array(keys, arrow.field(0).type)
+    except (pa.ArrowException, OverflowError) as error:
+        raise InvalidArgument(f"keys are of type {schema.key_field.type}: {error}") from None
+    if column.null_count:
+        raise InvalidArgument("a primary key is never null")
+    return MutableMessage(
+        type=MessageType.DELETE,
+        vchannel=vchannel,
+        term=term,
+        collection_id=collection_id,
+        partition_id=partition_id,
+        schema_version=schema_version,
+        rows=len(column),
+        txn_id=txn_id,
+        payload=encode_rows(pa.RecordBatch.from_arrays([column], schema=arrow)),
+        **stamps,
+    )
+
+
+def create_collection(
+    name: str,
+    schema: CollectionSchema,
+    *,
+    vchannel: str,
+    vchannels: Sequence[str],
+    collection_id: int,
+    partitions: Mapping[str, int],
+    term: int,
+    **stamps: Unpack[Stamps],
+) -> MutableMessage:
+    """The part of a CreateCollection that goes to `vchannel`; `vchannels` are all of the collection's, `partitions` name -> id."""
+    if vchannel not in vchannels:
+        raise InvalidArgument(f"{vchannel!r} is none of the collection's VChannels")
+    body = {
+        "name": name,
+        "vchannels": list(vchannels),
+        "schema": schema.to_json(),
+        "partitions": dict(partitions),
+    }
+    return _control(
+        MessageType.CREATE_COLLECTION,
+        body,
+        vchannel=vchannel,
+        collection_id=collection_id,
+        schema_version=1,
+        term=term,
+        stamps=stamps,
+    )
+
+
+def drop_collection(*, vchannel: str, collection_id: int, term: int, **stamps: Unpack[Stamps]) -> MutableMessage:
+    """The part of a DropCollection that goes to `vchannel`."""
+    return _control(
+        MessageType.DROP_COLLECTION, None, vchannel=vchannel, collection_id=collection_id, term=term, stamps=stamps
+    )
+
+
+def create_partition(
+    name: str, *, vchannel: str, collection_id: int, partition_id: int, term: int, **stamps: Unpack[Stamps]
+) -> MutableMessage:
+    """The part of a CreatePartition that goes to `vchannel`."""
+    return _control(
+        MessageType.CREATE_PARTITION,
+        {"name": name},
+        vchannel=vchannel,
+        collection_id=collection_id,
+        partition_id=partition_id,
+        term=term,
+        stamps=stamps,
+    )
+
+
+def drop_partition(
+    *, vchannel: str, collection_id: int, partition_id: int, term: int, **stamps: Unpack[Stamps]
+) -> MutableMessage:
+    """The part of a DropPartition that goes to `vchannel`."""
+    return _control(
+        MessageType.DROP_PARTITION,
+        None,
+        vchannel=vchannel,
+        collection_id=collection_id,
+        partition_id=partition_id,
+        term=term,
+        stamps=stamps,
+    )
+
+
+def schema_change(
+    field: FieldSpec, *, vchannel: str, collection_id: int, schema_version: int, term: int, **stamps: Unpack[Stamps]
+) -> MutableMessage:
+    """Add a nullable field; `schema_version` is the new version, the current one plus 1."""
+    if not field.nullable:
+        raise InvalidArgument(
+            f"field {field.name!r}: only a nullable field can be added, for the rows that are there have none"
+        )
+    return _control(
+        MessageType.SCHEMA_CHANGE,
+        {"add": field.to_json()},
+        vchannel=vchannel,
+        collection_id=collection_id,
+        schema_version=schema_version,
+        term=term,
+        stamps=stamps,
+    )
+
+
+def begin_txn(
+    txn_id: int,
+    *,
+    vchannel: str,
+    collection_id: int,
+    term: int,
+    keepalive_ms: int | None = None,
+    **stamps: Unpack[Stamps],
+) -> MutableMessage:
+    """Begin the transaction `txn_id` (chosen by the producer, not 0) with a lease of `keepalive_ms`, or the chain's default."""
+    body = None if keepalive_ms is None else {"keepalive_ms": keepalive_ms}
+    return _txn(MessageType.BEGIN_TXN, txn_id, body, vchannel, collection_id, term, stamps)
+
+
+def commit_txn(
+    txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[Stamps]
+) -> MutableMessage:
+    """Make the transaction's messages visible, together."""
+    return _txn(MessageType.COMMIT_TXN, txn_id, None, vchannel, collection_id, term, stamps)
+
+
+def rollback_txn(
+    txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[Stamps]
+) -> MutableMessage:
+    """Give the transaction's messages up."""
+    return _txn(MessageType.ROLLBACK_TXN, txn_id, None, vchannel, collection_id, term, stamps)
+
+
+def keep_alive(
+    txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[Stamps]
+) -> MutableMessage:
+    """Renew the transaction's lease."""
+    return _txn(MessageType.KEEP_ALIVE, txn_id, None, vchannel, collection_id, term, stamps)
+
+
+def manual_flush(
+    *,
+    vchannel: str,
+    collection_id: int,
+    term: int,
+    partition_id: int = 0,
+    segment_id: int | None = None,
+    **stamps: Unpack[Stamps],
+) -> MutableMessage:
+    """Seal and flush what grows on `vchannel`: all of it, a partition's, or the one segment that is named."""
+    body = None if segment_id is None else {"segment_id": segment_id}
+    return _control(
+        MessageType.MANUAL_FLUSH,
+        body,
+        vchannel=vchannel,
+        collection_id=collection_id,
+        partition_id=partition_id,
+        term=term,
+        stamps=stamps,
+    )
+
+
+def flush_all(*, term: int, **stamps: Unpack[Stamps]) -> MutableMessage:
+    """Seal and flush what grows anywhere on the PChannel."""
+    return _control(MessageType.FLUSH_ALL, None, term=term, stamps=stamps)
+
+
+def time_tick(*, term: int, barrier_tick: int = 0) -> MutableMessage:
+    """Move the PChannel's clock, past `barrier_tick` where one is given."""
+    return MutableMessage(type=MessageType.TIME_TICK, term=term, barrier_tick=barrier_tick)
+
+
+def term_opening(*, term: int, chain_version: int, config: Mapping[str, int]) -> MutableMessage:
+    """Open `term`: fence the older ones, and set the chain's version and config."""
+    return _control(
+        MessageType.TERM_OPENING, {"chain_version": chain_version, "config": dict(config)}, term=term, stamps={}
+    )
+
+
+def config(values: Mapping[str, int], *, term: int) -> MutableMessage:
+    """Set keys of the chain's config."""
+    return _control(MessageType.CONFIG, dict(values), term=term, stamps={})
+
+
+def _txn(
+    type: MessageType,
+    txn_id: int,
+    body: Mapping[str, object] | None,
+    vchannel: str,
+    collection_id: int,
+    term: int,
+    stamps: Stamps,
+) -> MutableMessage:
+    if txn_id == 0:
+        raise InvalidArgument("a transaction's id is not 0: 0 is outside any transaction")
+    return _control(type, body, vchannel=vchannel, collection_id=collection_id, txn_id=txn_id, term=term, stamps=stamps)
+
+
+def _control(
+    type: MessageType,
+    body: Mapping[str, object] | None,
+    *,
+    term: int,
+    stamps: Stamps,
+    vchannel: str = "",
+    collection_id: int = 0,
+    partition_id: int = 0,
+    schema_version: int = 0,
+    txn_id: int = 0,
+) -> MutableMessage:
+    payload = b"" if body is None else encode_body(body)
+    try:
+        parse_body(type, payload)
+    except Malformed as error:
+        # What the chain would reject as malformed is refused here, before anything is appended.
+        raise InvalidArgument(str(error)) from None
+    return MutableMessage(
+        type=type,
+        vchannel=vchannel,
+        term=term,
+        collection_id=collection_id,
+        partition_id=partition_id,
+        schema_version=schema_version,
+        txn_id=txn_id,
+        payload=payload,
+        **stamps,
+    )

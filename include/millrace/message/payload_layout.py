@@ -1,0 +1,240 @@
+"""What stands where in the metadata of an Arrow IPC record-batch message, checked against a schema before Arrow reads it.
+
+Arrow's reader trusts much of that metadata: it fills in missing validity, ignores trailing bytes, takes declared lengths
+for allocations, and lets buffers overlap (so that a few bytes become many columns). A payload that passes here has
+exactly the schema's nodes and buffers, all inside its body, in order and without overlap, and fills its bytes exactly.
+The flatbuffer tables are read by hand for that: https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format,
+format/Message.fbs.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.errors import Malformed
+
+Int64s = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+PREFIX_BYTES: Final = 8
+"""Continuation marker and metadata length, before the metadata."""
+CONTINUATION: Final = 0xFFFFFFFF
+MAX_ROWS: Final = (1 << 31) - 1
+
+_METADATA_VERSIONS: Final = (3, 4)  # V4 and V5: the same layout for the types that a payload can hold
+_RECORD_BATCH: Final = 3
+_U16: Final = struct.Struct("<H")
+_I32: Final = struct.Struct("<i")
+_U32: Final = struct.Struct("<I")
+_I64: Final = struct.Struct("<q")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The nodes and buffers that a schema's record batch has."""
+
+    nodes: int
+    buffers: int
+    top: tuple[int, ...]
+    """Places of the nodes that are a field's own (their length is the row count); the rest are list items."""
+    required: tuple[int, ...]
+    """Places of the nodes that can have no null: the fields that are not nullable."""
+
+    @property
+    def least_metadata(self) -> int:
+        """Bytes that metadata of this shape has at least (which bounds what reading it allocates)."""
+        return 16 * (self.nodes + self.buffers)
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> Expected:
+        """What `schema` calls for."""
+        nodes = buffers = 0
+        top: list[int] = []
+        required: list[int] = []
+        for field in schema:
+            top.append(nodes)
+            if not field.nullable:
+                required.append(nodes)
+            inner = field.type
+            if pa.types.is_list(inner):
+                nodes, buffers, inner = nodes + 1, buffers + 2, inner.value_type
+            nodes += 1
+            buffers += 3 if pa.types.is_string(inner) or pa.types.is_binary(inner) else 2
+        return cls(nodes, buffers, tuple(top), tuple(required))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the values stand in one metadata block (byte offsets into it); all its other bytes are structure."""
+
+    body_length: int
+    rows: int
+    nodes: int
+    buffers: int
+
+    def values(self, expected: Expected) -> list[tuple[int, int]]:
+        """The (start, stop) ranges of the values, which may differ between metadata blocks of this layout."""
+        return [
+            (self.body_length, self.body_length + 8),
+            (self.rows, self.rows + 8),
+            (self.nodes, self.nodes + 16 * expected.nodes),
+            (self.buffers, self.buffers + 16 * expected.buffers),
+        ]
+
+
+class _Table:
+    """A flatbuffer table at `start` of `data`, with every access bounded."""
+
+    __slots__ = ("data", "fields", "start", "vtable")
+
+    def __init__(self, data: bytes, start: int) -> None:
+        if not 0 <= start <= len(data) - 4:
+            raise Malformed("the Arrow metadata points outside itself")
+        self.data, self.start = data, start
+        self.vtable = start - _I32.unpack_from(data, start)[0]
+        if not 0 <= self.vtable <= len(data) - 4:
+            raise Malformed("the Arrow metadata points outside itself")
+        size = _U16.unpack_from(data, self.vtable)[0]
+        if size < 4 or size % 2 or self.vtable + size > len(data):
+            raise Malformed("the Arrow metadata points outside itself")
+        self.fields = (size - 4) // 2
+
+    def place(self, field: int, width: int) -> int | None:
+        """Where a field's value of `width` bytes stands, or None where it has the default."""
+        if field >= self.fields:
+            return None
+        offset = _U16.unpack_from(self.data, self.vtable + 4 + 2 * field)[0]
+        if offset == 0:
+            return None
+        place = self.start + int(offset)
+        if place + width > len(self.data):
+            raise Malformed("the Arrow metadata points outside itself")
+        return place
+
+    def target(self, field: int) -> int | None:
+        """Where the table or vector that a field refers to stands."""
+        place = self.place(field, 4)
+        return None if place is None else place + int(_U32.unpack_from(self.data, place)[0])
+
+    def structs(self, field: int, count: int, what: str) -> int:
+        """Where a vector of exactly `count` 16-byte structs has its first one."""
+        target = self.target(field)
+        if target is None or target > len(self.data) - 4:
+            raise Malformed(f"the Arrow metadata has no {what}")
+        found = _U32.unpack_from(self.data, target)[0]
+        if found != count:
+            raise Malformed(f"the Arrow batch has {found} {what}, its schema calls for {count}")
+        if target + 4 + 16 * count > len(self.data):
+            raise Malformed("the Arrow metadata points outside itself")
+        return target + 4
+
+
+def parse_layout(metadata: bytes, expected: Expected) -> Layout:
+    """The layout of one metadata block. Raises Malformed where it is none of a plain record batch of this shape."""
+    if len(metadata) < 4:
+        raise Malformed("the Arrow metadata is cut short")
+    message = _Table(metadata, _U32.unpack_from(metadata, 0)[0])
+    version = message.place(0, 2)
+    if version is None or _U16.unpack_from(metadata, version)[0] not in _METADATA_VERSIONS:
+        raise Malformed("the Arrow metadata is not of version 4 or 5")
+    kind = message.place(1, 1)
+    if kind is None or metadata[kind] != _RECORD_BATCH:
+        raise Malformed("the payload is no Arrow record batch")
+    body_length = message.place(3, 8)
+    header = message.target(2)
+    if header is None or body_length is None:
+        raise Malformed("the payload is an Arrow record batch without rows")
+    if message.place(4, 4) is not None:
+        raise Malformed("the Arrow message carries custom metadata")
+    batch = _Table(metadata, header)
+    rows = batch.place(0, 8)
+    if rows is None:
+        raise Malformed("the payload is an Arrow record batch without rows")
+    if batch.place(3, 4) is not None:
+        raise Malformed("the Arrow batch is compressed; a payload's buffers are not")
+    if batch.place(4, 4) is not None:
+        raise Malformed("the Arrow batch has variadic buffers, which no field type has")
+    nodes = batch.structs(1, expected.nodes, "nodes")
+    layout = Layout(body_length, rows, nodes, batch.structs(2, expected.buffers, "buffers"))
+    ranges = sorted(layout.values(expected))
+    if any(ranges[place][1] > ranges[place + 1][0] for place in range(3)):
+        raise Malformed("parts of the Arrow metadata lie over each other")
+    return layout
+
+
+def check_payload(payload: memoryview, expected: Expected) -> None:
+    """Raises Malformed unless `payload` is one record-batch message with the right nodes and buffers, exactly filled."""
+    if len(payload) < PREFIX_BYTES:
+        raise Malformed("the payload is shorter than an Arrow message's prefix")
+    marker, size = _U32.unpack_from(payload, 0)[0], _I32.unpack_from(payload, 4)[0]
+    if marker != CONTINUATION or size <= 0 or size % 8 or PREFIX_BYTES + size > len(payload):
+        raise Malformed("the payload does not begin as an encapsulated Arrow message")
+    metadata = bytes(payload[PREFIX_BYTES : PREFIX_BYTES + size])
+    layout = parse_layout(metadata, expected)
+    body = len(payload) - PREFIX_BYTES - size
+    if _I64.unpack_from(metadata, layout.body_length)[0] != body:
+        raise Malformed("the Arrow message's body is not as long as it says, or has bytes behind it")
+    rows = _I64.unpack_from(metadata, layout.rows)[0]
+    if not 1 <= rows <= MAX_ROWS:
+        raise Malformed("the Arrow batch has no rows, or more than 2**31-1")
+    nodes = struct.unpack_from(f"<{2 * expected.nodes}q", metadata, layout.nodes)
+    for place in range(expected.nodes):
+        if not 0 <= nodes[2 * place + 1] <= nodes[2 * place] <= MAX_ROWS:
+            raise Malformed("a column's length or null count cannot be")
+    if any(nodes[2 * place] != rows for place in expected.top):
+        raise Malformed("a column's length is not the batch's")
+    if any(nodes[2 * place + 1] for place in expected.required):
+        raise Malformed("a field that is not nullable has a null")
+    buffers = struct.unpack_from(f"<{2 * expected.buffers}q", metadata, layout.buffers)
+    end = 0
+    for offset, length in zip(buffers[::2], buffers[1::2], strict=True):
+        if not 0 <= length <= body or not 0 <= offset <= body - length or offset % 8:
+            raise Malformed("a buffer of the Arrow batch lies outside its body, or unaligned")
+        if length:
+            if offset < end:
+                raise Malformed("buffers of the Arrow batch lie over each other")
+            end = offset + length
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The values of many metadata blocks of one layout: a row for each block."""
+
+    body_lengths: Int64s
+    rows: Int64s
+    lengths: Int64s
+    nulls: Int64s
+    offsets: Int64s
+    sizes: Int64s
+
+    def pass_for(self, bodies: Int64s, expected: Expected) -> npt.NDArray[np.bool_]:
+        """Which rows :func:`check_payload` passes, for bodies of these lengths."""
+        rows = self.rows[:, None]
+        good = (self.body_lengths == bodies) & (self.rows >= 1) & (self.rows <= MAX_ROWS)
+        good &= ((self.nulls >= 0) & (self.nulls <= self.lengths) & (self.lengths <= MAX_ROWS)).all(axis=1)
+        good &= (self.lengths[:, list(expected.top)] == rows).all(axis=1)
+        good &= (self.nulls[:, list(expected.required)] == 0).all(axis=1)
+        offsets, sizes, wide = self.offsets, self.sizes, bodies[:, None]
+        good &= ((sizes >= 0) & (sizes <= wide) & (offsets >= 0) & (offsets <= wide - sizes) & (offsets % 8 == 0)).all(
+            axis=1
+        )
+        # Ends of the buffers so far; an empty one has none. (Sums of values that failed above may wrap; they failed.)
+        ends = np.maximum.accumulate(np.where(sizes > 0, offsets + sizes, 0), axis=1)
+        good &= ((sizes[:, 1:] == 0) | (offsets[:, 1:] >= ends[:, :-1])).all(axis=1)
+        return good
+
+
+def read_values(metadata: Bytes, layout: Layout, expected: Expected) -> Values:
+    """The values of blocks of one layout: `metadata` is shaped (blocks, bytes)."""
+
+    def column(start: int, stop: int) -> Int64s:
+        return np.ascontiguousarray(metadata[:, start:stop]).view("<i8").astype(np.int64, copy=False)
+
+    body_lengths, rows, nodes, buffers = (column(*span) for span in layout.values(expected))
+    return Values(body_lengths[:, 0], rows[:, 0], nodes[:, ::2], nodes[:, 1::2], buffers[:, ::2], buffers[:, 1::2])

@@ -1,0 +1,313 @@
+"""Reading log entries: any bytes become rows of MESSAGE_SCHEMA, in bounded time and memory.
+
+All entries of a run are decoded at once, column by column; Python touches an entry only for its checksum and its
+dictionary (cached), and a message never. An entry whose bytes are not right becomes one UNDEFINED row that says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.errors import UnsupportedVersion
+from millrace.message.batch import MESSAGE_SCHEMA
+from millrace.message.wire_layout import (
+    ABSENT,
+    ARRAY,
+    BYTES_PER_MESSAGE,
+    COLUMNS,
+    COLUMNS_START,
+    CRC_START,
+    MAGIC,
+    MAX_MESSAGES,
+    MAX_NAME_BYTES,
+    RAMP,
+    TAGS_START,
+    UNDECODED_PAYLOAD_BYTES,
+    VERSION,
+    WIDTHS,
+    Column,
+)
+
+Int64s = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+_MAGIC: Final = int.from_bytes(MAGIC, "little")
+_PREFIX_PLACES: Final = np.arange(TAGS_START)
+_TAG_PLACES: Final = np.arange(TAGS_START, COLUMNS_START)
+_TYPE, _VCHANNEL, _PAYLOAD_LENGTH = 0, 1, len(COLUMNS) - 1
+
+
+def entry_crc(value: bytes | memoryview | pa.Buffer) -> int:
+    """The crc32c of a whole entry: what the channel state keeps of the last one it consumed, to see a log regress."""
+    return int(crc32c.crc32c(value))
+
+
+def decode_entries(entries: pa.RecordBatch) -> pa.RecordBatch:
+    """The messages of a run of log entries (ENTRY_SCHEMA), in order, as MESSAGE_SCHEMA.
+
+    Never raises for what stands in an entry: one that is not right becomes one row of type 0 (UNDEFINED), index 0, with
+    its first 64 KiB as payload and the cause in ``detail``. Raises UnsupportedVersion for an entry that is whole (magic
+    and checksum are right) but of a later version. Allocates at most 16 bytes for each byte of `entries`, beyond a
+    kilobyte for each entry.
+    """
+    return _Run(entries).decode()
+
+
+@dataclass(slots=True)
+class _Names:
+    """The VChannel names of a run: one index for all its entries, and each distinct dictionary parsed once."""
+
+    index: dict[str, int]
+    parsed: dict[bytes, tuple[int, int] | str]
+    flat: list[int]
+
+    def add(self, section: bytes) -> tuple[int, int] | str:
+        """Where a dictionary's indices stand in `flat`, and how many they are; or why it is not right."""
+        known = self.parsed.get(section)
+        if known is None:
+            known = self.parsed[section] = self._parse(section)
+        return known
+
+    def _parse(self, section: bytes) -> tuple[int, int] | str:
+        count = int.from_bytes(section[:2], "little")
+        names: dict[str, None] = {}
+        place = 2
+        for _ in range(count):
+            length = int.from_bytes(section[place : place + 2], "little")
+            place += 2
+            if length > MAX_NAME_BYTES or place + length > len(section):
+                return "its VChannel dictionary is cut short or holds a name above 255 bytes"
+            try:
+                names[section[place : place + length].decode("utf-8")] = None
+            except UnicodeDecodeError:
+                return "a VChannel name is not UTF-8"
+            place += length
+        if place != len(section) or count == 0 or len(names) != count:
+            return "its VChannel dictionary is empty, has a name twice, or bytes behind its names"
+        base = len(self.flat)
+        self.flat.extend(self.index.setdefault(name, len(self.index)) for name in names)
+        return base, count
+
+
+def _out_of_range(column: Column) -> str:
+    return f"a value of {column.name} is negative or runs over its width"
+
+
+class _Run:
+    """The entries of one call, as arrays with one value an entry."""
+
+    def __init__(self, entries: pa.RecordBatch) -> None:
+        self.entries = entries
+        value = entries.column("value")
+        _, offsets_buffer, self.buffer = value.buffers()
+        count = len(value)
+        self.data: Bytes = (
+            np.frombuffer(self.buffer, dtype=np.uint8) if self.buffer is not None else np.zeros(0, dtype=np.uint8)
+        )
+        offsets: Int64s = (
+            np.frombuffer(offsets_buffer, dtype=np.int64, count=count + 1, offset=value.offset * 8)
+            if count
+            else np.zeros(1, dtype=np.int64)
+        )
+        self.starts = offsets[:-1]
+        self.ends = offsets[1:]
+        self.lengths = self.ends - self.starts
+        self.errors: dict[int, str] = {}
+        self.counts = np.ones(count, dtype=np.int64)
+        self.bodies = np.zeros(count, dtype=np.int64)
+        self.tags = np.zeros((count, len(COLUMNS)), dtype=np.uint8)
+        self.places = np.zeros((count, len(COLUMNS)), dtype=np.int64)
+        self.name_bases = np.zeros(count, dtype=np.int64)
+        self.name_counts = np.ones(count, dtype=np.int64)
+        self.names = _Names({}, {}, [])
+
+    def decode(self) -> pa.RecordBatch:
+        if self.lengths.size:
+            self._read_prefixes()
+        # A second round follows where values out of range were found and their entries marked; it finds no more.
+        while (columns := self._columns()) is None:
+            pass
+        return self._assemble(columns)
+
+    def _mark(self, entries: Int64s, wrong: npt.NDArray[np.bool_], cause: str) -> None:
+        for entry in entries[wrong].tolist():
+            self.errors.setdefault(entry, cause)
+
+    def _read_prefixes(self) -> None:
+        everything = np.arange(len(self.lengths))
+        self._mark(everything, self.lengths < COLUMNS_START, "it is shorter than the fixed part of an entry")
+        entries = everything[self.lengths >= COLUMNS_START]
+        prefix = self.data[self.starts[entries, None] + _PREFIX_PLACES].view("<u4").astype(np.int64)
+        self._mark(entries, prefix[:, 0] != _MAGIC, "it does not begin with the magic bytes")
+        right = prefix[:, 0] == _MAGIC
+        entries, prefix = entries[right], prefix[right]
+
+        whole = self.data.data
+        starts, ends = (self.starts[entries] + CRC_START).tolist(), self.ends[entries].tolist()
+        crcs = np.array(
+            [crc32c.crc32c(whole[start:end]) for start, end in zip(starts, ends, strict=True)], dtype=np.int64
+        )
+        self._mark(entries, crcs != prefix[:, 1], "its checksum does not match")
+        right = crcs == prefix[:, 1]
+        entries, prefix = entries[right], prefix[right]
+        self._check_versions(entries, prefix[:, 2])
+
+        counts, lengths = prefix[:, 3], prefix[:, 4:7]
+        tags = self.data[self.starts[entries, None] + _TAG_PLACES]
+        sizes = np.where(tags == ARRAY, WIDTHS * counts[:, None], WIDTHS) * (tags != ABSENT)
+        wrong_count = (counts < 1) | (counts > MAX_MESSAGES) | (counts * BYTES_PER_MESSAGE > self.lengths[entries])
+        self._mark(entries, prefix[:, 2] != VERSION, "its version is 0, or its flags or reserved bytes are set")
+        self._mark(entries, wrong_count, "its message count is 0, above 65,536, or too great for its length")
+        self._mark(
+            entries, COLUMNS_START + lengths.sum(axis=1) != self.lengths[entries], "its sections do not fill it exactly"
+        )
+        self._mark(entries, (tags > RAMP).any(axis=1), "a header column has an unknown tag")
+        self._mark(entries, sizes.sum(axis=1) != lengths[:, 0], "its header columns do not fill their section exactly")
+        if self.errors:
+            right = np.array([entry not in self.errors for entry in entries.tolist()], dtype=bool)
+            entries, counts, lengths, tags, sizes = (
+                entries[right],
+                counts[right],
+                lengths[right],
+                tags[right],
+                sizes[right],
+            )
+
+        columns_start = self.starts[entries] + COLUMNS_START
+        self.places[entries] = columns_start[:, None] + np.cumsum(sizes, axis=1) - sizes
+        self.tags[entries] = tags
+        self.counts[entries] = counts
+        self.bodies[entries] = lengths[:, 2]
+        self._read_names(entries, columns_start + lengths[:, 0], columns_start + lengths[:, 0] + lengths[:, 1])
+
+    def _check_versions(self, entries: Int64s, word: Int64s) -> None:
+        later = np.flatnonzero((word & 0xFF) > VERSION)
+        if later.size:
+            place = int(entries[later[0]])
+            ledger, entry = (self.entries.column(name)[place].as_py() for name in ("ledger", "entry"))
+            raise UnsupportedVersion(
+                f"entry {ledger}:{entry} has wire form {int(word[later[0]]) & 0xFF}; this build reads up to {VERSION}: "
+                "run the build that wrote it, or a newer one"
+            )
+
+    def _read_names(self, entries: Int64s, starts: Int64s, ends: Int64s) -> None:
+        whole, add = self.data.data, self.names.add
+        found = [add(bytes(whole[start:end])) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        for entry, names in zip(entries.tolist(), found, strict=True):
+            if isinstance(names, str):
+                self.errors[entry] = names
+        pairs = [(0, 1) if isinstance(names, str) else names for names in found]
+        self.name_bases[entries], self.name_counts[entries] = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+
+    def _columns(self) -> list[npt.NDArray[Any]] | None:
+        """Each header column over all messages; None where entries had to be marked for what stands in them."""
+        for entry in self.errors:
+            self.tags[entry] = ABSENT
+            self.counts[entry] = 1
+            self.bodies[entry] = min(int(self.lengths[entry]), UNDECODED_PAYLOAD_BYTES)
+        before = len(self.errors)
+        columns = [self._column(place, column) for place, column in enumerate(COLUMNS)]
+        if self.lengths.size:
+            first = np.cumsum(self.counts) - self.counts
+            sums = np.add.reduceat(columns[_PAYLOAD_LENGTH].astype(np.int64), first)
+            good = np.ones(len(self.counts), dtype=bool)
+            good[list(self.errors)] = False
+            self._mark(
+                np.arange(len(good)), good & (sums != self.bodies), "its payload lengths do not sum up to its body"
+            )
+            types = np.minimum.reduceat(columns[_TYPE], first)
+            self._mark(np.arange(len(good)), good & (types == 0), "a message has type 0")
+            greatest = np.maximum.reduceat(columns[_VCHANNEL], first)
+            self._mark(
+                np.arange(len(good)),
+                good & (greatest >= self.name_counts),
+                "a VChannel index is outside its dictionary",
+            )
+        return columns if len(self.errors) == before else None
+
+    def _column(self, place: int, column: Column) -> npt.NDArray[Any]:
+        tags = self.tags[:, place]
+        total = int(self.counts.sum())
+        if not tags.any():
+            return np.zeros(total, dtype=column.dtype)
+        # Every byte offset as a possible start of a value: values stand unaligned, and numpy reads them so.
+        values = np.ndarray(
+            shape=(len(self.data) - column.width + 1,), dtype=column.dtype, buffer=self.data, strides=(1,)
+        )
+        present = tags != ABSENT
+        base = np.where(present, self.places[:, place], 0)
+        if (tags <= 1).all():
+            wide = np.where(present, values[base], 0).astype(np.int64)
+            self._mark(np.arange(len(tags)), (wide < 0) | (wide > column.greatest), _out_of_range(column))
+            return np.repeat(wide.astype(column.dtype), self.counts)
+        owner = np.repeat(np.arange(len(tags)), self.counts)
+        index = np.arange(total) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        wide = values[base[owner] + np.where(tags == ARRAY, column.width, 0)[owner] * index].astype(np.int64)
+        wide += (tags == RAMP)[owner] * index
+        wide *= present[owner]
+        wrong = (wide < 0) | (wide > column.greatest)
+        if wrong.any():
+            entries = np.unique(owner[wrong])
+            self._mark(entries, np.ones(len(entries), dtype=bool), _out_of_range(column))
+        return wide.astype(column.dtype, copy=False)
+
+    def _assemble(self, columns: list[npt.NDArray[Any]]) -> pa.RecordBatch:
+        counts, errors = self.counts, sorted(self.errors)
+        first = np.cumsum(counts) - counts
+        total = int(counts.sum())
+        lengths = columns[_PAYLOAD_LENGTH].astype(np.int64)
+        body_starts = self.ends - self.bodies
+        detail = pa.nulls(total, pa.utf8())
+        flat = np.array(self.names.flat or [0], dtype=np.int32)
+        indices = flat[columns[_VCHANNEL].astype(np.int64) + np.repeat(self.name_bases, counts)]
+        if errors:
+            rows = first[errors]
+            lengths[rows] = self.bodies[errors]
+            body_starts[errors] = self.starts[errors]
+            indices[rows] = self.names.index.setdefault("", len(self.names.index))
+            places = np.zeros(total, dtype=np.int64)
+            places[rows] = np.arange(len(errors))
+            missing = np.ones(total, dtype=bool)
+            missing[rows] = False
+            causes = pa.array([self.errors[entry] for entry in errors], pa.utf8())
+            detail = causes.take(pa.array(places, mask=missing))
+        names = pa.array(list(self.names.index) or [""], pa.utf8())
+        by_name = dict(zip((column.name for column in COLUMNS), columns, strict=True))
+        arrays: dict[str, pa.Array] = {
+            name: pa.array(np.repeat(self.entries.column(name).to_numpy(), counts))
+            for name in ("ledger", "entry", "physical_ms")
+        }
+        arrays |= {name: pa.array(values) for name, values in by_name.items()}
+        arrays["index"] = pa.array((np.arange(total) - np.repeat(first, counts)).astype(np.int32))
+        arrays["vchannel"] = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), names, safe=False)
+        arrays["payload"] = self._payloads(body_starts, lengths)
+        arrays["detail"] = detail
+        return pa.RecordBatch.from_arrays([arrays[name] for name in MESSAGE_SCHEMA.names], schema=MESSAGE_SCHEMA)
+
+    def _payloads(self, body_starts: Int64s, lengths: Int64s) -> pa.LargeBinaryArray:
+        """The payloads over the entries' own bytes where one entry holds all of them, else with one copy."""
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        data = self.buffer
+        if len(self.counts) == 1:
+            offsets += body_starts[0]
+        elif len(self.counts):
+            # Bodies and the gaps between them alternate as elements of one array; taking every other one is the copy.
+            bounds = np.empty(2 * len(body_starts), dtype=np.int64)
+            bounds[::2] = body_starts
+            bounds[1::2] = body_starts + self.bodies
+            pieces = pa.LargeBinaryArray.from_buffers(
+                pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), self.buffer]
+            )
+            data = pieces.take(pa.array(np.arange(0, len(bounds), 2))).buffers()[2]
+        return pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(),
+            len(lengths),
+            [None, pa.py_buffer(offsets), data if data is not None else pa.py_buffer(b"")],
+        )

@@ -1,0 +1,247 @@
+"""Writing log entries: from message objects, or from columns that a producer has already."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.errors import InvalidArgument
+from millrace.message.model import MutableMessage
+from millrace.message.wire_layout import (
+    ABSENT,
+    ARRAY,
+    BYTES_PER_MESSAGE,
+    COLUMNS,
+    COLUMNS_START,
+    CONSTANT,
+    CRC_START,
+    MAGIC,
+    MAX_MESSAGES,
+    MAX_NAME_BYTES,
+    PREFIX,
+    RAMP,
+    VERSION,
+    Column,
+)
+
+Int64s = npt.NDArray[np.int64]
+Numbers: TypeAlias = int | Sequence[int] | npt.NDArray[np.integer] | pa.Array
+VChannels: TypeAlias = str | Sequence[str] | pa.Array
+Payloads: TypeAlias = Sequence[bytes] | pa.LargeBinaryArray
+
+_MAX_SECTION: Final = (1 << 32) - 1
+_NUMBER_COLUMNS: Final = COLUMNS[2:12]
+_CONSTANTS: Final = tuple(struct.Struct("<" + column.code) for column in COLUMNS)
+
+
+def encode_entry(messages: Sequence[MutableMessage]) -> bytes:
+    """One log entry that frames `messages` (1 to 65,536), in order.
+
+    Raises InvalidArgument for a header value that the wire form cannot carry, type 0, a VChannel name above 255 bytes,
+    or sections above 4 GiB. Whether the messages make sense is for the chain to judge.
+    """
+    if len(messages) == 1:
+        return _one(messages[0])
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise InvalidArgument(f"an entry frames 1 to {MAX_MESSAGES} messages, not {len(messages)}")
+    return encode_columns(
+        type=[message.type for message in messages],
+        vchannel=[message.vchannel for message in messages],
+        term=[message.term for message in messages],
+        collection_id=[message.collection_id for message in messages],
+        partition_id=[message.partition_id for message in messages],
+        schema_version=[message.schema_version for message in messages],
+        rows=[message.rows for message in messages],
+        txn_id=[message.txn_id for message in messages],
+        producer_id=[message.producer_id for message in messages],
+        epoch=[message.epoch for message in messages],
+        sequence=[message.sequence for message in messages],
+        barrier_tick=[message.barrier_tick for message in messages],
+        payloads=[message.payload for message in messages],
+    )
+
+
+def encode_columns(
+    *,
+    type: Numbers,
+    vchannel: VChannels,
+    payloads: Payloads,
+    term: Numbers = 0,
+    collection_id: Numbers = 0,
+    partition_id: Numbers = 0,
+    schema_version: Numbers = 0,
+    rows: Numbers = 0,
+    txn_id: Numbers = 0,
+    producer_id: Numbers = 0,
+    epoch: Numbers = 0,
+    sequence: Numbers = 0,
+    barrier_tick: Numbers = 0,
+) -> bytes:
+    """One log entry of ``len(payloads)`` messages from header columns: each a scalar, or an array of that length.
+
+    The same bytes as :func:`encode_entry` of the same messages. Raises as it does, and for columns of other lengths.
+    """
+    count = len(payloads)
+    if not 1 <= count <= MAX_MESSAGES:
+        raise InvalidArgument(f"an entry frames 1 to {MAX_MESSAGES} messages, not {count}")
+    body, lengths = _body(payloads)
+    names, indices = _vchannels(vchannel, count)
+    given = (
+        term,
+        collection_id,
+        partition_id,
+        schema_version,
+        rows,
+        txn_id,
+        producer_id,
+        epoch,
+        sequence,
+        barrier_tick,
+    )
+    values = [_checked(type, COLUMNS[0], count), indices]
+    values += [_checked(value, column, count) for value, column in zip(given, _NUMBER_COLUMNS, strict=True)]
+    values.append(lengths)
+    if int(np.min(values[0])) == 0:
+        raise InvalidArgument("type 0 marks what did not decode; it is never written")
+
+    encoded = [_column(value, column, count) for value, column in zip(values, COLUMNS, strict=True)]
+    dictionary = _dictionary(names)
+    size = COLUMNS_START + sum(len(data) for _, data in encoded) + len(dictionary) + body.nbytes
+    for place in range(2, len(COLUMNS)):
+        # Written out in full, the first wide columns make up the bytes that an entry of this many messages must have.
+        if size >= count * BYTES_PER_MESSAGE:
+            break
+        tag, data = encoded[place]
+        if tag != ARRAY:
+            encoded[place] = (ARRAY, _full(values[place], COLUMNS[place], count))
+            size += len(encoded[place][1]) - len(data)
+    tags = bytes(tag for tag, _ in encoded)
+    return _assemble(count, tags, b"".join(data for _, data in encoded), dictionary, body)
+
+
+def _assemble(count: int, tags: bytes, columns: bytes, dictionary: bytes, body: bytes | memoryview) -> bytes:
+    if len(body) > _MAX_SECTION:
+        raise InvalidArgument("an entry's payloads have less than 4 GiB in sum: split it")
+    prefix = PREFIX.pack(MAGIC, 0, VERSION, 0, 0, count, len(columns), len(dictionary), len(body))
+    crc = crc32c.crc32c(b"".join((prefix[CRC_START:], tags, columns, dictionary)))
+    crc = crc32c.crc32c(body, crc)
+    return b"".join((MAGIC, crc.to_bytes(4, "little"), prefix[CRC_START:], tags, columns, dictionary, body))
+
+
+def _one(message: MutableMessage) -> bytes:
+    values = (
+        message.type,
+        0,
+        message.term,
+        message.collection_id,
+        message.partition_id,
+        message.schema_version,
+        message.rows,
+        message.txn_id,
+        message.producer_id,
+        message.epoch,
+        message.sequence,
+        message.barrier_tick,
+        len(message.payload),
+    )
+    if message.type == 0:
+        raise InvalidArgument("type 0 marks what did not decode; it is never written")
+    tags = bytearray(len(COLUMNS))
+    columns = bytearray()
+    for place, value in enumerate(values):
+        if value:
+            if not 0 < value <= COLUMNS[place].greatest:
+                raise _out_of_range(COLUMNS[place])
+            tags[place] = CONSTANT
+            columns += _CONSTANTS[place].pack(value)
+    return _assemble(1, bytes(tags), bytes(columns), _dictionary([message.vchannel]), message.payload)
+
+
+def _dictionary(names: Sequence[str]) -> bytes:
+    parts = [len(names).to_bytes(2, "little")]
+    for name in names:
+        try:
+            data = name.encode("utf-8")
+        except UnicodeEncodeError:
+            raise InvalidArgument("a VChannel's name must be encodable as UTF-8") from None
+        if len(data) > MAX_NAME_BYTES:
+            raise InvalidArgument(f"a VChannel's name has at most {MAX_NAME_BYTES} bytes, not {len(data)}")
+        parts += (len(data).to_bytes(2, "little"), data)
+    return b"".join(parts)
+
+
+def _vchannels(vchannel: VChannels, count: int) -> tuple[list[str], Int64s]:
+    """The distinct names in order of first use, and each message's index among them (one index where it is a scalar)."""
+    if isinstance(vchannel, str):
+        return [vchannel], np.zeros(1, dtype=np.int64)
+    if len(vchannel) != count:
+        raise InvalidArgument(f"the column vchannel has {len(vchannel)} values for {count} messages")
+    try:
+        array = vchannel if isinstance(vchannel, pa.Array) else pa.array(vchannel, pa.utf8())
+    except (pa.ArrowException, UnicodeEncodeError):
+        raise InvalidArgument("a VChannel's name is a string that UTF-8 can encode") from None
+    if array.null_count:
+        raise InvalidArgument('a VChannel is never null; "" is the whole PChannel')
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(pa.utf8())
+    coded = array.dictionary_encode()
+    names = coded.dictionary.to_pylist()
+    if len(names) > (1 << 16) - 1:
+        raise InvalidArgument("an entry names at most 65,535 VChannels")
+    return names, coded.indices.to_numpy().astype(np.int64)
+
+
+def _body(payloads: Payloads) -> tuple[memoryview, Int64s]:
+    if not isinstance(payloads, pa.Array):
+        lengths = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
+        return memoryview(payloads[0] if len(payloads) == 1 else b"".join(payloads)), lengths
+    if payloads.null_count or not pa.types.is_large_binary(payloads.type):
+        raise InvalidArgument("payloads are a large_binary array without nulls")
+    _, offsets_buffer, data = payloads.buffers()
+    offsets = np.frombuffer(offsets_buffer, dtype=np.int64, count=len(payloads) + 1, offset=payloads.offset * 8)
+    whole = memoryview(data if data is not None else b"")
+    return whole[int(offsets[0]) : int(offsets[-1])], np.diff(offsets)
+
+
+def _checked(value: Numbers, column: Column, count: int) -> Int64s:
+    """The column as int64, of `count` values or (a scalar) one, each in the column's range."""
+    if isinstance(value, int):
+        if not 0 <= value <= column.greatest:
+            raise _out_of_range(column)
+        return np.array([value], dtype=np.int64)
+    try:
+        array = np.asarray(value.to_numpy(zero_copy_only=False) if isinstance(value, pa.Array) else value)
+    except OverflowError:
+        raise _out_of_range(column) from None
+    if array.shape != (count,):
+        raise InvalidArgument(f"the column {column.name} has shape {array.shape} for {count} messages")
+    if array.dtype.kind not in "iu":
+        # Also where integers beyond int64 made it an object or float array.
+        raise _out_of_range(column)
+    if int(array.min()) < 0 or int(array.max()) > column.greatest:
+        raise _out_of_range(column)
+    return array.astype(np.int64, copy=False)
+
+
+def _out_of_range(column: Column) -> InvalidArgument:
+    return InvalidArgument(f"{column.name} is an integer from 0 to {column.greatest}")
+
+
+def _column(values: Int64s, column: Column, count: int) -> tuple[int, bytes]:
+    """The tag and the bytes of a column, in its shortest form."""
+    first = int(values[0])
+    if len(values) == 1 or bool((values == first).all()):
+        return (CONSTANT, values[:1].astype(column.dtype).tobytes()) if first else (ABSENT, b"")
+    if int(values[-1]) - first == count - 1 and bool((np.diff(values) == 1).all()):
+        return RAMP, values[:1].astype(column.dtype).tobytes()
+    return ARRAY, values.astype(column.dtype).tobytes()
+
+
+def _full(values: Int64s, column: Column, count: int) -> bytes:
+    return np.broadcast_to(values, (count,) if len(values) == 1 else values.shape).astype(column.dtype).tobytes()

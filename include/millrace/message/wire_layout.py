@@ -1,0 +1,66 @@
+"""The layout of one log entry, version 1: the numbers that docs/wire-form.md specifies, and nothing else."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC: Final = b"MLRW"
+VERSION: Final = 1
+
+PREFIX: Final = struct.Struct("<4sIBBHIIII")
+"""magic, crc32c of everything behind it, version, flags, reserved, count, columns / dictionary / body lengths."""
+CRC_START: Final = 8
+TAGS_START: Final = PREFIX.size
+
+MAX_MESSAGES: Final = 1 << 16
+MAX_NAME_BYTES: Final = 255
+BYTES_PER_MESSAGE: Final = 16
+"""An entry of n messages has at least this many bytes times n, so that decoding cannot blow up a few bytes to many rows."""
+
+UNDECODED_PAYLOAD_BYTES: Final = 64 << 10
+"""How much of an entry that does not decode is kept as its row's payload."""
+
+ABSENT: Final = 0
+CONSTANT: Final = 1
+ARRAY: Final = 2
+RAMP: Final = 3
+
+
+class Column(NamedTuple):
+    """A header column: its name, its struct code, and the greatest value it may hold (the smallest is always 0)."""
+
+    name: str
+    code: str
+    width: int
+    greatest: int
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return np.dtype("<" + {"H": "u2", "I": "u4", "i": "i4", "q": "i8"}[self.code])
+
+
+COLUMNS: Final = (
+    Column("type", "H", 2, (1 << 16) - 1),
+    Column("vchannel", "H", 2, (1 << 16) - 1),
+    Column("term", "q", 8, (1 << 63) - 1),
+    Column("collection_id", "q", 8, (1 << 63) - 1),
+    Column("partition_id", "q", 8, (1 << 63) - 1),
+    Column("schema_version", "i", 4, (1 << 31) - 1),
+    Column("rows", "q", 8, (1 << 63) - 1),
+    Column("txn_id", "q", 8, (1 << 63) - 1),
+    Column("producer_id", "q", 8, (1 << 63) - 1),
+    Column("epoch", "i", 4, (1 << 31) - 1),
+    Column("sequence", "q", 8, (1 << 63) - 1),
+    Column("barrier_tick", "q", 8, (1 << 63) - 1),
+    Column("payload_length", "I", 4, (1 << 32) - 1),
+)
+"""The header columns in the order of the wire form."""
+
+COLUMNS_START: Final = TAGS_START + len(COLUMNS)
+"""Bytes of the fixed part: prefix and tags; the least length of an entry, too."""
+
+WIDTHS: Final[npt.NDArray[np.int64]] = np.array([column.width for column in COLUMNS], dtype=np.int64)

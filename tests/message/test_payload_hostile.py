@@ -1,0 +1,197 @@
+"""Hostile payloads: nothing crashes, both ways of decoding say the same, and memory stays bounded."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.errors import Malformed
+from millrace.message.payload import decode_many, decode_rows, encode_rows
+from millrace.message.schema import CollectionSchema, FieldSpec
+from tests.message.samples import batches, column, schemas
+
+ALL = CollectionSchema(
+    (
+        FieldSpec("id", "string", False),
+        FieldSpec("flag", "bool", True),
+        FieldSpec("number", "int32", True),
+        FieldSpec("tags", "list<string>", True),
+        FieldSpec("flags", "list<bool>", False),
+    ),
+    "id",
+)
+
+
+def rows(count: int) -> pa.RecordBatch:
+    values: list[list[object]] = [
+        [f"k{place}" for place in range(count)],
+        [None if place % 3 == 0 else place % 2 == 0 for place in range(count)],
+        [None if place % 5 == 0 else place for place in range(count)],
+        [None if place % 4 == 0 else ["a", None, "bcd"][: place % 4] for place in range(count)],
+        [[True, False, None][: place % 4] for place in range(count)],
+    ]
+    arrays = [column(field.type, part) for field, part in zip(ALL.fields, values, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ALL.arrow())
+
+
+def judge_both_ways(payloads: list[bytes], schema: pa.Schema) -> int:
+    """How many are good; asserts that decoding many says of each what decoding it alone says."""
+    found = decode_many(pa.array(payloads, pa.large_binary()), schema)
+    found.rows.validate(full=True)
+    alone: list[pa.RecordBatch] = []
+    errors: dict[int, str] = {}
+    counts = [0] * len(payloads)
+    for place, payload in enumerate(payloads):
+        try:
+            alone.append(decode_rows(payload, schema))
+            counts[place] = alone[-1].num_rows
+        except Malformed as error:
+            errors[place] = str(error)
+    assert found.errors == errors
+    assert found.counts.tolist() == counts
+    assert pa.Table.from_batches([found.rows]).equals(pa.Table.from_batches(alone, schema=schema).combine_chunks())
+    for field in schema:
+        assert field.nullable or found.rows.column(field.name).null_count == 0
+    return len(alone)
+
+
+def test_every_flipped_bit_of_a_payload_is_judged_alike_both_ways() -> None:
+    payload = encode_rows(rows(5))
+    flipped = []
+    for place in range(len(payload)):
+        for bit in range(8):
+            changed = bytearray(payload)
+            changed[place] ^= 1 << bit
+            flipped.append(bytes(changed))
+    good = judge_both_ways(flipped, ALL.arrow())
+    # Flips in values and padding are other rows, or none; nearly all of those in the metadata are not.
+    assert 0 < good < len(flipped)
+
+
+def test_every_truncation_is_refused() -> None:
+    payload = encode_rows(rows(3))
+    assert judge_both_ways([payload[:length] for length in range(len(payload))], ALL.arrow()) == 0
+
+
+def test_every_word_set_to_an_extreme_is_judged_alike_both_ways() -> None:
+    payload = encode_rows(rows(5))
+    changed = []
+    for place in range(0, len(payload) - 7, 4):
+        for value in (-1, 1 << 62, -(1 << 63), (1 << 63) - 1, 1 << 31, 0, 7):
+            changed.append(payload[:place] + struct.pack("<q", value) + payload[place + 8 :])
+    judge_both_ways(changed, ALL.arrow())
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_payloads_mutated_at_random_are_judged_alike_both_ways(data: st.DataObject) -> None:
+    schema = data.draw(schemas())
+    base = [encode_rows(data.draw(batches(schema))) for _ in range(3)]
+    random = data.draw(st.randoms(use_true_random=False))
+    payloads = []
+    for _ in range(40):
+        changed = bytearray(random.choice(base))
+        for _ in range(random.randint(0, 3)):
+            place = random.randrange(len(changed))
+            if random.random() < 0.5:
+                changed[place] = random.choice([0, 1, 0x7F, 0x80, 0xFF, random.randrange(256)])
+            else:
+                source = random.choice(base)
+                start = random.randrange(len(source))
+                changed[place : place + 8] = source[start : start + 8]
+        payloads.append(bytes(changed))
+    judge_both_ways(payloads, schema.arrow())
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20))
+def test_random_bytes_are_refused(payloads: list[bytes]) -> None:
+    marked = [b"\xff\xff\xff\xff" + payload for payload in payloads]
+    assert judge_both_ways(payloads + marked, ALL.arrow()) == 0
+
+
+def find(payload: bytes, *values: int) -> int:
+    """Where these consecutive int64 values stand in a payload."""
+    return payload.index(struct.pack(f"<{len(values)}q", *values))
+
+
+def test_buffers_that_share_bytes_are_refused_so_that_few_bytes_cannot_become_many_columns() -> None:
+    schema = CollectionSchema(
+        (FieldSpec("id", "int64", False), *(FieldSpec(f"f{place}", "int64", True) for place in range(200))), "id"
+    ).arrow()
+    count = 1000
+    one = pa.array(np.arange(count))
+    payload = encode_rows(pa.RecordBatch.from_arrays([one] * 201, schema=schema))
+    size = 8 + struct.unpack_from("<i", payload, 4)[0]
+    metadata, body = bytearray(payload[:size]), payload[size : size + count * 8]
+    place = find(payload, len(payload) - size)
+    struct.pack_into("<q", metadata, place, len(body))
+    vector = find(payload, 0, 0, 0, count * 8)
+    for number in range(201):
+        struct.pack_into("<4q", metadata, vector + 32 * number, 0, 0, 0, count * 8)
+    shared = bytes(metadata) + body
+    assert judge_both_ways([shared] * 10, schema) == 0
+    assert "over each other" in decode_many(pa.array([shared], pa.large_binary()), schema).errors[0]
+
+
+def test_a_batch_that_claims_billions_of_rows_allocates_next_to_nothing() -> None:
+    payload = encode_rows(
+        pa.RecordBatch.from_arrays([pa.array([1], pa.int64())], schema=pa.schema([pa.field("id", pa.int64(), False)]))
+    )
+    schema = pa.schema([pa.field("id", pa.int64(), False)])
+    claims = []
+    for count in (1 << 31, (1 << 31) - 1, 1 << 60, 1 << 20):
+        changed = bytearray(payload)
+        size = 8 + struct.unpack_from("<i", payload, 4)[0]
+        for place in range(8, size - 7, 8):
+            if struct.unpack_from("<q", payload, place)[0] == 1:
+                struct.pack_into("<q", changed, place, count)
+        claims += [bytes(changed)] * 10
+    before = pa.total_allocated_bytes()
+    assert judge_both_ways(claims, schema) == 0
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_payloads_of_many_bits_take_memory_in_proportion_to_their_bytes() -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), False), pa.field("bits", pa.list_(pa.bool_()), False)])
+    bits = pa.ListArray.from_arrays(pa.array([0, 100_000], pa.int32()), pa.array([True, None] * 50_000))
+    payload = encode_rows(pa.RecordBatch.from_arrays([pa.array([1]), bits], schema=schema))
+    small = pa.RecordBatch.from_arrays(
+        [pa.array([1]), pa.ListArray.from_arrays([0, 1], pa.array([True]))], schema=schema
+    )
+    payloads = pa.array(([payload] + [encode_rows(small)] * 10) * 40, pa.large_binary())
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        found = decode_many(payloads, schema)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.errors == {}
+    assert found.counts.sum() == 440
+    assert peak + pa.total_allocated_bytes() - before < 12 * payloads.nbytes
+
+
+def test_many_layouts_of_metadata_in_one_run_are_judged_alike_both_ways() -> None:
+    payload = encode_rows(rows(2))
+    padded = []
+    for number in range(40):
+        # Bytes that no table refers to, of another content each: as many layouts.
+        size = struct.unpack_from("<i", payload, 4)[0]
+        extra = bytes([number + 1]) * 8
+        padded.append(payload[:4] + struct.pack("<i", size + 8) + payload[8 : 8 + size] + extra + payload[8 + size :])
+    assert judge_both_ways(padded, ALL.arrow()) == 40
+
+
+def test_one_bad_text_among_many_payloads_costs_the_others_nothing() -> None:
+    schema = pa.schema([pa.field("id", pa.utf8(), nullable=False)])
+    good = encode_rows(pa.RecordBatch.from_arrays([pa.array(["abc"])], schema=schema))
+    payloads = [good] * 3000
+    payloads[1234] = good.replace(b"abc", b"\xffbc")
+    found = decode_many(pa.array(payloads, pa.large_binary()), schema)
+    assert list(found.errors) == [1234]
+    assert found.rows.num_rows == 2999

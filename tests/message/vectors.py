@@ -1,0 +1,119 @@
+"""Makes the test vectors of the wire form: ``python -m tests.message.vectors > docs/wire-form-vectors.json``.
+
+Each vector of `entries` is a log entry in hex and what it decodes to; `payloads` are record batches in hex with their
+schema and rows; `keys` are primary keys with their hash. Run it with `include` on PYTHONPATH, from the root of the tree.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pyarrow as pa
+
+from millrace.message import builders
+from millrace.message.bodies import encode_body
+from millrace.message.keys import KEY_HASH_VERSION, key_hash
+from millrace.message.model import MutableMessage
+from millrace.message.payload import encode_rows
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.wire import decode_entries, encode_entry
+from millrace.message.wire_layout import COLUMNS, VERSION
+from tests.message.samples import HEADER, entries
+from tests.message.test_wire_hostile import WRONG
+
+SCHEMA = CollectionSchema(
+    (FieldSpec("id", "int64", False), FieldSpec("carrier", "string", True), FieldSpec("delay", "float64", True)), "id"
+)
+ROWS: list[dict[str, Any]] = [
+    {"id": 1, "carrier": "UA", "delay": 2.0},
+    {"id": -2, "carrier": None, "delay": None},
+    {"id": 3, "carrier": "é", "delay": -4.5},
+]
+KEYS: list[int | str] = [0, 1, -1, (1 << 63) - 1, -(1 << 63), "", "a", "foobar", "é", "N14228", "x" * 300]
+LONGEST_WRONG = 1024
+
+
+def good_entries() -> dict[str, list[MutableMessage]]:
+    """Messages of each good vector."""
+    insert = builders.insert(
+        pa.RecordBatch.from_pylist(ROWS, schema=SCHEMA.arrow()),
+        vchannel="pc0_7v0",
+        collection_id=7,
+        partition_id=1,
+        term=1,
+        producer_id=9,
+        sequence=41,
+    )
+    return {
+        "one TimeTick": [builders.time_tick(term=1)],
+        "one Insert of three rows": [insert],
+        "a producer's run: ramp in sequence": [
+            insert.with_(sequence=41 + place, payload=b"p%d" % place) for place in range(4)
+        ],
+        "arrays, two VChannels, payloads of other lengths": [
+            MutableMessage(type=400, vchannel="pc0_7v1", term=2, collection_id=7, rows=5, payload=b"abc"),
+            MutableMessage(type=401, vchannel="pc0_7v0", term=2, collection_id=7, rows=1, barrier_tick=1 << 60),
+            MutableMessage(type=1308, vchannel="pc0_7v1", term=2, collection_id=7, txn_id=77, epoch=3),
+        ],
+        "many messages without bodies: columns in full to reach 16 bytes a message": [builders.time_tick(term=1)] * 12,
+        "greatest values": [
+            MutableMessage(
+                type=65535,
+                vchannel="v" * 255,
+                epoch=(1 << 31) - 1,
+                schema_version=(1 << 31) - 1,
+                **dict.fromkeys(("term", "collection_id", "partition_id", "rows", "txn_id"), (1 << 63) - 1),
+                **dict.fromkeys(("producer_id", "sequence", "barrier_tick"), (1 << 63) - 1),
+            )
+        ],
+        "bodies: CreateCollection": [
+            builders.create_collection(
+                "flights",
+                SCHEMA,
+                vchannel="pc0_7v0",
+                vchannels=["pc0_7v0", "pc1_7v1"],
+                collection_id=7,
+                partitions={"JFK": 1},
+                term=1,
+            )
+        ],
+        "bodies: TermOpening and Config": [
+            builders.term_opening(term=2, chain_version=1, config={"segment_rows": 1000}),
+            builders.config({"segment_rows": 2000}, term=2),
+        ],
+    }
+
+
+def decoded(value: bytes) -> list[dict[str, Any]]:
+    """The messages of an entry as the vectors state them: payloads in hex."""
+    rows = decode_entries(entries([value])).to_pylist()
+    return [{name: row[name].hex() if name == "payload" else row[name] for name in HEADER} for row in rows]
+
+
+def vectors() -> dict[str, Any]:
+    """The whole file."""
+    values = {name: encode_entry(messages) for name, messages in good_entries().items()}
+    batch = pa.RecordBatch.from_pylist(ROWS, schema=SCHEMA.arrow())
+    return {
+        "version": VERSION,
+        "columns": [column.name for column in COLUMNS],
+        "entries": [{"name": name, "hex": value.hex(), "messages": decoded(value)} for name, value in values.items()],
+        "malformed": [
+            {"name": name, "hex": value.hex()} for name, (value, _) in WRONG.items() if len(value) <= LONGEST_WRONG
+        ],
+        "payloads": [{"schema": SCHEMA.to_json(), "rows": ROWS, "hex": encode_rows(batch).hex()}],
+        "bodies": [{"value": {"b": 1, "a": "é"}, "hex": encode_body({"b": 1, "a": "é"}).hex()}],
+        "key_hash_version": KEY_HASH_VERSION,
+        "keys": [{"key": key, "hash": f"{key_hash(key):016x}", "index_of_7": key_hash(key) % 7} for key in KEYS],
+    }
+
+
+def text() -> str:
+    """The file's text."""
+    return json.dumps(vectors(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())
