@@ -1,0 +1,80 @@
+# Millrace: every way to start, test and clean it. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+PYTHON ?=
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DATA := $(or $(MILLRACE_DATA),$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/millrace)
+export PYTHONPATH := $(CURDIR)/include
+
+.PHONY: help
+help: ## Say what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+# --- install ---------------------------------------------------------------------------------------------------
+
+.PHONY: venv
+venv: $(STAMP) ## Make the virtual environment from the lock (does nothing where it stands)
+
+$(STAMP): requirements.txt tools/make_venv.sh
+	@tools/make_venv.sh "$(VENV)" "$(PYTHON)"
+	@touch $@
+
+.PHONY: java
+java: $(STAMP) ## Find Java 17 or 21, or install it where this user may
+	@$(BIN)/python -m millrace.java >/dev/null
+
+.PHONY: jars
+jars: java ## Fetch Delta's jars into the cache, once
+	@$(BIN)/python -m millrace.spark_jars >/dev/null
+
+# --- use -------------------------------------------------------------------------------------------------------
+
+.PHONY: run demo
+run: jars ## Run the demo: a year of flights through the whole flow (ARGS="--fresh" starts anew; ARGS="--help")
+	@$(BIN)/python -m millrace.demo $(ARGS)
+demo: run ## The same as run
+
+# --- check -----------------------------------------------------------------------------------------------------
+
+.PHONY: lint format test test-all soak bench
+lint: $(STAMP) ## Lint, check the format, check the types
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet || { echo "Not formatted as ruff would: run 'make format'." >&2; exit 1; }
+	@$(BIN)/mypy
+
+format: $(STAMP) ## Format, and fix what the linter can
+	@$(BIN)/ruff check --quiet --fix --exit-zero
+	@$(BIN)/ruff format
+
+test: lint jars ## The test suite: lint, types, tests that are not slow (ARGS="-k name" chooses)
+	@$(BIN)/python -m pytest -q -m "not slow and not soak" $(ARGS)
+
+test-all: lint jars ## The slow tests too
+	@$(BIN)/python -m pytest -q -m "not soak" $(ARGS)
+
+soak: jars ## Minutes of load, kills and random cases
+	@TEST_PROFILE=soak $(BIN)/python -m pytest -q -m "soak or slow" $(ARGS)
+
+bench: jars ## Measure against baselines of the same run (docs/performance.md)
+	@$(BIN)/python -m bench $(ARGS)
+
+# --- keep ------------------------------------------------------------------------------------------------------
+
+.PHONY: lock clean clean-data
+lock: $(STAMP) ## Make requirements.txt anew from requirements.in
+	@tools/lock.sh "$(BIN)"
+
+clean: ## Remove the virtual environment and every cache in the checkout (not the data)
+	@rm -rf "$(VENV)" .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist include/*.egg-info
+	@find . -path ./.git -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+clean-data: ## Remove the data folder of the demo: log, tables, checkpoints (asks; YES=1 does not)
+	@if [ ! -e "$(DATA)" ]; then echo "Nothing at $(DATA)."; \
+	elif [ ! -d "$(DATA)/run" ] && [ ! -d "$(DATA)/log" ]; then echo "$(DATA) does not look like Millrace's data; left alone." >&2; exit 1; \
+	else if [ "$${YES:-}" != 1 ]; then read -r -p "Remove $(DATA)? [y/N] " answer; [ "$$answer" = y ] || exit 1; fi; rm -rf "$(DATA)"; fi

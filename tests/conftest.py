@@ -1,0 +1,88 @@
+"""What every test may use: settings in a folder of its own, one Spark session for the run, Hypothesis profiles.
+
+The run itself is tested too: a process that it started, directly or not, and that is still there at its end, fails it.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import psutil
+import pytest
+
+from millrace.settings import PREFIX, TEST_PREFIX, Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RUN_MARK = f"{TEST_PREFIX}RUN"
+"""In the environment of every process that comes from this test run; never read by Millrace."""
+
+hypothesis.settings.register_profile(
+    "ci",
+    derandomize=True,
+    print_blob=True,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile("soak", print_blob=True, deadline=None, max_examples=5_000)
+hypothesis.settings.load_profile(os.environ.get("TEST_PROFILE", "ci"))
+
+
+def _processes_of_this_run(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(RUN_MARK) == mark:
+                found.append(process)
+        except psutil.Error:  # gone meanwhile, or not ours
+            continue
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_outlives_the_run() -> Iterator[None]:
+    """Settings come from the tests alone, and no process of the run is left when its last fixture is gone."""
+    for variable in [name for name in os.environ if name.startswith(PREFIX)]:
+        del os.environ[variable]
+    mark = uuid.uuid4().hex
+    os.environ[RUN_MARK] = mark
+    yield
+    _, alive = psutil.wait_procs(_processes_of_this_run(mark), timeout=15)
+    left = [
+        f"{process.pid} {' '.join(process.cmdline()) or process.name()}" for process in alive if process.is_running()
+    ]
+    for process in alive:
+        process.kill()
+    assert not left, "processes outlived the test run:\n" + "\n".join(left)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Settings with an empty data folder; the cache folder is the user's, so that jars are fetched once."""
+    return Settings(data_dir=tmp_path / "data", spark_cores=2)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark session of a test run, as the jobs have it. Mark tests that use it `spark`."""
+    from pyspark import SparkContext
+
+    from millrace.spark import session
+
+    data = tmp_path_factory.mktemp("spark-session")
+    spark = session("millrace-tests", settings=Settings(data_dir=data, spark_cores=2))
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    yield spark
+    spark.stop()
+    # The JVM would stay until Python ends: it leaves when its standard input closes.
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(timeout=30)
+    SparkContext._gateway = SparkContext._jvm = None

@@ -1,0 +1,52 @@
+"""Metrics: one table of names, one attribute each, no global registry, an endpoint that comes and goes."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client import REGISTRY
+
+from millrace.metrics import FAMILIES, NAMES, Metrics
+
+
+def test_every_family_is_an_attribute_and_appears_under_its_full_name() -> None:
+    metrics = Metrics()
+    for name, family in FAMILIES.items():
+        metric = getattr(metrics, name)
+        if family.labels:
+            metric.labels(*("x" for _ in family.labels))
+    exposed = set(re.findall(r"^# TYPE (\S+) ", metrics.render().decode(), re.MULTILINE))
+    assert set(NAMES) <= exposed
+    assert {name for name in exposed if not name.endswith("_created")} == set(NAMES)
+
+
+def test_names_follow_the_conventions_of_prometheus() -> None:
+    for name, family in FAMILIES.items():
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
+        assert family.words.endswith(".")
+        if family.kind == "counter":
+            assert name.endswith("_total"), name
+
+
+def test_two_processes_worth_of_metrics_do_not_meet() -> None:
+    first, second = Metrics(), Metrics()
+    first.wal_parked.labels(pchannel="p0").set(1)
+    assert b'millrace_wal_parked{pchannel="p0"} 1.0' in first.render()
+    assert b'pchannel="p0"' not in second.render()
+    assert not any(metric.name.startswith("millrace") for metric in REGISTRY.collect())
+
+
+def test_a_value_that_was_reported_can_be_fetched_until_the_server_is_closed() -> None:
+    metrics = Metrics()
+    metrics.wal_rejected_message_total.labels(pchannel="p0", reason="TOO_LARGE").inc(3)
+    server = metrics.serve(0)
+    address = f"http://127.0.0.1:{server.port}/metrics"
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        assert b'millrace_wal_rejected_message_total{pchannel="p0",reason="TOO_LARGE"} 3.0' in answer.read()
+    server.close()
+    server.close()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address, timeout=10)

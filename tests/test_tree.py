@@ -1,0 +1,134 @@
+"""The house rules that a reader cannot see in one file: which way imports point, what is pinned, what a file may hold."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "include" / "millrace"
+LAYERS = ("message", "log", "wal", "node")
+"""Inner to outer; jobs/ and dags/ lie outside the package, which never imports them."""
+
+CODE_FOLDERS = ("include", "jobs", "dags", "plugins", "tests", "bench", "tools")
+SKIPPED_FOLDERS = {".git", ".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"}
+OUTER_LIBRARIES = {"pyspark", "delta", "deltalake", "rocksdict", "kafka", "confluent_kafka", "pulsar", "airflow"}
+PURE = ("wal/chain.py", "wal/state.py", "wal/run.py", "wal/interceptors")
+NOT_DETERMINISTIC = {"time", "random", "secrets", "uuid", "socket", "threading", "asyncio", "platform"}
+
+
+def _modules(folder: Path) -> list[Path]:
+    return [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
+
+
+@cache
+def _imports(path: Path) -> frozenset[str]:
+    """Dotted names of all modules that `path` imports, at any depth, those for type checking included."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.relative_to(ROOT)} imports relatively"
+            assert node.module is not None
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(found)
+
+
+def _files() -> Iterator[Path]:
+    for path in ROOT.rglob("*"):
+        inside = path.relative_to(ROOT)
+        if not SKIPPED_FOLDERS.intersection(inside.parts) and path.is_file() and not path.is_symlink():
+            yield path
+
+
+def _names(requirements: Path) -> dict[str, str | None]:
+    """Normalised name -> exact version (None: no exact pin) of each line that names a distribution."""
+    found: dict[str, str | None] = {}
+    for line in requirements.read_text(encoding="utf-8").splitlines():
+        match = re.match(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==([^\s;\\]+))?", line)
+        if match:
+            found[re.sub(r"[-_.]+", "-", match[1]).lower()] = match[2]
+    return found
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_dependency_points_inward_only(layer: str) -> None:
+    outer = LAYERS[LAYERS.index(layer) + 1 :]
+    for path in _modules(PACKAGE / layer):
+        wrong = {name for name in _imports(path) if any(f"{name}.".startswith(f"millrace.{box}.") for box in outer)}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_the_package_imports_neither_jobs_nor_dags_nor_plugins_nor_tests() -> None:
+    for path in _modules(PACKAGE):
+        wrong = {name for name in _imports(path) if name.split(".")[0] in {"jobs", "dags", "plugins", "tests", "bench"}}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+@pytest.mark.parametrize("layer", ["message", "wal"])
+def test_the_inner_layers_know_neither_spark_nor_delta_nor_a_backend(layer: str) -> None:
+    for path in _modules(PACKAGE / layer):
+        wrong = {name for name in _imports(path) if name.split(".")[0] in OUTER_LIBRARIES}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+@pytest.mark.parametrize("part", PURE)
+def test_the_chain_reads_no_clock_no_dice_and_no_fact_of_its_host(part: str) -> None:
+    for path in _modules(PACKAGE / part) if (PACKAGE / part).exists() else []:
+        wrong = {name for name in _imports(path) if name.split(".")[0] in NOT_DETERMINISTIC}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_no_module_is_longer_than_five_hundred_lines() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for folder in CODE_FOLDERS
+        for path in _modules(ROOT / folder)
+    }
+    assert not {path: length for path, length in lengths.items() if length > 500}
+
+
+def test_no_file_names_a_place_on_somebodys_machine_or_a_package_index() -> None:
+    folders = "|".join(("work", "farm", "root", "home", "tmp/v"))
+    place = re.compile(rf"(?:^|[^A-Za-z0-9_.])/(?:{folders})/[A-Za-z0-9._]")
+    index = re.compile("|".join(("--(?:extra-)?index" + "-url", "--find" + "-links", "pypi" + r"\.org/simple")))
+    found = []
+    for path in _files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [
+            f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if place.search(line) or index.search(line)
+        ]
+    assert not found, "\n".join(found)
+
+
+def test_the_lock_holds_every_requirement_at_its_pin_and_everything_exactly() -> None:
+    asked, locked = _names(ROOT / "requirements.in"), _names(ROOT / "requirements.txt")
+    assert not [name for name, version in locked.items() if version is None]
+    assert asked.keys() <= locked.keys()
+    assert not {name: version for name, version in asked.items() if version not in (None, locked[name])}
+
+
+def test_every_library_that_the_package_imports_is_asked_for_by_name() -> None:
+    asked = _names(ROOT / "requirements.in")
+    distributions = packages_distributions()
+    missing = {}
+    for folder in ("include", "jobs"):
+        for path in _modules(ROOT / folder):
+            for top in {name.split(".")[0] for name in _imports(path)} - sys.stdlib_module_names - {"millrace", "jobs"}:
+                names = {re.sub(r"[-_.]+", "-", name).lower() for name in distributions.get(top, [top])}
+                if not names & asked.keys():
+                    missing[top] = str(path.relative_to(ROOT))
+    assert not missing

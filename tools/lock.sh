@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Resolve requirements.in into requirements.txt with uv; $1 is the folder with this environment's programs.
+set -euo pipefail
+
+uv=$1/uv
+[ -x "$uv" ] || "$1/python" -m pip -q --disable-pip-version-check install uv
+{
+    echo "# The full lock of requirements.in: Linux, Python 3.11 to 3.14. Made by \`make lock\`; edit requirements.in instead."
+    "$uv" pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header requirements.in
+} >requirements.txt.new
+mv requirements.txt.new requirements.txt
