@@ -1,0 +1,132 @@
+"""What must survive besides the segment files, small and synced: a channel's manifest and a group's positions.
+
+The manifest (one file a channel, replaced atomically) holds where the channel begins and the floor of its ids; it is
+durable before any file behind it is recycled. A group's position (one file a group and channel) has two slots that are
+written in turn, so that a torn write leaves the former position. RocksDB mirrors both and owns neither.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, unquote
+
+from crc32c import crc32c
+
+from millrace.errors import InvalidArgument, LogCorrupted, UnsupportedVersion
+from millrace.log.disk import Disk
+
+_VERSION: Final = 1
+_MAX_NAME_BYTES: Final = 80
+
+
+def file_name(name: str) -> str:
+    """A channel's or group's name as a file name. Raises InvalidArgument where it is none."""
+    encoded = name.encode("utf-8", "replace")
+    if not name or "/" in name or "\0" in name or len(encoded) > _MAX_NAME_BYTES:
+        raise InvalidArgument(
+            f"{name!r} is no channel or group name: 1 to {_MAX_NAME_BYTES} bytes of UTF-8 without '/'"
+        )
+    # "~" stands before every name, so that "." and ".." are names like others.
+    return "~" + quote(name, safe="")
+
+
+def name_of(file: str) -> str:
+    """Inverse of :func:`file_name`."""
+    return unquote(file[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A channel's fixed facts and its beginning.
+
+    ``incarnation`` tells a channel from a former one of the same name; ``begin`` is the first id that can be read (0:
+    never truncated); ``floor`` the last id that was given when this was written (-1: none); ``first_segment`` the
+    number of the oldest segment file that is kept.
+    """
+
+    channel: str
+    incarnation: int
+    begin: int
+    floor: int
+    first_segment: int
+
+    def salt(self, segment: int) -> int:
+        """The salt of a segment's records."""
+        return (self.incarnation << 32) | segment
+
+    def store(self, directory: Path, disk: Disk) -> None:
+        """Replace the manifest in `directory`, durably."""
+        text = json.dumps({"version": _VERSION, **asdict(self)}, sort_keys=True).encode()
+        draft = directory / "manifest.new"
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            disk.write(fd, [b"%s\n%08x\n" % (text, crc32c(text))], 0)
+            disk.sync(fd)
+        finally:
+            os.close(fd)
+        draft.replace(directory / "manifest")
+        disk.sync_directory(directory)
+
+    @classmethod
+    def load(cls, directory: Path) -> Manifest:
+        """The manifest in `directory`. Raises FileNotFoundError, LogCorrupted, UnsupportedVersion."""
+        data = (directory / "manifest").read_bytes()
+        text, _, crc = data.partition(b"\n")
+        if crc.strip() != b"%08x" % crc32c(text):
+            raise LogCorrupted(f"{directory / 'manifest'} fails its checksum: restore it")
+        fields = json.loads(text)
+        version = fields.pop("version")
+        if version != _VERSION:
+            raise UnsupportedVersion(f"{directory / 'manifest'} has version {version}; this build knows {_VERSION}")
+        return cls(**fields)
+
+
+_SLOT: Final = struct.Struct("<QQI")
+_SLOT_STRIDE: Final = 512
+
+
+class PositionFile:
+    """A consumer group's position in one channel: one write and one fdatasync a change."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path = path
+        self._disk = disk
+        self._turn, self._position = self._load()
+
+    @property
+    def position(self) -> int | None:
+        """The id it stands at; None where it never was set."""
+        return self._position
+
+    def store(self, position: int) -> None:
+        """Move to `position`, durably."""
+        created = not self._path.exists()
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            turn = self._turn + 1
+            body = struct.pack("<QQ", turn, position)
+            self._disk.write(fd, [body + struct.pack("<I", crc32c(body))], (turn % 2) * _SLOT_STRIDE)
+            self._disk.sync(fd)
+        finally:
+            os.close(fd)
+        if created:
+            self._disk.sync_directory(self._path.parent)
+        self._turn, self._position = turn, position
+
+    def _load(self) -> tuple[int, int | None]:
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return 0, None
+        best: tuple[int, int | None] = (0, None)
+        for at in (0, _SLOT_STRIDE):
+            if len(data) >= at + _SLOT.size:
+                turn, position, crc = _SLOT.unpack_from(data, at)
+                if crc == crc32c(data[at : at + 16]) and turn > best[0]:
+                    best = (turn, position)
+        return best

@@ -1,0 +1,300 @@
+"""The log through its server: a LogService for any process, any number of them at once.
+
+    with RemoteLogService.connect(folder) as service:
+        log = service.open("p0")
+        ids = log.append([b"..."])
+
+The server is found through the folder, started where none runs, and found or started again when it died. Reads and calls
+that may be repeated are repeated until the deadline. An append is sent once: where its answer got lost on the way,
+LogUnavailable says that it is in the log once or not at all, and the caller settles it by the producer's sequence; the next
+append works again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import pyarrow as pa
+
+from millrace.errors import InvalidArgument, LogUnavailable
+from millrace.log.discovery import ServerLaunch, locate
+from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
+from millrace.log.server_link import ConnectionLost, Link, NotTaken, Watchdog
+from millrace.log.server_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, as_values
+from millrace.log.server_wire import log_id, optional_log_id
+from millrace.message.ids import LogId
+
+if TYPE_CHECKING:
+    from millrace.log.channel_log import VerifyReport
+
+DEFAULT_DEADLINE: Final = 30.0
+
+_PAUSE: Final = 0.02
+_T = TypeVar("_T")
+
+
+class RemoteLogService:
+    """A LogService whose log lives in another process. Thread-safe."""
+
+    def __init__(self, folder: Path, *, start: bool, deadline: float, launch: ServerLaunch) -> None:
+        self._folder = folder
+        self._start = start
+        self._launch = launch
+        self.deadline = deadline
+        self._watchdog = Watchdog()
+        self._link: Link | None = None
+        self._linking = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def connect(
+        cls,
+        data_dir: str | Path,
+        *,
+        start: bool = True,
+        deadline: float = DEFAULT_DEADLINE,
+        launch: ServerLaunch | None = None,
+    ) -> Self:
+        """The service of the log in `data_dir`; `start` lets it start the server, `deadline` bounds each call in seconds.
+
+        Raises LogUnavailable where no server runs and `start` is False, or what keeps the server from starting.
+        """
+        service = cls(Path(data_dir).absolute(), start=start, deadline=deadline, launch=launch or ServerLaunch())
+        service.link(time.monotonic() + deadline)
+        return service
+
+    def create(self, pchannel: str) -> None:
+        """Make an empty log. Raises ChannelExists; LogUnavailable where it is unknown whether it was made."""
+        self._once("create", {"pchannel": pchannel})
+
+    def open(self, pchannel: str) -> RemoteLog:
+        """A handle on an existing log. Raises ChannelNotFound."""
+        self._act("open", {"pchannel": pchannel})
+        return RemoteLog(self, pchannel)
+
+    def names(self) -> list[str]:
+        """The PChannels, sorted."""
+        return [str(name) for name in self._act("names", {})["names"]]
+
+    def drop(self, pchannel: str) -> None:
+        """Destroy a log. Raises ChannelNotFound; LogUnavailable where it is unknown whether it is gone."""
+        self._once("drop", {"pchannel": pchannel})
+
+    def ping(self) -> dict[str, Any]:
+        """The server's process id (`pid`) and whether it is stopping."""
+        return self._act("ping", {})
+
+    def shutdown(self, *, timeout: float = DEFAULT_DEADLINE) -> None:
+        """Stop the server cleanly and wait until its process is gone. A later call would start another."""
+        deadline = time.monotonic() + timeout
+        link = self.link(deadline)
+        try:
+            link.act("shutdown", {}, timeout=timeout)
+        except ConnectionLost:
+            pass  # it is going, which the loop below waits for
+        self.drop_link(link)
+        while link.record.alive():
+            if time.monotonic() >= deadline:
+                raise LogUnavailable(f"the log server (process {link.record.pid}) is asked to stop but still runs")
+            threading.Event().wait(_PAUSE)
+
+    def close(self) -> None:
+        """Release the connection; the server goes on. Idempotent."""
+        with self._linking:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        self._watchdog.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- for RemoteLog, and for clients of the server's extensions -------------------------------------------------------
+
+    def link(self, deadline: float) -> Link:
+        """The connection to the living server, found or started by `deadline` (monotonic)."""
+        link = self._link
+        if link is not None:
+            return link
+        while True:
+            with self._linking:
+                if self._closed:
+                    raise InvalidArgument("this log service is closed")
+                if self._link is not None:
+                    return self._link
+                record = locate(self._folder, start=self._start, deadline=deadline, launch=self._launch)
+                link = Link(record, self._watchdog)
+                try:
+                    stopping = link.act("ping", {}, timeout=max(0.1, deadline - time.monotonic()))["stopping"]
+                    reason = "it is stopping"
+                except ConnectionLost as error:
+                    stopping, reason = True, str(error)
+                if not stopping:
+                    self._link = link
+                    return link
+                link.close()
+            if time.monotonic() >= deadline:
+                raise LogUnavailable(
+                    f"the log server (process {record.pid}) at {record.address} does not answer: {reason}"
+                )
+            threading.Event().wait(_PAUSE)
+
+    def drop_link(self, link: Link) -> None:
+        """Forget a connection that failed; the next call makes another."""
+        with self._linking:
+            if self._link is link:
+                self._link = None
+        link.close()
+
+    def repeated(self, call: Callable[[Link, float], _T], *, seconds: float) -> _T:
+        """`call(link, deadline)`, repeated on new connections while it fails on its way, for `seconds` at the most."""
+        deadline = time.monotonic() + seconds
+        while True:
+            link = self.link(deadline)
+            try:
+                link.check()
+                return call(link, deadline)
+            except ConnectionLost as error:
+                self.drop_link(link)
+                threading.Event().wait(_PAUSE)
+                if time.monotonic() >= deadline:
+                    raise LogUnavailable(f"the log server did not answer within {seconds:.1f} s: {error}") from error
+
+    def sent_once(self, call: Callable[[Link, float], _T], *, seconds: float, what: str) -> _T:
+        """`call(link, deadline)`, repeated only while it is certain that the server took nothing of it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            link = self.link(deadline)
+            try:
+                link.check()
+                return call(link, deadline)
+            except (ConnectionLost, NotTaken) as error:
+                self.drop_link(link)
+                if isinstance(error, ConnectionLost) and error.sent:
+                    raise LogUnavailable(
+                        f"{what}: the connection to the log server broke before its answer ({error})"
+                    ) from error
+                if time.monotonic() >= deadline:
+                    raise LogUnavailable(f"{what}: not done, no log server took it within {seconds:.1f} s") from error
+
+    def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        return self.repeated(
+            lambda link, deadline: link.act(name, request, timeout=_left(deadline)), seconds=self.deadline
+        )
+
+    def _once(self, name: str, request: dict[str, Any]) -> None:
+        what = f"whether {name} of {request['pchannel']} took place is unknown"
+        self.sent_once(
+            lambda link, deadline: link.act(name, request, timeout=_left(deadline)), seconds=self.deadline, what=what
+        )
+
+
+class RemoteLog:
+    """One PChannel's log behind the server. Thread-safe: each appending thread has a stream of its own while it appends."""
+
+    def __init__(self, service: RemoteLogService, pchannel: str) -> None:
+        self._service = service
+        self.pchannel = pchannel
+
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
+        """Append one atomic batch; its ids, once all are durable.
+
+        Raises EntryTooLarge (nothing is appended), and LogUnavailable where the answer got lost: the batch is then in the
+        log once or not at all. Where it is certain that the server took nothing, the batch is sent again.
+        """
+        array = as_values(values)
+        if not len(array):
+            return []
+
+        def send(link: Link, deadline: float) -> list[LogId]:
+            with link.stream(self.pchannel) as stream:
+                stream.send(array, deadline=deadline)
+                return stream.receive(deadline=deadline)
+
+        return self._service.sent_once(
+            send, seconds=self._service.deadline, what="whether this batch is in the log is unknown"
+        )
+
+    def pipeline(self, *, appends: int = PIPELINE_APPENDS, bytes: int = PIPELINE_BYTES) -> AppendPipeline:
+        """Several appends in flight at once, in order, at most so many of so many bytes together."""
+        return AppendPipeline(self._service, self.pchannel, appends=appends, bytes=bytes)
+
+    def read(
+        self,
+        position: LogId,
+        *,
+        end: LogId | None = None,
+        max_bytes: int = 64 << 20,
+        timeout: float = 0.0,
+    ) -> LogEntries:
+        """Entries with position <= id < end, as millrace.log.protocol.Log.read promises.
+
+        Raises PositionTruncated, ChannelNotFound, LogUnavailable.
+        """
+        waited_until = time.monotonic() + timeout
+        while True:
+            wait = max(0.0, waited_until - time.monotonic())
+            request = {
+                "pchannel": self.pchannel,
+                "position": position,
+                "end": end,
+                "max_bytes": max_bytes,
+                "timeout": wait,
+            }
+            batches, metadata = self._service.repeated(
+                lambda link, deadline, request=request: link.get(request, timeout=_left(deadline)),  # type: ignore[misc]
+                seconds=self._service.deadline + wait,
+            )
+            rows = [batch for batch in batches if batch.num_rows]
+            if rows or wait <= 0:
+                return LogEntries(_joined(rows), log_id(metadata["next"]))
+            if metadata["busy"]:
+                # The server has no thread left to wait in: ask again in a moment.
+                threading.Event().wait(min(wait, _PAUSE))
+
+    def truncate(self, position: LogId) -> int:
+        """Give up everything before `position`; bytes freed (by the last try, where the connection broke)."""
+        return int(self._service._act("truncate", {"pchannel": self.pchannel, "position": position})["freed"])
+
+    def describe(self) -> LogDescription:
+        """Where the log stands now."""
+        found = self._service._act("describe", {"pchannel": self.pchannel})
+        return LogDescription(begin=log_id(found["begin"]), end=log_id(found["end"]), bytes=int(found["bytes"]))
+
+    def enforce_retention(self, *, allowed: LogId) -> int:
+        """Give up whole files above the server's retention settings, but nothing from `allowed` on; bytes freed."""
+        return int(self._service._act("retain", {"pchannel": self.pchannel, "allowed": allowed})["freed"])
+
+    def verify(self, *, seconds: float = 3600.0) -> VerifyReport:
+        """Scan every checksum of the log, which may take `seconds`. Raises LogUnavailable beyond."""
+        from millrace.log.channel_log import VerifyReport  # brings the engine, which clients otherwise do without
+
+        found = self._service.repeated(
+            lambda link, deadline: link.act("verify", {"pchannel": self.pchannel}, timeout=_left(deadline)),
+            seconds=seconds,
+        )
+        return VerifyReport(**found | {"first_bad": optional_log_id(found["first_bad"])})
+
+    def close(self) -> None:
+        """Nothing is held for one log alone. Idempotent."""
+
+
+def _left(deadline: float) -> float:
+    return max(0.05, deadline - time.monotonic())
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if not batches:
+        return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in ENTRY_SCHEMA], schema=ENTRY_SCHEMA)
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,331 @@
+"""RocksMQ: the embedded log, with the API of chapter 4 (A.4) in Python names.
+
+    <path>/index/                     RocksDB: keys -> pointers, unsynced, rebuilt from the files when behind or lost
+    <path>/channels/~<channel>/       manifest, segment files, spares
+    <path>/groups/~<group>/~<channel> a group's position, one synced write a change
+
+One process at a time holds a data folder (RocksDB's LOCK); others use it through its server. A consumer group's position is
+moved by :meth:`RocksMQ.consume` before it returns, durably, so a consumer that dies with messages in hand gets them again
+only by :meth:`RocksMQ.seek`, as in chapter 4. What RocksMQ has as defects upstream is settled here: acknowledged means
+synced, ids sort at every width, truncation frees whole files at once, and a truncated position is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import pyarrow as pa
+
+from millrace.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable
+from millrace.log.channel_log import ChannelLog, VerifyReport
+from millrace.log.disk import Disk, OsDisk
+from millrace.log.index import PointerIndex
+from millrace.log.manifest import Manifest, PositionFile, file_name, name_of
+from millrace.log.protocol import LogDescription, LogEntries
+from millrace.log.rocksmq_settings import RocksMQSettings
+from millrace.message.ids import LogId
+
+_CONSUME_BYTES = 4 << 20
+
+
+class ConsumerMessage(NamedTuple):
+    """Chapter 4's ``ConsumerMessage``."""
+
+    message_id: int
+    payload: bytes
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class RocksMQLog:
+    """A handle on one channel (the Log protocol). Closing it leaves other handles of the channel open."""
+
+    def __init__(self, core: ChannelLog) -> None:
+        self._core: ChannelLog | None = core
+
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
+        """See :meth:`millrace.log.protocol.Log.append`."""
+        return [LogId(0, entry) for entry in self.append_range(values)]
+
+    def append_range(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> range:
+        """As `append`, but the ids as a range of entry numbers of ledger 0: costs no Python an entry."""
+        return self._open().append(values)
+
+    def read(
+        self, position: LogId, *, end: LogId | None = None, max_bytes: int = 64 << 20, timeout: float = 0.0
+    ) -> LogEntries:
+        """See :meth:`millrace.log.protocol.Log.read`. Also raises LogCorrupted where a stored record does not verify."""
+        return self._open().read(position, end=end, max_bytes=max_bytes, timeout=timeout)
+
+    def truncate(self, position: LogId) -> int:
+        """See :meth:`millrace.log.protocol.Log.truncate`. The file that is appended to stays until it is full."""
+        return self._open().truncate(position)
+
+    def enforce_retention(self, *, allowed: LogId) -> int:
+        """Give up whole files above the retention settings, but nothing from `allowed` on; returns the bytes freed."""
+        return self._open().enforce_retention(allowed=allowed)
+
+    def describe(self) -> LogDescription:
+        """See :meth:`millrace.log.protocol.Log.describe`."""
+        return self._open().describe()
+
+    def verify(self) -> VerifyReport:
+        """Scan every checksum of the channel."""
+        return self._open().verify()
+
+    def close(self) -> None:
+        """See :meth:`millrace.log.protocol.Log.close`."""
+        self._core = None
+
+    def _open(self) -> ChannelLog:
+        if self._core is None:
+            raise LogUnavailable("this handle is closed: open the log again")
+        return self._core
+
+
+class RocksMQ:
+    """The logs of one data folder (the LogService protocol, and chapter 4's API). Thread-safe."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        settings: RocksMQSettings | None = None,
+        disk: Disk | None = None,
+        now_ms: Callable[[], int] = _wall_clock_ms,
+    ) -> None:
+        """Open the data folder `path`, or make it. Raises LogBusy where another process has it."""
+        self._settings = settings or RocksMQSettings()
+        self._disk = disk or OsDisk()
+        self._now_ms = now_ms
+        self._path = Path(path).absolute()
+        self._channels = self._path / "channels"
+        self._groups = self._path / "groups"
+        for directory in (self._channels, self._groups):
+            directory.mkdir(parents=True, exist_ok=True)
+        self._index = PointerIndex(self._path / "index", lock_wait=self._settings.lock_wait)
+        for directory in (self._path, self._path.parent):
+            self._disk.sync_directory(directory)
+        self._lock = threading.RLock()
+        self._cores: dict[str, ChannelLog] = {}
+        self._positions: dict[tuple[str, str], PositionFile] = {}
+        self._closed = False
+        self._finish_drops()
+
+    @property
+    def path(self) -> Path:
+        """The data folder."""
+        return self._path
+
+    # The LogService protocol
+
+    def create(self, pchannel: str) -> None:
+        """Make an empty log; raises ChannelExists."""
+        with self._lock:
+            self._check_open()
+            directory = self._channels / file_name(pchannel)
+            if directory.exists():
+                raise ChannelExists(f"channel {pchannel!r} exists already")
+            draft = self._channels / f"new-{directory.name}"
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+            manifest = Manifest(pchannel, secrets.randbits(31), begin=0, floor=-1, first_segment=1)
+            manifest.store(draft, self._disk)
+            draft.rename(directory)
+            self._disk.sync_directory(self._channels)
+
+    def open(self, pchannel: str) -> RocksMQLog:
+        """A handle on an existing log; reopens one that a failed write stopped. Raises ChannelNotFound, LogCorrupted."""
+        core = self._core(pchannel)
+        core.reopen()
+        return RocksMQLog(core)
+
+    def names(self) -> list[str]:
+        """The channels, sorted."""
+        self._check_open()
+        return sorted(name_of(entry.name) for entry in self._channels.iterdir() if entry.name.startswith("~"))
+
+    def drop(self, pchannel: str) -> None:
+        """Destroy a log with all its entries and its groups' positions; raises ChannelNotFound."""
+        with self._lock:
+            self._check_open()
+            directory = self._directory(pchannel)
+            core = self._cores.pop(pchannel, None)
+            if core is not None:
+                core.close()
+            for group in self.consumer_groups():
+                self._forget_position(group, pchannel)
+            doomed = self._channels / f"drop-{directory.name}"
+            directory.rename(doomed)
+            self._disk.sync_directory(self._channels)
+            self._index.drop_channel(pchannel)
+            shutil.rmtree(doomed)
+
+    def close(self) -> None:
+        """Close the service and its handles. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for core in self._cores.values():
+                core.close()
+            self._index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Chapter 4
+
+    def create_channel(self, channel: str) -> None:
+        """As `create`."""
+        self.create(channel)
+
+    def destroy_channel(self, channel: str) -> None:
+        """As `drop`."""
+        self.drop(channel)
+
+    def create_consumer_group(self, group: str) -> None:
+        """Make a consumer group; raises ChannelExists."""
+        with self._lock:
+            self._check_open()
+            try:
+                (self._groups / file_name(group)).mkdir()
+            except FileExistsError:
+                raise ChannelExists(f"consumer group {group!r} exists already") from None
+            self._disk.sync_directory(self._groups)
+
+    def destroy_consumer_group(self, group: str) -> None:
+        """Forget a consumer group and its positions; raises ChannelNotFound."""
+        with self._lock:
+            self._check_open()
+            directory = self._group(group)
+            for channel in self.names():
+                self._forget_position(group, channel)
+            shutil.rmtree(directory)
+            self._disk.sync_directory(self._groups)
+
+    def consumer_groups(self) -> list[str]:
+        """The consumer groups, sorted."""
+        return sorted(name_of(entry.name) for entry in self._groups.iterdir())
+
+    def produce(self, channel: str, messages: Sequence[bytes]) -> list[int]:
+        """Append `messages` as one atomic batch; their ids, once they are durable."""
+        return list(self._core(channel).append(messages))
+
+    def consume(self, group: str, channel: str, n: int) -> list[ConsumerMessage]:
+        """Up to `n` messages from the group's position on, which moves behind them, durably, before this returns.
+
+        Raises PositionTruncated where the position was truncated: seek to its ``earliest``.
+        """
+        if n < 0:
+            raise InvalidArgument(f"cannot consume {n} messages")
+        with self._lock:
+            core, position = self._core(channel), self.current_id(group, channel)
+            messages: list[ConsumerMessage] = []
+            while len(messages) < n:
+                run = core.read(LogId(0, position), end=None, max_bytes=_CONSUME_BYTES, timeout=0.0)
+                if not run.batch.num_rows:
+                    break
+                taken = run.batch.slice(0, n - len(messages))
+                messages += map(ConsumerMessage, taken.column("entry").to_pylist(), taken.column("value").to_pylist())
+                position = messages[-1].message_id + 1
+            if messages:
+                self._move(group, channel, position)
+            return messages
+
+    def seek(self, group: str, channel: str, message_id: int) -> None:
+        """Move the group's position, durably: the next message consumed is the first with an id >= `message_id`."""
+        with self._lock:
+            self._directory(channel)
+            self._group(group)
+            if not 0 <= message_id < 1 << 63:
+                raise InvalidArgument(f"{message_id} is no message id")
+            self._move(group, channel, message_id)
+
+    def begin_id(self, channel: str) -> int:
+        """The earliest id that can be read (0: never truncated)."""
+        return self._core(channel).describe().begin.entry
+
+    def end_id(self, channel: str) -> int:
+        """The id behind the last message's (0: there never was one)."""
+        return self._core(channel).describe().end.entry
+
+    def current_id(self, group: str, channel: str) -> int:
+        """The group's position in a channel; 0, the beginning, where it never consumed from it nor sought."""
+        with self._lock:
+            return self._position(group, channel).position or 0
+
+    def _move(self, group: str, channel: str, position: int) -> None:
+        self._position(group, channel).store(position)
+        self._index.set_current(group, channel, position)
+
+    def _position(self, group: str, channel: str) -> PositionFile:
+        directory = self._group(group)
+        self._directory(channel)
+        key = (group, channel)
+        if key not in self._positions:
+            self._positions[key] = PositionFile(directory / file_name(channel), self._disk)
+        return self._positions[key]
+
+    def _forget_position(self, group: str, channel: str) -> None:
+        directory = self._group(group)
+        self._positions.pop((group, channel), None)
+        path = directory / file_name(channel)
+        if path.exists():
+            path.unlink()
+            self._disk.sync_directory(directory)
+            self._index.set_current(group, channel, None)
+
+    def _core(self, channel: str) -> ChannelLog:
+        with self._lock:
+            self._check_open()
+            core = self._cores.get(channel)
+            if core is None:
+                directory = self._directory(channel)
+                core = ChannelLog(directory, self._index, self._disk, settings=self._settings, now_ms=self._now_ms)
+                self._cores[channel] = core
+            return core
+
+    def _directory(self, channel: str) -> Path:
+        directory = self._channels / file_name(channel)
+        if not directory.is_dir():
+            raise ChannelNotFound(f"there is no channel {channel!r} in {self._path}: create it first")
+        return directory
+
+    def _group(self, group: str) -> Path:
+        directory = self._groups / file_name(group)
+        if not directory.is_dir():
+            raise ChannelNotFound(f"there is no consumer group {group!r} in {self._path}: create it first")
+        return directory
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogUnavailable(f"the log at {self._path} is closed: open it again")
+
+    def _finish_drops(self) -> None:
+        """What a crash interrupted: channels half made were never there, channels half dropped are gone."""
+        for entry in self._channels.iterdir():
+            if not entry.name.startswith("~"):
+                if entry.name.startswith("drop-"):
+                    self._index.drop_channel(name_of(entry.name.removeprefix("drop-")))
+                shutil.rmtree(entry)
+
+
+def open_location(location: str, settings: Mapping[str, object]) -> RocksMQ:
+    """The registry's opener: `location` is the data folder, `settings` those of :class:`RocksMQSettings`."""
+    return RocksMQ(location, settings=RocksMQSettings.of(settings))

@@ -1,0 +1,149 @@
+"""The log's server: one process owns a folder's log and serves it to all others over Arrow Flight.
+
+    python -m millrace.log.server --data <folder>
+
+Clients find it through `server.json` (millrace.log.discovery) and normally start it themselves (millrace.log.remote).
+What crosses the wire:
+
+- DoExchange, command `{"append": <pchannel>, "pipelined": <bool>}`: each record batch in is one append, each metadata
+  message out its acknowledgement, in order (server_streams, server_wire).
+- DoGet, ticket `{"pchannel", "position", "end", "max_bytes", "timeout"}`: entries (ENTRY_SCHEMA); the metadata of the last
+  batch is `{"next": position}`. One call waits at most ReadLimits.max_wait; the client asks again.
+- Actions create, drop, describe, truncate (`{"pchannel", ...}`), names, ping, shutdown: a JSON object in, one out.
+- A command, ticket or action that names an extension (`{"extension": <name>, ...}`, `"<name>/<action>"`) goes to that one.
+
+Every call carries the token of `server.json`; any other is refused before its first byte is looked at. SIGTERM, SIGINT and
+`shutdown` stop it cleanly: new appends are answered "not taken", those in flight finish, the log is closed, `server.json` goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pyarrow as pa
+
+from millrace.errors import InvalidSettings, MillraceError
+from millrace.log.discovery import (
+    LOCK_FILE,
+    STARTUP_ERROR,
+    ServerLaunch,
+    ServerRecord,
+    held,
+    remove_record,
+    write_record,
+)
+from millrace.log.protocol import LogService
+from millrace.log.rocksmq import RocksMQ
+from millrace.log.rocksmq_settings import RocksMQSettings
+from millrace.log.server_flight import Extension, LogServer
+from millrace.log.server_wire import error_to_bytes
+
+_log = logging.getLogger(__name__)
+
+
+def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> None:
+    """Own `folder`'s log and serve it until SIGTERM, SIGINT, a shutdown call or the launch's idle timeout.
+
+    Call it from the main thread. Raises LogBusy where another server still holds the folder after `lock_timeout` seconds,
+    what keeps the log from opening, InvalidSettings.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    settings = RocksMQSettings.of(dict(launch.settings))
+    extensions = [_imported(path) for path in launch.extensions]
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder / LOCK_FILE, deadline=time.monotonic() + lock_timeout):
+        service = RocksMQ(folder, settings=settings)
+        try:
+            hosted = [extension(service) for extension in extensions]
+            # The token must exist before the address does, and the record needs both.
+            draft = ServerRecord.of_this_process("")
+            server = LogServer(service, token=draft.token, extensions=hosted, host=launch.host, port=launch.port)
+        except pa.ArrowException as error:
+            service.close()
+            raise InvalidSettings(f"the log server cannot listen at {launch.host}:{launch.port}: {error}") from error
+        except BaseException:
+            service.close()
+            raise
+        record = replace(draft, address=server.address)
+        try:
+            write_record(folder, record)
+            _log.info("serving %s at %s as process %d", folder, record.address, record.pid)
+            while not (stop.is_set() or server.stop_asked.is_set()):
+                if launch.idle_timeout is not None and server.gate.idle_seconds > launch.idle_timeout:
+                    _log.info("no work for %.1f s", launch.idle_timeout)
+                    break
+                stop.wait(0.2)
+        finally:
+            server.close()
+            remove_record(folder, record)
+            _log.info("stopped")
+
+
+def _imported(path: str) -> Callable[[LogService], Extension]:
+    module, _, function = path.partition(":")
+    try:
+        found: Callable[[LogService], Extension] = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidSettings(f"{path!r} is no extension; write module:function ({error})") from error
+    return found
+
+
+def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
+    """The command line, whose options are those that ServerLaunch.arguments writes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m millrace.log.server", description="Serve a folder's log to other processes."
+    )
+    add = parser.add_argument
+    add("--data", type=Path, required=True, metavar="FOLDER", help="where the log lies")
+    add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
+    add("--port", type=int, default=0, help="port to bind (default: a free one)")
+    add("--idle-timeout", type=float, metavar="SECONDS", help="stop after so long without work (default: never)")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the embedded log")
+    add("--extension", action="append", default=[], metavar="MODULE:FUNCTION", help="what else to host")
+    options = parser.parse_args(arguments)
+    settings = []
+    for item in options.set:
+        name, equals, value = item.partition("=")
+        if not equals:
+            parser.error(f"--set {item}: write NAME=VALUE")
+        settings.append((name, value))
+    launch = ServerLaunch(
+        host=options.host,
+        port=options.port,
+        idle_timeout=options.idle_timeout,
+        settings=tuple(settings),
+        extensions=tuple(options.extension),
+    )
+    return options.data, launch
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve as the command line says. A failure to start is one line that the starter turns back into the typed error."""
+    folder, launch = _launch(arguments)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    try:
+        serve(folder, launch)
+    except MillraceError as error:
+        sys.stderr.write(f"{STARTUP_ERROR}{error_to_bytes(error).decode()}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    # Clients may hold streams open, whose threads would keep the interpreter; the log is closed, nothing is left to wait for.
+    os._exit(code)

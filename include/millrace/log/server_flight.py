@@ -1,0 +1,387 @@
+"""The Flight service of the log's server: calls in, the log's methods out. Its process is millrace.log.server's matter,
+which also says what crosses the wire.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+from pyarrow import flight
+
+from millrace.errors import ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError
+from millrace.log.protocol import ENTRY_SCHEMA, Log, LogEntries, LogService
+from millrace.log.server_streams import serve_appends
+from millrace.log.server_wire import (
+    AUTHORIZATION,
+    NotTaken,
+    flight_error,
+    from_json,
+    log_id,
+    optional_log_id,
+    to_json,
+)
+from millrace.message.ids import LogId
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class AppendsRange(Protocol):
+    """A log that gives an append's ids as a range of entries of ledger 0, which costs no Python an entry."""
+
+    def append_range(self, values: pa.LargeBinaryArray) -> range: ...
+
+
+@runtime_checkable
+class Keeps(Protocol):
+    """A log with retention and checksums of its own, as the embedded one is."""
+
+    def enforce_retention(self, *, allowed: LogId) -> int: ...
+
+    def verify(self) -> Any: ...
+
+
+class Extension(Protocol):
+    """Something else that lives in the server's process, next to the log (the append host, for one).
+
+    Its methods run in threads of the server and may raise any MillraceError, which reaches the client as such.
+    """
+
+    name: str
+
+    def do_exchange(
+        self,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Serve a stream whose command is a JSON object with `"extension": name`."""
+        ...
+
+    def do_get(self, ticket: flight.Ticket) -> flight.FlightDataStream:
+        """Answer a ticket that is a JSON object with `"extension": name`."""
+        ...
+
+    def do_action(self, action: flight.Action) -> Sequence[bytes]:
+        """Answer an action of type `name/...`; one bytes object a result."""
+        ...
+
+    def close(self) -> None:
+        """Stop. The log is still open, and takes no more appends from streams; called once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """What reads may hold: threads that wait for entries, seconds of one wait, and bytes of one message on the wire."""
+
+    waiting: int = 128
+    max_wait: float = 10.0
+    wait_slice: float = 0.25
+    piece_bytes: int = 8 << 20
+
+
+class Gate:
+    """Counts the work under way, refuses more once closed, and knows how long there was none."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._active = 0
+        self._closed = False
+        self._quiet_since = time.monotonic()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Do one piece of work inside. Raises NotTaken once the gate is closed."""
+        with self._changed:
+            if self._closed:
+                raise NotTaken
+            self._active += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._active -= 1
+                self._quiet_since = time.monotonic()
+                self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds without work; 0 while there is some."""
+        with self._changed:
+            return 0.0 if self._active else time.monotonic() - self._quiet_since
+
+    def close(self, *, timeout: float) -> bool:
+        """Refuse further work and wait for what is under way; False where that took longer than `timeout` seconds."""
+        with self._changed:
+            self._closed = True
+            return self._changed.wait_for(lambda: self._active == 0, timeout)
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no type information
+    """Lets a call begin only with the token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[Any]]) -> None:
+        given = headers.get(AUTHORIZATION) or [""]
+        value = given[0] if isinstance(given[0], bytes) else str(given[0]).encode()
+        if not hmac.compare_digest(value, self._expected):
+            raise flight.FlightUnauthenticatedError("the token is not the one in server.json")
+
+
+class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type information
+    """Serves `service`. Listens from construction on; :meth:`close` ends it."""
+
+    def __init__(
+        self,
+        service: LogService,
+        *,
+        token: str,
+        extensions: Sequence[Extension] = (),
+        limits: ReadLimits | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self._service = service
+        self._logs: dict[str, Log] = {}
+        self._opening = threading.Lock()
+        self._extensions = {extension.name: extension for extension in extensions}
+        self._limits = limits or ReadLimits()
+        self._waiting = threading.BoundedSemaphore(self._limits.waiting)
+        self.gate = Gate()
+        self.stop_asked = threading.Event()
+        super().__init__(f"grpc://{host}:{port}", middleware={"token": _TokenCheck(token)})
+        self.address = f"grpc://{host}:{self.port}"
+
+    def close(self, *, timeout: float = 10.0) -> None:
+        """Take no more work, finish what is under way (at most `timeout` seconds), close extensions, logs and service."""
+        if not self.gate.close(timeout=timeout):
+            _log.warning("work is still under way after %.0f s; closing the log under it", timeout)
+        for extension in self._extensions.values():
+            extension.close()
+        with self._opening:
+            logs, self._logs = self._logs, {}
+        for log in logs.values():
+            log.close()
+        self._service.close()
+        # Ends the listener. It waits for streams that clients hold open, hence not in this thread.
+        threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True).start()
+
+    # --- Flight's methods -----------------------------------------------------------------------------------------------
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        with _typed():
+            command = from_json(descriptor.command or b"")
+            if "extension" in command:
+                self._extension(command["extension"]).do_exchange(descriptor, reader, writer)
+                return
+            pchannel = _name(command, "append")
+            serve_appends(
+                reader,
+                writer,
+                lambda values: self._append(pchannel, values),
+                pipelined=bool(command.get("pipelined")),
+                cancelled=context.is_cancelled,
+            )
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        with _typed():
+            request = from_json(ticket.ticket)
+            if "extension" in request:
+                return self._extension(request["extension"]).do_get(ticket)
+            return self._read(context, request)
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Sequence[bytes]:
+        with _typed():
+            name, slash, _ = action.type.partition("/")
+            if slash:
+                return self._extension(name).do_action(action)
+            act = getattr(self, f"_act_{name}", None)
+            if act is None:
+                raise InvalidArgument(f"the log server knows no action {name!r}")
+            return [to_json(act(from_json(action.body.to_pybytes())))]
+
+    # --- appends and reads ----------------------------------------------------------------------------------------------
+
+    def _append(self, pchannel: str, values: pa.LargeBinaryArray) -> range | Sequence[LogId]:
+        with self.gate.entered():
+            log = self._open(pchannel)
+            try:
+                return log.append_range(values) if isinstance(log, AppendsRange) else log.append(values)
+            except LogUnavailable:
+                # The log may have stopped itself after a failed write; opening it again lets it recover for the next append.
+                with self._opening:
+                    self._logs.pop(pchannel, None)
+                raise
+
+    def _read(self, context: flight.ServerCallContext, request: dict[str, Any]) -> flight.FlightDataStream:
+        log = self._open(_name(request, "pchannel"))
+        position, end = log_id(request.get("position")), optional_log_id(request.get("end"))
+        max_bytes, timeout = int(request.get("max_bytes", 64 << 20)), float(request.get("timeout", 0.0))
+        with self.gate.entered():
+            first = log.read(position, end=end, max_bytes=min(max_bytes, self._limits.piece_bytes))
+        busy = False
+        if not first.batch.num_rows and timeout > 0:
+            first, busy = self._wait(context, log, position, end, max_bytes, timeout)
+        return flight.GeneratorStream(ENTRY_SCHEMA, self._pieces(log, first, end, max_bytes, busy))
+
+    def _pieces(
+        self, log: Log, entries: LogEntries, end: LogId | None, max_bytes: int, busy: bool
+    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        """A read in pieces, so that the log reads the next while the client takes this one."""
+        piece = self._limits.piece_bytes
+        while True:
+            yield entries.batch, to_json({"next": entries.next, "busy": busy})
+            size = entries.batch.column("value").nbytes
+            max_bytes -= size
+            if size < piece // 2 or max_bytes < piece // 2:
+                return  # the log's end, or about enough
+            try:
+                with self.gate.entered():
+                    entries = log.read(entries.next, end=end, max_bytes=min(max_bytes, piece))
+            except (MillraceError, NotTaken):
+                return  # what came so far is right; the next read begins at this error and reports it
+            if not entries.batch.num_rows or entries.batch.column("value").nbytes > 2 * piece:
+                return
+
+    def _wait(
+        self,
+        context: flight.ServerCallContext,
+        log: Log,
+        position: LogId,
+        end: LogId | None,
+        max_bytes: int,
+        timeout: float,
+    ) -> tuple[LogEntries, bool]:
+        """Wait for entries in slices, so that a client that left and a server that stops free the thread; and whether it could."""
+        deadline = time.monotonic() + min(timeout, self._limits.max_wait)
+        size = min(max_bytes, self._limits.piece_bytes)
+        can_wait = self._waiting.acquire(blocking=False)
+        try:
+            while True:
+                left = deadline - time.monotonic()
+                wait = min(self._limits.wait_slice, left) if can_wait else 0.0
+                with self.gate.entered():
+                    entries = log.read(position, end=end, max_bytes=size, timeout=max(0.0, wait))
+                if entries.batch.num_rows or not can_wait or left <= 0 or context.is_cancelled():
+                    return entries, not can_wait
+        finally:
+            if can_wait:
+                self._waiting.release()
+
+    def _open(self, pchannel: str) -> Log:
+        log = self._logs.get(pchannel)
+        if log is None:
+            with self._opening:
+                log = self._logs.get(pchannel)
+                if log is None:
+                    if self.gate.closed:
+                        raise LogUnavailable("the log server is stopping")
+                    log = self._logs[pchannel] = self._service.open(pchannel)
+        return log
+
+    def _extension(self, name: object) -> Extension:
+        extension = self._extensions.get(str(name))
+        if extension is None:
+            raise InvalidArgument(f"this log server has no extension {name!r}: start it with --extension")
+        return extension
+
+    # --- actions --------------------------------------------------------------------------------------------------------
+
+    def _act_create(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            self._service.create(_name(request, "pchannel"))
+        return {}
+
+    def _act_drop(self, request: dict[str, Any]) -> dict[str, Any]:
+        pchannel = _name(request, "pchannel")
+        with self.gate.entered(), self._opening:
+            log = self._logs.pop(pchannel, None)
+            if log is not None:
+                log.close()
+            self._service.drop(pchannel)
+        return {}
+
+    def _act_names(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"names": self._service.names()}
+
+    def _act_open(self, request: dict[str, Any]) -> dict[str, Any]:
+        pchannel = _name(request, "pchannel")
+        if pchannel not in self._service.names():
+            raise ChannelNotFound(f"there is no PChannel {pchannel}: create it first")
+        return {}
+
+    def _act_describe(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            found = self._open(_name(request, "pchannel")).describe()
+        return {"begin": found.begin, "end": found.end, "bytes": found.bytes}
+
+    def _act_truncate(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            freed = self._open(_name(request, "pchannel")).truncate(log_id(request.get("position")))
+        return {"freed": freed}
+
+    def _act_retain(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            return {"freed": self._keeper(request).enforce_retention(allowed=log_id(request.get("allowed")))}
+
+    def _act_verify(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            return asdict(self._keeper(request).verify())
+
+    def _keeper(self, request: dict[str, Any]) -> Keeps:
+        log = self._open(_name(request, "pchannel"))
+        if not isinstance(log, Keeps):
+            raise InvalidArgument("this log has no retention or checksums of its own")
+        return log
+
+    def _act_ping(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"pid": os.getpid(), "stopping": self.gate.closed}
+
+    def _act_shutdown(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.stop_asked.set()
+        return {}
+
+
+@contextmanager
+def _typed() -> Iterator[None]:
+    """Send what the body raises so that the client gets it back typed."""
+    try:
+        yield
+    except flight.FlightError:
+        raise
+    except NotTaken:
+        raise flight.FlightUnavailableError("the log server is stopping") from None
+    except MillraceError as error:
+        raise flight_error(error) from None
+    except Exception as error:
+        _log.exception("a call failed inside")
+        raise flight_error(error) from None
+
+
+def _name(request: dict[str, Any], key: str) -> str:
+    value = request.get(key)
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(f"the request needs {key!r}, the name of a PChannel")
+    return value

@@ -1,0 +1,108 @@
+"""RocksDB holds pointers and no truth: lost, behind, damaged or of a former channel, it is made anew from the files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from rocksdict import AccessType, Options, Rdict
+
+from millrace.errors import LogBusy, LogCorrupted
+from millrace.log.index import Pointer, PointerIndex
+from millrace.log.manifest import Manifest, file_name
+from millrace.log.rocksmq import RocksMQ
+from tests.log.crash_images import CHANNEL, SETTINGS, append, read
+
+
+def keys(directory: Path) -> dict[bytes, bytes]:
+    database = Rdict(str(directory / "index"), options=Options(raw_mode=True), access_type=AccessType.read_only())
+    try:
+        return dict(database.items())
+    finally:
+        database.close()
+
+
+def fill(directory: Path, count: int = 20) -> list[tuple[object, bytes]]:
+    with RocksMQ(directory, settings=SETTINGS) as service:
+        if CHANNEL not in service.names():
+            service.create(CHANNEL)
+        log = service.open(CHANNEL)
+        return [entry for index in range(count) for entry in append(log, [b"%d" % index * 5_000, b"second"])]
+
+
+def test_keys_are_those_of_chapter_4_zero_padded_one_a_batch(tmp_path: Path) -> None:
+    entries = fill(tmp_path)
+    with RocksMQ(tmp_path, settings=SETTINGS) as service:
+        service.create_consumer_group("g")
+        service.seek("g", CHANNEL, entries[3][0].entry)
+        service.open(CHANNEL).truncate(entries[2][0])
+    found = keys(tmp_path)
+    pointers = [key for key in found if key[:2] == b"c/" and key[2:].isdigit()]
+    assert {int(key[2:]) for key in pointers} <= {entry_id.entry for entry_id, _ in entries[::2]}
+    assert all(len(key) == len(b"c/") + 20 for key in pointers)
+    assert int(found[b"c/begin_id"]) == entries[2][0].entry
+    assert int(found[b"g/c/current_id"]) == entries[3][0].entry
+    assert b"c/end_id" in found
+
+
+@pytest.mark.parametrize("how", ["lost", "damaged", "behind"])
+def test_an_index_that_is_lost_damaged_or_behind_is_rebuilt(tmp_path: Path, how: str) -> None:
+    data = tmp_path / "data"
+    entries = fill(data, 10)
+    shutil.copytree(data / "index", tmp_path / "old")
+    entries += fill(data, 10)
+    whole = keys(data)
+    if how == "lost":
+        shutil.rmtree(data / "index")
+    elif how == "damaged":
+        (data / "index" / "CURRENT").write_bytes(b"garbage")
+    else:
+        shutil.rmtree(data / "index")
+        shutil.copytree(tmp_path / "old", data / "index")
+    with RocksMQ(data, settings=SETTINGS) as service:
+        log = service.open(CHANNEL)
+        assert read(log) == entries
+        for entry_id, value in entries:
+            assert log.read(entry_id, max_bytes=1).batch.column("value").to_pylist() == [value]
+    assert keys(data) == whole
+
+
+def test_pointers_of_a_former_channel_of_the_same_name_count_for_nothing(tmp_path: Path) -> None:
+    fill(tmp_path)
+    with RocksMQ(tmp_path, settings=SETTINGS) as service:
+        service.drop(CHANNEL)
+        service.create(CHANNEL)
+        incarnation = Manifest.load(tmp_path / "channels" / file_name(CHANNEL)).incarnation
+    index = PointerIndex(tmp_path / "index")
+    stale = Pointer(1 << 60, 12345, 0, 100, 1)
+    index.put(CHANNEL, incarnation + 1, [stale], 1 << 61)  # as if the drop had not reached the medium
+    index.close()
+    entries = fill(tmp_path, 3)
+    with RocksMQ(tmp_path, settings=SETTINGS) as service:
+        assert read(service.open(CHANNEL)) == entries
+
+
+def test_the_index_proves_what_was_acknowledged(tmp_path: Path) -> None:
+    entries = fill(tmp_path)
+    tail = sorted((tmp_path / "channels" / file_name(CHANNEL)).glob("*.log"))[-1]
+    data = tail.read_bytes()
+    for broken in (data[:-1], data[:-1] + bytes([data[-1] ^ 1]), b"", None):
+        if broken is None:
+            tail.unlink()
+        else:
+            tail.write_bytes(broken)
+        with RocksMQ(tmp_path, settings=SETTINGS) as service, pytest.raises(LogCorrupted):
+            service.open(CHANNEL)
+        assert (tail.read_bytes() if tail.exists() else None) == broken  # nothing was cut nor removed
+    tail.write_bytes(data)
+    with RocksMQ(tmp_path, settings=SETTINGS) as service:
+        assert read(service.open(CHANNEL)) == entries
+
+
+def test_a_second_process_is_told_that_the_log_is_busy(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    with RocksMQ(tmp_path, settings=SETTINGS), pytest.raises(LogBusy):
+        RocksMQ(tmp_path, settings=replace(SETTINGS, lock_wait=0.05))
+    RocksMQ(tmp_path, settings=SETTINGS).close()
