@@ -15,29 +15,27 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import pyarrow as pa
 from pyarrow import flight
 
 from millrace.errors import InvalidArgument, LogUnavailable, MillraceError
-from millrace.log.discovery import ServerLaunch
 from millrace.log.remote import RemoteLogService
 from millrace.log.server_link import CONNECTION_FAILURES, ConnectionLost, Link, NotTaken, lost
 from millrace.log.server_wire import VALUE_SCHEMA, ack_from_bytes, to_json
 from millrace.node.append_host import DEFAULT_DEADLINE, Entries, as_values
 from millrace.node.append_host_outcome import AppendOutcome
-from millrace.node.append_host_server import FACTORY, NAME, TIMEOUT, tailed_rows
+from millrace.node.append_host_server import LAUNCH, NAME, TIMEOUT, tailed_rows
 from millrace.node.tail_buffer import Evicted, Tailed
 
 STREAM_APPENDS: Final = 256
 STREAM_BYTES: Final = 32 << 20
 _MARGIN: Final = 2.0
 """Seconds that a client waits beyond what it lets the server wait: the server's answer is the better one."""
-_T = TypeVar("_T")
 
 
 class AppendClient:
@@ -61,7 +59,7 @@ class AppendClient:
 
         Raises LogUnavailable where no server runs and `start` is False, or what keeps it from starting.
         """
-        launch = ServerLaunch(idle_timeout=idle_timeout, extensions=(FACTORY,))
+        launch = replace(LAUNCH, idle_timeout=idle_timeout)
         folder = Path(data_dir) / "log"
         return cls(RemoteLogService.connect(folder, start=start, deadline=deadline, launch=launch))
 

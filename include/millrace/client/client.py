@@ -14,7 +14,7 @@ from millrace.client.append_client import AppendClient
 from millrace.client.producer import Producer
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.store import Collection
-from millrace.log.remote import RemoteLogService
+from millrace.log.protocol import LogService
 from millrace.settings import Settings
 
 
@@ -32,11 +32,11 @@ class _OneByOne:
 class Client:
     """A connection to the log's server and its append host, which it starts where none runs."""
 
-    def __init__(self, settings: Settings, *, log: RemoteLogService, append: AppendClient) -> None:
+    def __init__(self, settings: Settings, append: AppendClient) -> None:
         self.settings = settings
-        self.log = log
         self.append = append
-        self.coordinator = Coordinator(settings, log=log, append=_OneByOne(append, settings.append_deadline))
+        self.log: LogService = append.service
+        self.coordinator = Coordinator(settings, log=self.log, append=_OneByOne(append, settings.append_deadline))
         self._producers: list[Producer] = []
 
     @classmethod
@@ -46,9 +46,7 @@ class Client:
         Raises LogUnavailable where it cannot be reached (or must not be started).
         """
         settings = settings or Settings.load()
-        settings.log_path.mkdir(parents=True, exist_ok=True)
-        log = RemoteLogService.connect(settings.log_path, start=start, deadline=settings.start_deadline)
-        return cls(settings, log=log, append=AppendClient(log))
+        return cls(settings, AppendClient.connect(settings.data_dir, start=start, deadline=settings.start_deadline))
 
     def close(self) -> None:
         for producer in self._producers:

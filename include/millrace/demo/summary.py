@@ -18,7 +18,7 @@ from millrace.demo.load import Counts, Load
 from millrace.errors import DeadlineExceeded
 from millrace.message.ids import tick_physical_ms
 from millrace.node.processes import Job, JobFailed
-from millrace.node.streaming import progress_path
+from millrace.node.streaming import progress_path, started_path
 from millrace.settings import Settings
 from millrace.tables.collection_table import rows_path
 from millrace.tables.delta_files import open_table
@@ -27,6 +27,7 @@ from millrace.tables.verify import ChannelReport, CollectionReport, verify_chann
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.tables.wal_table import WalTable
 
+JOB: Final = "millrace-streaming-node"
 POLL_SECONDS: Final = 0.25
 FLUSH_DEADLINE: Final = 600.0
 
@@ -46,11 +47,11 @@ class Watch:
         self._stop = stop
         self.phases: list[tuple[str, int, int, float]] = []
         """(name, rows, bytes, seconds) of each phase."""
-        progress_path(settings).unlink(missing_ok=True)
+        started_path(settings, JOB).unlink(missing_ok=True)
 
     def wait_started(self, job: Job) -> None:
         """Wait until the streaming job says that it runs."""
-        path = progress_path(self._settings)
+        path = started_path(self._settings, JOB)
         job.wait_ready(lambda: self._unless_stopped(path.exists()), deadline=self._settings.start_deadline)
 
     def drive(self, name: str, work: Callable[[], None], load: Load, job: Job, update: Update) -> None:

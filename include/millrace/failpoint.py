@@ -1,0 +1,42 @@
+"""Named places where a crash test stops a process; they cost one dictionary look-up while nothing is armed.
+
+Armed only from outside, by ``MILLRACE_TEST_FAILPOINTS=<name>[@<n>][,...]``: the n-th time (default: the first) the process
+comes by that place it dies as kill -9 would have it, without cleaning up. Nothing here can be armed by code, so that a
+running deployment has no second way to behave.
+
+Places: ``range.written`` (Parquet files are on disk, the task has not answered), ``commit.checked`` (the fence was
+checked, nothing is committed), ``commit.done`` (the Delta commit stands, Spark's commit log does not know it yet).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final
+
+from millrace.errors import InvalidSettings
+
+VARIABLE: Final = "MILLRACE_TEST_FAILPOINTS"
+
+
+def parse(text: str) -> dict[str, int]:
+    """``name[@n],...`` as {name: n}. Raises InvalidSettings where n is no positive integer."""
+    armed: dict[str, int] = {}
+    for item in filter(None, text.split(",")):
+        name, _, count = item.partition("@")
+        if not name or (count and not (count.isascii() and count.isdigit() and int(count) > 0)):
+            raise InvalidSettings(f"{VARIABLE}: {item!r} is no <name>[@<n>]")
+        armed[name] = int(count or 1)
+    return armed
+
+
+_armed: Final = parse(os.environ.get(VARIABLE, ""))
+
+
+def hit(name: str) -> None:
+    """Come by the place `name`; does not return where that is the armed visit."""
+    if name not in _armed:
+        return
+    _armed[name] -= 1
+    if _armed[name] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)

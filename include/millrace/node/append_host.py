@@ -1,0 +1,196 @@
+"""The append host: follows each PChannel's log once for all its clients and answers appends in milliseconds.
+
+    host = AppendHost(service, load_state)
+    result = host.append("p0", encode_entry([message]), deadline=5.0).result()
+
+It runs the same chain over the same log as the Spark host, from the newest committed (position, state) on, so both find the
+same answer; nothing is coordinated between them, and it may be killed at any instant. An append is one atomic batch in the
+log; callers at once share one disk acknowledgement (the log's group commit) and one run of the chain. An append whose answer
+was lost is repeated with the same producer sequence, which has one effect and gets the first one's result (law 8).
+
+It also keeps each PChannel's newest rows for tailing readers (:mod:`millrace.node.tail_buffer`) and appends time ticks when
+one is needed (:mod:`millrace.node.append_host_follower`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+import pyarrow as pa
+
+from millrace.errors import DeadlineExceeded, InvalidArgument, LogUnavailable
+from millrace.log.protocol import LogService
+from millrace.message.ids import LOGICAL_BITS
+from millrace.node.append_host_follower import Follower, PendingOutcome
+from millrace.node.append_host_outcome import AppendOutcome
+from millrace.node.tail_buffer import Evicted, Tailed, TailLimits
+from millrace.wal.state import ChannelState
+
+DEFAULT_DEADLINE: Final = 30.0
+
+Entries: TypeAlias = bytes | Sequence[bytes] | pa.LargeBinaryArray
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """`tick_interval`: seconds after which a PChannel that took messages gets a time tick if nobody asked for one."""
+
+    tick_interval: float = 10.0
+    tail: TailLimits = field(default_factory=TailLimits)
+
+
+class AppendHost:
+    """Answers appends to the logs of `service`. Thread-safe.
+
+    `load_state(pchannel)` gives the state to follow from: the newest committed one, or ``ChannelState.new(pchannel)``.
+    """
+
+    def __init__(
+        self,
+        service: LogService,
+        load_state: Callable[[str], ChannelState],
+        *,
+        settings: HostSettings | None = None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._service = service
+        self._load_state = load_state
+        self._settings = settings or HostSettings()
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._starting: dict[str, threading.Lock] = {}
+        self._followers: dict[str, Follower] = {}
+        self._closed = False
+
+    def append(self, pchannel: str, entry: Entries, *, deadline: float = DEFAULT_DEADLINE) -> AppendOutcome:
+        """Append entries (docs/wire-form.md) as one atomic batch and wait for the chain's decisions, at most `deadline` seconds.
+
+        Raises DeadlineExceeded (in the log, undecided), LogUnavailable (in the log once or not at all: repeat it with the
+        same producer sequences), ChannelNotFound, EntryTooLarge, or what parked the PChannel (nothing was appended).
+        A rejection is part of the outcome and raised by its typed readers only.
+        """
+        end = time.monotonic() + deadline
+        return self.submit(pchannel, entry).outcome(timeout=end - time.monotonic())
+
+    def submit(self, pchannel: str, entry: Entries) -> PendingOutcome:
+        """The first half of :meth:`append`: returns once the entries are durable."""
+        return self.submit_all(pchannel, [as_values(entry)])[0]
+
+    def submit_all(self, pchannel: str, appends: Sequence[pa.LargeBinaryArray]) -> list[PendingOutcome]:
+        """:meth:`submit` for several appends in order, in the log as one atomic batch; each one's outcome by itself."""
+        if not all(len(values) for values in appends):
+            raise InvalidArgument("an append needs at least one entry")
+        return self._follower(pchannel).submit_all(appends)
+
+    def tick(self, pchannel: str, *, deadline: float = DEFAULT_DEADLINE) -> int:
+        """Append a time tick now; a tick up to which everything in the PChannel is decided, every earlier append included.
+
+        Raises InvalidArgument where no term is open yet, and as :meth:`append` does.
+        """
+        follower = self._follower(pchannel)
+        if not follower.state.term:
+            raise InvalidArgument(f"no term is open on {pchannel} yet: nothing can be in it")
+        return follower.tick(timeout=deadline)
+
+    def confirm(self, pchannel: str, tick: int, *, deadline: float = DEFAULT_DEADLINE) -> int:
+        """Wait until everything up to `tick` is decided, with a time tick appended where that needs one.
+
+        Returns the confirmed tick, which is `tick` or greater. Raises DeadlineExceeded where the clock is not there in time.
+        """
+        follower = self._follower(pchannel)
+        end = time.monotonic() + deadline
+        while (confirmed := follower.tail.confirmed_tick) < tick:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise DeadlineExceeded(f"{pchannel} has confirmed {confirmed}, not {tick}: ask again")
+            early = ((tick >> LOGICAL_BITS) - self._now_ms()) / 1000
+            if early > 0:
+                # A tick that lies ahead of the clock: other messages may reach it, else it is ticked when its time has come.
+                follower.tail.tail(tick - 1, timeout=min(left, early))
+            else:
+                self.tick(pchannel, deadline=left)
+        return confirmed
+
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed | Evicted:
+        """The messages with a tick above `after_tick`, in tick order; see :meth:`millrace.node.tail_buffer.TailBuffer.tail`."""
+        return self._follower(pchannel).tail.tail(after_tick, timeout=timeout, max_bytes=max_bytes)
+
+    def state(self, pchannel: str) -> ChannelState:
+        """The newest channel state of the host; to be read only. Raises what parked the PChannel."""
+        follower = self._follower(pchannel)
+        if follower.error is not None:
+            raise follower.error.with_traceback(None)
+        return follower.state
+
+    def describe(self, pchannel: str) -> dict[str, Any]:
+        """Where the host stands: position, last_tick, term, parked (the error's code and text, or None)."""
+        follower = self._follower(pchannel)
+        state, error = follower.state, follower.error
+        return {
+            "position": list(state.position),
+            "last_tick": state.last_tick,
+            "term": state.term,
+            "parked": None if error is None else f"{error.code}: {error}",
+        }
+
+    def restart(self, pchannel: str) -> None:
+        """Follow the PChannel anew from `load_state`: for a person who has cured what parked it."""
+        with self._lock:
+            follower = self._followers.pop(pchannel, None)
+        if follower is not None:
+            follower.close()
+        self._follower(pchannel)
+
+    def close(self) -> None:
+        """Stop all followers. The service stays open. Idempotent."""
+        with self._lock:
+            self._closed = True
+            followers, self._followers = list(self._followers.values()), {}
+        for follower in followers:
+            follower.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _follower(self, pchannel: str) -> Follower:
+        follower = self._followers.get(pchannel)
+        if follower is not None:
+            return follower
+        with self._lock:
+            starting = self._starting.setdefault(pchannel, threading.Lock())
+        with starting:
+            follower = self._followers.get(pchannel)
+            if follower is not None:
+                return follower
+            log = self._service.open(pchannel)
+            state = self._load_state(pchannel)
+            with self._lock:
+                if self._closed:
+                    raise LogUnavailable("the append host is closed")
+                follower = self._followers[pchannel] = Follower(
+                    log,
+                    state,
+                    tail_limits=self._settings.tail,
+                    tick_interval=self._settings.tick_interval,
+                    now_ms=self._now_ms,
+                )
+            return follower
+
+
+def as_values(entry: Entries) -> pa.LargeBinaryArray:
+    """One or several entries as Arrow."""
+    if isinstance(entry, pa.LargeBinaryArray):
+        return entry
+    if isinstance(entry, bytes):
+        return pa.array([entry], pa.large_binary())
+    return pa.array(entry, pa.large_binary())

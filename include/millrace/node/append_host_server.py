@@ -1,0 +1,325 @@
+"""The append host inside the log's server process, so that all clients of a machine share one follower a PChannel.
+
+    python -m millrace.log.server --data <folder>/log --extension millrace.node.append_host_server:append_extension
+
+What crosses the wire, beside what the log's server says (millrace.log.server):
+
+- DoExchange, command `{"extension": "append", "pchannel": ..., "pipelined": <bool>}`: each record batch in (column `value`,
+  its metadata the seconds to wait, a little-endian double) is one atomic append; each record batch of OUTCOME_SCHEMA out is
+  its answer, in order; a failure is metadata alone, as the log's own streams send it. On a pipelined stream appends that
+  arrive while the log is busy are appended together, and answers follow as they are decided.
+- DoGet, ticket `{"extension": "append", "tail": <pchannel>, "after": <tick>, "timeout": ..., "max_bytes": ...}`: messages
+  (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
+- Actions append/tick `{"pchannel", "deadline"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/describe and
+  append/restart `{"pchannel"}`.
+"""
+
+from __future__ import annotations
+
+import queue
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake.exceptions import TableNotFoundError
+from pyarrow import flight
+
+from millrace.errors import InvalidArgument, MillraceError
+from millrace.log.discovery import ServerLaunch
+from millrace.log.protocol import LogService
+from millrace.log.server_wire import NotTaken, failure_to_bytes, from_json, to_json
+from millrace.node.append_host import DEFAULT_DEADLINE, AppendHost
+from millrace.node.append_host_follower import PendingOutcome
+from millrace.node.append_host_outcome import OUTCOME_SCHEMA
+from millrace.node.tail_buffer import Evicted
+from millrace.settings import Settings
+from millrace.tables.wal_table import WalTable
+from millrace.wal.schema import ROW_SCHEMA
+from millrace.wal.state import ChannelState
+
+NAME: Final = "append"
+FACTORY: Final = "millrace.node.append_host_server:append_extension"
+"""What a log server is given as --extension."""
+
+LAUNCH: Final = ServerLaunch(extensions=(FACTORY,))
+"""How whoever may start the log's server must start it: with the append host in it."""
+
+TIMEOUT: Final = struct.Struct("<d")
+MAX_TAIL_WAIT: Final = 10.0
+MERGE_BYTES: Final = 1 << 20
+"""Waiting appends of one stream are joined up to this many bytes: beyond, the copy costs more than the disk's answer."""
+INBOX_BYTES: Final = 32 << 20
+"""What is held of one stream's appends before it is read no further."""
+_UNANSWERED: Final = 1024
+_SWITCH_SECONDS: Final = 0.0005
+
+
+class AppendExtension:
+    """Serves `host` (the Extension protocol of millrace.log.server_flight)."""
+
+    name = NAME
+
+    def __init__(self, host: AppendHost) -> None:
+        self._host = host
+        self._closing = False
+
+    def do_exchange(
+        self,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        command = from_json(descriptor.command or b"")
+        pchannel = _pchannel(command)
+        writer.begin(OUTCOME_SCHEMA)
+        if command.get("pipelined"):
+            _Pipelined(self, pchannel, reader, writer).serve()
+            return
+        while (request := _next(reader)) is not None:
+            values, timeout = request
+            _write(writer, _settled(partial(self.submit_one, pchannel, values)), timeout)
+
+    def submit_one(self, pchannel: str, values: pa.LargeBinaryArray) -> PendingOutcome:
+        """Append one batch. Raises NotTaken once the server stops."""
+        return self.submit(pchannel, [values])[0]
+
+    def submit(self, pchannel: str, appends: Sequence[pa.LargeBinaryArray]) -> list[PendingOutcome]:
+        """Append several batches as one; each one's pending outcome. Raises NotTaken once the server stops."""
+        if self._closing:
+            raise NotTaken
+        return self._host.submit_all(pchannel, appends)
+
+    def do_get(self, ticket: flight.Ticket) -> flight.FlightDataStream:
+        request = from_json(ticket.ticket)
+        pchannel = _pchannel(request, "tail")
+        timeout = min(float(request.get("timeout", 0.0)), MAX_TAIL_WAIT)
+        max_bytes = int(request.get("max_bytes", 8 << 20))
+        found = self._host.tail(pchannel, int(request.get("after", 0)), timeout=timeout, max_bytes=max_bytes)
+        if isinstance(found, Evicted):
+            return _rows([], {"evicted": found.earliest})
+        return _rows(found.batches, {"confirmed": found.confirmed_tick})
+
+    def do_action(self, action: flight.Action) -> Sequence[bytes]:
+        request = from_json(action.body.to_pybytes())
+        pchannel = _pchannel(request)
+        deadline = float(request.get("deadline", DEFAULT_DEADLINE))
+        answer: dict[str, Any] = {}
+        match action.type.partition("/")[2]:
+            case "tick":
+                answer["tick"] = self._host.tick(pchannel, deadline=deadline)
+            case "confirm":
+                answer["tick"] = self._host.confirm(pchannel, int(request["tick"]), deadline=deadline)
+            case "describe":
+                answer = self._host.describe(pchannel)
+            case "restart":
+                self._host.restart(pchannel)
+            case name:
+                raise InvalidArgument(f"the append host knows no action {name!r}")
+        return [to_json(answer)]
+
+    def close(self) -> None:
+        self._closing = True
+        self._host.close()
+
+
+class _Pipelined:
+    """One pipelined stream: a thread reads ahead, this one appends, a third answers in order."""
+
+    def __init__(
+        self,
+        extension: AppendExtension,
+        pchannel: str,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        self._extension = extension
+        self._pchannel = pchannel
+        self._reader = reader
+        self._writer = writer
+        self._changed = threading.Condition()
+        self._inbox: deque[tuple[pa.LargeBinaryArray, float]] = deque()
+        self._bytes = 0
+        self._ended = False
+        self._answers: queue.Queue[tuple[PendingOutcome | bytes, float] | None] = queue.Queue(_UNANSWERED)
+
+    def serve(self) -> None:
+        """Serve the stream until its client ends it or goes away."""
+        ahead = threading.Thread(target=self._read_ahead, name="append-stream-in", daemon=True)
+        answering = threading.Thread(target=self._answer, name="append-stream-out", daemon=True)
+        ahead.start()
+        answering.start()
+        try:
+            while requests := self._take():
+                pendings = self._submitted([values for values, _ in requests])
+                for pending, (_, timeout) in zip(pendings, requests, strict=True):
+                    self._answers.put((pending, timeout))
+        finally:
+            self._answers.put(None)
+            answering.join()
+            ahead.join()
+
+    def _submitted(self, appends: list[pa.LargeBinaryArray]) -> Sequence[PendingOutcome | bytes]:
+        """Append what has gathered as one; where one of it is at fault, each by itself. Never appends anything twice."""
+        try:
+            return self._extension.submit(self._pchannel, appends)
+        except MillraceError as error:
+            if error.retriable or len(appends) == 1:
+                return [failure_to_bytes(error)] * len(appends)
+            # Too large, or empty: nothing was appended.
+            return [_settled(partial(self._extension.submit_one, self._pchannel, values)) for values in appends]
+        except Exception as error:
+            return [failure_to_bytes(error)] * len(appends)
+
+    def _read_ahead(self) -> None:
+        while (request := _next(self._reader)) is not None:
+            size = request[0].nbytes
+            with self._changed:
+                while self._bytes > INBOX_BYTES and not self._ended:
+                    self._changed.wait(1.0)
+                self._inbox.append(request)
+                self._bytes += size
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _take(self) -> list[tuple[pa.LargeBinaryArray, float]]:
+        """What has arrived, up to MERGE_BYTES but at least one append; empty at the stream's end."""
+        with self._changed:
+            while not self._inbox and not self._ended:
+                self._changed.wait(1.0)
+            taken: list[tuple[pa.LargeBinaryArray, float]] = []
+            size = 0
+            while self._inbox and (not taken or size + self._inbox[0][0].nbytes <= MERGE_BYTES):
+                taken.append(self._inbox.popleft())
+                size += taken[-1][0].nbytes
+            self._bytes -= size
+            self._changed.notify_all()
+            return taken
+
+    def _answer(self) -> None:
+        gone = False
+        while (item := self._answers.get()) is not None:
+            if gone:
+                continue  # the client went away: what it has no answer for is ambiguous to it, as it should be
+            try:
+                _write(self._writer, *item)
+            except (flight.FlightError, pa.ArrowException, OSError):
+                gone = True
+
+
+def append_extension(service: LogService) -> AppendExtension:
+    """The extension of a log server's process: follows from the newest state that the ``wal`` table has.
+
+    The table lies beside the log's folder; where the service does not tell its folder, where the settings say.
+    """
+    folder = getattr(service, "path", None)
+    wal = Path(folder).parent / "wal" if folder is not None else Settings.load().wal_path
+    # The chain works in many short steps; with the default of 5 ms a thread that waits for an answer would get its turn late.
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    return AppendExtension(AppendHost(service, committed_states(wal)))
+
+
+def committed_states(wal: Path) -> Callable[[str], ChannelState]:
+    """`load_state` from the ``wal`` table at `wal`; a PChannel that has no committed state starts at its log's beginning."""
+
+    def load(pchannel: str) -> ChannelState:
+        try:
+            state = WalTable.open(wal).position(pchannel).state
+        except TableNotFoundError:
+            state = None
+        return ChannelState.new(pchannel) if state is None else state
+
+    return load
+
+
+# --- requests and answers ---------------------------------------------------------------------------------------------------
+
+
+def _pchannel(request: dict[str, Any], key: str = "pchannel") -> str:
+    value = request.get(key)
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(f"the request needs {key!r}, the name of a PChannel")
+    return value
+
+
+def _next(reader: flight.MetadataRecordBatchReader) -> tuple[pa.LargeBinaryArray, float] | None:
+    """The next append of a stream and its seconds to wait; None at its end."""
+    try:
+        chunk = reader.read_chunk()
+    except (StopIteration, flight.FlightError, pa.ArrowException, OSError):
+        return None  # ended, or the client went away
+    metadata = chunk.app_metadata
+    timeout = TIMEOUT.unpack(metadata.to_pybytes())[0] if metadata is not None else DEFAULT_DEADLINE
+    values = chunk.data.column(0) if chunk.data is not None and chunk.data.num_columns else None
+    if not isinstance(values, pa.LargeBinaryArray):
+        values = pa.array([], pa.large_binary())
+    return values, timeout
+
+
+def _settled(submit: Callable[[], PendingOutcome]) -> PendingOutcome | bytes:
+    """What `submit` gives, or its failure for the wire."""
+    try:
+        return submit()
+    except Exception as error:
+        return failure_to_bytes(error)
+
+
+def _write(writer: flight.MetadataRecordBatchWriter, answer: PendingOutcome | bytes, timeout: float) -> None:
+    if not isinstance(answer, bytes):
+        try:
+            rows = answer.outcome(timeout=timeout).rows
+        except Exception as error:
+            answer = failure_to_bytes(error)
+        else:
+            writer.write_batch(rows)
+            return
+    writer.write_metadata(pa.py_buffer(answer))
+
+
+def _rows(batches: Sequence[pa.RecordBatch], last: dict[str, Any]) -> flight.GeneratorStream:
+    """Rows as a stream; small batches go out as one, since each has two dozen columns on the wire."""
+    plain = [
+        pa.RecordBatch.from_arrays([_plain(column) for column in batch.columns], schema=TAIL_SCHEMA)
+        for batch in batches
+    ]
+    if len(plain) > 1:
+        plain = pa.Table.from_batches(plain).combine_chunks().to_batches()
+
+    def pieces() -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        for batch in plain[:-1]:
+            yield batch, b"{}"
+        yield (plain[-1] if plain else _EMPTY), to_json(last)
+
+    return flight.GeneratorStream(TAIL_SCHEMA, pieces())
+
+
+TAIL_SCHEMA: Final = pa.schema(
+    [
+        pa.field(field.name, field.type.value_type, field.nullable) if pa.types.is_dictionary(field.type) else field
+        for field in ROW_SCHEMA
+    ]
+)
+"""ROW_SCHEMA on the wire: Flight sends no dictionaries beside metadata."""
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
+
+
+def tailed_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of TAIL_SCHEMA as ROW_SCHEMA again."""
+    arrays = [
+        column.dictionary_encode() if pa.types.is_dictionary(field.type) else column
+        for column, field in zip(batch.columns, ROW_SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+
+
+_EMPTY: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in TAIL_SCHEMA], schema=TAIL_SCHEMA)

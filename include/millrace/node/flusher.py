@@ -1,0 +1,316 @@
+"""One flush of one PChannel, from plan to files: visible WAL rows into the tables' Parquet files. Knows no Spark.
+
+:func:`plan_flush` starts from the PChannel's checkpoint, :func:`run_flush` is a pure function of (checkpoint, WAL range,
+how far each table is) but for file names: it leaves durable files and a :class:`FlushReport` that names them, and commits
+nothing. What a table has already, because a flusher died between two commits, is left out for that table alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from millrace.failpoint import hit
+from millrace.message.ids import MessageId
+from millrace.message.schema import CollectionSchema
+from millrace.message.types import MessageType
+from millrace.settings import Settings
+from millrace.tables.catalog import Catalog, SegmentEvent
+from millrace.tables.collection_table import (
+    DATE,
+    STATS_COLUMNS,
+    delete_file_schema,
+    deletes_path,
+    file_schema,
+    rows_path,
+)
+from millrace.tables.delta_files import AppMove, FileAction, FileSink, drop_files, open_table
+from millrace.tables.flush_tables import Checkpoint, read_segments, write_checkpoint, write_segments
+from millrace.tables.visible_rows import by_date, collection_rows, conform
+from millrace.tables.wal_reader import MAX_TICK, WalRange, WalSnapshot, read_range
+from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
+
+ROWS: Final = "rows"
+DELETES: Final = "deletes"
+
+_DROPS: Final = pa.array([MessageType.DROP_PARTITION.name, MessageType.DROP_COLLECTION.name])
+
+
+@dataclass(frozen=True, slots=True)
+class FlushPlan:
+    """What one task is to do: everything that becomes visible on the PChannel in (checkpoint, up_to_tick]."""
+
+    checkpoint: Checkpoint
+    up_to_tick: int
+    range: WalRange
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.checkpoint.to_json(),
+            "up_to_tick": self.up_to_tick,
+            "range": self.range.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(
+            Checkpoint.from_json(value["checkpoint"]), value["up_to_tick"], WalRange.from_json(value["range"])
+        )
+
+
+@dataclass(slots=True)
+class TablePart:
+    """Files for one table and, for each app id with rows in them, where the table stood and where it will stand."""
+
+    actions: list[FileAction] = field(default_factory=list)
+    moves: dict[str, AppMove] = field(default_factory=dict)
+    rows: int = 0
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(
+            [FileAction.from_dict(action) for action in value["actions"]],
+            {app_id: AppMove(**move) for app_id, move in value["moves"].items()},
+            value["rows"],
+        )
+
+
+@dataclass(slots=True)
+class FlushReport:
+    """What a task hands to the committer."""
+
+    checkpoint: Checkpoint
+    """From which the work was planned."""
+    new_checkpoint: Checkpoint
+    schemas: dict[int, CollectionSchema] = field(default_factory=dict)
+    """The newest schema of each collection that must have its tables before the commit."""
+    collections: dict[int, dict[str, TablePart]] = field(default_factory=dict)
+    """By collection id: ROWS and DELETES."""
+    segments: TablePart = field(default_factory=TablePart)
+    checkpoint_actions: list[FileAction] = field(default_factory=list)
+    rows_by_vchannel: dict[str, int] = field(default_factory=dict)
+    """Rows for the collections' rows tables."""
+    seconds: float = 0.0
+
+    @property
+    def pchannel(self) -> str:
+        return self.checkpoint.pchannel
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.checkpoint.to_json(),
+            "new_checkpoint": self.new_checkpoint.to_json(),
+            "schemas": {str(number): schema.to_json() for number, schema in self.schemas.items()},
+            "collections": {
+                str(number): {kind: asdict(part) for kind, part in parts.items()}
+                for number, parts in self.collections.items()
+            },
+            "segments": asdict(self.segments),
+            "checkpoint_actions": [action.to_dict() for action in self.checkpoint_actions],
+            "rows_by_vchannel": self.rows_by_vchannel,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(
+            Checkpoint.from_json(value["checkpoint"]),
+            Checkpoint.from_json(value["new_checkpoint"]),
+            {int(number): CollectionSchema.from_json(schema) for number, schema in value["schemas"].items()},
+            {
+                int(number): {kind: TablePart.from_json(part) for kind, part in parts.items()}
+                for number, parts in value["collections"].items()
+            },
+            TablePart.from_json(value["segments"]),
+            [FileAction.from_dict(action) for action in value["checkpoint_actions"]],
+            value["rows_by_vchannel"],
+            value["seconds"],
+        )
+
+
+def plan_flush(
+    wal: WalSnapshot, checkpoint: Checkpoint, *, up_to_tick: int = MAX_TICK, max_bytes: int | None = None
+) -> FlushPlan | None:
+    """The next range of a PChannel, up to `up_to_tick` or about `max_bytes` of WAL files; None where there is nothing."""
+    target = min(up_to_tick, wal.last_tick(checkpoint.pchannel))
+    if target <= checkpoint.time_tick:
+        return None
+    plan = wal.plan(
+        checkpoint.pchannel,
+        start=checkpoint.confirmed,
+        after_tick=checkpoint.time_tick,
+        up_to_tick=target,
+        max_bytes=max_bytes,
+    )
+    return FlushPlan(checkpoint, min(target, plan.up_to_tick), plan)
+
+
+def run_flush(settings: Settings, plan: FlushPlan) -> FlushReport:
+    """Write what became visible in the planned range into durable files. What it wrote is removed where it raises."""
+    started = time.perf_counter()
+    writer = _Writer(settings, plan)
+    try:
+        report = writer.run()
+    except BaseException:
+        writer.abort()
+        raise
+    report.seconds = time.perf_counter() - started
+    hit("flush.written")
+    return report
+
+
+class _Writer:
+    """The state of one run."""
+
+    def __init__(self, settings: Settings, plan: FlushPlan) -> None:
+        self._settings = settings
+        self._plan = plan
+        self._catalog = plan.checkpoint.catalog
+        self._tables: dict[tuple[int, str], _TableWriter] = {}
+        self._segment_events: list[SegmentEvent] = []
+        self._drops: list[dict[str, Any]] = []
+        self._confirmed = plan.checkpoint.confirmed
+        self._term = plan.checkpoint.term
+
+    def run(self) -> FlushReport:
+        plan, settings = self._plan, self._settings
+        pchannel = plan.checkpoint.pchannel
+        before = {name: len(info.schemas) for name, info in self._catalog.vchannels.items()}
+        for visible in self._visible():
+            drops = visible.filter(pc.is_in(visible["type"].cast(pa.utf8()), _DROPS))
+            self._drops.extend(drops.select(["type", "vchannel", "partition_id", VISIBLE_TICK]).to_pylist())
+            for stretch in self._catalog.apply(visible):
+                self._segment_events.extend(self._catalog.segment_events(stretch))
+                for part in collection_rows(stretch, self._catalog):
+                    self._table(part.collection_id, DELETES if part.is_delete else ROWS).write(part.rows)
+        collections: dict[int, dict[str, TablePart]] = {}
+        rows_by_vchannel: dict[str, int] = {}
+        for (collection_id, kind), table in self._tables.items():
+            part = table.finish(plan.up_to_tick)
+            rows_by_vchannel |= table.counts if kind == ROWS else {}
+            if part.rows:
+                collections.setdefault(collection_id, {})[kind] = part
+        new_checkpoint = replace(
+            plan.checkpoint,
+            time_tick=plan.up_to_tick,
+            confirmed=self._confirmed,
+            term=self._term,
+            flush_ticks=dict.fromkeys(sorted(self._catalog.vchannels), plan.up_to_tick),
+            catalog_bytes=self._catalog.to_bytes(),
+            path=None,
+        )
+        changed = {
+            info.collection_id: info.newest_schema
+            for name, info in self._catalog.vchannels.items()
+            if info.collection_id in collections or len(info.schemas) != before.get(name)
+        }
+        return FlushReport(
+            checkpoint=plan.checkpoint,
+            new_checkpoint=new_checkpoint,
+            schemas=changed,
+            collections=collections,
+            segments=self._segments(pchannel),
+            checkpoint_actions=write_checkpoint(settings.checkpoints_path, new_checkpoint),
+            rows_by_vchannel=rows_by_vchannel,
+        )
+
+    def _visible(self) -> Iterator[pa.Table]:
+        buffer = TxnBuffer(after_tick=self._plan.checkpoint.time_tick)
+        for table in read_range(self._settings.wal_path, self._plan.range):
+            last = table.slice(table.num_rows - 1).to_pylist()[0]
+            self._confirmed = MessageId(last["lc_ledger"], last["lc_entry"], last["lc_index"], last["lc_ordinal"])
+            self._term = last["term"]
+            yield buffer.push(table)
+
+    def _table(self, collection_id: int, kind: str) -> _TableWriter:
+        table = self._tables.get((collection_id, kind))
+        if table is None:
+            schema = next(iter(self._catalog.of_collection(collection_id).values())).newest_schema
+            if kind == ROWS:
+                path, columns = rows_path(self._settings, collection_id), file_schema(schema)
+            else:
+                path, columns = deletes_path(self._settings, collection_id), delete_file_schema(schema)
+            sink = FileSink(path, columns, (schema.primary_key, *STATS_COLUMNS))
+            table = self._tables[collection_id, kind] = _TableWriter(sink, path, self._plan.checkpoint.time_tick)
+        return table
+
+    def _segments(self, pchannel: str) -> TablePart:
+        path = self._settings.segments_path
+        table = open_table(path)
+        base = None if table is None else table.transaction_version(pchannel)
+        events = [*self._segment_events, *self._dropped_segments(table, pchannel)]
+        events = [event for event in events if event.time_tick > (base or 0)]
+        actions = write_segments(path, pchannel, events)
+        moves = {pchannel: AppMove(base, self._plan.up_to_tick)} if actions else {}
+        return TablePart(actions, moves, len(events))
+
+    def _dropped_segments(self, table: DeltaTable | None, pchannel: str) -> list[SegmentEvent]:
+        """The segments that went with the partitions and collections dropped in this range."""
+        if not self._drops:
+            return []
+        stored = read_segments(table, self._settings.segments_path, pchannel=pchannel).drop_columns(["pchannel"])
+        newest = {row["segment_id"]: SegmentEvent(**row) for row in stored.to_pylist()}
+        newest.update({event.segment_id: event for event in self._segment_events})
+        dropped: list[SegmentEvent] = []
+        for drop in self._drops:
+            whole = drop["type"] == MessageType.DROP_COLLECTION.name
+            for number, event in sorted(newest.items()):
+                gone = event.vchannel == drop["vchannel"] and (whole or event.partition_id == drop["partition_id"])
+                if gone and event.state != "dropped" and event.time_tick < drop[VISIBLE_TICK]:
+                    newest[number] = event._replace(state="dropped", time_tick=drop[VISIBLE_TICK])
+                    dropped.append(newest[number])
+        return dropped
+
+    def abort(self) -> None:
+        for table in self._tables.values():
+            table.abort()
+
+
+class _TableWriter:
+    """Rows on their way into one table; leaves out what the table has of each VChannel already."""
+
+    def __init__(self, sink: FileSink, path: Path, checkpoint_tick: int) -> None:
+        self._sink = sink
+        self._table = open_table(path)
+        self._checkpoint_tick = checkpoint_tick
+        self._bases: dict[str, int | None] = {}
+        self._ahead = False
+        self.counts: dict[str, int] = {}
+        """Rows written, by VChannel."""
+
+    def write(self, rows: pa.Table) -> None:
+        channels = pc.unique(rows["_vchannel"]).to_pylist()
+        for channel in channels:
+            if channel not in self._bases:
+                base = None if self._table is None else self._table.transaction_version(channel)
+                self._bases[channel] = base
+                self._ahead |= (base or 0) > self._checkpoint_tick
+        if self._ahead:
+            rows = self._missing(rows)
+        for day, part in by_date(rows) if rows.num_rows else ():
+            self._sink.write(conform(part, self._sink.schema), {DATE: day})
+        for count in pc.value_counts(rows["_vchannel"]).to_pylist():
+            self.counts[count["values"]] = self.counts.get(count["values"], 0) + count["counts"]
+
+    def _missing(self, rows: pa.Table) -> pa.Table:
+        channel = pc.dictionary_encode(rows["_vchannel"]).combine_chunks()
+        has = np.array([self._bases[name] or 0 for name in channel.dictionary.to_pylist()], dtype=np.int64)
+        codes = channel.indices.to_numpy(zero_copy_only=False)
+        return rows.filter(pa.array(rows["_time_tick"].to_numpy() > has[codes]))
+
+    def finish(self, tick: int) -> TablePart:
+        # A VChannel that the table is ahead with brings no rows, so its app id stays where it is.
+        moves = {name: AppMove(base, tick) for name, base in self._bases.items() if (base or 0) < tick}
+        return TablePart(self._sink.finish(), moves, sum(self.counts.values()))
+
+    def abort(self) -> None:
+        self._sink.abort()
+        drop_files(self._sink.table_path, self._sink.actions)

@@ -1,0 +1,186 @@
+"""The flusher's commits: deletes, rows, then ``segments``, last ``checkpoints``; each fenced, each idempotent.
+
+A crash between two of them leaves tables that are ahead of the checkpoint; the next flush starts from the checkpoint and
+leaves out, table by table, what is there. Two flushers at once: a table takes each range of a VChannel from one of them,
+because a commit goes through only from the version of the app id that its work was planned from; the other is fenced,
+drops its files and plans anew. A checkpoint is moved by the one flusher that has everything before it in the tables.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from deltalake import DeltaTable
+
+from millrace.failpoint import hit
+from millrace.message.ids import tick_physical_ms
+from millrace.message.schema import CollectionSchema
+from millrace.metrics import Metrics
+from millrace.node.flusher import DELETES, ROWS, FlushReport, TablePart
+from millrace.settings import Settings
+from millrace.tables.collection_table import deletes_path, ensure_deletes_table, ensure_rows_table, rows_path
+from millrace.tables.delta_files import AppMove, Fenced, commit, drop_files
+from millrace.tables.flush_tables import ensure_checkpoints, ensure_segments, remove_checkpoint
+
+REOPEN_COMMITS: Final = 50
+"""Commits after which a handle is opened anew: what it drags along since it was opened goes."""
+
+
+@dataclass(slots=True)
+class FlushResult:
+    """What became of the reports of one call."""
+
+    committed: list[FlushReport] = field(default_factory=list)
+    fenced: list[FlushReport] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class FlushCommitter:
+    """Commits flushes to the tables of one deployment. One thread at a time; any number of them in any process.
+
+    `seam` is called at the places that crash and interleaving tests stop at: ``flush.checked`` (before each commit) and
+    ``flush.<table>`` behind the commit of ``deletes``, ``rows``, ``segments`` and ``checkpoints``.
+    """
+
+    def __init__(
+        self, settings: Settings, *, metrics: Metrics | None = None, seam: Callable[[str], None] = hit
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._seam = seam
+        self._handles: dict[Path, tuple[DeltaTable, int]] = {}
+        self._known: dict[int, CollectionSchema] = {}
+        self._done: set[Path] = set()
+
+    def commit(self, reports: Sequence[FlushReport]) -> FlushResult:
+        """Commit every report that still follows what the tables hold. At most one of each PChannel."""
+        started = time.perf_counter()
+        result = FlushResult()
+        self._done.clear()
+        pending = list(reports)
+        self._ensure(pending)
+        for kind, path_of in ((DELETES, deletes_path), (ROWS, rows_path)):
+            for collection_id in sorted({number for report in pending for number in report.collections}):
+                pending = self._table(kind, collection_id, path_of(self._settings, collection_id), pending, result)
+                self._seam(f"flush.{kind}")
+        pending = self._segments(pending, result)
+        self._seam("flush.segments")
+        pending = self._checkpoints(pending, result)
+        self._seam("flush.checkpoints")
+        result.committed = pending
+        result.seconds = time.perf_counter() - started
+        self._report(result)
+        return result
+
+    def _ensure(self, reports: Iterable[FlushReport]) -> None:
+        """Have the tables, with every field that the rows have: done before the commit, harmless where it was done."""
+        for report in reports:
+            for number, schema in report.schemas.items():
+                known = self._known.get(number)
+                if known is not None and len(known.fields) >= len(schema.fields):
+                    continue
+                rows, deletes = rows_path(self._settings, number), deletes_path(self._settings, number)
+                self._handles[rows] = (ensure_rows_table(rows, schema), 0)
+                self._handles[deletes] = (ensure_deletes_table(deletes, schema), 0)
+                self._known[number] = schema
+
+    def _table(
+        self, kind: str, collection_id: int, path: Path, reports: list[FlushReport], result: FlushResult
+    ) -> list[FlushReport]:
+        parts = [
+            (report, part)
+            for report in reports
+            if (part := report.collections.get(collection_id, {}).get(kind)) is not None
+        ]
+        return self._commit(kind, path, parts, reports, result)
+
+    def _segments(self, reports: list[FlushReport], result: FlushResult) -> list[FlushReport]:
+        path = self._settings.segments_path
+        if path not in self._handles:
+            self._handles[path] = (ensure_segments(path), 0)
+        parts = [(report, report.segments) for report in reports if report.segments.rows]
+        return self._commit("segments", path, parts, reports, result)
+
+    def _checkpoints(self, reports: list[FlushReport], result: FlushResult) -> list[FlushReport]:
+        path = self._settings.checkpoints_path
+        if path not in self._handles:
+            self._handles[path] = (ensure_checkpoints(path), 0)
+        parts = []
+        for report in reports:
+            move = AppMove(report.checkpoint.base, report.new_checkpoint.time_tick)
+            parts.append((report, TablePart(report.checkpoint_actions, {report.pchannel: move}, 1)))
+        return self._commit("checkpoints", path, parts, reports, result)
+
+    def _commit(
+        self,
+        kind: str,
+        path: Path,
+        parts: list[tuple[FlushReport, TablePart]],
+        reports: list[FlushReport],
+        result: FlushResult,
+    ) -> list[FlushReport]:
+        """Commit the parts of one table together; the reports that go on. Those that are fenced leave nothing more."""
+        while parts:
+            started = time.perf_counter()
+            moves = {app_id: move for _, part in parts for app_id, move in part.moves.items()}
+            removes = [
+                action
+                for report, _ in parts
+                if kind == "checkpoints"
+                for action in remove_checkpoint(report.checkpoint)
+            ]
+            try:
+                actions = [action for _, part in parts for action in part.actions]
+                commit(self._handle(path), actions, moves=moves, removes=removes, seam=self._seam)
+            except Fenced as error:
+                late = [report for report, part in parts if not part.moves.keys().isdisjoint(error.app_ids)]
+                for report in late:
+                    self._drop(report, path if error.attempted else None)
+                result.fenced.extend(late)
+                parts = [(report, part) for report, part in parts if report not in late]
+                reports = [report for report in reports if report not in late]
+                continue
+            self._done.add(path)
+            if self._metrics is not None:
+                self._metrics.flusher_commit_duration_seconds.labels(kind).observe(time.perf_counter() - started)
+            break
+        return reports
+
+    def _handle(self, path: Path) -> DeltaTable:
+        table, uses = self._handles[path]
+        if uses >= REOPEN_COMMITS:
+            table, uses = DeltaTable(str(path)), 0
+        self._handles[path] = (table, uses + 1)
+        return table
+
+    def _drop(self, report: FlushReport, tried: Path | None) -> None:
+        """Remove the files of a fenced report, but where a commit names them or may: what was committed before is right."""
+        settings = self._settings
+        places = [
+            ((deletes_path if kind == DELETES else rows_path)(settings, number), part.actions)
+            for number, parts in report.collections.items()
+            for kind, part in parts.items()
+        ]
+        places.append((settings.segments_path, report.segments.actions))
+        places.append((settings.checkpoints_path, report.checkpoint_actions))
+        for path, actions in places:
+            if path not in self._done and path != tried:
+                drop_files(path, actions)
+
+    def _report(self, result: FlushResult) -> None:
+        metrics = self._metrics
+        if metrics is None:
+            return
+        for report in result.committed:
+            checkpoint = report.new_checkpoint
+            metrics.recovery_persisted_time_tick.labels(report.pchannel).set(checkpoint.time_tick)
+            now_ms = time.time() * 1000
+            for vchannel, tick in checkpoint.flush_ticks.items():
+                metrics.flusher_time_tick.labels(vchannel).set(tick)
+                metrics.flusher_lag_seconds.labels(vchannel).set(max(0.0, now_ms - tick_physical_ms(tick)) / 1000)
+            for vchannel, rows in report.rows_by_vchannel.items():
+                metrics.flusher_rows_total.labels(vchannel).inc(rows)

@@ -1,0 +1,57 @@
+"""The flusher's loop without Spark: plan, run and commit in this process, for maintenance, the CLI and tests.
+
+jobs/flusher.py does the same with Spark's scheduling and retries around the same three functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millrace.failpoint import hit
+from millrace.metrics import Metrics
+from millrace.node.flusher import FlushPlan, plan_flush, run_flush
+from millrace.node.flusher_commit import FlushCommitter
+from millrace.settings import Settings
+from millrace.tables.delta_files import open_table
+from millrace.tables.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.wal_reader import MAX_TICK, WalSnapshot
+
+
+def plan_flushes(
+    settings: Settings, wal: WalSnapshot, *, up_to_tick: int = MAX_TICK, max_bytes: int | None = None
+) -> list[FlushPlan]:
+    """The next range of every PChannel that has one, each from its checkpoint."""
+    path = settings.checkpoints_path
+    checkpoints = read_checkpoints(open_table(path), path)
+    plans = []
+    for pchannel in wal.pchannels():
+        checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
+        plan = plan_flush(wal, checkpoint, up_to_tick=up_to_tick, max_bytes=max_bytes)
+        if plan is not None:
+            plans.append(plan)
+    return plans
+
+
+def flush(
+    settings: Settings,
+    *,
+    up_to_tick: int = MAX_TICK,
+    max_bytes: int | None = None,
+    metrics: Metrics | None = None,
+    seam: Callable[[str], None] = hit,
+) -> dict[str, int]:
+    """Flush what the WAL has now (up to `up_to_tick`), in ranges of about `max_bytes`; the tick each PChannel has reached.
+
+    Another flusher may be at work: what it commits first is not committed again.
+    """
+    wal = WalSnapshot.open(settings.wal_path)
+    if wal is None:
+        return {}
+    committer = FlushCommitter(settings, metrics=metrics, seam=seam)
+    reached: dict[str, int] = {}
+    while plans := plan_flushes(
+        settings, wal, up_to_tick=up_to_tick, max_bytes=max_bytes or settings.max_bytes_per_trigger
+    ):
+        result = committer.commit([run_flush(settings, plan) for plan in plans])
+        reached.update({report.pchannel: report.new_checkpoint.time_tick for report in result.committed})
+    return reached

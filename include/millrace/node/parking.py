@@ -1,0 +1,87 @@
+"""Parked PChannels: one small file each, written by the node, removed by a person.
+
+A PChannel is parked at an entry that cannot be processed: everything before it is committed, nothing behind it is
+touched, and the other PChannels go on. ``<folder>/<pchannel>.json`` says why. :func:`unpark` lets the next micro-batch try
+again, and it parks again where the cause is still there. Deleting the whole folder does no harm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from millrace.errors import ChannelNotFound, ChannelParked
+from millrace.message.ids import LogId
+from millrace.node.ranges import Failure
+from millrace.tables.wal_table import sync_directory, sync_file
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Why and where a PChannel stands still."""
+
+    pchannel: str
+    code: str
+    """Of the error: see millrace.errors, or the name of an exception of Python's."""
+    message: str
+    position: LogId
+    """The entry that cannot be processed."""
+    since: str
+    """UTC, ISO 8601."""
+
+    @classmethod
+    def of(cls, pchannel: str, failure: Failure) -> Self:
+        """`failure`, as of now."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(pchannel, failure.code, failure.message, failure.position, now)
+
+    def error(self) -> ChannelParked:
+        """This as the error that a caller who needs the PChannel gets."""
+        return ChannelParked(
+            f"{self.pchannel} is parked at entry {self.position} since {self.since}: {self.code}: {self.message}. "
+            f"Mend the cause, then run `millrace unpark {self.pchannel}`."
+        )
+
+
+def park(folder: Path, parked: Parked) -> None:
+    """Park a PChannel, durably. Parking it again replaces what was said before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{parked.pchannel}.json"
+    draft = path.with_suffix(f".{os.getpid()}.draft")
+    draft.write_text(json.dumps(asdict(parked), indent=1) + "\n", encoding="utf-8")
+    sync_file(draft)
+    draft.replace(path)
+    sync_directory(folder)
+
+
+def unpark(folder: Path, pchannel: str) -> None:
+    """Let a parked PChannel go on. Raises ChannelNotFound where it is not parked."""
+    try:
+        (folder / f"{pchannel}.json").unlink()
+    except FileNotFoundError:
+        raise ChannelNotFound(f"{pchannel} is not parked") from None
+    sync_directory(folder)
+
+
+def parked_names(folder: Path) -> frozenset[str]:
+    """The PChannels that are parked; one listing, cheap enough for each poll."""
+    try:
+        return frozenset(name.removesuffix(".json") for name in os.listdir(folder) if name.endswith(".json"))
+    except FileNotFoundError:
+        return frozenset()
+
+
+def read_parked(folder: Path) -> list[Parked]:
+    """What is parked and why, sorted by PChannel."""
+    found = []
+    for name in sorted(parked_names(folder)):
+        try:
+            data = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:  # unparked meanwhile
+            continue
+        found.append(Parked(**{**data, "position": LogId(*data["position"])}))
+    return found

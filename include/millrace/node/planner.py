@@ -1,0 +1,204 @@
+"""What the next micro-batch reads: positions from one version of the ``wal`` table, ends from the logs.
+
+Knows no Spark. Spark keeps the offsets that :meth:`Planner.latest` returns and hands them back, but nothing is
+believed of them besides how far a batch may go at most: a lost or stale Spark checkpoint costs nothing.
+
+A PChannel with nothing behind its position but ticks that become no rows is idle. Whether that is so is computed by the
+chain itself, on the few new entries and without writing, so that an idle node runs no micro-batch and a tick that fires a
+timer runs one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypedDict
+
+from millrace.errors import MillraceError
+from millrace.log.protocol import Log, LogService
+from millrace.message.ids import LogId
+from millrace.node.parking import parked_names
+from millrace.node.ranges import RangePlan, value_bytes
+from millrace.tables.wal_table import WalPosition, WalTable
+from millrace.wal.chain import Chain
+from millrace.wal.state import ChannelState
+
+PEEK_BYTES: Final = 64 << 10
+"""Entries of at most so many bytes are run through the chain to see whether they make rows; more of them always do."""
+
+UNBOUNDED: Final = 1 << 62
+_BACKOFF: Final = (0.1, 5.0)
+_BOUNDED_TRIES: Final = 8
+_logger = logging.getLogger(__name__)
+
+
+class Offset(TypedDict):
+    """Spark's offset: a number that grows with each micro-batch, and how far that one may go."""
+
+    batch: int
+    max_bytes: int
+    """Of one PChannel's log."""
+    ends: dict[str, str]
+
+
+START: Final[Offset] = {"batch": 0, "max_bytes": 0, "ends": {}}
+
+
+@dataclass(slots=True)
+class _Peek:
+    """How far a PChannel was looked into beyond its position without finding a row."""
+
+    commits: int
+    state: ChannelState
+
+
+@dataclass(slots=True)
+class _Stall:
+    """A PChannel that was planned and did not move: planned again later and later."""
+
+    commits: int
+    pause: float
+    until: float
+    times: int
+
+
+class Planner:
+    """Plans micro-batches over all PChannels of a log service. One thread at a time."""
+
+    def __init__(
+        self,
+        service: LogService,
+        table: WalTable,
+        *,
+        parked: Path,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._service = service
+        self._table = table
+        self._parked = parked
+        self._clock = clock
+        self._sleep = sleep
+        self._logs: dict[str, Log] = {}
+        self._peeks: dict[str, _Peek] = {}
+        self._stalls: dict[str, _Stall] = {}
+        self._target: dict[str, LogId] | None = None
+
+    def fix_target(self) -> None:
+        """Take where the logs end now as the end of all (Trigger.AvailableNow)."""
+        self._target = self.log_ends()
+
+    def log_ends(self) -> dict[str, LogId]:
+        """Where each PChannel's log ends now."""
+        return {pchannel: self._log(pchannel).describe().end for pchannel in self._service.names()}
+
+    def latest(self, start: Offset, *, max_bytes: int = UNBOUNDED) -> Offset:
+        """The offset of the next micro-batch, or `start` itself where there is nothing to do (now).
+
+        A log that cannot be reached counts as nothing to do.
+        """
+        try:
+            ends = self._pending()
+        except MillraceError as error:
+            if not error.retriable:
+                raise
+            _logger.warning("no micro-batch is planned: %s: %s", error.code, error)
+            return start
+        if not ends:
+            return start
+        return {
+            "batch": start["batch"] + 1,
+            "max_bytes": max_bytes,
+            "ends": {name: str(end) for name, end in ends.items()},
+        }
+
+    def plan(self, end: Offset) -> list[RangePlan]:
+        """The ranges of the micro-batch up to `end`, from the positions of one table version, the newest.
+
+        A PChannel that stands at its end already, or is parked, has none.
+        """
+        self._table.refresh()
+        parked = parked_names(self._parked)
+        ends = {name: _parse(text) for name, text in end["ends"].items() if name not in parked}
+        plans = []
+        for name, base in self._table.positions(ends).items():
+            if (base.position or LogId(0, 0)) < ends[name]:
+                plans.append(RangePlan(base=base, end=ends[name], max_bytes=end["max_bytes"]))
+        return plans
+
+    def _pending(self) -> dict[str, LogId]:
+        """The ends of the PChannels that have rows to come; the stalled ones after their pause."""
+        names = set(self._service.names()) - parked_names(self._parked)
+        if self._target is not None:
+            names &= set(self._target)
+        self._table.refresh()
+        pending: dict[str, LogId] = {}
+        for name, base in self._table.positions(sorted(names)).items():
+            end = self._log(name).describe().end
+            if self._target is not None:
+                end = min(end, self._target[name])
+            if (base.position or LogId(0, 0)) < end and self._may_run(base) and self._has_rows(base, end):
+                pending[name] = end
+                self._note_planned(base)
+        return pending
+
+    def _may_run(self, base: WalPosition) -> bool:
+        stall = self._stalls.get(base.pchannel)
+        if stall is not None and stall.commits != base.commits:
+            del self._stalls[base.pchannel]
+            stall = None
+        if stall is None or self._target is None:
+            return stall is None or self._clock() >= stall.until
+        # A bounded run has no later poll: it waits here, and gives up in the end, which leaves a lag that `status` shows.
+        self._sleep(max(0.0, stall.until - self._clock()))
+        return stall.times < _BOUNDED_TRIES
+
+    def _note_planned(self, base: WalPosition) -> None:
+        """Should the batch not move this PChannel, the next one waits twice as long."""
+        stall = self._stalls.get(base.pchannel)
+        pause = _BACKOFF[0] if stall is None else min(stall.pause * 2, _BACKOFF[1])
+        times = 1 if stall is None else stall.times + 1
+        self._stalls[base.pchannel] = _Stall(base.commits, pause, self._clock() + pause, times)
+
+    def _has_rows(self, base: WalPosition, end: LogId) -> bool:
+        """Whether anything behind the position becomes a row. Where that cannot be told cheaply, yes: a task will see."""
+        peek = self._peeks.get(base.pchannel)
+        if peek is None or peek.commits != base.commits:
+            peek = _Peek(base.commits, base.state or ChannelState.new(base.pchannel))
+            self._peeks[base.pchannel] = peek
+        log = self._log(base.pchannel)
+        while peek.state.position < end:
+            try:
+                entries = log.read(peek.state.position, end=end, max_bytes=PEEK_BYTES)
+                if entries.batch.num_rows == 0:
+                    return False
+                if value_bytes(entries.batch) > PEEK_BYTES:
+                    return True
+                outcome = Chain().process(peek.state, entries)
+            except Exception:  # the task meets it again and says what it is
+                return True
+            if outcome.messages.num_rows or outcome.rejections.num_rows:
+                return True
+            peek.state = outcome.state
+        return False
+
+    def _log(self, pchannel: str) -> Log:
+        log = self._logs.get(pchannel)
+        if log is None:
+            log = self._logs[pchannel] = self._service.open(pchannel)
+        return log
+
+    def close(self) -> None:
+        """Release the logs and their service. Idempotent."""
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+        self._service.close()
+
+
+def _parse(text: str) -> LogId:
+    ledger, _, entry = text.partition(":")
+    return LogId(int(ledger), int(entry))

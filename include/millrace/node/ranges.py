@@ -1,0 +1,248 @@
+"""One range of one PChannel's log, from plan to files: read, chain, write. Knows no Spark, so that any host can run it.
+
+:func:`run_range` is a pure function of (base position, log) but for file names. It commits nothing: it leaves durable files and
+a :class:`RangeReport` that names them. An entry that cannot be processed ends the range right before it, so that what lies
+in front of it is committed and the report says exactly which entry parks the PChannel.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pyarrow as pa
+
+from millrace.errors import LogRegressed, MillraceError, PositionTruncated
+from millrace.failpoint import hit
+from millrace.log.protocol import Log, LogEntries
+from millrace.message.ids import LogId
+from millrace.message.wire import entry_crc
+from millrace.node.wal_writer import FileAction, RangeWriter
+from millrace.tables.wal_table import Totals, WalPosition
+from millrace.wal.chain import Chain, Outcome
+from millrace.wal.state import ChannelState
+
+SLICE_BYTES: Final = 16 << 20
+"""Log bytes that are decoded at a time: what bounds a task's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangePlan:
+    """What one task is to do: go on from `base` up to `end`, or to where about `max_bytes` of the log are taken."""
+
+    base: WalPosition
+    end: LogId
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a range ended early. `retriable` ones are tried again; any other parks the PChannel at `position`."""
+
+    code: str
+    message: str
+    retriable: bool
+    position: LogId
+
+
+@dataclass(frozen=True, slots=True)
+class RangeReport:
+    """What a task hands to the committer. Without `actions` there is nothing to commit."""
+
+    pchannel: str
+    base_commits: int
+    base_tick: int
+    base_version: int
+    last_tick: int
+    position: LogId
+    totals: Totals
+    """Of this range alone."""
+    actions: tuple[FileAction, ...] = ()
+    removed_state: str | None = None
+    log_bytes: int = 0
+    entries: int = 0
+    failure: Failure | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By part: read, chain, write."""
+
+    def to_json(self) -> str:
+        data = asdict(self)
+        data["totals"] = self.totals.to_json()
+        return json.dumps(data, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        data = json.loads(text)
+        failure = data["failure"]
+        return cls(
+            **{
+                **data,
+                "position": LogId(*data["position"]),
+                "totals": Totals.from_json(data["totals"]),
+                "actions": tuple(FileAction.from_json(item) for item in data["actions"]),
+                "failure": failure and Failure(**{**failure, "position": LogId(*failure["position"])}),
+            }
+        )
+
+
+class _Stopwatch:
+    """Seconds by part."""
+
+    def __init__(self) -> None:
+        self.seconds = {"read": 0.0, "chain": 0.0, "write": 0.0}
+        self._last = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        now = time.perf_counter()
+        self.seconds[part] += now - self._last
+        self._last = now
+
+
+def run_range(plan: RangePlan, *, log: Log, table: Path, slice_bytes: int = SLICE_BYTES) -> RangeReport:
+    """Run the chain over the planned range and leave its rows in durable files under `table`.
+
+    Raises nothing that comes from log, chain or disk: that is the report's `failure`.
+    """
+    pchannel = plan.base.pchannel
+    writer = RangeWriter(table, pchannel)
+    watch = _Stopwatch()
+    report = RangeReport(
+        pchannel=pchannel,
+        base_commits=plan.base.commits,
+        base_tick=plan.base.last_tick,
+        base_version=plan.base.version,
+        last_tick=plan.base.last_tick,
+        position=LogId(0, 0),
+        totals=Totals(),
+    )
+    try:
+        state = plan.base.state or ChannelState.new(pchannel)
+    except MillraceError as error:
+        return replace(report, failure=_failure(error, LogId(0, 0)))
+    taken = entries_taken = 0
+    failure: Failure | None = None
+    writing = False
+    try:
+        check_not_regressed(log, state)
+        while state.position < plan.end and taken < plan.max_bytes and failure is None:
+            size = min(slice_bytes, plan.max_bytes - taken)
+            entries = log.read(state.position, end=plan.end, max_bytes=size)
+            watch.lap("read")
+            if entries.batch.num_rows == 0:
+                break
+            outcome, failure = process_before_failure(Chain(), state, entries)
+            watch.lap("chain")
+            if outcome is not None:
+                writing = True
+                writer.add(outcome)
+                writing = False
+                state = outcome.state
+                watch.lap("write")
+            taken += value_bytes(entries.batch)
+            entries_taken += entries.batch.num_rows
+    except Exception as error:  # one PChannel's trouble is no reason to end the query that serves the others
+        failure = _failure(error, state.position)
+        if writing:  # part of a slice may be in the files
+            writer.abort()
+            return replace(report, position=state.position, failure=failure, seconds=watch.seconds)
+    report = replace(
+        report, position=state.position, failure=failure, log_bytes=taken, entries=entries_taken, seconds=watch.seconds
+    )
+    try:
+        if writer.rows == 0:
+            writer.abort()
+            # Nothing but unpersisted ticks: the state stays where it is, the next range reads them again.
+            return report
+        actions = writer.finish(state, plan.base)
+        watch.lap("write")
+    except Exception as error:
+        writer.abort()
+        return replace(report, failure=_failure(error, state.position))
+    hit("range.written")
+    return replace(
+        report,
+        last_tick=state.last_tick,
+        totals=writer.totals,
+        actions=tuple(actions),
+        removed_state=plan.base.state_path,
+    )
+
+
+def process_before_failure(
+    chain: Chain, state: ChannelState, entries: LogEntries
+) -> tuple[Outcome | None, Failure | None]:
+    """The outcome of `entries`, or of those before the first one that cannot be processed, and the failure at that one.
+
+    Finds the entry by halving, which is right because the chain is a pure function.
+    """
+    try:
+        return chain.process(state, entries), None
+    except Exception as error:  # whatever it is, this entry would raise it again: that is what parks the PChannel
+        cause = error
+    good, bad = 0, entries.batch.num_rows
+    outcome: Outcome | None = None
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            outcome = chain.process(state, _prefix(entries, middle))
+            good = middle
+        except Exception as error:
+            cause, bad = error, middle
+    position = _id(entries.batch, good)
+    return outcome, replace(_failure(cause, position), retriable=isinstance(cause, MemoryError))
+
+
+def check_not_regressed(log: Log, state: ChannelState) -> None:
+    """Raises LogRegressed where the log ends before the state's position, or its last entry has other bytes."""
+    described = log.describe()
+    if described.end < state.position:
+        raise LogRegressed(
+            f"the log of {state.pchannel} ends at {described.end}, but the wal table has committed up to {state.position}: "
+            "the log lost entries it had acknowledged; restore it, or fail over to a copy, before going on"
+        )
+    last = state.last_entry
+    if last is None or last < described.begin:
+        return
+    try:
+        found = log.read(last, end=last.following(), max_bytes=1).batch
+    except PositionTruncated:
+        return  # retention took it meanwhile
+    if (
+        found.num_rows != 1
+        or _id(found, 0) != last
+        or entry_crc(found.column("value")[0].as_buffer()) != state.last_entry_crc
+    ):
+        raise LogRegressed(
+            f"entry {last} of {state.pchannel} is not the one the wal table was made from: "
+            "the log was cut and written again; restore it before going on"
+        )
+
+
+def value_bytes(batch: pa.RecordBatch) -> int:
+    """Bytes of the entries' values in a run of entries."""
+    if batch.num_rows == 0:
+        return 0
+    values = batch.column("value")
+    buffers = values.buffers()
+    offsets = memoryview(buffers[1]).cast("q")
+    return int(offsets[values.offset + batch.num_rows] - offsets[values.offset])
+
+
+def _id(batch: pa.RecordBatch, row: int) -> LogId:
+    return LogId(batch.column("ledger")[row].as_py(), batch.column("entry")[row].as_py())
+
+
+def _prefix(entries: LogEntries, count: int) -> LogEntries:
+    return LogEntries(batch=entries.batch.slice(0, count), next=_id(entries.batch, count))
+
+
+def _failure(error: BaseException, position: LogId) -> Failure:
+    """Errors of ours say whether a retry can help; of the others those of disk and memory may pass."""
+    if isinstance(error, MillraceError):
+        code, retriable = error.code, error.retriable
+    else:
+        code, retriable = type(error).__name__, isinstance(error, OSError | MemoryError | pa.ArrowException)
+    return Failure(code, str(error) or type(error).__name__, retriable, position)

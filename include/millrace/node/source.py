@@ -1,0 +1,166 @@
+"""The Python data source ``millrace``: one row for each range of a micro-batch, not one for each message.
+
+``spark.readStream.format("millrace")`` plans ranges (millrace.node.planner), and each task runs the chain over one range and
+writes the Parquet files itself (millrace.node.ranges). What crosses into the JVM is a report of a few hundred bytes; the
+driver's foreachBatch commits the files it names (millrace.node.streaming).
+
+Options: ``log`` (URL of the registry, or a folder of the embedded log), ``wal`` (the table's folder), ``parked`` (folder),
+``maxBytesPerTrigger`` (log bytes a micro-batch takes from each PChannel).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from millrace.errors import InvalidSettings, MillraceError
+from millrace.log.protocol import LogService
+from millrace.log.discovery import ServerLaunch
+from millrace.log.registry import open_service
+from millrace.log.remote import RemoteLogService
+from millrace.node.append_host_server import FACTORY as APPEND_HOST
+from millrace.message.ids import LogId
+from millrace.node.planner import START, UNBOUNDED, Offset, Planner
+from millrace.node.ranges import Failure, RangePlan, RangeReport, run_range
+from millrace.settings import Settings
+from millrace.tables.wal_table import Totals, WalTable
+
+FORMAT: Final = "millrace"
+REPORT_SCHEMA: Final = pa.schema([pa.field("pchannel", pa.utf8()), pa.field("report", pa.utf8())])
+"""A RangeReport as JSON, and its PChannel."""
+
+_OPTIONS: Final = ("log", "wal", "parked", "maxBytesPerTrigger")
+
+
+def source_options(settings: Settings) -> dict[str, str]:
+    """The options of this source for a deployment."""
+    return {
+        "log": str(settings.log_path) if settings.log == "rocksmq" else settings.log,
+        "wal": str(settings.wal_path),
+        "parked": str(parked_path(settings)),
+        "maxBytesPerTrigger": str(settings.max_bytes_per_trigger),
+    }
+
+
+def parked_path(settings: Settings) -> Path:
+    """Folder of the parked PChannels (millrace.node.parking)."""
+    return settings.data_dir / "parked"
+
+
+def connect(log: str) -> LogService:
+    """The log service of a source's ``log`` option. The embedded log is used through its server, as one of many."""
+    # Whoever starts the server starts the append host with it: clients must find both, whoever came first.
+    return open_service(log) if "://" in log else RemoteLogService.connect(log, launch=ServerLaunch(extensions=(APPEND_HOST,)))
+
+
+@lru_cache(maxsize=4)
+def _worker_service(log: str) -> LogService:
+    """One connection for all tasks that a Python worker runs, one after the other; it mends itself when it breaks."""
+    return connect(log)
+
+
+class MillraceDataSource(DataSource):
+    """Registered with ``spark.dataSource.register(MillraceDataSource)``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return "pchannel STRING, report STRING"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        missing = [name for name in _OPTIONS if not self.options.get(name)]
+        if missing:
+            raise InvalidSettings(f"the source {FORMAT!r} needs the options {', '.join(missing)}")
+        return MillraceStreamReader({name: str(self.options[name]) for name in _OPTIONS})
+
+
+class RangePartition(InputPartition):
+    """One task: one range of one PChannel."""
+
+    def __init__(self, plan: RangePlan) -> None:
+        self.value = plan
+
+
+class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Spark's view of a :class:`millrace.node.planner.Planner`, which it makes when first asked; `read` runs in a worker."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._options = options
+        self._planner: Planner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_planner": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return dict(START)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxBytes(int(self._options["maxBytesPerTrigger"]))
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else UNBOUNDED
+        if not isinstance(limit, ReadMaxBytes | ReadAllAvailable):
+            raise InvalidSettings(f"the source {FORMAT!r} takes a limit in bytes, not {limit}")
+        return dict(self._plan().latest(_offset(start), max_bytes=max_bytes))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        try:
+            ends = self._plan().log_ends()
+        except MillraceError:  # it is only for the progress report
+            return None
+        return {"batch": 0, "max_bytes": 0, "ends": {name: str(end) for name, end in ends.items()}}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._plan().fix_target()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return [RangePartition(plan) for plan in self._plan().plan(_offset(end))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        report = _run(partition.value, self._options)
+        yield pa.RecordBatch.from_pydict(
+            {"pchannel": [report.pchannel], "report": [report.to_json()]}, schema=REPORT_SCHEMA
+        )
+
+    def stop(self) -> None:
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
+
+    def _plan(self) -> Planner:
+        if self._planner is None:
+            table = WalTable.open(self._options["wal"])
+            self._planner = Planner(connect(self._options["log"]), table, parked=Path(self._options["parked"]))
+        return self._planner
+
+
+def _run(plan: RangePlan, options: dict[str, str]) -> RangeReport:
+    base = plan.base
+    try:
+        log = _worker_service(options["log"]).open(base.pchannel)
+    except MillraceError as error:
+        failure = Failure(error.code, str(error), error.retriable, base.position or LogId(0, 0))
+        return RangeReport(
+            base.pchannel, base.commits, base.last_tick, base.version, base.last_tick, failure.position, Totals(),
+            failure=failure,
+        )  # fmt: skip
+    try:
+        return run_range(plan, log=log, table=Path(options["wal"]))
+    finally:
+        log.close()
+
+
+def _offset(data: dict[str, Any]) -> Offset:
+    """An offset as it came back from Spark; one that is not ours counts as the start, since offsets are hints."""
+    if not isinstance(data.get("ends"), dict) or not isinstance(data.get("batch"), int):
+        return START
+    return {"batch": data["batch"], "max_bytes": int(data.get("max_bytes", UNBOUNDED)), "ends": dict(data["ends"])}

@@ -1,0 +1,257 @@
+"""A scan over both sources of a PChannel through one call: the ``wal`` table up to its end, then the append host's tail.
+
+    with scan("p0_1v0", StartAfterTick(tick), wal=settings.wal_path, tail=client) as found:
+        for message in found:
+            ...
+
+The place of a scan is a time tick: both sources are asked for what lies behind it and hold the same rows in the same order
+(the chain is pure), so that the switch leaves no gap and repeats nothing. A reader too slow for the tail goes on in the
+table and comes back. A scan begins at the LastConfirmed of its starting tick, so that transactions that are open there are
+whole when they commit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.errors import InvalidArgument
+from millrace.message.ids import MessageId
+from millrace.message.model import ImmutableMessage
+from millrace.node.tail_buffer import Evicted, Tailed
+from millrace.tables.wal_reader import WalSnapshot
+from millrace.wal.scanner import (
+    All,
+    DeliverPolicy,
+    Filter,
+    ImmutableTxn,
+    Latest,
+    Scanner,
+    StartAfter,
+    StartAfterTick,
+    StartFrom,
+    VChannels,
+    messages,
+)
+from millrace.wal.txn_buffer import VISIBLE_TICK
+
+_WAIT: Final = 1.0
+"""Longest wait for the tail in one go, in seconds: how long a close may take."""
+_PAUSE: Final = 0.05
+"""Pause before the table is looked at again, where the tail has gone past and the table is not there yet."""
+_ID_COLUMNS: Final = ("ledger", "entry", "index", "ordinal")
+
+
+class TailSource(Protocol):
+    """What a scan tails: an AppendHost, or an AppendClient."""
+
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed | Evicted: ...
+
+    def tick(self, pchannel: str, *, deadline: float = 30.0) -> int: ...
+
+
+def scan(
+    channel: str,
+    policy: DeliverPolicy | None = None,
+    *,
+    wal: Path,
+    tail: TailSource,
+    filters: Sequence[Filter] = (),
+    until_tick: int | None = None,
+) -> Scan:
+    """Units of a PChannel, or of a VChannel (`<pchannel>_<collection id>v<n>`), in tick order; `policy` is All by default.
+
+    The scan goes on until it is closed, or has delivered everything up to `until_tick`. `wal` is the table's folder (it need
+    not exist yet), `tail` the append host or its client. Raises what the sources raise; WalGap where a source is broken.
+    """
+    pchannel, is_vchannel = _pchannel(channel)
+    own = [VChannels({channel})] if is_vchannel else []
+    return Scan(pchannel, policy or All(), wal=wal, tail=tail, filters=[*own, *filters], until_tick=until_tick)
+
+
+class Scan:
+    """A scan under way. One thread reads; any may close it."""
+
+    def __init__(
+        self,
+        pchannel: str,
+        policy: DeliverPolicy,
+        *,
+        wal: Path,
+        tail: TailSource,
+        filters: Sequence[Filter],
+        until_tick: int | None,
+    ) -> None:
+        self._pchannel = pchannel
+        self._tail = tail
+        self._until = until_tick
+        self._closed = threading.Event()
+        self._wal = wal
+        # A snapshot is taken before the tail is asked where it stands: what lies between is in the tail or in a newer one.
+        self._snapshot = WalSnapshot.open(wal)
+        after, first_id = self._begin(policy)
+        self._scanner = Scanner(after_tick=after, first_id=first_id, filters=filters)
+        after = self._scanner.after_tick  # a tick filter may lie behind the policy
+        snapshot = self._snapshot
+        start = snapshot.confirmed_at(pchannel, after) if snapshot is not None else None
+        self._seen = 0
+        """Every row up to this tick was pushed, or lies before the start."""
+        self._delivered = after
+        self._table = self._catch_up(start)
+
+    @property
+    def confirmed_tick(self) -> int:
+        """Everything that became visible up to this tick has been returned by :meth:`poll`."""
+        return self._delivered
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to come: closed, or everything up to `until_tick` returned."""
+        return self._closed.is_set() or (self._until is not None and self._delivered >= self._until)
+
+    def poll(self, *, timeout: float) -> pa.Table | None:
+        """The next units as rows of ROW_SCHEMA with ``visible_tick``; None where none came within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self.ended:
+            rows = self._next(max(0.0, deadline - time.monotonic()))
+            if rows is not None and rows.num_rows:
+                return rows
+            if rows is None and time.monotonic() >= deadline:
+                return None
+        return None
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Units as tables (see :meth:`poll`), until the scan ends."""
+        while not self.ended:
+            rows = self.poll(timeout=_WAIT)
+            if rows is not None:
+                yield rows
+
+    def __iter__(self) -> Iterator[ImmutableMessage | ImmutableTxn]:
+        """Units as objects, until the scan ends."""
+        for rows in self.tables():
+            yield from messages(rows)
+
+    def close(self) -> None:
+        """End the scan; who waits in it returns within a second. Idempotent."""
+        self._closed.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- where it begins ------------------------------------------------------------------------------------------------
+
+    def _begin(self, policy: DeliverPolicy) -> tuple[int, MessageId | None]:
+        """The tick after which units are delivered, and the least id of a unit, where ids decide."""
+        match policy:
+            case All():
+                return 0, None
+            case StartAfterTick(tick):
+                return tick, None
+            case Latest():
+                return self._now(), None
+            case StartFrom(first):
+                return self._tick_before(first), first
+            case StartAfter(MessageId(ledger, entry, index, ordinal)):
+                first = MessageId(ledger, entry, index, ordinal + 1)
+                return self._tick_before(first), first
+            case _:
+                raise InvalidArgument(f"{policy!r} is no deliver policy")
+
+    def _now(self) -> int:
+        try:
+            return self._tail.tick(self._pchannel)
+        except InvalidArgument:
+            return 0  # no term is open yet: there is nothing that would not be new
+
+    def _tick_before(self, first: MessageId) -> int:
+        """A tick before that of the first message with an id >= `first`, as close to it as the table can say."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return 0
+        columns = ["time_tick", *_ID_COLUMNS]
+        for table in snapshot.messages(self._pchannel, start=first, columns=columns):
+            return int(table.column("time_tick")[0].as_py()) - 1
+        return snapshot.last_tick(self._pchannel)
+
+    # --- going on -------------------------------------------------------------------------------------------------------
+
+    def _next(self, timeout: float) -> pa.Table | None:
+        """What the next piece of either source delivers, perhaps nothing; None where there was no piece."""
+        if self._table is not None:
+            return self._next_of_table()
+        found = self._tail.tail(self._pchannel, self._seen, timeout=min(timeout, _WAIT))
+        if isinstance(found, Evicted):
+            self._table = self._newer_table()
+            if self._table is None:
+                self._closed.wait(min(timeout, _PAUSE))
+                return None
+            return self._next_of_table()
+        if found.confirmed_tick <= self._seen:
+            return None
+        return self._pushed(found.batches, found.confirmed_tick)
+
+    def _next_of_table(self) -> pa.Table | None:
+        assert self._table is not None
+        assert self._snapshot is not None
+        try:
+            piece = next(self._table, None)
+        except FileNotFoundError:
+            # Compaction and VACUUM took a file of this version: the newer one has the same rows elsewhere.
+            self._snapshot = self._snapshot.refreshed()
+            self._table = self._rest_of_table()
+            return None
+        if piece is not None:
+            return self._pushed([piece], int(piece.column("time_tick")[-1].as_py()))
+        self._table = None
+        return self._pushed([], self._snapshot.last_tick(self._pchannel))
+
+    def _pushed(self, pieces: Sequence[pa.Table | pa.RecordBatch], through: int) -> pa.Table | None:
+        """Push rows, after which every row up to tick `through` is pushed."""
+        visible = [self._scanner.push(piece) for piece in pieces]
+        self._seen = max(self._seen, through)
+        self._delivered = max(self._delivered, through)
+        parts = [part for part in visible if part.num_rows]
+        if not parts:
+            return None
+        rows = pa.concat_tables(parts) if len(parts) > 1 else parts[0]
+        if self._until is not None and through > self._until:
+            rows = rows.filter(pc.less_equal(rows.column(VISIBLE_TICK), self._until))
+        return rows
+
+    def _catch_up(self, start: MessageId | None) -> Iterator[pa.Table] | None:
+        if self._snapshot is None:
+            return None
+        return self._snapshot.messages(self._pchannel, start=start)
+
+    def _rest_of_table(self) -> Iterator[pa.Table]:
+        assert self._snapshot is not None
+        return self._snapshot.messages(self._pchannel, after_tick=self._seen)
+
+    def _newer_table(self) -> Iterator[pa.Table] | None:
+        """The table's rows behind what was seen, where it has got that far by now."""
+        self._snapshot = WalSnapshot.open(self._wal) if self._snapshot is None else self._snapshot.refreshed()
+        if self._snapshot is None or self._snapshot.last_tick(self._pchannel) <= self._seen:
+            return None
+        return self._rest_of_table()
+
+
+def _pchannel(channel: str) -> tuple[str, bool]:
+    """The PChannel of a channel's name, and whether it names a VChannel."""
+    head, _, tail = channel.rpartition("_")
+    collection, v, number = tail.partition("v")
+    if head and v and collection.isdigit() and number.isdigit():
+        return head, True
+    return channel, False

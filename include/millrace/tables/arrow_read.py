@@ -1,0 +1,116 @@
+"""``read_arrow``: a collection at a time tick as an Arrow table, without a JVM; and the rule of which deletes hit what.
+
+A delete at (t, w) hits the rows of its key, in its partition if it names one, whose (visible tick, write tick) is smaller:
+inside a transaction, where the visible ticks are equal, the order of writing decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+
+from millrace.settings import Settings
+from millrace.tables.collection_table import delete_file_schema, file_schema
+from millrace.tables.read_plan import ReadPlan, plan_read, tail_rows
+from millrace.tables.visible_rows import conform
+
+Int64s = npt.NDArray[np.int64]
+
+
+def read_arrow(
+    settings: Settings,
+    collection_id: int,
+    *,
+    at: int | datetime | None = None,
+    deadline: float | None = None,
+    with_ticks: bool = False,
+) -> pa.Table:
+    """The rows of a collection that are visible at `at` (default: the newest tick all its channels have reached).
+
+    Columns are the collection's fields at that tick; `with_ticks` adds those that place a row (``_partition`` ...). The
+    order of rows is not promised. Memory: the collection's rows at that tick and its deletes up to it, both in whole.
+    Raises TickNotReached, TickTooOld, CollectionNotFound.
+    """
+    plan = plan_read(settings, collection_id, at=at, deadline=deadline)
+    rows = _table_rows(plan.rows, plan.rows_path, file_schema(plan.schema), plan.tick)
+    deletes = _table_rows(plan.deletes, plan.deletes_path, delete_file_schema(plan.schema), plan.tick)
+    rows = pa.concat_tables([rows, *(part for tail in plan.tails for part in tail_rows(plan, tail, deletes=False))])
+    deletes = pa.concat_tables([deletes, *(part for tail in plan.tails for part in tail_rows(plan, tail, deletes=True))])
+    rows = _hide_dropped(rows, plan)
+    if deletes.num_rows and rows.num_rows:
+        rows = rows.filter(pa.array(~deleted(rows, deletes, plan.schema.primary_key)))
+    return rows if with_ticks else rows.select(plan.schema.arrow().names)
+
+
+def _table_rows(table: DeltaTable | None, path: Path, schema: pa.Schema, tick: int) -> pa.Table:
+    """Rows up to `tick` of one version of a table: the files its log names, pruned by their statistics."""
+    if table is None:
+        return schema.empty_table()
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if actions.num_rows and "min._time_tick" in actions.column_names:
+        early = pc.or_kleene(pc.less_equal(actions["min._time_tick"], tick), pc.is_null(actions["min._time_tick"]))
+        actions = actions.filter(early)
+    paths: Sequence[str] = [str(path / name) for name in actions["path"].to_pylist()]
+    if not paths:
+        return schema.empty_table()
+    dataset = ds.dataset(paths, format="parquet", schema=schema)
+    return conform(dataset.to_table(filter=pc.field("_time_tick") <= tick), schema)
+
+
+def _hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:
+    """Without the rows of partitions dropped by then, and of an earlier collection of the same id."""
+    hidden = np.zeros(rows.num_rows, dtype=bool)
+    ticks = rows["_time_tick"].to_numpy()
+    for name, number, tick in plan.partition_drops:
+        mine = pc.and_(pc.equal(rows["_vchannel"], name), pc.equal(rows["_partition_id"], number)).to_numpy()
+        hidden |= mine & (ticks < tick)
+    for name, info in plan.vchannels.items():
+        if rows.num_rows and info.created_tick > ticks.min():
+            hidden |= pc.equal(rows["_vchannel"], name).to_numpy() & (ticks < info.created_tick)
+    return rows.filter(pa.array(~hidden)) if hidden.any() else rows
+
+
+def deleted(rows: pa.Table, deletes: pa.Table, key: str) -> npt.NDArray[np.bool_]:
+    """Which of `rows` any of `deletes` hits: shape ``(rows,)``."""
+    keys = pc.unique(deletes[key])
+    place = pc.index_in(rows[key], keys).to_numpy()  # NaN where no delete has the key
+    result = np.zeros(rows.num_rows, dtype=bool)
+    hit = np.flatnonzero(~np.isnan(place)) if place.dtype.kind == "f" else np.arange(rows.num_rows)
+    if len(hit) == 0:
+        return result
+    row_key = place[hit].astype(np.int64)
+    delete_key: Int64s = pc.index_in(deletes[key], keys).to_numpy().astype(np.int64)
+
+    def column(table: pa.Table, name: str) -> Int64s:
+        values: Int64s = table[name].to_numpy()
+        return values
+
+    d_partition, d_time, d_write = (column(deletes, name) for name in ("_partition_id", "_time_tick", "_write_tick"))
+    r_partition, r_time, r_write = (
+        column(rows, name)[hit] for name in ("_partition_id", "_time_tick", "_write_tick")
+    )
+    # Of each (key, partition) the last delete hits whatever any of them hits.
+    order = np.lexsort((d_write, d_time, d_partition, delete_key))
+    k, p, t, w = (values[order] for values in (delete_key, d_partition, d_time, d_write))
+    last = np.ones(len(k), dtype=bool)
+    last[:-1] = (k[1:] != k[:-1]) | (p[1:] != p[:-1])
+    k, p, t, w = k[last], p[last], t[last], w[last]
+    partitions = np.unique(np.concatenate([p, r_partition, [0]]))
+    code = k * len(partitions) + np.searchsorted(partitions, p)
+    struck = np.zeros(len(hit), dtype=bool)
+    for wanted in (np.zeros_like(r_partition), r_partition):
+        sought = row_key * len(partitions) + np.searchsorted(partitions, wanted)
+        found: Any = np.minimum(np.searchsorted(code, sought), len(code) - 1)
+        same = code[found] == sought
+        struck |= same & ((t[found] > r_time) | ((t[found] == r_time) & (w[found] > r_write)))
+    result[hit] = struck
+    return result

@@ -1,0 +1,282 @@
+"""Files and commits of Delta tables without a JVM: Parquet that is durable before it is named, and the fenced commit.
+
+:class:`FileSink` writes attempt-unique Parquet files, fsyncs them and their folders, and describes each as a
+:class:`FileAction` (plain data, which crosses from a task to the driver). :func:`commit` is the one way the flusher
+commits: for each app id it checks that the table still stands at the version the work was planned from, and commits from
+that same snapshot; on a conflict it refreshes and checks again; an app id that moved is CommitFenced, and nothing of the
+call is in the table then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, RemoveAction, Transaction
+
+from millrace.errors import CommitFenced, DeadlineExceeded
+from millrace.failpoint import hit
+
+COMPRESSION: Final = "snappy"
+MAX_FILE_BYTES: Final = 256 << 20
+"""A file is closed once it holds about this many bytes of Arrow columns."""
+
+MAX_STAT_CHARACTERS: Final = 64
+"""Longer strings stay out of the log: a cut maximum would prune what is there."""
+
+ATTEMPTS: Final = 200
+"""Conflicts that one commit bears; each means that another writer got through."""
+
+CHECKPOINT_COMMITS: Final = 50
+"""Commits between two Delta checkpoints: what opening and refreshing a table costs grows with the commits since."""
+
+_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""Log cleanup is maintenance's, not the hot path's."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileAction:
+    """One durable Parquet file that waits for its commit."""
+
+    path: str
+    """Relative to the table."""
+    size: int
+    rows: int
+    partition: dict[str, str]
+    stats: str
+    written_ms: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        return cls(**value)
+
+    def add_action(self) -> AddAction:
+        return AddAction(self.path, self.size, self.partition, self.written_ms, True, self.stats)
+
+
+@dataclass(slots=True)
+class FileSink:
+    """Writes rows of one table into files named for this attempt, one at a time for each set of partition values."""
+
+    table_path: Path
+    schema: pa.Schema
+    """Columns of the files: those of the table without its partition columns."""
+    stats_columns: tuple[str, ...]
+    """Columns whose min and max go into the Delta log, so that readers prune by them."""
+    actions: list[FileAction] = field(default_factory=list)
+    _open: dict[tuple[tuple[str, str], ...], _OpenFile] = field(default_factory=dict)
+
+    def write(self, rows: pa.Table, partition: Mapping[str, str]) -> None:
+        """Add `rows` (of ``schema``) to the partition's file."""
+        key = tuple(partition.items())
+        file = self._open.get(key)
+        if file is None:
+            file = self._open[key] = _OpenFile.create(self.table_path, self.schema, partition)
+        file.writer.write_table(rows)
+        file.rows += rows.num_rows
+        file.bytes += rows.nbytes
+        if file.bytes >= MAX_FILE_BYTES:
+            self.actions.append(self._open.pop(key).close(self.stats_columns))
+
+    def finish(self) -> list[FileAction]:
+        """Close and fsync what is open; the actions of all files."""
+        for file in self._open.values():
+            self.actions.append(file.close(self.stats_columns))
+        self._open.clear()
+        return self.actions
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        for file in self._open.values():
+            file.discard()
+        self._open.clear()
+        drop_files(self.table_path, self.actions)
+        self.actions.clear()
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    table_path: Path
+    relative: str
+    partition: dict[str, str]
+    writer: pq.ParquetWriter
+    rows: int = 0
+    bytes: int = 0
+
+    @classmethod
+    def create(cls, table_path: Path, schema: pa.Schema, partition: Mapping[str, str]) -> Self:
+        folder = "/".join(f"{name}={value}" for name, value in partition.items())
+        relative = f"{folder}/part-{uuid.uuid4()}.parquet" if folder else f"part-{uuid.uuid4()}.parquet"
+        _make_folder((table_path / relative).parent)
+        writer = pq.ParquetWriter(table_path / relative, schema, compression=COMPRESSION, store_schema=False)
+        return cls(table_path, relative, dict(partition), writer)
+
+    def close(self, stats_columns: Sequence[str]) -> FileAction:
+        self.writer.close()
+        path = self.table_path / self.relative
+        sync(path)
+        sync(path.parent)
+        status = path.stat()
+        stats = _stats(pq.read_metadata(path), stats_columns)
+        return FileAction(
+            self.relative, status.st_size, self.rows, self.partition, stats, int(status.st_mtime_ns // 1_000_000)
+        )
+
+    def discard(self) -> None:
+        self.writer.close()
+        (self.table_path / self.relative).unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's entries, durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make `folder`, durable up to the first parent that was there."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync(folder.parent)
+
+
+def _stats(metadata: pq.FileMetaData, columns: Sequence[str]) -> str:
+    """The Delta statistics of a Parquet file, from its footer: rows, min and max of `columns` where it has them."""
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    for place in range(metadata.num_columns):
+        name = metadata.schema.column(place).path
+        if name not in columns:
+            continue
+        groups = [metadata.row_group(group).column(place).statistics for group in range(metadata.num_row_groups)]
+        if groups and all(group is not None and group.has_min_max for group in groups):
+            low, high = min(group.min for group in groups), max(group.max for group in groups)
+            if not isinstance(high, str) or max(len(low), len(high)) <= MAX_STAT_CHARACTERS:
+                least[name], most[name] = low, high
+    return json.dumps({"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": {}})
+
+
+def drop_files(table_path: Path, actions: Sequence[FileAction]) -> None:
+    """Remove files that no commit will ever name. Only the attempt that wrote them may, and only if it was fenced."""
+    for action in actions:
+        (table_path / action.path).unlink(missing_ok=True)
+
+
+def open_table(path: Path, *, version: int | None = None) -> DeltaTable | None:
+    """The table at `path` (pinned to `version`, or as it is now); None where there is none."""
+    try:
+        return DeltaTable(str(path), version=version)
+    except TableNotFoundError:
+        return None
+
+
+def create_table(
+    path: Path, schema: pa.Schema, *, partition_by: Sequence[str], configuration: Mapping[str, str] | None = None
+) -> DeltaTable:
+    """The table at `path`, created if there is none; of several creators at once, all get the one that won."""
+    table = open_table(path)
+    if table is not None:
+        return table
+    _make_folder(path)
+    try:
+        DeltaTable.create(
+            str(path),
+            schema,
+            mode="ignore",
+            partition_by=list(partition_by),
+            configuration=configuration,
+            raise_if_key_not_exists=False,
+        )
+    except CommitFailedError:
+        # Another process created it in between; its table is as good as ours.
+        pass
+    return DeltaTable(str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class AppMove:
+    """One app transaction of a commit: the version the work was planned from (None: none yet), and the new one."""
+
+    base: int | None
+    version: int
+
+
+class Fenced(CommitFenced):
+    """Which app ids moved; and whether a commit that names the files was tried, so that they may stand after all."""
+
+    def __init__(self, app_ids: Sequence[str], *, attempted: bool) -> None:
+        super().__init__(f"{', '.join(app_ids)} moved since this was planned: another flusher committed; plan anew")
+        self.app_ids = tuple(app_ids)
+        self.attempted = attempted
+
+
+def commit(
+    table: DeltaTable,
+    actions: Sequence[FileAction],
+    *,
+    moves: Mapping[str, AppMove],
+    removes: Sequence[RemoveAction] = (),
+    seam: Callable[[str], None] = hit,
+) -> int:
+    """Commit `actions`, `removes` and `moves` as one, made durable; the table's version. `table` is then at that version.
+
+    Raises Fenced where an app id is not at its base: nothing of this call is in the table then. Each refresh is followed by
+    the check; none stands between check and commit, and delta-rs is allowed no retry of its own.
+    """
+    adds = [action.add_action() for action in actions]
+    table.update_incremental()
+    for attempt in range(ATTEMPTS):
+        moved = [app_id for app_id, move in moves.items() if table.transaction_version(app_id) != move.base]
+        if moved:
+            if attempt and actions and _holds(table, actions):
+                return int(table.version())  # the attempt that seemed to fail did not
+            raise Fenced(moved, attempted=attempt > 0)
+        checked = int(table.version())
+        seam("flush.checked")
+        try:
+            table.create_write_transaction(
+                [*adds, *removes],
+                "append",
+                table.schema(),
+                partition_by=table.metadata().partition_columns,
+                commit_properties=CommitProperties(
+                    max_commit_retries=0,
+                    app_transactions=[Transaction(app_id, move.version) for app_id, move in moves.items()],
+                ),
+                post_commithook_properties=_HOOKS,
+            )
+        except CommitFailedError:
+            table.update_incremental()
+            if int(table.version()) == checked:
+                raise  # nobody was first: it is the storage, or the commit itself
+            continue
+        log = Path(table.table_uri.removeprefix("file://")) / "_delta_log"
+        sync(log / f"{checked + 1:020d}.json")
+        sync(log)
+        table.update_incremental()
+        if (checked + 1) % CHECKPOINT_COMMITS == 0:
+            table.create_checkpoint()
+        return int(table.version())
+    raise DeadlineExceeded(f"{ATTEMPTS} commits to {table.table_uri} met another writer's; its files stay where they are")
+
+
+def _holds(table: DeltaTable, actions: Sequence[FileAction]) -> bool:
+    live = set(pa.table(table.get_add_actions())["path"].to_pylist())
+    return all(action.path in live for action in actions)

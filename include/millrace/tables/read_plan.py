@@ -1,0 +1,244 @@
+"""A read at a time tick, planned: which tick, from which versions of which tables, and what of the WAL's tail goes with it.
+
+All versions are pinned here, once, in the order checkpoints, rows, deletes, wal, so that whatever a table holds up to its
+tick the pinned ``wal`` has behind it. What a VChannel's rows table holds up to F (and its deletes table up to its own F)
+comes from the table, the rest up to T from the WAL; a row is seen once, however far flusher and WAL are apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from millrace.errors import CollectionNotFound, InvalidArgument, TickNotReached, TickTooOld
+from millrace.message.ids import LOGICAL_BITS, compose_tick, tick_physical_ms
+from millrace.message.schema import CollectionSchema
+from millrace.settings import Settings
+from millrace.tables.catalog import Catalog, VChannelInfo
+from millrace.tables.collection_table import (
+    BASE_TICK,
+    delete_file_schema,
+    deletes_path,
+    file_schema,
+    rows_path,
+)
+from millrace.tables.delta_files import open_table
+from millrace.tables.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.visible_rows import collection_rows, conform
+from millrace.tables.wal_reader import MAX_TICK, WalRange, WalSnapshot, read_range
+from millrace.wal.txn_buffer import TxnBuffer
+
+POLL: Final = 0.02
+"""Seconds between two looks at the ``wal`` table while a read waits for its tick."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """One PChannel's part of the WAL behind the tables."""
+
+    checkpoint: Checkpoint
+    range: WalRange
+    row_ticks: dict[str, int]
+    """By VChannel: up to where the rows table has everything."""
+    delete_ticks: dict[str, int]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.range.files)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Everything a read needs; nothing is looked up again."""
+
+    settings: Settings
+    collection_id: int
+    tick: int
+    schema: CollectionSchema
+    """The collection's at `tick`."""
+    vchannels: dict[str, VChannelInfo]
+    rows: DeltaTable | None
+    deletes: DeltaTable | None
+    tails: tuple[Tail, ...]
+
+    @property
+    def rows_path(self) -> Path:
+        return rows_path(self.settings, self.collection_id)
+
+    @property
+    def deletes_path(self) -> Path:
+        return deletes_path(self.settings, self.collection_id)
+
+    @property
+    def partition_drops(self) -> list[tuple[str, int, int]]:
+        """(VChannel, partition id, tick) of each partition drop that hides rows at this tick: those before its tick."""
+        return [
+            (name, number, max(past))
+            for name, info in self.vchannels.items()
+            for number, ticks in info.partition_drops.items()
+            if (past := [tick for tick in ticks if tick <= self.tick])
+        ]
+
+
+def resolve_tick(at: int | datetime) -> int:
+    """`at` as a time tick: a datetime (with a time zone) stands for the last tick of its millisecond."""
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise InvalidArgument("a datetime needs a time zone: a tick is a moment, not a local time")
+        ms = (at - datetime.fromtimestamp(0, at.tzinfo)) // timedelta(milliseconds=1)
+        return compose_tick(ms, (1 << LOGICAL_BITS) - 1)
+    if at < 0:
+        raise InvalidArgument("a time tick is not negative")
+    return at
+
+
+def plan_read(
+    settings: Settings,
+    collection_id: int,
+    *,
+    at: int | datetime | None = None,
+    deadline: float | None = None,
+) -> ReadPlan:
+    """Pin the versions and find the tick. Waits up to `deadline` seconds (default: ``read_deadline``) for a tick to come.
+
+    Raises TickNotReached, TickTooOld, and CollectionNotFound where the collection is not whole, or dropped, at that tick.
+    """
+    wanted = None if at is None else resolve_tick(at)
+    limit = time.monotonic() + (settings.read_deadline if deadline is None else deadline)
+    while True:
+        plan = _plan(settings, collection_id, wanted)
+        if isinstance(plan, ReadPlan):
+            return plan
+        if time.monotonic() >= limit:
+            raise TickNotReached(
+                f"collection {collection_id} is readable up to tick {plan}, not {wanted}: wait for its channels, "
+                "append a time tick, or read without a tick"
+            )
+        time.sleep(POLL)
+
+
+def _plan(settings: Settings, collection_id: int, wanted: int | None) -> ReadPlan | int:
+    """The plan; or the tick that was reached, where that is not the wanted one yet."""
+    path = settings.checkpoints_path
+    checkpoints = read_checkpoints(open_table(path), path)
+    rows = open_table(rows_path(settings, collection_id))
+    deletes = open_table(deletes_path(settings, collection_id))
+    wal = WalSnapshot.open(settings.wal_path)
+    if wal is None:
+        raise CollectionNotFound(f"no collection {collection_id}: there is no WAL yet")
+    pchannels = _pchannels(wal, checkpoints, collection_id)
+    confirmed = min((wal.last_tick(pchannel) for pchannel in pchannels), default=0)
+    if wanted is not None and wanted > confirmed:
+        if not pchannels:
+            raise CollectionNotFound(f"no collection {collection_id}")
+        return confirmed
+    tick = confirmed if wanted is None else wanted
+    _check_base(rows, tick)
+    tails: list[Tail] = []
+    vchannels: dict[str, VChannelInfo] = {}
+    for pchannel in pchannels:
+        checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
+        tail = wal.plan(pchannel, start=checkpoint.confirmed, after_tick=checkpoint.time_tick, up_to_tick=tick)
+        if tick <= checkpoint.time_tick:
+            tail = WalRange(())
+        catalog = _catalog(settings, checkpoint, tail)
+        found = catalog.of_collection(collection_id)
+        vchannels.update(found)
+        tails.append(Tail(checkpoint, tail, *(_ticks(table, found, checkpoint) for table in (rows, deletes))))
+    _check_whole(collection_id, vchannels, tick)
+    infos = list(vchannels.values())
+    schemas = [info.schema_at(tick) for info in infos]
+    schema = max(schemas, key=lambda each: len(each.fields))
+    return ReadPlan(settings, collection_id, tick, schema, vchannels, rows, deletes, tuple(tails))
+
+
+def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_id: int) -> list[str]:
+    """The PChannels that the collection's VChannels are on, by what checkpoints or the WAL's tail say of them."""
+    for checkpoint in checkpoints.values():
+        for info in checkpoint.catalog.of_collection(collection_id).values():
+            return sorted({pchannel_of(name, collection_id) for name in info.vchannels})
+    for pchannel in wal.pchannels():
+        checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
+        catalog = Catalog()
+        for rows in wal.messages(pchannel, after_tick=checkpoint.time_tick, types=["CREATE_COLLECTION"]):
+            created = rows.filter(pc.equal(rows["collection_id"], collection_id))
+            for _ in catalog.apply(TxnBuffer().push(created)):
+                pass
+        for info in catalog.vchannels.values():
+            return sorted({pchannel_of(name, collection_id) for name in info.vchannels})
+    return []
+
+
+def pchannel_of(vchannel: str, collection_id: int) -> str:
+    """The PChannel of a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
+    return vchannel.rpartition(f"_{collection_id}v")[0]
+
+
+def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> Catalog:
+    """The catalog at the read's tick (or the checkpoint's, where that is later)."""
+    catalog = checkpoint.catalog
+    ddl = ["CREATE_COLLECTION", "DROP_COLLECTION", "CREATE_PARTITION", "DROP_PARTITION", "SCHEMA_CHANGE"]
+    for rows in read_range(settings.wal_path, tail, types=ddl):
+        for _ in catalog.apply(TxnBuffer(after_tick=checkpoint.time_tick).push(rows)):
+            pass
+    return catalog
+
+
+def _ticks(table: DeltaTable | None, vchannels: dict[str, VChannelInfo], checkpoint: Checkpoint) -> dict[str, int]:
+    """Up to which tick `table` has everything of each VChannel: its own app version, or the checkpoint if that is later."""
+    return {
+        name: max((None if table is None else table.transaction_version(name)) or 0, checkpoint.time_tick)
+        for name in vchannels
+    }
+
+
+def _check_base(rows: DeltaTable | None, tick: int) -> None:
+    base = 0 if rows is None else int(rows.metadata().configuration.get(BASE_TICK) or 0)
+    if tick < base:
+        raise TickTooOld(f"the oldest tick that can still be read is {base}, not {tick}: deletes up to it were folded in")
+
+
+def _check_whole(collection_id: int, vchannels: dict[str, VChannelInfo], tick: int) -> None:
+    wanted = next(iter(vchannels.values())).vchannels if vchannels else ()
+    missing = [name for name in wanted if name not in vchannels or vchannels[name].created_tick > tick]
+    if not wanted or missing:
+        raise CollectionNotFound(f"collection {collection_id} is not there (on all its VChannels) at tick {tick}")
+    for info in vchannels.values():
+        if 0 < info.dropped_tick <= tick:
+            raise CollectionNotFound(f"collection {collection_id} was dropped at tick {info.dropped_tick}")
+
+
+def tail_rows(plan: ReadPlan, tail: Tail, *, deletes: bool) -> Iterator[pa.Table]:
+    """The rows (or deletes) of the collection that are visible at the read's tick and not in its table yet."""
+    target = delete_file_schema(plan.schema) if deletes else file_schema(plan.schema)
+    ticks = tail.delete_ticks if deletes else tail.row_ticks
+    catalog = tail.checkpoint.catalog
+    buffer = TxnBuffer(after_tick=tail.checkpoint.time_tick)
+    for messages in read_range(plan.settings.wal_path, tail.range):
+        for stretch in catalog.apply(buffer.push(messages)):
+            mine = stretch.filter(pc.equal(stretch["collection_id"], plan.collection_id))
+            for part in collection_rows(mine, catalog):
+                if part.is_delete == deletes:
+                    rows = _behind(part.rows, ticks)
+                    if rows.num_rows:
+                        yield conform(rows, target)
+
+
+def _behind(rows: pa.Table, ticks: dict[str, int]) -> pa.Table:
+    """The rows behind the tick of their VChannel."""
+    channel = pc.dictionary_encode(rows["_vchannel"]).combine_chunks()
+    has = np.array([ticks[name] for name in channel.dictionary.to_pylist()], dtype=np.int64)
+    codes = channel.indices.to_numpy(zero_copy_only=False)
+    return rows.filter(pa.array(rows["_time_tick"].to_numpy() > has[codes]))
+
+
+__all__ = ["MAX_TICK", "ReadPlan", "Tail", "plan_read", "resolve_tick", "tail_rows", "tick_physical_ms"]

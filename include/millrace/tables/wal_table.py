@@ -1,0 +1,294 @@
+"""The ``wal`` Delta table: how it is made, and what one version of it says about a PChannel's position.
+
+Plain Delta (reader 1, writer 2), so that delta-rs and delta-spark both append to it and read it; partitioned by kind,
+PChannel and date of the tick. Only the committer (millrace.node.committer) and the compaction behind it write to it.
+The truth about a position is the one live row of kind ``state`` that a PChannel has; each commit replaces that row's file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from millrace.errors import InvalidArgument, Malformed
+from millrace.message.ids import LogId
+from millrace.wal.digest import Digest
+from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
+from millrace.wal.state import ChannelState
+
+STATS_COLUMNS: Final = ("time_tick", "ledger", "entry")
+"""Columns with statistics in the Delta log: what readers prune files by."""
+
+COMMIT_APP_SUFFIX: Final = "/commit"
+"""``<pchannel>/commit`` is the app id whose version counts the PChannel's commits; see millrace.node.committer."""
+
+_CONFIGURATION: Final = {
+    "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
+    # A tombstone outlives any reader and any task whose file is not committed yet; VACUUM never goes below it.
+    "delta.deletedFileRetentionDuration": "interval 2 days",
+}
+_PCHANNEL: Final = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """A column of ROW_SCHEMA as Delta knows it: strings without dictionary, binary of any size."""
+    kind = field.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_large_binary(kind):
+        kind = pa.binary()
+    elif pa.types.is_unsigned_integer(kind):
+        raise InvalidArgument(f"Delta has no unsigned integers: {field.name}")
+    return pa.field(field.name, kind, nullable=field.nullable)
+
+
+TABLE_SCHEMA: Final = pa.schema(
+    [
+        *(_plain(item) for item in ROW_SCHEMA),
+        pa.field("kind", pa.utf8()),
+        pa.field("pchannel", pa.utf8()),
+        pa.field("date", pa.date32()),
+    ]
+)
+"""Columns of the table; the partition columns stand last, and not in the files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a PChannel's rows add up to from the first commit on; held in each state row."""
+
+    messages: int = 0
+    rejections: int = 0
+    digest: Digest = field(default_factory=Digest)
+    """Of all message and rejection rows (millrace.wal.digest)."""
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(self.messages + other.messages, self.rejections + other.rejections, self.digest + other.digest)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"messages": self.messages, "rejections": self.rejections, "digest": str(self.digest)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(int(data["messages"]), int(data["rejections"]), Digest.parse(data["digest"]))
+
+
+@dataclass(frozen=True, slots=True)
+class WalPosition:
+    """Where one PChannel stands in one version of the table."""
+
+    version: int
+    """Of the table."""
+    pchannel: str
+    commits: int = 0
+    """Commits of this PChannel so far: what the fence compares."""
+    last_tick: int = 0
+    """The app transaction's version: the last time tick of the last range."""
+    totals: Totals = field(default_factory=Totals)
+    state_bytes: bytes | None = None
+    state_path: str | None = None
+    """The live state row's file, relative to the table; the next commit removes it."""
+
+    @property
+    def state(self) -> ChannelState | None:
+        """The channel state, decoded; None before the first commit."""
+        return None if self.state_bytes is None else ChannelState.from_bytes(self.state_bytes)
+
+    @property
+    def position(self) -> LogId | None:
+        """The next log entry to be read; None before the first commit."""
+        state = self.state
+        return None if state is None else state.position
+
+
+def partition_path(kind: str, pchannel: str, date: str) -> str:
+    """The folder of one partition, relative to the table. Raises InvalidArgument for names that no folder should have."""
+    if not _PCHANNEL.fullmatch(pchannel) or pchannel in {".", ".."}:
+        raise InvalidArgument(f"{pchannel!r} is no name of a PChannel: letters, digits, '.', '_' and '-'")
+    return f"kind={quote(kind)}/pchannel={quote(pchannel)}/date={quote(date)}"
+
+
+def state_detail(*, commits: int, previous_tick: int, totals: Totals) -> str:
+    """The ``detail`` column of a state row."""
+    return json.dumps({"commits": commits, "previous_tick": previous_tick, **totals.to_json()}, separators=(",", ":"))
+
+
+class WalTable:
+    """A handle on the table at one version. Not thread-safe: each thread opens its own."""
+
+    def __init__(self, delta: DeltaTable, path: Path) -> None:
+        self.delta = delta
+        self.path = path
+        self._rows: dict[str, tuple[str, WalPosition]] = {}
+
+    @classmethod
+    def create(cls, path: Path | str) -> Self:
+        """The table at `path`, made where there is none; several processes may do so at once."""
+        path = Path(path).absolute()
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            return cls.open(path)
+        except TableNotFoundError:
+            pass
+        try:
+            DeltaTable.create(
+                str(path),
+                schema=TABLE_SCHEMA,
+                partition_by=list(PARTITION_COLUMNS),
+                configuration=dict(_CONFIGURATION),
+                name="wal",
+                description="Messages, rejections and channel state of every PChannel.",
+                # With a retry the loser of a race would write its own metadata as version 1.
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except DeltaError:
+            # Another process was first: version 0 exists once, whoever wrote it.
+            pass
+        for folder in (path / "_delta_log", path, path.parent):
+            sync_directory(folder)
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """The table at `path` at its newest version. Raises deltalake's TableNotFoundError where there is none."""
+        path = Path(path).absolute()
+        return cls(DeltaTable(str(path)), path)
+
+    @property
+    def version(self) -> int:
+        """The version this handle stands at."""
+        return self.delta.version()
+
+    def refresh(self) -> None:
+        """Go to the newest version."""
+        self.delta.update_incremental()
+
+    def reopen(self) -> None:
+        """Go to the newest version by way of the last Delta checkpoint: what a handle drags along since it opened goes."""
+        self.delta = DeltaTable(str(self.path))
+
+    def commits(self, pchannel: str) -> int:
+        """Commits of `pchannel` up to this version."""
+        return self.delta.transaction_version(pchannel + COMMIT_APP_SUFFIX) or 0
+
+    def last_tick(self, pchannel: str) -> int:
+        """The last committed time tick of `pchannel` at this version; 0 before the first commit."""
+        return self.delta.transaction_version(pchannel) or 0
+
+    def position(self, pchannel: str) -> WalPosition:
+        """Where `pchannel` stands at this version."""
+        return self.positions([pchannel])[pchannel]
+
+    def positions(self, pchannels: Iterable[str]) -> dict[str, WalPosition]:
+        """Where each of `pchannels` stands, all at this one version. Reads one small file for each that moved."""
+        found: dict[str, WalPosition] = {}
+        moved: list[str] = []
+        for pchannel in pchannels:
+            commits = self.commits(pchannel)
+            _, known = self._rows.get(pchannel, ("", None))
+            if commits == 0:
+                found[pchannel] = WalPosition(self.version, pchannel)
+            elif known is not None and known.commits == commits:
+                found[pchannel] = _at(known, self.version)
+            else:
+                moved.append(pchannel)
+        if moved:
+            paths = self._state_paths()
+            for pchannel in moved:
+                found[pchannel] = self._read_state(pchannel, paths.get(pchannel, []))
+        return found
+
+    def pchannels(self) -> list[str]:
+        """The PChannels with a commit, sorted."""
+        return sorted(self._state_paths())
+
+    def files(self, kind: str, pchannel: str, *, after: int | None = None, until: int | None = None) -> list[Path]:
+        """Files of this version that may hold rows of `kind` and `pchannel` with `after` < time tick <= `until`."""
+        predicate = f"kind = '{kind}' AND pchannel = '{pchannel}'"
+        if after is not None:
+            predicate += f" AND time_tick > {after}"
+        if until is not None:
+            predicate += f" AND time_tick <= {until}"
+        return [self.path / path for path in self._paths(predicate)]
+
+    def _paths(self, predicate: str) -> list[str]:
+        """Files that `predicate` does not rule out, relative to the table."""
+        root = self.delta.table_uri.removeprefix("file://").rstrip("/") + "/"
+        uris = self.delta.file_uris(file_pruning_predicate=predicate)
+        return [unquote(uri.removeprefix("file://").removeprefix(root)) for uri in uris]
+
+    def _state_paths(self) -> dict[str, list[str]]:
+        """Live state files by PChannel, relative to the table."""
+        paths: dict[str, list[str]] = {}
+        for path in self._paths(f"kind = '{KIND_STATE}'"):
+            paths.setdefault(_partition_value(path, "pchannel"), []).append(path)
+        return paths
+
+    def _read_state(self, pchannel: str, paths: list[str]) -> WalPosition:
+        commits, last_tick = self.commits(pchannel), self.last_tick(pchannel)
+        for path in paths:
+            row = pq.ParquetFile(self.path / path).read(["detail", "payload", "time_tick"]).to_pylist()[0]
+            detail = json.loads(row["detail"])
+            if detail["commits"] == commits and row["time_tick"] == last_tick:
+                position = WalPosition(
+                    version=self.version,
+                    pchannel=pchannel,
+                    commits=commits,
+                    last_tick=last_tick,
+                    totals=Totals.from_json(detail),
+                    state_bytes=row["payload"],
+                    state_path=path,
+                )
+                self._rows[pchannel] = (path, position)
+                return position
+        raise Malformed(
+            f"version {self.version} of {self.path} has no state row of {pchannel} for its commit {commits} "
+            f"at tick {last_tick}: something else than the committer wrote to the table; restore an earlier version"
+        )
+
+
+def _partition_value(path: str, column: str) -> str:
+    """The value of a partition column in a file's path."""
+    return unquote(path.partition(f"{column}=")[2].partition("/")[0])
+
+
+def _at(position: WalPosition, version: int) -> WalPosition:
+    """The same position, seen at a later version."""
+    return WalPosition(
+        version,
+        position.pchannel,
+        position.commits,
+        position.last_tick,
+        position.totals,
+        position.state_bytes,
+        position.state_path,
+    )
+
+
+def sync_directory(path: Path) -> None:
+    """Make the entries of a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Make the bytes of a file durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

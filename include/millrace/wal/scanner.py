@@ -1,0 +1,270 @@
+"""A scanner's part that knows no source: from a PChannel's rows in tick order to what a reader is to get, in that order.
+
+    scanner = Scanner(after_tick=0, filters=[VChannels({"p0_1v0"})])
+    visible = scanner.push(rows)          # rows of ROW_SCHEMA, with visible_tick; transactions assembled
+    for delivered in messages(visible):   # ImmutableMessage | ImmutableTxn
+        ...
+
+What is delivered, the *units*: a message outside transactions at its own tick, and a committed transaction at its Commit's,
+its bodies in their own order and then the Commit. Begin, KeepAlive and Rollback deliver nothing. A deliver policy says where
+a scan begins; filters say what of it is delivered. Both are held against a unit as a whole: of a transaction, tick and id
+are its Commit's, so that Begin and bodies get through to it whatever their own are, and a type filter takes it where its
+Commit or one of its bodies is of a wanted type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.errors import InvalidArgument, WalGap
+from millrace.message.ids import MessageId
+from millrace.message.model import ImmutableMessage
+from millrace.message.types import MessageType
+from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
+
+# --- deliver policies: where a scan begins ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Everything that the WAL still has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """What becomes visible after the scan began."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartFrom:
+    """Units whose id (a transaction's: its Commit's) is `message_id` or greater."""
+
+    message_id: MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class StartAfter:
+    """Units whose id is greater than `message_id`."""
+
+    message_id: MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class StartAfterTick:
+    """What becomes visible after `tick`."""
+
+    tick: int
+
+
+DeliverPolicy = All | Latest | StartFrom | StartAfter | StartAfterTick
+
+# --- filters: what of it is delivered; a unit must pass all of them ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class VChannels:
+    """Messages of these VChannels, and those of the whole PChannel (with an empty VChannel), which concern each of them."""
+
+    names: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TickAbove:
+    """Units that became visible after `tick`."""
+
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class TickFrom:
+    """Units that became visible at `tick` or after."""
+
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """Units of these types."""
+
+    types: Collection[MessageType]
+
+
+Filter = VChannels | TickAbove | TickFrom | Types
+
+# --- units as objects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ImmutableTxn:
+    """A committed transaction: one unit, visible at its Commit."""
+
+    commit: ImmutableMessage
+    bodies: tuple[ImmutableMessage, ...]
+
+    @property
+    def id(self) -> MessageId:
+        return self.commit.id
+
+    @property
+    def time_tick(self) -> int:
+        return self.commit.time_tick
+
+    @property
+    def last_confirmed(self) -> MessageId:
+        return self.commit.last_confirmed
+
+    @property
+    def vchannel(self) -> str:
+        return self.commit.vchannel
+
+    @property
+    def txn_id(self) -> int:
+        return self.commit.txn_id
+
+
+_SILENT: Final = pa.array(["BEGIN_TXN", "KEEP_ALIVE", "ROLLBACK_TXN"], pa.utf8())
+_IDS: Final = ("ledger", "entry", "index", "ordinal")
+
+
+class Scanner:
+    """Assembles and filters the rows of one PChannel. Push them in tick order, from the LastConfirmed of `after_tick` on.
+
+    Delivers units with a tick > `after_tick` and an id >= `first_id`. Raises WalGap for rows out of tick order: a source
+    that repeats or reorders is a defect, and the reader hears of it.
+    """
+
+    def __init__(
+        self, *, after_tick: int = 0, first_id: MessageId | None = None, filters: Sequence[Filter] = ()
+    ) -> None:
+        names: set[str] | None = None
+        types: set[MessageType] | None = None
+        for each in filters:
+            match each:
+                case VChannels(wanted):
+                    names = set(wanted) if names is None else names & set(wanted)
+                case Types(kinds):
+                    types = set(kinds) if types is None else types & set(kinds)
+                case TickAbove(tick):
+                    after_tick = max(after_tick, tick)
+                case TickFrom(tick):
+                    after_tick = max(after_tick, tick - 1)
+                case _:
+                    raise InvalidArgument(f"{each!r} is no filter of a scan")
+        self.after_tick = after_tick
+        self._first_id = first_id
+        self._names = None if names is None else pa.array(sorted({"", *names}), pa.utf8())
+        self._types = None if types is None else pa.array([kind.name for kind in types], pa.utf8())
+        self._buffer = TxnBuffer(after_tick=after_tick)
+        self._last_tick = 0
+
+    @property
+    def last_tick(self) -> int:
+        """The tick of the last row that was pushed."""
+        return self._last_tick
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held for open transactions."""
+        return self._buffer.held_bytes
+
+    def push(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
+        """What the next rows (accepted messages of ROW_SCHEMA) make visible and the filters let through, in tick order."""
+        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        self._follow(table)
+        if self._names is not None:
+            table = table.filter(pc.is_in(_names(table, "vchannel"), self._names))
+        visible = self._buffer.push(table)
+        if visible.num_rows == 0:
+            return visible
+        kinds = _names(visible, "type")
+        silent = pc.is_in(kinds, _SILENT)
+        if pc.any(silent).as_py():
+            visible = visible.filter(pc.invert(silent))
+            kinds = _names(visible, "type")
+        if visible.num_rows and (self._types is not None or self._first_id is not None):
+            visible = visible.filter(pa.array(self._passing(visible, kinds)))
+        return visible
+
+    def _follow(self, table: pa.Table) -> None:
+        ticks = table.column("time_tick").to_numpy()
+        if len(ticks) == 0:
+            return
+        if ticks[0] <= self._last_tick or (np.diff(ticks) <= 0).any():
+            raise WalGap(f"rows came out of tick order behind tick {self._last_tick}: scan again from there")
+        self._last_tick = int(ticks[-1])
+
+    def _passing(self, visible: pa.Table, kinds: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+        """Which rows belong to units that pass."""
+        ends = _unit_ends(visible)
+        starts = np.concatenate([[0], ends[:-1] + 1])
+        passing = np.ones(len(ends), dtype=bool)
+        if self._types is not None:
+            wanted = pc.is_in(kinds, self._types).to_numpy().astype(bool)
+            passing &= np.logical_or.reduceat(wanted, starts)
+        if self._first_id is not None:
+            passing &= _not_below(visible, ends, self._first_id)
+            if passing.any():
+                self._first_id = None  # ids rise with the ticks: everything from here on is at or above it
+        return np.repeat(passing, ends - starts + 1)
+
+
+def _unit_ends(visible: pa.Table) -> npt.NDArray[np.intp]:
+    """The places of each unit's last row: rows of one unit share their visible tick."""
+    ticks = visible.column(VISIBLE_TICK).to_numpy()
+    return np.append(np.flatnonzero(np.diff(ticks)), len(ticks) - 1)
+
+
+def _not_below(table: pa.Table, places: npt.NDArray[np.intp], bound: MessageId) -> npt.NDArray[np.bool_]:
+    above = np.zeros(len(places), dtype=bool)
+    equal = np.ones(len(places), dtype=bool)
+    for name, part in zip(_IDS, bound, strict=True):
+        values = table.column(name).to_numpy()[places]
+        above |= equal & (values > part)
+        equal &= values == part
+    return above | equal
+
+
+def _names(table: pa.Table, column: str) -> pa.ChunkedArray:
+    values = table.column(column)
+    return values.cast(pa.utf8()) if pa.types.is_dictionary(values.type) else values
+
+
+def messages(visible: pa.Table) -> Iterator[ImmutableMessage | ImmutableTxn]:
+    """The units of a table that :meth:`Scanner.push` gave, as objects."""
+    if visible.num_rows == 0:
+        return
+    ends = set(_unit_ends(visible).tolist())
+    bodies: list[ImmutableMessage] = []
+    for place, row in enumerate(visible.to_pylist()):
+        message = immutable(row)
+        if place not in ends:
+            bodies.append(message)
+        elif message.type == MessageType.COMMIT_TXN:
+            yield ImmutableTxn(message, tuple(bodies))
+            bodies = []
+        else:
+            yield message
+
+
+_SAME: Final = (
+    "time_tick", "physical_ms", "vchannel", "term", "collection_id", "partition_id", "segment_id", "schema_version",
+    "rows", "txn_id", "producer_id", "epoch", "sequence",
+)  # fmt: skip
+
+
+def immutable(row: dict[str, Any]) -> ImmutableMessage:
+    """A row of ROW_SCHEMA as an object."""
+    return ImmutableMessage(
+        id=MessageId(row["ledger"], row["entry"], row["index"], row["ordinal"]),
+        last_confirmed=MessageId(row["lc_ledger"], row["lc_entry"], row["lc_index"], row["lc_ordinal"]),
+        type=MessageType[row["type"]],
+        payload=row["payload"] or b"",
+        **{name: row[name] for name in _SAME},
+    )

@@ -1,0 +1,21 @@
+"""The flusher: brings what is visible in the ``wal`` table into the collections' tables.
+
+    python jobs/flusher.py [--available-now]
+
+Runs until SIGTERM, or with ``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the
+settings file (docs/operating.md).
+"""
+
+from __future__ import annotations
+
+from millrace.node import flusher_query, job
+
+
+def main() -> None:
+    """Run the flusher's query."""
+    arguments = job.parser(__doc__).parse_args()
+    job.run("millrace-flusher", [flusher_query.start_query], available_now=arguments.available_now)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""The streaming node: keeps the ``wal`` table up with the ingress log; with ``--with-flusher`` the collections' tables too.
+
+    python jobs/streaming_node.py [--with-flusher] [--available-now]
+
+Runs until SIGTERM, or with ``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the
+settings file (docs/operating.md).
+"""
+
+from __future__ import annotations
+
+from millrace.node import flusher_query, job, streaming
+
+
+def main() -> None:
+    """Run one or both queries in this driver."""
+    parser = job.parser(__doc__)
+    parser.add_argument("--with-flusher", action="store_true", help="run the flusher as a second query of this driver")
+    arguments = parser.parse_args()
+    queries: list[job.StartQuery] = [streaming.start_query]
+    if arguments.with_flusher:
+        queries.append(flusher_query.start_query)
+    job.run("millrace-streaming-node", queries, available_now=arguments.available_now)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Clients in other processes get through the server what the host would tell them, whatever happens to the server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from millrace.client.append_client import AppendClient
+from millrace.errors import AppendRejected, ChannelNotFound, InvalidArgument, LogUnavailable, UnsupportedVersion
+from millrace.log.rocksmq import RocksMQ
+from millrace.message import builders
+from millrace.message.wire import encode_entry
+from millrace.node.append_host_outcome import AppendResult, outcome_rows
+from millrace.node.tail_buffer import Evicted
+from millrace.node.tail_scan import scan
+from millrace.wal.scanner import All
+from tests.node.append_host_samples import PCHANNEL, insert, judged, keys_of, opening
+
+V0, V1 = "p0_1v0", "p0_1v1"
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("served")
+    with AppendClient.connect(folder) as client:
+        client.service.create(PCHANNEL)
+        client.service.create("p1")
+        client.append(PCHANNEL, opening()).results()
+        yield folder
+        client.service.shutdown()
+
+
+@pytest.fixture
+def client(data_dir: Path) -> Iterator[AppendClient]:
+    with AppendClient.connect(data_dir) as connected:
+        yield connected
+
+
+def test_a_client_gets_results_rejections_and_first_results(client: AppendClient) -> None:
+    (key,) = keys_of(V0, 1)
+    entry = encode_entry([insert(key, producer=1, sequence=0)])
+    first = client.append(PCHANNEL, entry, deadline=10).result()
+    assert client.append(PCHANNEL, entry, deadline=10).result().message_id == first.message_id
+    with pytest.raises(AppendRejected) as caught:
+        client.append(PCHANNEL, encode_entry([insert(key, vchannel=V1)])).result()
+    assert caught.value.reason == "WRONG_VCHANNEL"
+
+
+def test_errors_cross_the_wire_typed(client: AppendClient) -> None:
+    with pytest.raises(ChannelNotFound):
+        client.append("elsewhere", b"entry")
+    with pytest.raises(InvalidArgument):
+        client.append(PCHANNEL, [])
+    client.append("p1", opening("p1")).results()
+    newer = encode_entry([builders.term_opening(term=2, chain_version=99, config={})])
+    with pytest.raises(UnsupportedVersion):
+        client.append("p1", newer)
+    with pytest.raises(UnsupportedVersion):
+        client.append("p1", newer)
+    assert str(client.describe("p1")["parked"]).startswith("UNSUPPORTED_VERSION")
+    assert client.describe(PCHANNEL)["parked"] is None
+
+
+def test_a_stream_answers_in_order_and_one_appends_failure_leaves_the_others(client: AppendClient) -> None:
+    keys = keys_of(V0, 200)
+    with client.append_stream(PCHANNEL, appends=64) as stream:
+        futures = [
+            stream.submit([] if place == 50 else encode_entry([insert(key, producer=2, sequence=place - (place > 50))]))
+            for place, key in enumerate(keys)
+        ]
+        with pytest.raises(InvalidArgument):
+            futures[50].outcome()
+        found = [future.outcome().result() for place, future in enumerate(futures) if place != 50]
+    assert [each.time_tick for each in found] == sorted(each.time_tick for each in found)
+    assert not any(each.duplicate for each in found)
+
+
+def test_concurrent_clients_share_one_tail_that_holds_what_all_of_them_appended(
+    client: AppendClient, data_dir: Path
+) -> None:
+    before = client.tick(PCHANNEL)
+
+    def work(number: int) -> list[AppendResult]:
+        with AppendClient.connect(data_dir) as own:
+            return [
+                own.append(PCHANNEL, encode_entry([insert(key, producer=number, sequence=place)])).result()
+                for place, key in enumerate(keys_of(V1, 10))
+            ]
+
+    with ThreadPoolExecutor(4) as pool:
+        results = [result for found in pool.map(work, range(10, 14)) for result in found]
+    last = max(result.time_tick for result in results)
+    assert client.confirm(PCHANNEL, last) >= last
+    ticks: list[int] = []
+    confirmed = before
+    while confirmed < last:
+        found = client.tail(PCHANNEL, confirmed, timeout=5)
+        assert not isinstance(found, Evicted)
+        ticks += [
+            tick
+            for batch in found.batches
+            for tick, kind in zip(batch.column("time_tick").to_pylist(), batch.column("type").to_pylist(), strict=True)
+            if kind == "INSERT"
+        ]
+        confirmed = found.confirmed_tick
+    assert ticks == sorted(result.time_tick for result in results)
+
+
+def test_a_scan_works_through_the_client(client: AppendClient, data_dir: Path) -> None:
+    (key,) = keys_of(V0, 1)
+    result = client.append(PCHANNEL, encode_entry([insert(key)])).result()
+    with scan(V0, All(), wal=data_dir / "wal", tail=client, until_tick=result.time_tick) as found:
+        assert [unit.id for unit in found][-1] == result.message_id
+
+
+@pytest.mark.slow
+def test_appends_repeated_through_kills_of_the_server_have_one_effect_each(tmp_path: Path) -> None:
+    keys = keys_of(V0, 60)
+    results: list[AppendResult] = []
+    half, stop = threading.Event(), threading.Event()
+
+    def produce() -> None:
+        with AppendClient.connect(tmp_path) as own:
+            for place, key in enumerate(keys):
+                entry = encode_entry([insert(key, producer=9, sequence=place)])
+                results.append(own.append(PCHANNEL, entry, deadline=60, attempts=100, retry_delay=0.05).result())
+                if place in (15, 35):
+                    half.set()
+        stop.set()
+        half.set()
+
+    with AppendClient.connect(tmp_path) as client:
+        client.service.create(PCHANNEL)
+        client.append(PCHANNEL, opening()).results()
+        with ThreadPoolExecutor(1) as pool:
+            producing = pool.submit(produce)
+            while half.wait(60) and not stop.is_set():
+                half.clear()
+                os.kill(client.service.ping()["pid"], signal.SIGKILL)
+            producing.result(timeout=60)
+        client.service.shutdown()
+    with RocksMQ(tmp_path / "log") as service:
+        own = judged(service)
+    accepted = outcome_rows(own.messages, own.rejections).to_pylist()
+    inserts = [row for row in own.messages.to_pylist() if row["type"] == "INSERT"]
+    assert [row["sequence"] for row in inserts] == list(range(60)), "each once, in order"
+    assert [each.time_tick for each in results] == [row["time_tick"] for row in inserts]
+    assert {row["reason"] for row in accepted} <= {"", "DUPLICATE"}
+
+
+def test_an_append_whose_answer_is_lost_is_ambiguous_and_its_repeat_gets_the_first_result(tmp_path: Path) -> None:
+    (key,) = keys_of(V0, 1)
+    with AppendClient.connect(tmp_path) as client:
+        client.service.create(PCHANNEL)
+        client.append(PCHANNEL, opening()).results()
+        pid = client.service.ping()["pid"]
+        entry = encode_entry([insert(key, producer=9, sequence=0)])
+        os.kill(pid, signal.SIGSTOP)  # takes nothing more, and then dies with the append on its way
+        with ThreadPoolExecutor(1) as pool:
+            lost = pool.submit(client.append, PCHANNEL, entry, deadline=20)
+            os.kill(pid, signal.SIGKILL)
+            with suppress(LogUnavailable):
+                lost.result(timeout=30)  # answered, where the append was not on its way yet when the server died
+        again = client.append(PCHANNEL, entry, deadline=20, attempts=3).result()
+        assert client.append(PCHANNEL, entry, deadline=20).result().message_id == again.message_id
+        client.service.shutdown()

@@ -1,0 +1,211 @@
+"""The committer on its own: what goes in, what is fenced, what a commit says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from prometheus_client import CollectorRegistry
+
+from millrace.errors import DeadlineExceeded, InvalidArgument
+from millrace.metrics import Metrics
+from millrace.node.committer import METADATA_KEY, Committer
+from millrace.node.ranges import RangeReport
+from millrace.tables.wal_table import WalTable
+from tests.node.wal_samples import inserts, message, outcome, rejection, write_range
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> WalTable:
+    return WalTable.create(tmp_path / "wal")
+
+
+@pytest.fixture
+def committer(table: WalTable) -> Committer:
+    return Committer(WalTable.open(table.path))
+
+
+def entries(table: WalTable) -> list[tuple[str, str, int]]:
+    """(kind, PChannel, log entry) of every message and rejection, sorted."""
+    columns = ["kind", "pchannel", "entry"]
+    rows = DeltaTable(str(table.path)).to_pyarrow_table(columns=columns).to_pylist()
+    return sorted((row["kind"], row["pchannel"], row["entry"]) for row in rows if row["kind"] != "state")
+
+
+def files(table: WalTable) -> set[Path]:
+    return set(table.path.rglob("kind=*/**/*.parquet"))
+
+
+def test_several_pchannels_go_in_with_one_commit(table: WalTable, committer: Committer) -> None:
+    result = committer.commit([inserts(table.path, table.position(name), 1) for name in ("p0", "p1", "p2")])
+    assert (len(result.committed), len(result.fenced), result.version) == (3, 0, 1)
+    assert entries(table) == [("message", name, 1) for name in ("p0", "p1", "p2")]
+
+
+def test_a_range_from_an_older_base_is_fenced_and_its_files_go(table: WalTable, committer: Committer) -> None:
+    old = table.position("p0")
+    committer.commit([inserts(table.path, old, 1)])
+    before = files(table)
+    late = inserts(table.path, old, 1, 2)
+    result = committer.commit([late])
+    assert result.fenced == (late,)
+    assert files(table) == before
+    assert entries(table) == [("message", "p0", 1)]
+
+
+def test_the_fenced_range_goes_and_the_others_of_its_batch_stay(table: WalTable, committer: Committer) -> None:
+    old = table.position("p0")
+    committer.commit([inserts(table.path, old, 1)])
+    good = inserts(table.path, table.position("p1"), 7)
+    result = committer.commit([inserts(table.path, old, 1), good])
+    assert result.committed == (good,)
+    assert entries(table) == [("message", "p0", 1), ("message", "p1", 7)]
+
+
+def test_a_first_commit_is_fenced_by_another_first_commit(table: WalTable) -> None:
+    ranges = [inserts(table.path, table.position("p0"), 1) for _ in range(2)]
+    committers = [Committer(WalTable.open(table.path)) for _ in range(2)]
+    results = [committer.commit([item]) for committer, item in zip(committers, ranges, strict=True)]
+    assert [len(result.committed) for result in results] == [1, 0]
+    assert results[1].conflicts == 1, "its handle did not know of the first one yet"
+    assert entries(table) == [("message", "p0", 1)]
+
+
+def test_ranges_of_rejections_alone_fence_each_other_although_the_tick_stands(
+    table: WalTable, committer: Committer
+) -> None:
+    committer.commit([inserts(table.path, table.position("p0"), 1)])
+    table.refresh()
+    base = table.position("p0")
+
+    def rejected() -> RangeReport:
+        return write_range(table.path, base, outcome(base, rejections=[rejection(2, tick=base.last_tick)]))
+
+    first, second = rejected(), rejected()
+    assert first.last_tick == base.last_tick
+    assert committer.commit([first]).committed
+    assert committer.commit([second]).fenced
+    assert entries(table) == [("message", "p0", 1), ("rejection", "p0", 2)]
+    table.refresh()
+    assert committer.commit([inserts(table.path, table.position("p0"), 3)]).committed
+
+
+def test_rejections_before_any_tick_fence_each_other_too(table: WalTable, committer: Committer) -> None:
+    base = table.position("p0")
+    ranges = [write_range(table.path, base, outcome(base, rejections=[rejection(1)])) for _ in range(2)]
+    assert [len(committer.commit([item]).committed) for item in ranges] == [1, 0]
+    assert entries(table) == [("rejection", "p0", 1)]
+
+
+def test_a_range_without_rows_makes_no_commit(table: WalTable, committer: Committer) -> None:
+    base = table.position("p0")
+    idle = RangeReport("p0", base.commits, base.last_tick, base.version, base.last_tick, (0, 5), base.totals)  # type: ignore[arg-type]
+    result = committer.commit([idle])
+    assert (result.committed, result.fenced, result.version) == ((), (), 0)
+
+
+def test_two_ranges_of_one_pchannel_are_a_callers_mistake(table: WalTable, committer: Committer) -> None:
+    with pytest.raises(InvalidArgument):
+        committer.commit([inserts(table.path, table.position("p0"), entry) for entry in (1, 2)])
+
+
+def test_a_commit_describes_each_pchannels_range(table: WalTable, committer: Committer) -> None:
+    committer.commit([inserts(table.path, table.position("p0"), 1)])
+    report = inserts(table.path, committer.table.position("p0"), 2, 3)
+    committer.commit([report])
+    described = committer.table.delta.history(1)[0][METADATA_KEY]
+    assert described == {
+        "p0": {
+            "commit": 2,
+            "previous_tick": message(1)["time_tick"],
+            "tick": message(3)["time_tick"],
+            "position": "0:4",
+            "messages": 2,
+            "rejections": 0,
+            "digest": str(report.totals.digest),
+        }
+    }
+
+
+def test_a_report_travels_as_json(table: WalTable) -> None:
+    report = inserts(table.path, table.position("p0"), 1)
+    assert RangeReport.from_json(report.to_json()) == report
+    assert len(report.to_json()) < 2000
+
+
+class _Unlucky:
+    """A handle's Delta table whose commits fail in a way of our choosing."""
+
+    def __init__(self, table: WalTable, *, lands: bool, times: int, error: type[Exception]) -> None:
+        self._delta: Any = table.delta
+        self._lands, self._times, self._error = lands, times, error
+        table.delta = self  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._delta, name)
+
+    def create_write_transaction(self, *args: Any, **options: Any) -> None:
+        if self._times == 0:
+            return self._delta.create_write_transaction(*args, **options)
+        self._times -= 1
+        if self._lands:
+            self._delta.create_write_transaction(*args, **options)
+        raise self._error("the answer got lost")
+
+
+def test_a_commit_that_stands_although_its_answer_got_lost_is_found_and_its_files_stay(
+    table: WalTable, committer: Committer
+) -> None:
+    _Unlucky(committer.table, lands=True, times=1, error=DeltaError)
+    report = inserts(table.path, table.position("p0"), 1)
+    result = committer.commit([report])
+    assert result.committed == (report,)
+    assert files(table) == {table.path / item.path for item in report.actions}
+    assert entries(table) == [("message", "p0", 1)]
+
+
+def test_a_storage_error_that_passes_is_tried_again(table: WalTable, committer: Committer) -> None:
+    from deltalake.exceptions import CommitFailedError
+
+    _Unlucky(committer.table, lands=False, times=2, error=CommitFailedError)
+    assert committer.commit([inserts(table.path, table.position("p0"), 1)]).committed
+    assert entries(table) == [("message", "p0", 1)]
+
+
+def test_a_storage_error_that_stays_is_raised_and_the_files_stay_because_the_commit_may_stand(table: WalTable) -> None:
+    from deltalake.exceptions import CommitFailedError
+
+    committer = Committer(WalTable.open(table.path), deadline=0.0)
+    _Unlucky(committer.table, lands=False, times=100, error=CommitFailedError)
+    report = inserts(table.path, table.position("p0"), 1)
+    with pytest.raises(DeadlineExceeded):
+        committer.commit([report])
+    assert files(table) == {table.path / item.path for item in report.actions}
+
+
+def test_metrics_say_what_was_committed_and_what_was_fenced(table: WalTable) -> None:
+    metrics = Metrics(registry=CollectorRegistry())
+    committer = Committer(WalTable.open(table.path), metrics=metrics)
+    base = table.position("p0")
+    committer.commit([inserts(table.path, base, 1, 2)])
+    committer.commit([inserts(table.path, base, 1, 2)])
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"millrace_{name}", labels)
+
+    assert value("wal_committed_rows_total", pchannel="p0", kind="message") == 2
+    assert value("wal_commit_fenced_total", pchannel="p0") == 1
+    assert value("wal_last_confirmed_time_tick", pchannel="p0") == float(message(2)["time_tick"])
+
+
+def test_the_delta_log_is_checkpointed_now_and_then_and_commits_go_on(table: WalTable) -> None:
+    committer = Committer(WalTable.open(table.path), checkpoint_commits=3)
+    for entry in range(8):
+        assert committer.commit([inserts(table.path, committer.table.position("p0"), entry)]).committed
+    last = json.loads((table.path / "_delta_log" / "_last_checkpoint").read_text())
+    assert last["version"] == 6
+    assert entries(table) == [("message", "p0", entry) for entry in range(8)]
