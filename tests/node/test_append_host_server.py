@@ -16,11 +16,12 @@ from millrace.client.append_client import AppendClient
 from millrace.errors import AppendRejected, ChannelNotFound, InvalidArgument, LogUnavailable, UnsupportedVersion
 from millrace.log.rocksmq import RocksMQ
 from millrace.message import builders
+from millrace.message.types import MessageType
 from millrace.message.wire import encode_entry
 from millrace.node.append_host_outcome import AppendResult, outcome_rows
 from millrace.node.tail_buffer import Evicted
 from millrace.node.tail_scan import scan
-from millrace.wal.scanner import All
+from millrace.wal.scanner import All, ImmutableTxn
 from tests.node.append_host_samples import PCHANNEL, insert, judged, keys_of, opening
 
 V0, V1 = "p0_1v0", "p0_1v1"
@@ -139,12 +140,15 @@ def test_appends_repeated_through_kills_of_the_server_have_one_effect_each(tmp_p
     with AppendClient.connect(tmp_path) as client:
         client.service.create(PCHANNEL)
         client.append(PCHANNEL, opening()).results()
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(2) as pool:
             producing = pool.submit(produce)
+            scanning = pool.submit(_inserts, tmp_path, len(keys))
             while half.wait(60) and not stop.is_set():
                 half.clear()
                 os.kill(client.service.ping()["pid"], signal.SIGKILL)
             producing.result(timeout=60)
+            scanned = scanning.result(timeout=60)
+        client.service.ping()  # finds the server that lives now, which the next line stops
         client.service.shutdown()
     with RocksMQ(tmp_path / "log") as service:
         own = judged(service)
@@ -152,7 +156,20 @@ def test_appends_repeated_through_kills_of_the_server_have_one_effect_each(tmp_p
     inserts = [row for row in own.messages.to_pylist() if row["type"] == "INSERT"]
     assert [row["sequence"] for row in inserts] == list(range(60)), "each once, in order"
     assert [each.time_tick for each in results] == [row["time_tick"] for row in inserts]
+    assert scanned == [row["time_tick"] for row in inserts], "a scan that ran all along has delivered each once"
     assert {row["reason"] for row in accepted} <= {"", "DUPLICATE"}
+
+
+def _inserts(data_dir: Path, count: int) -> list[int]:
+    """Ticks of the first inserts, by a scan with a client of its own."""
+    ticks: list[int] = []
+    with AppendClient.connect(data_dir) as own, scan(V0, All(), wal=data_dir / "wal", tail=own) as found:
+        for unit in found:
+            if not isinstance(unit, ImmutableTxn) and unit.type == MessageType.INSERT:
+                ticks.append(unit.time_tick)
+            if len(ticks) == count:
+                break
+    return ticks
 
 
 def test_an_append_whose_answer_is_lost_is_ambiguous_and_its_repeat_gets_the_first_result(tmp_path: Path) -> None:

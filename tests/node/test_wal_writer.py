@@ -34,7 +34,11 @@ def test_a_range_makes_one_file_for_each_kind(table: Path) -> None:
 
 def test_rows_go_to_the_utc_date_of_their_tick_and_rejections_to_that_of_their_stamp(table: Path) -> None:
     midnight = NOON - NOON % DAY + DAY
-    messages = [message(1, physical_ms=midnight - 1), message(2, physical_ms=midnight), message(3, physical_ms=midnight)]
+    messages = [
+        message(1, physical_ms=midnight - 1),
+        message(2, physical_ms=midnight),
+        message(3, physical_ms=midnight),
+    ]
     late = [rejection(4, tick=messages[0]["time_tick"], physical_ms=midnight + DAY)]
     report = write_range(table, BASE, outcome(BASE, messages=messages, rejections=late))
     found = {(item.kind, item.date): item.rows for item in report.actions}
@@ -91,7 +95,7 @@ def test_an_aborted_attempt_leaves_no_file(table: Path) -> None:
     writer.add(outcome(BASE, messages=[message(1)], rejections=[rejection(2)]))
     writer.abort()
     writer.abort()
-    assert not [path for path in table.rglob("*.parquet")]
+    assert not list(table.rglob("*.parquet"))
 
 
 def test_an_action_travels_as_json(table: Path) -> None:

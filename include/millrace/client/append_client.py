@@ -158,6 +158,7 @@ class AppendClient:
                 idle = self._idle.get(key)
                 stream = idle.pop() if idle else None
             if stream is None:
+                self._forget_others(link)
                 stream = _Stream(link, pchannel, pipelined=False)
             keep = False
             try:
@@ -178,6 +179,14 @@ class AppendClient:
         return self.service.sent_once(
             call, seconds=seconds, what=f"whether this append to {pchannel} is in the log is unknown"
         )
+
+    def _forget_others(self, link: Link) -> None:
+        """Close idle streams to servers that were found before `link`."""
+        with self._lock:
+            old = [stream for streams in self._idle.values() for stream in streams if stream.link is not link]
+            self._idle = {key: streams for key, streams in self._idle.items() if streams and streams[0].link is link}
+        for stream in old:
+            stream.close()
 
 
 class _Stream:

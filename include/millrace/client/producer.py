@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -63,6 +64,8 @@ class Written:
     last_tick: int = 0
     rejections: list[AppendRejected] = field(default_factory=list)
     rejected_rows: int = 0
+    rejected_by_reason: Counter[str] = field(default_factory=Counter)
+    """`rejected_rows`, by reason."""
     results: list[AppendResult] = field(default_factory=list)
 
     def add(self, other: Written) -> None:
@@ -72,6 +75,7 @@ class Written:
         self.last_tick = max(self.last_tick, other.last_tick)
         self.rejections += other.rejections
         self.rejected_rows += other.rejected_rows
+        self.rejected_by_reason += other.rejected_by_reason
         self.results += other.results
 
 
@@ -213,6 +217,7 @@ class Producer:
             if isinstance(judged, AppendRejected):
                 written.rejections.append(judged)
                 written.rejected_rows += message.rows
+                written.rejected_by_reason[judged.reason] += message.rows
             else:
                 written.results.append(judged)
                 written.last_tick = max(written.last_tick, judged.time_tick)

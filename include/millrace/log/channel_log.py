@@ -24,7 +24,7 @@ from typing import Final
 import pyarrow as pa
 
 from millrace.errors import InvalidArgument, LogCorrupted, LogUnavailable, PositionTruncated
-from millrace.log.disk import Buffer, Disk
+from millrace.log.disk import Buffer, Disk, unavailable_on_failure
 from millrace.log.group_commit import GroupCommit, NoRoom, PendingAppend
 from millrace.log.index import Pointer, PointerIndex
 from millrace.log.manifest import Manifest
@@ -242,7 +242,7 @@ class ChannelLog:
             offset, hint = self._place(segment, start)
             segment.pins += 1
         try:
-            with _opened(segment.path) as fd:
+            with unavailable_on_failure(f"reading {self._channel!r}"), _opened(segment.path) as fd:
                 if offset is None:
                     offset = self._locate(fd, segment, start, hint)
                 if limit is not None and offset >= stop:
@@ -252,7 +252,7 @@ class ChannelLog:
         finally:
             with self._lock:
                 self._unpin(segment)
-        if run.offset is not None and run.offset < stop:
+        if run.offset is not None:  # a tailing reader finds the next record there, even one that is not written yet
             with self._lock:
                 self._cursors[run.following] = (segment, run.offset)
                 if len(self._cursors) > _CURSORS:
@@ -287,8 +287,7 @@ class ChannelLog:
     def _locate(self, fd: int, segment: Segment, entry: int, hint: int) -> int:
         """Offset of the record that holds the first entry >= `entry`."""
         if hint < 0:
-            pointer = self._index.at_or_before(self._channel, entry)
-            hint = pointer.offset if pointer is not None and pointer.salt == segment.salt else 0
+            hint = self._pointer(segment, entry)
         reached = hint
         for offset, header in walk(fd, segment.salt, hint, segment.end, payloads=False):
             if header.entries and header.last >= entry:
@@ -297,6 +296,13 @@ class ChannelLog:
         raise LogCorrupted(
             f"{segment.path}: the record at offset {reached} has no valid header: restore the file from a copy"
         )
+
+    def _pointer(self, segment: Segment, entry: int) -> int:
+        try:
+            pointer = self._index.at_or_before(self._channel, entry)
+        except Exception:  # an index that fails costs a longer walk, never an answer
+            return 0
+        return pointer.offset if pointer is not None and pointer.salt == segment.salt else 0
 
     def _unpin(self, segment: Segment) -> None:
         segment.pins -= 1
@@ -321,7 +327,8 @@ class ChannelLog:
                 first = self._segments[kept].number if kept < len(self._segments) else self._next_number
                 manifest = replace(self._manifest, begin=entry, floor=self._last, first_segment=first)
             # The beginning is durable before any file behind it goes: a crash in between leaves files too many, not too few.
-            manifest.store(self._directory, self._disk)
+            with unavailable_on_failure(f"truncating {self._channel!r}"):
+                manifest.store(self._directory, self._disk)
             with self._lock:
                 self._manifest = manifest
                 doomed, self._segments = self._segments[:kept], self._segments[kept:]
@@ -331,9 +338,15 @@ class ChannelLog:
                 self._grown.notify_all()
             for number in idle:
                 self._files.recycle(number)
-            if self._indexing:
-                self._index.set_begin(self._channel, entry, drop_below=doomed[-1].last + 1 if doomed else 0)
+            self._mirror_begin(entry, doomed[-1].last + 1 if doomed else 0)
         return sum(segment.end for segment in doomed)
+
+    def _mirror_begin(self, begin: int, drop_below: int) -> None:
+        try:
+            self._index.set_begin(self._channel, begin, drop_below=drop_below)
+        except Exception:  # the manifest has it; pointers of files that are gone count for nothing
+            with self._lock:
+                self._indexing = False
 
     def enforce_retention(self, *, allowed: LogId) -> int:
         """Give up whole files above the retention settings, never past `allowed` (what the checkpoint needs no more)."""
@@ -397,15 +410,13 @@ class ChannelLog:
             self._check_open()
             if self._commit.failure is None:
                 return
-            try:
+            with unavailable_on_failure(f"reopening {self._channel!r}"):
                 self._flush_pointers()
                 active = self._segments[-1] if self._fd >= 0 else None
                 self._retire()
                 if active is not None:
                     self._files.cut(active.number, active.end)
                 self._files.remove(self._next_number)
-            except OSError as error:
-                raise LogUnavailable(f"the log of {self._channel!r} cannot be reopened: {error}") from error
             self._commit.resume()
 
     def close(self) -> None:

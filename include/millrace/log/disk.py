@@ -7,9 +7,12 @@ on the medium; `sync_directory` the same for names. Each raises OSError otherwis
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
+
+from millrace.errors import LogUnavailable
 
 _MAX_VECTORS: Final = 1024
 
@@ -20,6 +23,15 @@ class Buffer(Protocol):
     def __len__(self) -> int: ...
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+@contextmanager
+def unavailable_on_failure(doing: str) -> Iterator[None]:
+    """Turn an error of the file system into LogUnavailable."""
+    try:
+        yield
+    except OSError as error:
+        raise LogUnavailable(f"{doing} failed: {error}") from error
 
 
 class Disk(Protocol):

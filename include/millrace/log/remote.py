@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
-from millrace.errors import InvalidArgument, LogUnavailable
+from millrace.errors import LogUnavailable
 from millrace.log.discovery import ServerLaunch, locate
 from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.log.server_link import ConnectionLost, Link, NotTaken, Watchdog
@@ -130,7 +130,7 @@ class RemoteLogService:
         while True:
             with self._linking:
                 if self._closed:
-                    raise InvalidArgument("this log service is closed")
+                    raise LogUnavailable("this log service is closed: connect again")
                 if self._link is not None:
                     return self._link
                 record = locate(self._folder, start=self._start, deadline=deadline, launch=self._launch)
@@ -204,8 +204,15 @@ class RemoteLog:
     """One PChannel's log behind the server. Thread-safe: each appending thread has a stream of its own while it appends."""
 
     def __init__(self, service: RemoteLogService, pchannel: str) -> None:
-        self._service = service
+        self._open: RemoteLogService | None = service
         self.pchannel = pchannel
+
+    @property
+    def _service(self) -> RemoteLogService:
+        service = self._open
+        if service is None:
+            raise LogUnavailable("this handle is closed: open the log again")
+        return service
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
         """Append one atomic batch; its ids, once all are durable.
@@ -257,8 +264,9 @@ class RemoteLog:
                 seconds=self._service.deadline + wait,
             )
             rows = [batch for batch in batches if batch.num_rows]
-            if rows or wait <= 0:
-                return LogEntries(_joined(rows), log_id(metadata["next"]))
+            following = log_id(metadata["next"])
+            if rows or wait <= 0 or (end is not None and following >= end):
+                return LogEntries(_joined(rows), following)
             if metadata["busy"]:
                 # The server has no thread left to wait in: ask again in a moment.
                 threading.Event().wait(min(wait, _PAUSE))
@@ -287,7 +295,8 @@ class RemoteLog:
         return VerifyReport(**found | {"first_bad": optional_log_id(found["first_bad"])})
 
     def close(self) -> None:
-        """Nothing is held for one log alone. Idempotent."""
+        """Refuse calls from now on; other handles go on. Idempotent."""
+        self._open = None
 
 
 def _left(deadline: float) -> float:

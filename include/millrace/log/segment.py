@@ -166,8 +166,8 @@ class SegmentFiles:
         with self._lock:
             spare = self._spares.pop() if self._spares and size == self._segment_bytes else None
         if spare is not None:
+            fd = os.open(spare, os.O_RDWR)
             spare.rename(path)
-            fd = os.open(path, os.O_RDWR)
         else:
             draft = self._directory / "segment.new"
             fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -179,7 +179,11 @@ class SegmentFiles:
                 os.close(fd)
                 draft.unlink(missing_ok=True)
                 raise
-        self._disk.sync_directory(self._directory)
+        try:
+            self._disk.sync_directory(self._directory)
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
 
     def cut(self, number: int, end: int) -> None:
@@ -201,6 +205,8 @@ class SegmentFiles:
         """Give a segment file up: it becomes a spare, or goes where there are enough of them or its size is another."""
         path = self.path(number)
         with self._lock:
+            if not path.exists():  # the channel was dropped while somebody read it
+                return
             if len(self._spares) < self._spare_files and path.stat().st_size == self._segment_bytes:
                 spare = self._directory / f"{_SPARE}{self._next_spare}"
                 self._next_spare += 1

@@ -242,7 +242,8 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         with self.gate.entered():
             first = log.read(position, end=end, max_bytes=min(max_bytes, self._limits.piece_bytes))
         busy = False
-        if not first.batch.num_rows and timeout > 0:
+        # A range that ends where it stands is empty for ever: nothing is to be waited for.
+        if not first.batch.num_rows and timeout > 0 and (end is None or first.next < end):
             first, busy = self._wait(context, log, position, end, max_bytes, timeout)
         return flight.GeneratorStream(ENTRY_SCHEMA, self._pieces(log, first, end, max_bytes, busy))
 
@@ -284,7 +285,8 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
                 wait = min(self._limits.wait_slice, left) if can_wait else 0.0
                 with self.gate.entered():
                     entries = log.read(position, end=end, max_bytes=size, timeout=max(0.0, wait))
-                if entries.batch.num_rows or not can_wait or left <= 0 or context.is_cancelled():
+                settled = entries.batch.num_rows or (end is not None and entries.next >= end)
+                if settled or not can_wait or left <= 0 or context.is_cancelled():
                     return entries, not can_wait
         finally:
             if can_wait:

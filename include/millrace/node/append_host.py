@@ -17,13 +17,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 import pyarrow as pa
 
-from millrace.errors import DeadlineExceeded, InvalidArgument, LogUnavailable
+from millrace.errors import ChannelNotFound, DeadlineExceeded, InvalidArgument, LogUnavailable
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS
 from millrace.node.append_host_follower import Follower, PendingOutcome
@@ -124,7 +126,7 @@ class AppendHost:
         """The newest channel state of the host; to be read only. Raises what parked the PChannel."""
         follower = self._follower(pchannel)
         if follower.error is not None:
-            raise follower.error.with_traceback(None)
+            raise copy(follower.error)
         return follower.state
 
     def describe(self, pchannel: str) -> dict[str, Any]:
@@ -152,6 +154,8 @@ class AppendHost:
             self._closed = True
             followers, self._followers = list(self._followers.values()), {}
         for follower in followers:
+            follower.stop()
+        for follower in followers:
             follower.close()
 
     def __enter__(self) -> Self:
@@ -164,21 +168,24 @@ class AppendHost:
 
     def _follower(self, pchannel: str) -> Follower:
         follower = self._followers.get(pchannel)
-        if follower is not None:
+        if follower is not None and not isinstance(follower.error, ChannelNotFound):
             return follower
         with self._lock:
+            if follower is not None and self._followers.get(pchannel) is follower:
+                del self._followers[pchannel]  # its log was dropped; another may have been made since
             starting = self._starting.setdefault(pchannel, threading.Lock())
         with starting:
             follower = self._followers.get(pchannel)
             if follower is not None:
                 return follower
-            log = self._service.open(pchannel)
+            open_log = partial(self._service.open, pchannel)
+            open_log()  # before anything else is looked up for a PChannel that is none
             state = self._load_state(pchannel)
             with self._lock:
                 if self._closed:
                     raise LogUnavailable("the append host is closed")
                 follower = self._followers[pchannel] = Follower(
-                    log,
+                    open_log,
                     state,
                     tail_limits=self._settings.tail,
                     tick_interval=self._settings.tick_interval,

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -90,7 +91,7 @@ class PendingOutcome:
                 f"entries {first} to {last} are in the log and not decided yet: append again with the same producer sequences"
             )
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise copy(self._error)
         return AppendOutcome(_answer(self._runs, self.ids, self.messages))
 
     def settle(self, runs: list[Decisions], error: MillraceError | None) -> None:
@@ -100,11 +101,15 @@ class PendingOutcome:
 
 
 class Follower:
-    """Follows `log` from `state` on, in a thread of its own. Thread-safe."""
+    """Follows a log from `state` on, in a thread of its own. Thread-safe.
+
+    `open_log` is called for the log, and again where the log could not be reached: a log that stopped after a failed write
+    takes appends again once it is opened anew.
+    """
 
     def __init__(
         self,
-        log: Log,
+        open_log: Callable[[], Log],
         state: ChannelState,
         *,
         tail_limits: TailLimits | None = None,
@@ -113,7 +118,8 @@ class Follower:
     ) -> None:
         self.pchannel = state.pchannel
         self.tail = TailBuffer(start_tick=state.last_tick, limits=tail_limits)
-        self._log = log
+        self._open_log = open_log
+        self._log = open_log()
         self._state = state
         self._position = state.position
         self._tick_interval = tick_interval
@@ -153,9 +159,11 @@ class Follower:
             self._entered[number] = self._position
         try:
             ids = self._log.append(appends[0] if len(appends) == 1 else pa.concat_arrays(appends))
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 del self._entered[number]
+            if isinstance(error, LogUnavailable) and not self._stopping.is_set():
+                self._reopen()
             raise
         pendings: list[PendingOutcome] = []
         start = 0
@@ -180,15 +188,25 @@ class Follower:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise copy(self._error)
+
+    def _reopen(self) -> None:
+        try:
+            self._log = self._open_log()
+        except LogUnavailable:
+            _log.warning("the log of %s cannot be reached", self.pchannel, exc_info=True)
 
     def tick(self, *, barrier_tick: int = 0, timeout: float) -> int:
         """Append a time tick; the tick up to which everything is decided once it is."""
         return self.submit_all([self._tick_entry(barrier_tick)])[0].outcome(timeout=timeout).last_tick
 
+    def stop(self) -> None:
+        """Let the thread end, without waiting for it."""
+        self._stopping.set()
+
     def close(self) -> None:
         """Stop following; who still waits gets LogUnavailable. Idempotent."""
-        self._stopping.set()
+        self.stop()
         self._thread.join(10.0)
         self._fail(
             LogUnavailable(f"the append host stopped following {self.pchannel}: append again with the same sequences")
@@ -197,9 +215,12 @@ class Follower:
     # --- the thread -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        checked = False
+        checked, reached = False, True
         while not self._stopping.is_set():
             try:
+                if not reached:
+                    self._log = self._open_log()
+                    reached = True
                 if not checked:
                     check_not_regressed(self._log, self._state)
                     checked = True
@@ -211,6 +232,7 @@ class Follower:
                     _log.exception("%s is parked at %s", self.pchannel, self._position)
                     self._fail(error)
                     return
+                reached = False
                 self._stopping.wait(_PAUSE)
             except Exception as error:
                 _log.exception("%s is parked at %s", self.pchannel, self._position)

@@ -143,7 +143,8 @@ def outcome_rows(messages: pa.RecordBatch, rejections: pa.RecordBatch) -> pa.Rec
 
     Leaves out what the chain emitted: CreateSegment and Flush, which it alone makes, and a RollbackTxn with a detail.
     """
-    own = _columns(messages).filter(_appended(messages)) if messages.num_rows else _columns(messages)
+    emitted = _emitted(messages)
+    own = _columns(messages) if emitted is None else _columns(messages.filter(pa.array(~emitted)))
     if not rejections.num_rows:
         return own
     whole = pa.concat_batches([own, _columns(rejections)])
@@ -151,25 +152,27 @@ def outcome_rows(messages: pa.RecordBatch, rejections: pa.RecordBatch) -> pa.Rec
     return whole.take(pa.array(np.lexsort(keys)))
 
 
-_EMITTED: Final = pa.array(["CREATE_SEGMENT", "FLUSH"], pa.utf8())
-_BY_CHAIN: Final = pa.array(["CREATE_SEGMENT", "FLUSH", "ROLLBACK_TXN"], pa.utf8())
+_BY_CHAIN: Final = ("CREATE_SEGMENT", "FLUSH")
+_BY_EITHER: Final = "ROLLBACK_TXN"
 
 
-def _appended(messages: pa.RecordBatch) -> pa.BooleanArray:
+def _emitted(messages: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+    """Which messages the chain emitted; None where it emitted none."""
     types = messages.column("type")
-    if not pc.any(pc.is_in(types, _BY_CHAIN)).as_py():
-        return pa.array(np.ones(messages.num_rows, dtype=bool))
-    ended_by_chain = pc.and_(pc.is_in(types, _BY_CHAIN), messages.column("detail").is_valid())
-    return pc.invert(pc.or_(pc.is_in(types, _EMITTED), ended_by_chain))
+    codes = types.indices.to_numpy()
+    number = {name: code for code, name in enumerate(types.dictionary.to_pylist())}
+    emitted = np.isin(codes, [number[name] for name in _BY_CHAIN if name in number])
+    rollbacks = codes == number.get(_BY_EITHER, -1)
+    if rollbacks.any():
+        emitted |= rollbacks & messages.column("detail").is_valid().to_numpy(zero_copy_only=False)
+    return emitted if emitted.any() else None
 
 
 def _columns(rows: pa.RecordBatch) -> pa.RecordBatch:
     count = rows.num_rows
-    arrays = [rows.column(field.name) for field in OUTCOME_SCHEMA][:-2]
-    for name in ("reason", "detail"):
-        column = rows.column(name)
-        if column.null_count == count:
-            arrays.append(pa.repeat("", count))
-        else:
-            arrays.append(pc.fill_null(column.cast(pa.utf8()), ""))
+    *arrays, reason, detail = rows.select(OUTCOME_SCHEMA.names).columns
+    if reason.null_count == detail.null_count == count:
+        arrays += [pa.repeat("", count)] * 2
+    else:
+        arrays += [pc.fill_null(column.cast(pa.utf8()), "") for column in (reason, detail)]
     return pa.RecordBatch.from_arrays(arrays, schema=OUTCOME_SCHEMA)

@@ -22,6 +22,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +31,7 @@ import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
 from pyarrow import flight
 
-from millrace.errors import InvalidArgument, MillraceError
+from millrace.errors import InvalidArgument, LogUnavailable, MillraceError
 from millrace.log.discovery import ServerLaunch
 from millrace.log.protocol import LogService
 from millrace.log.server_wire import NotTaken, failure_to_bytes, from_json, to_json
@@ -52,6 +53,8 @@ LAUNCH: Final = ServerLaunch(extensions=(FACTORY,))
 
 TIMEOUT: Final = struct.Struct("<d")
 MAX_TAIL_WAIT: Final = 10.0
+MAX_WAITING: Final = 256
+"""Tail readers that may wait at once, each in a thread of the server; one more is answered at once."""
 MERGE_BYTES: Final = 1 << 20
 """Waiting appends of one stream are joined up to this many bytes: beyond, the copy costs more than the disk's answer."""
 INBOX_BYTES: Final = 32 << 20
@@ -68,6 +71,7 @@ class AppendExtension:
     def __init__(self, host: AppendHost) -> None:
         self._host = host
         self._closing = False
+        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
 
     def do_exchange(
         self,
@@ -99,8 +103,14 @@ class AppendExtension:
         request = from_json(ticket.ticket)
         pchannel = _pchannel(request, "tail")
         timeout = min(float(request.get("timeout", 0.0)), MAX_TAIL_WAIT)
-        max_bytes = int(request.get("max_bytes", 8 << 20))
-        found = self._host.tail(pchannel, int(request.get("after", 0)), timeout=timeout, max_bytes=max_bytes)
+        after, max_bytes = int(request.get("after", 0)), int(request.get("max_bytes", 8 << 20))
+        with self._open():
+            can_wait = self._waiting.acquire(blocking=False)
+            try:
+                found = self._host.tail(pchannel, after, timeout=timeout if can_wait else 0.0, max_bytes=max_bytes)
+            finally:
+                if can_wait:
+                    self._waiting.release()
         if isinstance(found, Evicted):
             return _rows([], {"evicted": found.earliest})
         return _rows(found.batches, {"confirmed": found.confirmed_tick})
@@ -110,18 +120,31 @@ class AppendExtension:
         pchannel = _pchannel(request)
         deadline = float(request.get("deadline", DEFAULT_DEADLINE))
         answer: dict[str, Any] = {}
-        match action.type.partition("/")[2]:
-            case "tick":
-                answer["tick"] = self._host.tick(pchannel, deadline=deadline)
-            case "confirm":
-                answer["tick"] = self._host.confirm(pchannel, int(request["tick"]), deadline=deadline)
-            case "describe":
-                answer = self._host.describe(pchannel)
-            case "restart":
-                self._host.restart(pchannel)
-            case name:
-                raise InvalidArgument(f"the append host knows no action {name!r}")
+        with self._open():
+            match action.type.partition("/")[2]:
+                case "tick":
+                    answer["tick"] = self._host.tick(pchannel, deadline=deadline)
+                case "confirm":
+                    answer["tick"] = self._host.confirm(pchannel, int(request.get("tick", 0)), deadline=deadline)
+                case "describe":
+                    answer = self._host.describe(pchannel)
+                case "restart":
+                    self._host.restart(pchannel)
+                case name:
+                    raise InvalidArgument(f"the append host knows no action {name!r}")
         return [to_json(answer)]
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Call what may be repeated elsewhere inside: once the server stops it is answered "not taken"."""
+        if self._closing:
+            raise NotTaken
+        try:
+            yield
+        except LogUnavailable:
+            if self._closing:
+                raise NotTaken from None
+            raise
 
     def close(self) -> None:
         self._closing = True

@@ -29,13 +29,13 @@ from millrace.errors import DeadlineExceeded, InvalidArgument
 from millrace.failpoint import hit
 from millrace.metrics import Metrics
 from millrace.node.ranges import RangeReport
+from millrace.node.wal_compaction import compact_once
 from millrace.node.wal_writer import FileAction
 from millrace.tables.wal_table import (
     COMMIT_APP_SUFFIX,
     TABLE_SCHEMA,
     WalTable,
-    sync_directory,
-    sync_file,
+    sync_log,
 )
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE, PARTITION_COLUMNS
 
@@ -46,6 +46,9 @@ DEFAULT_DEADLINE: Final = 60.0
 
 CHECKPOINT_COMMITS: Final = 50
 """Commits between two Delta checkpoints: a handle's refresh costs about 0.13 ms for each commit since the last one."""
+
+COMPACT_COMMITS: Final = 4
+"""Commits between two looks at whether small files can be merged."""
 
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _PAUSE: Final = (0.01, 1.0)
@@ -77,13 +80,16 @@ class Committer:
         metrics: Metrics | None = None,
         deadline: float = DEFAULT_DEADLINE,
         checkpoint_commits: int = CHECKPOINT_COMMITS,
+        compact_commits: int = COMPACT_COMMITS,
         seam: Callable[[str], None] = hit,
     ) -> None:
         self._table = table
         self._metrics = metrics
         self._deadline = deadline
         self._checkpoint_commits = checkpoint_commits
+        self._compact_commits = compact_commits
         self._checkpointed = table.version
+        self._commits = 0
         self._seam = seam
 
     @property
@@ -142,7 +148,7 @@ class Committer:
             committed.extend(pending)
             pending = []
             self._table.refresh()
-            self._sync_log(checked + 1)
+            sync_log(self._table.path, checked + 1)
         self._seam("commit.done")
         if not committed and fenced:
             self._table.refresh()
@@ -154,6 +160,7 @@ class Committer:
             seconds=time.perf_counter() - started,
         )
         self._report(result)
+        self._compact()
         self._checkpoint()
         return result
 
@@ -202,11 +209,11 @@ class Committer:
         for action in item.actions:
             (self._table.path / action.path).unlink(missing_ok=True)
 
-    def _sync_log(self, version: int) -> None:
-        """Make the commit durable: the log is truncated only behind commits that a power loss leaves standing."""
-        folder = self._table.path / "_delta_log"
-        sync_file(folder / f"{version:020d}.json")
-        sync_directory(folder)
+    def _compact(self) -> None:
+        """Merge small files now and then: what a commit costs grows with the live files."""
+        self._commits += 1
+        if self._commits % self._compact_commits == 0 and compact_once(self._table.delta, self._table.path):
+            self._seam("compaction.done")
 
     def _checkpoint(self) -> None:
         """Write a Delta checkpoint now and then, and start from it: what a refresh costs grows with the commits since."""

@@ -23,18 +23,16 @@ from millrace.message.ids import MessageId
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
 from millrace.settings import Settings
-from millrace.tables.catalog import Catalog, SegmentEvent
+from millrace.tables.catalog import SegmentEvent
 from millrace.tables.collection_table import (
     DATE,
     STATS_COLUMNS,
-    delete_file_schema,
     deletes_path,
-    file_schema,
     rows_path,
 )
 from millrace.tables.delta_files import AppMove, FileAction, FileSink, drop_files, open_table
 from millrace.tables.flush_tables import Checkpoint, read_segments, write_checkpoint, write_segments
-from millrace.tables.visible_rows import by_date, collection_rows, conform
+from millrace.tables.visible_rows import CollectionRows, by_date, collection_rows, conform
 from millrace.tables.wal_reader import MAX_TICK, WalRange, WalSnapshot, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 
@@ -61,9 +59,7 @@ class FlushPlan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(
-            Checkpoint.from_json(value["checkpoint"]), value["up_to_tick"], WalRange.from_json(value["range"])
-        )
+        return cls(Checkpoint.from_json(value["checkpoint"]), value["up_to_tick"], WalRange.from_json(value["range"]))
 
 
 @dataclass(slots=True)
@@ -190,14 +186,14 @@ class _Writer:
             for stretch in self._catalog.apply(visible):
                 self._segment_events.extend(self._catalog.segment_events(stretch))
                 for part in collection_rows(stretch, self._catalog):
-                    self._table(part.collection_id, DELETES if part.is_delete else ROWS).write(part.rows)
+                    self._table(part).write(part)
         collections: dict[int, dict[str, TablePart]] = {}
         rows_by_vchannel: dict[str, int] = {}
         for (collection_id, kind), table in self._tables.items():
-            part = table.finish(plan.up_to_tick)
+            made = table.finish(plan.up_to_tick)
             rows_by_vchannel |= table.counts if kind == ROWS else {}
-            if part.rows:
-                collections.setdefault(collection_id, {})[kind] = part
+            if made.rows:
+                collections.setdefault(collection_id, {})[kind] = made
         new_checkpoint = replace(
             plan.checkpoint,
             time_tick=plan.up_to_tick,
@@ -230,16 +226,14 @@ class _Writer:
             self._term = last["term"]
             yield buffer.push(table)
 
-    def _table(self, collection_id: int, kind: str) -> _TableWriter:
-        table = self._tables.get((collection_id, kind))
+    def _table(self, part: CollectionRows) -> _TableWriter:
+        kind = DELETES if part.is_delete else ROWS
+        table = self._tables.get((part.collection_id, kind))
         if table is None:
-            schema = next(iter(self._catalog.of_collection(collection_id).values())).newest_schema
-            if kind == ROWS:
-                path, columns = rows_path(self._settings, collection_id), file_schema(schema)
-            else:
-                path, columns = deletes_path(self._settings, collection_id), delete_file_schema(schema)
-            sink = FileSink(path, columns, (schema.primary_key, *STATS_COLUMNS))
-            table = self._tables[collection_id, kind] = _TableWriter(sink, path, self._plan.checkpoint.time_tick)
+            path = (deletes_path if part.is_delete else rows_path)(self._settings, part.collection_id)
+            sink = FileSink(path, part.rows.schema, (part.schema.primary_key, *STATS_COLUMNS))
+            table = _TableWriter(sink, path, self._plan.checkpoint.time_tick)
+            self._tables[part.collection_id, kind] = table
         return table
 
     def _segments(self, pchannel: str) -> TablePart:
@@ -286,7 +280,11 @@ class _TableWriter:
         self.counts: dict[str, int] = {}
         """Rows written, by VChannel."""
 
-    def write(self, rows: pa.Table) -> None:
+    def write(self, part: CollectionRows) -> None:
+        rows = part.rows
+        if len(rows.schema) > len(self._sink.schema):
+            self._sink.finish()  # a field was added: it needs files that have it
+            self._sink.schema = rows.schema
         channels = pc.unique(rows["_vchannel"]).to_pylist()
         for channel in channels:
             if channel not in self._bases:
@@ -295,8 +293,8 @@ class _TableWriter:
                 self._ahead |= (base or 0) > self._checkpoint_tick
         if self._ahead:
             rows = self._missing(rows)
-        for day, part in by_date(rows) if rows.num_rows else ():
-            self._sink.write(conform(part, self._sink.schema), {DATE: day})
+        for day, each in by_date(rows) if rows.num_rows else ():
+            self._sink.write(conform(each, self._sink.schema), {DATE: day})
         for count in pc.value_counts(rows["_vchannel"]).to_pylist():
             self.counts[count["values"]] = self.counts.get(count["values"], 0) + count["counts"]
 

@@ -29,7 +29,9 @@ from millrace.settings import Settings
 from millrace.tables.wal_reader import MAX_TICK, WalSnapshot
 
 FORMAT: Final = "millrace_wal"
-REPORT_SCHEMA: Final = pa.schema([pa.field("pchannel", pa.utf8()), pa.field("report", pa.utf8()), pa.field("error", pa.utf8())])
+REPORT_SCHEMA: Final = pa.schema(
+    [pa.field("pchannel", pa.utf8()), pa.field("report", pa.utf8()), pa.field("error", pa.utf8())]
+)
 """A FlushReport as JSON, or the error that kept the PChannel from being flushed."""
 
 UNBOUNDED: Final = 1 << 62
@@ -120,7 +122,11 @@ class WalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 tick = min(tick, self._target.get(name, 0))
             if tick > plan.checkpoint.time_tick and self._may_run(name, plan.checkpoint.time_tick):
                 ticks[name] = tick
-        self._stalls = {name: stall for name, stall in self._stalls.items() if any(name == plan.checkpoint.pchannel for plan in plans)}
+        self._stalls = {
+            name: stall
+            for name, stall in self._stalls.items()
+            if any(name == plan.checkpoint.pchannel for plan in plans)
+        }
         if not plans:
             self._idle_version = wal.version
         if not ticks:

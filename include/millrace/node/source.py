@@ -21,12 +21,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from millrace.errors import InvalidSettings, MillraceError
-from millrace.log.protocol import LogService
 from millrace.log.discovery import ServerLaunch
+from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
 from millrace.log.remote import RemoteLogService
-from millrace.node.append_host_server import FACTORY as APPEND_HOST
 from millrace.message.ids import LogId
+from millrace.node.append_host_server import FACTORY as APPEND_HOST
 from millrace.node.planner import START, UNBOUNDED, Offset, Planner
 from millrace.node.ranges import Failure, RangePlan, RangeReport, run_range
 from millrace.settings import Settings
@@ -57,7 +57,11 @@ def parked_path(settings: Settings) -> Path:
 def connect(log: str) -> LogService:
     """The log service of a source's ``log`` option. The embedded log is used through its server, as one of many."""
     # Whoever starts the server starts the append host with it: clients must find both, whoever came first.
-    return open_service(log) if "://" in log else RemoteLogService.connect(log, launch=ServerLaunch(extensions=(APPEND_HOST,)))
+    return (
+        open_service(log)
+        if "://" in log
+        else RemoteLogService.connect(log, launch=ServerLaunch(extensions=(APPEND_HOST,)))
+    )
 
 
 @lru_cache(maxsize=4)

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.errors import CommitFenced
 from millrace.metrics import Metrics
-from millrace.node.committer import Committer, CommitResult
+from millrace.node.committer import CommitResult, Committer
 from millrace.node.parking import Parked, park, parked_names
 from millrace.node.ranges import RangeReport
 from millrace.node.source import FORMAT, MillraceDataSource, connect, parked_path, source_options

@@ -13,6 +13,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -112,7 +113,7 @@ class TailBuffer:
             try:
                 while self._confirmed <= after_tick:
                     if self._failure is not None:
-                        raise self._failure.with_traceback(None)
+                        raise copy(self._failure)
                     left = deadline - time.monotonic()
                     if left <= 0 or not self._changed.wait(left):
                         break

@@ -7,6 +7,7 @@ is bounded by the slices that are handed in: each becomes a row group at once.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import uuid
@@ -60,7 +61,6 @@ _WRITE_OPTIONS: Final[dict[str, Any]] = {
     "version": "2.6",
     "data_page_size": 1 << 20,
 }
-_FILE_SCHEMA: Final = ROW_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class FileAction:
     date: str
     size: int
     rows: int
-    low: tuple[int, int, int]
-    high: tuple[int, int, int]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
 
     def stats(self) -> str:
         """The statistics that readers prune by, as Delta writes them."""
@@ -105,7 +105,7 @@ class RangeWriter:
         self._table = table
         self._pchannel = pchannel
         self._attempt = uuid.uuid4().hex
-        self._open: dict[tuple[str, str], _File] = {}
+        self._open: dict[tuple[str, str], RowFile] = {}
         self.totals = Totals()
 
     def add(self, outcome: Outcome) -> None:
@@ -144,16 +144,16 @@ class RangeWriter:
             file.discard()
         self._open.clear()
 
-    def _file(self, kind: str, day: str) -> _File:
+    def _file(self, kind: str, day: str) -> RowFile:
         file = self._open.get((kind, day))
         if file is None:
             folder = partition_path(kind, self._pchannel, day)
             _make_folder(self._table, folder)
-            file = self._open[(kind, day)] = _File(self._table, f"{folder}/{self._attempt}.parquet", kind, day)
+            file = self._open[(kind, day)] = RowFile(self._table, f"{folder}/{self._attempt}.parquet", kind, day)
         return file
 
 
-class _File:
+class RowFile:
     """One Parquet file that is being written, with the bounds of what went in."""
 
     def __init__(self, table: Path, relative: str, kind: str, day: str) -> None:
@@ -162,10 +162,10 @@ class _File:
         self._kind = kind
         self._day = day
         self._rows = 0
-        self._low: tuple[int, int, int] | None = None
-        self._high = (0, 0, 0)
+        self._low: tuple[int, ...] | None = None
+        self._high: tuple[int, ...] = (0, 0, 0)
         self._sink = pa.OSFile(str(self.path), "wb")
-        self._writer = pq.ParquetWriter(self._sink, _FILE_SCHEMA, **_WRITE_OPTIONS)
+        self._writer = pq.ParquetWriter(self._sink, ROW_SCHEMA, **_WRITE_OPTIONS)
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._writer.write_batch(rows, row_group_size=max(1, rows.num_rows))
@@ -218,7 +218,7 @@ def _by_date(kind: str, rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]
     if days[0] == days[-1]:  # ticks and stamps never decrease
         return [(_day_name(int(days[0])), rows)]
     cuts = [0, *(np.flatnonzero(np.diff(days)) + 1).tolist(), rows.num_rows]
-    return [(_day_name(int(days[start])), rows.slice(start, end - start)) for start, end in zip(cuts, cuts[1:])]
+    return [(_day_name(int(days[start])), rows.slice(start, end - start)) for start, end in itertools.pairwise(cuts)]
 
 
 def _day_name(day: int) -> str:

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 
 from millrace.settings import Settings
 from millrace.tables.collection_table import delete_file_schema, file_schema
-from millrace.tables.read_plan import ReadPlan, plan_read, tail_rows
+from millrace.tables.read_plan import ReadPlan, plan_read
 from millrace.tables.visible_rows import conform
 
 Int64s = npt.NDArray[np.int64]
@@ -43,8 +43,8 @@ def read_arrow(
     plan = plan_read(settings, collection_id, at=at, deadline=deadline)
     rows = _table_rows(plan.rows, plan.rows_path, file_schema(plan.schema), plan.tick)
     deletes = _table_rows(plan.deletes, plan.deletes_path, delete_file_schema(plan.schema), plan.tick)
-    rows = pa.concat_tables([rows, *(part for tail in plan.tails for part in tail_rows(plan, tail, deletes=False))])
-    deletes = pa.concat_tables([deletes, *(part for tail in plan.tails for part in tail_rows(plan, tail, deletes=True))])
+    rows = pa.concat_tables([rows, *plan.tail_rows(deletes=False)])
+    deletes = pa.concat_tables([deletes, *(plan.tail_rows(deletes=True) if plan.has_tail_deletes() else ())])
     rows = _hide_dropped(rows, plan)
     if deletes.num_rows and rows.num_rows:
         rows = rows.filter(pa.array(~deleted(rows, deletes, plan.schema.primary_key)))
@@ -95,9 +95,7 @@ def deleted(rows: pa.Table, deletes: pa.Table, key: str) -> npt.NDArray[np.bool_
         return values
 
     d_partition, d_time, d_write = (column(deletes, name) for name in ("_partition_id", "_time_tick", "_write_tick"))
-    r_partition, r_time, r_write = (
-        column(rows, name)[hit] for name in ("_partition_id", "_time_tick", "_write_tick")
-    )
+    r_partition, r_time, r_write = (column(rows, name)[hit] for name in ("_partition_id", "_time_tick", "_write_tick"))
     # Of each (key, partition) the last delete hits whatever any of them hits.
     order = np.lexsort((d_write, d_time, d_partition, delete_key))
     k, p, t, w = (values[order] for values in (delete_key, d_partition, d_time, d_write))

@@ -274,7 +274,9 @@ def commit(
         if (checked + 1) % CHECKPOINT_COMMITS == 0:
             table.create_checkpoint()
         return int(table.version())
-    raise DeadlineExceeded(f"{ATTEMPTS} commits to {table.table_uri} met another writer's; its files stay where they are")
+    raise DeadlineExceeded(
+        f"{ATTEMPTS} commits to {table.table_uri} met another writer's; its files stay where they are"
+    )
 
 
 def _holds(table: DeltaTable, actions: Sequence[FileAction]) -> bool:

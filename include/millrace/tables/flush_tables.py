@@ -24,6 +24,7 @@ from deltalake.transaction import RemoveAction
 from millrace.message.ids import MessageId
 from millrace.tables.catalog import Catalog, SegmentEvent
 from millrace.tables.delta_files import FileAction, FileSink, create_table
+from millrace.tables.wal_reader import FIRST_ID
 
 PCHANNEL: Final = "pchannel"
 
@@ -65,7 +66,7 @@ class Checkpoint:
 
     pchannel: str
     time_tick: int = 0
-    confirmed: MessageId = MessageId(0, 0, 0, 0)
+    confirmed: MessageId = FIRST_ID
     term: int = 0
     flush_ticks: dict[str, int] = field(default_factory=dict)
     catalog_bytes: bytes = field(default_factory=lambda: Catalog().to_bytes())

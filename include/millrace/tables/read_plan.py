@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from millrace.errors import CollectionNotFound, InvalidArgument, TickNotReached, TickTooOld
-from millrace.message.ids import LOGICAL_BITS, compose_tick, tick_physical_ms
+from millrace.message.ids import LOGICAL_BITS, compose_tick
 from millrace.message.schema import CollectionSchema
 from millrace.settings import Settings
 from millrace.tables.catalog import Catalog, VChannelInfo
@@ -34,7 +34,7 @@ from millrace.tables.collection_table import (
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.visible_rows import collection_rows, conform
-from millrace.tables.wal_reader import MAX_TICK, WalRange, WalSnapshot, read_range
+from millrace.tables.wal_reader import WalRange, WalSnapshot, read_range
 from millrace.wal.txn_buffer import TxnBuffer
 
 POLL: Final = 0.02
@@ -53,7 +53,21 @@ class Tail:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the WAL files to be read."""
         return sum(file.size for file in self.range.files)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.checkpoint.to_json(),
+            "range": self.range.to_json(),
+            "row_ticks": self.row_ticks,
+            "delete_ticks": self.delete_ticks,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        checkpoint, wal_range = Checkpoint.from_json(value["checkpoint"]), WalRange.from_json(value["range"])
+        return cls(checkpoint, wal_range, value["row_ticks"], value["delete_ticks"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,24 @@ class ReadPlan:
     @property
     def deletes_path(self) -> Path:
         return deletes_path(self.settings, self.collection_id)
+
+    def tail_rows(self, *, deletes: bool) -> Iterator[pa.Table]:
+        """The rows (or deletes) of all tails: see :func:`tail_rows`."""
+        for tail in self.tails:
+            yield from tail_rows(
+                tail,
+                settings=self.settings,
+                collection_id=self.collection_id,
+                schema=self.schema,
+                deletes=deletes,
+            )
+
+    def has_tail_deletes(self) -> bool:
+        """Whether the tails may hold a delete: looks at the types of their messages alone."""
+        for tail in self.tails:
+            for _ in read_range(self.settings.wal_path, tail.range, types=["DELETE"], columns=["type"]):
+                return True
+        return False
 
     @property
     def partition_drops(self) -> list[tuple[str, int, int]]:
@@ -204,7 +236,9 @@ def _ticks(table: DeltaTable | None, vchannels: dict[str, VChannelInfo], checkpo
 def _check_base(rows: DeltaTable | None, tick: int) -> None:
     base = 0 if rows is None else int(rows.metadata().configuration.get(BASE_TICK) or 0)
     if tick < base:
-        raise TickTooOld(f"the oldest tick that can still be read is {base}, not {tick}: deletes up to it were folded in")
+        raise TickTooOld(
+            f"the oldest tick that can still be read is {base}, not {tick}: deletes up to it were folded in"
+        )
 
 
 def _check_whole(collection_id: int, vchannels: dict[str, VChannelInfo], tick: int) -> None:
@@ -217,20 +251,24 @@ def _check_whole(collection_id: int, vchannels: dict[str, VChannelInfo], tick: i
             raise CollectionNotFound(f"collection {collection_id} was dropped at tick {info.dropped_tick}")
 
 
-def tail_rows(plan: ReadPlan, tail: Tail, *, deletes: bool) -> Iterator[pa.Table]:
-    """The rows (or deletes) of the collection that are visible at the read's tick and not in its table yet."""
-    target = delete_file_schema(plan.schema) if deletes else file_schema(plan.schema)
+def tail_rows(
+    tail: Tail, *, settings: Settings, collection_id: int, schema: CollectionSchema, deletes: bool
+) -> Iterator[pa.Table]:
+    """The rows (or deletes) of the collection that the tail has and its table has not yet, as columns of `schema`."""
+    target = delete_file_schema(schema) if deletes else file_schema(schema)
     ticks = tail.delete_ticks if deletes else tail.row_ticks
     catalog = tail.checkpoint.catalog
     buffer = TxnBuffer(after_tick=tail.checkpoint.time_tick)
-    for messages in read_range(plan.settings.wal_path, tail.range):
+    for messages in read_range(settings.wal_path, tail.range):
         for stretch in catalog.apply(buffer.push(messages)):
-            mine = stretch.filter(pc.equal(stretch["collection_id"], plan.collection_id))
-            for part in collection_rows(mine, catalog):
-                if part.is_delete == deletes:
-                    rows = _behind(part.rows, ticks)
-                    if rows.num_rows:
-                        yield conform(rows, target)
+            kind = "DELETE" if deletes else "INSERT"
+            mine = pc.and_(
+                pc.equal(stretch["collection_id"], collection_id), pc.equal(stretch["type"].cast(pa.utf8()), kind)
+            )
+            for part in collection_rows(stretch.filter(mine), catalog):
+                rows = _behind(part.rows, ticks)
+                if rows.num_rows:
+                    yield conform(rows, target)
 
 
 def _behind(rows: pa.Table, ticks: dict[str, int]) -> pa.Table:
@@ -239,6 +277,3 @@ def _behind(rows: pa.Table, ticks: dict[str, int]) -> pa.Table:
     has = np.array([ticks[name] for name in channel.dictionary.to_pylist()], dtype=np.int64)
     codes = channel.indices.to_numpy(zero_copy_only=False)
     return rows.filter(pa.array(rows["_time_tick"].to_numpy() > has[codes]))
-
-
-__all__ = ["MAX_TICK", "ReadPlan", "Tail", "plan_read", "resolve_tick", "tail_rows", "tick_physical_ms"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -31,6 +32,7 @@ BATCH_BYTES: Final = 32 << 20
 """Uncompressed Parquet bytes that one batch holds, about."""
 
 MAX_TICK: Final = (1 << 63) - 1
+FIRST_ID: Final = MessageId(0, 0, 0, 0)
 
 _DICTIONARIES: Final = [field.name for field in ROW_SCHEMA if pa.types.is_dictionary(field.type)]
 _CONFIRMED: Final = ["lc_ledger", "lc_entry", "lc_index", "lc_ordinal"]
@@ -56,7 +58,7 @@ class WalRange:
     """What to read: plain data that a task can be sent, so that it opens no Delta log of its own."""
 
     files: tuple[WalFile, ...]
-    start: MessageId = MessageId(0, 0, 0, 0)
+    start: MessageId = FIRST_ID
     after_tick: int = 0
     up_to_tick: int = MAX_TICK
 
@@ -148,15 +150,17 @@ class WalSnapshot:
         `max_bytes` (of files) ends it earlier, behind a whole file, but lets at least one file in that reaches past
         `after_tick`. Its ``up_to_tick`` then tells where. Raises WalGap where files hold ticks of the same range.
         """
-        begin = start or MessageId(0, 0, 0, 0)
+        begin = start or FIRST_ID
         chosen = [
             file
             for file in self._files.get(pchannel, [])
             if file.last_id >= begin.log_id and file.first_tick <= up_to_tick and (start or file.last_tick > after_tick)
         ]
-        for before, behind in zip(chosen, chosen[1:], strict=False):
+        for before, behind in pairwise(chosen):
             if behind.first_tick <= before.last_tick:
-                raise WalGap(f"{before.path} and {behind.path} hold ticks of the same range: rows would come out of order")
+                raise WalGap(
+                    f"{before.path} and {behind.path} hold ticks of the same range: rows would come out of order"
+                )
         if max_bytes is not None:
             chosen, cut = _within(chosen, after_tick, max_bytes)
             up_to_tick = min(up_to_tick, cut)
@@ -184,7 +188,7 @@ class WalSnapshot:
         """LastConfirmed of the last message <= `tick`: from there on is all that becomes visible after `tick`."""
         files = self.plan(pchannel, up_to_tick=tick).files
         if not files:
-            return MessageId(0, 0, 0, 0)
+            return FIRST_ID
         with pq.ParquetFile(self._path / files[-1].path) as parquet:
             table = parquet.read(columns=["time_tick", *_CONFIRMED])
         place = int(np.searchsorted(table["time_tick"].to_numpy(), tick, side="right")) - 1

@@ -292,3 +292,10 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_log(path: Path, version: int) -> None:
+    """Make one commit of the table at `path` durable: the log is truncated only behind what a power loss leaves standing."""
+    folder = path / "_delta_log"
+    sync_file(folder / f"{version:020d}.json")
+    sync_directory(folder)

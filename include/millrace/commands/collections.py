@@ -1,0 +1,266 @@
+"""``millrace collections``: what there is, and DDL. Listing reads the coordinator's file; changes go through the log."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millrace.commands.command_line import (
+    AsJson,
+    CollectionName,
+    DataFolder,
+    command_group,
+    find_collection,
+    known_collections,
+    load_settings,
+    moment,
+    print_facts,
+    print_rows,
+)
+from millrace.errors import DeadlineExceeded, InvalidArgument
+
+if TYPE_CHECKING:
+    from millrace.coord.store import Collection
+    from millrace.settings import Settings
+
+app = command_group("Make, show, change and drop collections.")
+
+_POLL_SECONDS = 0.1
+
+
+@app.command("list")
+def list_collections(
+    data: DataFolder = None,
+    as_json: AsJson = False,
+    dropped: Annotated[bool, typer.Option("--dropped", help="Those too that were dropped.")] = False,
+) -> None:
+    """List the collections.
+
+    Example: `millrace collections list --json`
+    """
+    print_rows(
+        [_summary(each) for each in known_collections(load_settings(data), dropped=dropped)],
+        columns=("name", "id", "state", "vchannels", "partitions", "fields", "primary_key", "schema_version"),
+        as_json=as_json,
+        empty="No collections yet: `millrace collections create --help` tells how to make one.",
+    )
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="COLLECTION", help="The new collection's name.")],
+    field: Annotated[
+        list[str] | None,
+        typer.Option("--field", metavar="NAME:TYPE[?]", help="A field, in order; ? lets it be null. Repeat it."),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The primary key: an int64 or string field.")] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Take the fields of a Parquet, CSV or JSON lines file."),
+    ] = None,
+    event_time: Annotated[str | None, typer.Option(help="A timestamp or date field: when a row happened.")] = None,
+    vchannels: Annotated[int, typer.Option(min=1, help="VChannels that the rows are spread over.")] = 1,
+    partition: Annotated[
+        list[str] | None, typer.Option("--partition", metavar="NAME", help="A partition. Repeat it.")
+    ] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a collection, from fields or from a file's.
+
+    Types are bool, int8, int16, int32, int64, float32, float64, string, binary, date, timestamp and lists of them,
+    such as list<string>. A --field beside --from goes over the file's.
+
+    Example: `millrace collections create users --field id:int64 --field 'name:string?' --key id`
+
+    Example: `millrace collections create flights --from flights.csv --key id --vchannels 4 --partition EWR --partition JFK`
+    """
+    from millrace.client.client import Client
+    from millrace.commands.collection_schema import make_schema
+
+    schema = make_schema(fields=field or [], source=source, key=key, event_time=event_time)
+    with Client.connect(load_settings(data)) as client:
+        made = client.coordinator.create_collection(
+            name, schema, vchannels=vchannels, partitions=partition or ["_default"]
+        )
+    if as_json:
+        print_facts(_summary(made) | {"schema": schema.to_json()}, as_json=True)
+    else:
+        typer.echo(f"Created {name} (id {made.id}) on {', '.join(made.vchannels)}.")
+
+
+@app.command()
+def describe(name: CollectionName, data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Show a collection's fields, partitions, VChannels and where its rows lie.
+
+    Example: `millrace collections describe users`
+    """
+    from millrace.tables.collection_table import rows_path
+
+    settings = load_settings(data)
+    found = find_collection(settings, name)
+    facts = _summary(found) | {"event_time": found.schema.event_time, "table": str(rows_path(settings, found.id))}
+    if as_json:
+        facts |= {"fields": found.schema.to_json()["fields"], "partition_ids": found.partitions}
+        print_facts(facts, as_json=True)
+        return
+    print_facts({each: value for each, value in facts.items() if each != "fields"}, as_json=False)
+    print_rows(
+        [
+            {"field": each.name, "type": each.type, "null": each.nullable, "key": each.name == found.schema.primary_key}
+            for each in found.schema.fields
+        ],
+        columns=("field", "type", "null", "key"),
+        as_json=False,
+        empty="",
+    )
+
+
+@app.command()
+def drop(
+    name: CollectionName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data: DataFolder = None,
+) -> None:
+    """Drop a collection. Its table stays until maintenance removes it.
+
+    Example: `millrace collections drop users --yes`
+    """
+    settings = load_settings(data)
+    found = find_collection(settings, name)
+    if not yes:
+        typer.confirm(f"Drop {name} (id {found.id}) in {settings.data_dir}?", abort=True)
+    with _client(settings) as client:
+        client.coordinator.drop_collection(name)
+    typer.echo(f"Dropped {name} (id {found.id}).")
+
+
+@app.command()
+def flush(
+    name: CollectionName,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the flusher has it all in the table.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Longest wait, in seconds.")] = 300.0,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Seal and flush what grows in a collection.
+
+    The flush is a message in the log; the streaming job carries it out (`millrace jobs run --with-flusher`).
+
+    Example: `millrace collections flush users --wait`
+    """
+    settings = load_settings(data)
+    find_collection(settings, name)
+    with _client(settings) as client:
+        ticks = client.coordinator.flush(name)
+    if wait:
+        _wait_flushed(settings, ticks, timeout)
+    rows = [{"vchannel": vchannel, "tick": tick, "time": moment(tick)} for vchannel, tick in sorted(ticks.items())]
+    print_rows(rows, columns=("vchannel", "tick", "time"), as_json=as_json, empty="")
+    if not as_json and not any(ticks.values()):
+        typer.echo("Nothing was growing.")
+
+
+@app.command("add-field")
+def add_field(
+    name: CollectionName,
+    field: Annotated[str, typer.Argument(metavar="NAME:TYPE?", help="The new field; it has to allow null.")],
+    data: DataFolder = None,
+) -> None:
+    """Add a field, null in the rows that are there already.
+
+    Example: `millrace collections add-field users 'email:string?'`
+    """
+    from millrace.commands.collection_schema import parse_field
+
+    spec = parse_field(field)
+    settings = load_settings(data)
+    find_collection(settings, name)
+    if not spec.nullable:
+        raise InvalidArgument(f"the rows that are there have no {spec.name!r}: write it as '{field}?'")
+    with _client(settings) as client:
+        version = client.coordinator.add_field(name, spec)
+    typer.echo(f"Added {spec.name} ({spec.type}) to {name}: schema version {version}.")
+
+
+@app.command("add-partition")
+def add_partition(
+    name: CollectionName,
+    partition: Annotated[str, typer.Argument(metavar="PARTITION", help="The new partition's name.")],
+    data: DataFolder = None,
+) -> None:
+    """Add a partition.
+
+    Example: `millrace collections add-partition users eu`
+    """
+    settings = load_settings(data)
+    find_collection(settings, name)
+    with _client(settings) as client:
+        number = client.coordinator.create_partition(name, partition)
+    typer.echo(f"Added the partition {partition} (id {number}) to {name}.")
+
+
+@app.command("drop-partition")
+def drop_partition(
+    name: CollectionName,
+    partition: Annotated[str, typer.Argument(metavar="PARTITION", help="The partition's name.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data: DataFolder = None,
+) -> None:
+    """Drop a partition with its rows.
+
+    Example: `millrace collections drop-partition users eu --yes`
+    """
+    settings = load_settings(data)
+    find_collection(settings, name)
+    if not yes:
+        typer.confirm(f"Drop the partition {partition} of {name} with its rows?", abort=True)
+    with _client(settings) as client:
+        client.coordinator.drop_partition(name, partition)
+    typer.echo(f"Dropped the partition {partition} of {name}.")
+
+
+def _client(settings: Settings) -> Any:
+    from millrace.client.client import Client
+
+    return Client.connect(settings)
+
+
+def _summary(found: Collection) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "id": found.id,
+        "state": found.state,
+        "vchannels": list(found.vchannels),
+        "partitions": list(found.partitions),
+        "fields": [f"{each.name}:{each.type}{'?' if each.nullable else ''}" for each in found.schema.fields],
+        "primary_key": found.schema.primary_key,
+        "schema_version": found.schema_version,
+    }
+
+
+def _wait_flushed(settings: Settings, ticks: dict[str, int], timeout: float) -> None:
+    """Wait until the checkpoints are at or behind the tick of each VChannel's flush. Raises DeadlineExceeded."""
+    from millrace.coord.store import pchannel_of
+    from millrace.tables.delta_files import open_table
+    from millrace.tables.flush_tables import read_checkpoints
+
+    wanted: Counter[str] = Counter()
+    for vchannel, tick in ticks.items():
+        wanted[pchannel_of(vchannel)] = max(wanted[pchannel_of(vchannel)], tick)
+    path, end = settings.checkpoints_path, time.monotonic() + timeout
+    while True:
+        found = read_checkpoints(open_table(path), path)
+        behind = [name for name, tick in wanted.items() if tick and (name not in found or found[name].time_tick < tick)]
+        if not behind:
+            return
+        if time.monotonic() >= end:
+            raise DeadlineExceeded(
+                f"not flushed after {timeout:g} s on {', '.join(sorted(behind))}: is the flusher running? "
+                "`millrace status` tells, `millrace jobs run --with-flusher` starts it"
+            )
+        time.sleep(_POLL_SECONDS)

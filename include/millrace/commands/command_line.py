@@ -1,0 +1,230 @@
+"""What all commands share: the options, the settings they lead to, how results are printed, and what an error looks like.
+
+Exit codes: 0 all is well, 1 a MillraceError (`CODE: message` on stderr, never a traceback), 2 wrong usage, 3 a verification
+found something that does not hold, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from millrace.errors import InvalidArgument, MillraceError
+from millrace.message.ids import tick_physical_ms
+from millrace.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from millrace.coord.store import Collection
+
+FAILED: Final = 1
+DOES_NOT_HOLD: Final = 3
+INTERRUPTED: Final = 130
+
+WIDE: Final = 200
+"""Columns of a table that goes to a pipe or a file: there is no screen to fit it to."""
+
+Row = Mapping[str, Any]
+
+
+class ReportingGroup(TyperGroup):
+    """A group of commands that turns Millrace's errors, and Ctrl-C, into a line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MillraceError as error:
+            typer.echo(f"{error.code}: {error}", err=True)
+            raise typer.Exit(FAILED) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def complete_collection(context: typer.Context, incomplete: str) -> list[str]:
+    """The collections whose name begins so, for the shell; none where the data folder cannot be found out."""
+    try:
+        known = known_collections(load_settings(context.params.get("data")))
+    except MillraceError:
+        return []
+    return [each.name for each in known if each.name.startswith(incomplete)]
+
+
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="FOLDER",
+        help="The deployment's data folder. Without it: MILLRACE_DATA, then the settings file, then the default.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+CollectionName = Annotated[
+    str,
+    typer.Argument(metavar="COLLECTION", help="The collection's name.", autocompletion=complete_collection),
+]
+
+
+def command_group(words: str) -> typer.Typer:
+    """An empty group of commands with its help."""
+    return typer.Typer(help=words, cls=ReportingGroup, no_args_is_help=True, rich_markup_mode="markdown")
+
+
+def load_settings(data: Path | None) -> Settings:
+    """The settings, with `data` over their data folder. Raises InvalidSettings."""
+    if data is None:
+        return Settings.load()
+    return Settings.load(env={**os.environ, "MILLRACE_DATA": str(data.expanduser().absolute())})
+
+
+def known_collections(settings: Settings, *, dropped: bool = False) -> list[Collection]:
+    """The coordinator's collections, without a server and without making a file where there is none."""
+    from millrace.coord.store import Store
+
+    path = settings.data_dir / "coord" / "coord.db"
+    if not path.exists():
+        return []
+    store = Store(path)
+    try:
+        return store.collections(dropped=dropped)
+    finally:
+        store.close()
+
+
+def find_collection(settings: Settings, name: str) -> Collection:
+    """The collection `name`, without a server. Raises CollectionNotFound that names those there are."""
+    from millrace.errors import CollectionNotFound
+
+    known = known_collections(settings)
+    for each in known:
+        if each.name == name:
+            return each
+    there = f"those there are: {', '.join(each.name for each in known)}" if known else "there are none yet"
+    raise CollectionNotFound(f"no collection {name!r} in {settings.data_dir}; {there}")
+
+
+def parked_folder(settings: Settings) -> Path:
+    """Where parked PChannels stand; the name that millrace.node.source gives it, without Spark's import."""
+    return settings.data_dir / "parked"
+
+
+def progress_file(settings: Settings) -> Path:
+    """Where the streaming node says how it does; the name that millrace.node.streaming gives it, without Spark's import."""
+    return settings.run_path / "streaming-node.json"
+
+
+# --- printing ---------------------------------------------------------------------------------------------------------------
+
+
+def console(*, err: bool = False) -> Console:
+    """Where people's output goes: as wide as the screen, wide where there is none; colours on a terminal alone."""
+    from rich.console import Console
+
+    stream = sys.stderr if err else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else WIDE, highlight=False, emoji=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, on one line."""
+    typer.echo(json.dumps(value, ensure_ascii=False, default=_plain))
+
+
+def print_rows(rows: Iterable[Row], *, columns: Sequence[str], as_json: bool, empty: str, title: str = "") -> None:
+    """`rows` as a JSON array with all they hold, or as a table of `columns` (`empty` where there is none)."""
+    rows = list(rows)
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        typer.echo(empty)
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
+        table.add_column(name.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(in_words(row.get(name), exact=_is_identity(name))) for name in columns))
+    console().print(table)
+
+
+def print_facts(facts: Row, *, as_json: bool) -> None:
+    """One thing's properties: a JSON object, or a line each."""
+    if as_json:
+        print_json(facts)
+        return
+    width = max((len(name) for name in facts), default=0)
+    for name, value in facts.items():
+        typer.echo(f"{name.replace('_', ' '):<{width}}  {in_words(value, exact=_is_identity(name))}")
+
+
+def in_words(value: Any, *, exact: bool = False) -> str:
+    """A value for a person; whole numbers with thousands separators unless `exact`."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int() if not exact:
+            return f"{value:,}"
+        case float():
+            return f"{value:,.3f}".rstrip("0").rstrip(".")
+        case list() | tuple():
+            return ", ".join(in_words(each) for each in value) or "-"
+        case dict():
+            return ", ".join(f"{name}={in_words(each, exact=True)}" for name, each in value.items()) or "-"
+        case _:
+            return str(value)
+
+
+def moment(tick: int) -> str | None:
+    """A time tick's moment: UTC, ISO 8601; None for 0."""
+    return stamp(tick_physical_ms(tick)) if tick else None
+
+
+def stamp(physical_ms: int) -> str | None:
+    """Unix milliseconds as UTC, ISO 8601; None for what no calendar has."""
+    try:
+        return datetime.fromtimestamp(physical_ms / 1e3, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def parse_moment(text: str) -> int | datetime:
+    """A time tick (digits), or a moment in ISO 8601; one without a zone is UTC. Raises InvalidArgument."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgument(
+            f"{text!r} is neither a time tick nor a timestamp: write 460012345678901234 or 2026-11-21T10:15:00Z"
+        ) from None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+
+
+def _is_identity(name: str) -> bool:
+    """Whether the numbers of a column name something, so that they are not to be read in thousands."""
+    return name in {"id", "tick", "term", "epoch", "pid", "version"} or name.endswith(("_id", "_tick", "_version"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        import base64
+
+        return base64.b64encode(value).decode()
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    return str(value)

@@ -1,0 +1,96 @@
+"""``millrace config show`` and ``millrace version``: what this installation runs with."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import millrace
+from millrace.commands.command_line import AsJson, DataFolder, command_group, load_settings, print_facts, print_rows
+from millrace.settings import PREFIX, Settings, describe
+
+app = command_group("Show the settings.")
+
+LIBRARIES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "duckdb")
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+@app.command()
+def show(
+    data: DataFolder = None,
+    as_json: AsJson = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only what is not the default.")] = False,
+) -> None:
+    """Show every setting: its value, where it comes from, its variable and what it means. Never shows credentials.
+
+    Example: `millrace config show --changed`
+    """
+    rows = setting_rows(load_settings(data), by_option=data is not None)
+    print_rows(
+        [row for row in rows if not changed or row["source"] != "default"],
+        columns=("setting", "value", "source", "variable", "meaning"),
+        as_json=as_json,
+        empty="Everything is at its default.",
+    )
+
+
+def setting_rows(settings: Settings, *, by_option: bool) -> list[dict[str, Any]]:
+    """Each setting with its source: --data, environment, file (where it gives another value than the default), default."""
+    user = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    defaults = Settings.load(env=user)
+    file = os.environ.get("MILLRACE_CONFIG")
+    filed = Settings.load(env=user, file=file) if file else defaults
+    rows = []
+    for name, variable, default, words in describe():
+        if name == "data_dir" and by_option:
+            source = "--data"
+        elif variable in os.environ:
+            source = "environment"
+        elif getattr(filed, name) != getattr(defaults, name):
+            source = f"file {Path(file or '').name}"
+        else:
+            source = "default"
+        value = getattr(settings, name)
+        shown = _CREDENTIALS.sub("***@", value) if isinstance(value, str) else value
+        rows.append(
+            {
+                "setting": name,
+                "value": str(shown) if isinstance(shown, Path) else shown,
+                "source": source,
+                "variable": variable,
+                "default": default,
+                "meaning": words,
+            }
+        )
+    return rows
+
+
+def version(as_json: AsJson = False) -> None:
+    """Show the version of Millrace, of its chain and wire form, and of the libraries below it.
+
+    Example: `millrace version`
+    """
+    import platform
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    from millrace.wal.chain import CHAIN_VERSION
+
+    facts: dict[str, Any] = {
+        "millrace": millrace.__version__,
+        "chain_version": CHAIN_VERSION,
+        "python": platform.python_version(),
+    }
+    for library in LIBRARIES:
+        try:
+            facts[library] = installed(library)
+        except PackageNotFoundError:
+            facts[library] = None
+    print_facts(facts, as_json=as_json)
+
+

@@ -1,0 +1,88 @@
+"""``millrace jobs`` and ``millrace unpark``: the streaming job in the foreground, and letting a parked PChannel go on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import millrace
+from millrace.commands.command_line import DataFolder, command_group, load_settings, parked_folder
+from millrace.errors import ChannelNotFound, InvalidSettings, LogUnavailable
+
+app = command_group("Run the streaming jobs.")
+
+
+@app.command()
+def run(
+    with_flusher: Annotated[
+        bool, typer.Option("--with-flusher", help="The flusher too: tables of the collections, segments, checkpoints.")
+    ] = False,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="End where log and WAL stand now, instead of going on.")
+    ] = False,
+    data: DataFolder = None,
+) -> None:
+    """Run the streaming node here until Ctrl-C or SIGTERM (it ends behind the batch that it is at).
+
+    Needs Java 17 or 21 and the checkout's jobs/ folder (MILLRACE_HOME names the checkout where this package lies elsewhere).
+
+    Example: `millrace jobs run --with-flusher`
+
+    Example: `millrace jobs run --with-flusher --available-now`
+    """
+    settings = load_settings(data)
+    script = jobs_folder() / "streaming_node.py"
+    command = [sys.executable, str(script)]
+    command += ["--with-flusher"] if with_flusher else []
+    command += ["--available-now"] if available_now else []
+    package = str(Path(millrace.__file__).resolve().parent.parent)
+    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    # In place of this process: the job gets Ctrl-C and SIGTERM itself, and its exit code is ours.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, os.environ | settings.environment() | {"PYTHONPATH": paths})
+
+
+def jobs_folder() -> Path:
+    """The folder with the Spark entry points. Raises InvalidSettings where there is none."""
+    home = os.environ.get("MILLRACE_HOME")
+    root = Path(home) if home else Path(millrace.__file__).resolve().parents[2]
+    if not (root / "jobs" / "streaming_node.py").is_file():
+        raise InvalidSettings(f"{root} has no jobs/streaming_node.py: set MILLRACE_HOME to the checkout of Millrace")
+    return root / "jobs"
+
+
+def unpark(
+    pchannel: Annotated[str, typer.Argument(metavar="PCHANNEL", help="The PChannel, such as dml_0.")],
+    data: DataFolder = None,
+) -> None:
+    """Let a parked PChannel go on, once the cause is mended; it parks again where it is not.
+
+    `millrace status` shows what is parked and why.
+
+    Example: `millrace unpark dml_0`
+    """
+    from millrace.client.append_client import AppendClient
+    from millrace.node.parking import unpark as unpark_node
+
+    settings = load_settings(data)
+    freed = []
+    try:
+        unpark_node(parked_folder(settings), pchannel)
+        freed.append("the streaming node")
+    except ChannelNotFound:
+        pass  # the append host may have parked it by itself
+    try:
+        with AppendClient.connect(settings.data_dir, start=False, deadline=5.0) as client:
+            if pchannel in client.service.names() and (freed or client.describe(pchannel)["parked"]):
+                client.restart(pchannel)
+                freed.append("the append host")
+    except LogUnavailable:
+        pass  # without a server there is no append host that stands still
+    if not freed:
+        raise ChannelNotFound(f"{pchannel} is not parked")
+    typer.echo(f"{pchannel} goes on ({' and '.join(freed)}).")

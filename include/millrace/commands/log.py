@@ -1,0 +1,176 @@
+"""``millrace log``: the ingress log and its server, entry by entry where need be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millrace.commands.command_line import (
+    DOES_NOT_HOLD,
+    AsJson,
+    DataFolder,
+    command_group,
+    load_settings,
+    print_json,
+    print_rows,
+    stamp,
+)
+from millrace.errors import ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError
+from millrace.message.ids import LogId
+
+if TYPE_CHECKING:
+    from millrace.client.append_client import AppendClient
+    from millrace.settings import Settings
+
+app = command_group("Look into the ingress log, check it, stop its server.")
+
+READ_BYTES = 4 << 20
+_FOLLOW_SECONDS = 1.0
+
+Channel = Annotated[str | None, typer.Argument(metavar="[PCHANNEL]", help="One of them. Without it: all.")]
+
+
+@app.command()
+def describe(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Show where each PChannel's log begins and ends, and its size.
+
+    Example: `millrace log describe`
+    """
+    rows = []
+    with _client(load_settings(data)) as client:
+        for name in _names(client, pchannel):
+            log = client.service.open(name)
+            found = log.describe()
+            last = log.read(LogId(found.end.ledger, max(found.begin.entry, found.end.entry - 1)), max_bytes=1).batch
+            log.close()
+            rows.append(
+                {
+                    "pchannel": name,
+                    "begin": str(found.begin),
+                    "end": str(found.end),
+                    "entries": found.end.entry - found.begin.entry if found.begin.ledger == found.end.ledger else None,
+                    "bytes": found.bytes,
+                    "last_append": stamp(last["physical_ms"][0].as_py()) if last.num_rows else None,
+                }
+            )
+    columns = ("pchannel", "begin", "end", "entries", "bytes", "last_append")
+    print_rows(rows, columns=columns, as_json=as_json, empty="No PChannels yet.")
+
+
+@app.command()
+def verify(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Check every checksum of the log. Exit code 3 where one does not hold.
+
+    Example: `millrace log verify dml_0`
+    """
+    rows: list[dict[str, Any]] = []
+    with _client(load_settings(data)) as client:
+        for name in _names(client, pchannel):
+            log = client.service.open(name)
+            try:
+                report = log.verify()
+                rows.append(
+                    {
+                        "pchannel": name,
+                        "holds": report.first_bad is None,
+                        "entries": report.entries,
+                        "records": report.records,
+                        "bytes": report.bytes,
+                        "first_bad": None if report.first_bad is None else str(report.first_bad),
+                        "detail": report.detail,
+                    }
+                )
+            except MillraceError as error:
+                if error.retriable:
+                    raise
+                rows.append({"pchannel": name, "holds": False, "detail": f"{error.code}: {error}"})
+            log.close()
+    columns = ("pchannel", "holds", "entries", "records", "bytes", "first_bad", "detail")
+    print_rows(rows, columns=columns, as_json=as_json, empty="No PChannels yet.")
+    if not all(row["holds"] for row in rows):
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
+@app.command()
+def stop(data: DataFolder = None) -> None:
+    """Stop the log's server, and the append host in it. The next command that needs it starts it again.
+
+    Example: `millrace log stop`
+    """
+    from millrace.log.remote import RemoteLogService
+
+    settings = load_settings(data)
+    try:
+        with RemoteLogService.connect(settings.log_path, start=False, deadline=5.0) as service:
+            pid = service.ping()["pid"]
+            service.shutdown(timeout=settings.stop_deadline)
+    except LogUnavailable as error:
+        if "no log server runs" not in str(error):
+            raise
+        typer.echo(f"No log server runs for {settings.data_dir}.")
+        return
+    typer.echo(f"Stopped the log server (process {pid}).")
+
+
+@app.command()
+def read(
+    pchannel: Annotated[str, typer.Argument(metavar="PCHANNEL", help="The PChannel, such as dml_0.")],
+    start: Annotated[
+        str, typer.Option("--from", metavar="earliest|latest|POSITION", help="Where to begin, such as 0:17.")
+    ] = "earliest",
+    limit: Annotated[int | None, typer.Option(min=1, help="End after so many messages.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="With what the messages carry: rows, keys, bodies.")] = False,
+    data: DataFolder = None,
+) -> None:
+    """Print the messages of a log as they were appended, before the chain judged them, one JSON object a line.
+
+    Example: `millrace log read dml_0 --from 0:17 --limit 3`
+    """
+    from millrace.commands.messages_out import log_json, payload_reader
+
+    settings = load_settings(data)
+    payload = payload_reader(settings) if rows else None
+    shown = 0
+    with _client(settings) as client:
+        log = client.service.open(_names(client, pchannel)[0])
+        found = log.describe()
+        position = {"earliest": found.begin, "latest": found.end}.get(start) or _position(start)
+        while follow or position < found.end:
+            entries = log.read(
+                position,
+                end=None if follow else found.end,
+                max_bytes=READ_BYTES,
+                timeout=_FOLLOW_SECONDS if follow else 0,
+            )
+            position = entries.next
+            if not follow and entries.batch.num_rows == 0:
+                return
+            for message in log_json(entries.batch, payload):
+                print_json(message)
+                shown += 1
+                if shown == limit:
+                    return
+
+
+def _client(settings: Settings) -> AppendClient:
+    from millrace.client.append_client import AppendClient
+
+    return AppendClient.connect(settings.data_dir, deadline=settings.start_deadline)
+
+
+def _names(client: AppendClient, pchannel: str | None) -> list[str]:
+    known = client.service.names()
+    if pchannel is None:
+        return known
+    if pchannel not in known:
+        raise ChannelNotFound(f"no PChannel {pchannel!r}; those there are: {', '.join(known) or 'none yet'}")
+    return [pchannel]
+
+
+def _position(text: str) -> LogId:
+    ledger, colon, entry = text.partition(":")
+    if not colon or not (ledger.isascii() and ledger.isdigit() and entry.isascii() and entry.isdigit()):
+        raise InvalidArgument(f"--from takes earliest, latest or ledger:entry (0:17), not {text!r}")
+    return LogId(int(ledger), int(entry))

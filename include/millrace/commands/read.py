@@ -1,0 +1,138 @@
+"""``millrace read``: a collection as it is at a time tick, without a JVM."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from millrace.commands.command_line import (
+    CollectionName,
+    DataFolder,
+    find_collection,
+    load_settings,
+    parse_moment,
+    print_rows,
+)
+from millrace.errors import InvalidArgument
+
+TABLE_ROWS = 50
+"""Rows that a table on the screen has unless --limit asks for another number."""
+
+
+class Format(StrEnum):
+    """Of the output."""
+
+    TABLE = "table"
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+_SUFFIXES = {
+    ".jsonl": Format.JSONL,
+    ".ndjson": Format.JSONL,
+    ".json": Format.JSONL,
+    ".csv": Format.CSV,
+    ".parquet": Format.PARQUET,
+    ".pq": Format.PARQUET,
+}
+
+
+def read(
+    name: CollectionName,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TICK|TIMESTAMP", help="As it was then. Without it: the newest tick that is whole."),
+    ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option("--columns", metavar="NAME[,NAME…]", help="Only these columns, in this order.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
+    file_format: Annotated[
+        Format | None, typer.Option("--format", help="Of the output. Without it: by --output's suffix, else a table.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file.")] = None,
+    wait: Annotated[float | None, typer.Option(min=0, help="Seconds to wait for --at to be reached.")] = None,
+    data: DataFolder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
+) -> None:
+    """Read a collection's rows, deletes applied, as of any time tick.
+
+    A table shows 50 rows unless --limit asks for more; the other formats give all. What they write, `millrace produce` reads.
+
+    Example: `millrace read flights --limit 5 --columns id,origin`
+
+    Example: `millrace read flights --at 2026-11-21T10:15:00Z --output flights.parquet`
+    """
+    settings = load_settings(data)
+    chosen = file_format or (Format.JSONL if as_json else _format_of(output))
+    if chosen == Format.PARQUET and output is None and sys.stdout.isatty():
+        raise typer.BadParameter("Parquet is binary: give --output FILE, or send stdout to a file")
+    moment = None if at is None else parse_moment(at)
+    found = find_collection(settings, name)
+    from millrace.tables.arrow_read import read_arrow
+
+    table = read_arrow(settings, found.id, at=moment, deadline=wait)
+    if columns:
+        wanted = [column.strip() for text in columns for column in text.split(",")]
+        unknown = [column for column in wanted if column not in table.column_names]
+        if unknown:
+            raise InvalidArgument(f"{name} has no column {unknown[0]!r}; it has {', '.join(table.column_names)}")
+        table = table.select(wanted)
+    rows = table.num_rows
+    shown = limit if limit is not None else TABLE_ROWS if chosen == Format.TABLE and output is None else rows
+    table = table.slice(0, shown)
+    if output is None:
+        _write(table, chosen, None)
+        if chosen == Format.TABLE and rows > table.num_rows:
+            typer.echo(f"{table.num_rows:,} of {rows:,} rows")
+        return
+    try:
+        with output.open("wb") as file:
+            _write(table, chosen, file)
+    except OSError as error:
+        raise InvalidArgument(f"{output} cannot be written: {error.strerror}") from None
+    typer.echo(f"Wrote {table.num_rows:,} rows to {output}.", err=True)
+
+
+def _format_of(output: Path | None) -> Format:
+    if output is None:
+        return Format.TABLE
+    found = _SUFFIXES.get(output.suffix.lower())
+    if found is None:
+        raise InvalidArgument(f"{output.name}: the suffix {output.suffix!r} names no format; say --format")
+    return found
+
+
+def _write(table: Any, chosen: Format, file: Any) -> None:
+    """Write `table` to a binary file, or to stdout where it is None."""
+    if chosen == Format.TABLE:
+        if file is not None:
+            raise InvalidArgument("a table is for the screen: --format jsonl, csv or parquet writes a file")
+        rows = [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
+        print_rows(rows, columns=table.column_names, as_json=False, empty="No rows.")
+        return
+    from millrace.commands.rows_out import write_csv, write_json_lines, write_parquet
+
+    target = sys.stdout.buffer if file is None else file
+    {Format.JSONL: write_json_lines, Format.CSV: write_csv, Format.PARQUET: write_parquet}[chosen](table, target)
+    target.flush()
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case datetime():
+            return value.isoformat().replace("+00:00", "Z")
+        case list():
+            return f"[{', '.join(_cell(each) for each in value)}]"
+        case _:
+            return str(value)

@@ -1,0 +1,111 @@
+"""``millrace scan``: the messages of a channel in time-tick order, transactions assembled, one JSON object a line."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millrace.commands.command_line import DataFolder, known_collections, load_settings, print_json
+from millrace.errors import ChannelNotFound, InvalidArgument
+from millrace.message.ids import MessageId
+from millrace.message.types import BEHAVIOUR, MessageType
+
+if TYPE_CHECKING:
+    from millrace.client.client import Client
+    from millrace.wal.scanner import DeliverPolicy
+
+_VCHANNEL = re.compile(r"(?P<pchannel>.+)_\d+v\d+")
+
+
+def scan(
+    channel: Annotated[
+        str, typer.Argument(metavar="CHANNEL", help="A PChannel (dml_0) or a VChannel (dml_0_1v0).")
+    ],
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="earliest|latest|ID|tick:N", help="Where to begin: a message id, or after a time tick."
+        ),
+    ] = "earliest",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    types: Annotated[
+        list[str] | None, typer.Option("--types", metavar="TYPE[,TYPE…]", help="Only these, such as INSERT,DELETE.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="With what the messages carry: rows, keys, bodies.")] = False,
+    data: DataFolder = None,
+) -> None:
+    """Print a channel's accepted messages, one JSON object a line.
+
+    A committed transaction is one line with its messages inside, at its commit's time tick. Without --follow the scan ends
+    with what was appended before it began, whether or not the streaming job has it already.
+
+    Example: `millrace scan dml_0 --types INSERT,DELETE --limit 10`
+
+    Example: `millrace scan dml_0_1v0 --from latest --follow`
+    """
+    policy = _policy(start)
+    wanted = _types(types or [])
+    settings = load_settings(data)
+    vchannel = _VCHANNEL.fullmatch(channel)
+    if vchannel is not None:
+        known = [name for each in known_collections(settings, dropped=True) for name in each.vchannels]
+        if channel not in known:
+            raise ChannelNotFound(f"no VChannel {channel!r}; those there are: {', '.join(known) or 'none yet'}")
+    pchannel = channel if vchannel is None else vchannel["pchannel"]
+    from millrace.client.client import Client
+    from millrace.commands.messages_out import payload_reader, unit_json
+    from millrace.node.tail_scan import scan as start_scan
+    from millrace.wal.scanner import Types
+
+    payload = payload_reader(settings) if rows else None
+    with Client.connect(settings) as client:
+        if pchannel not in client.log.names():
+            there = ", ".join(client.log.names()) or "none yet"
+            raise ChannelNotFound(f"no PChannel {pchannel!r}; those there are: {there}")
+        filters = [Types(wanted)] if wanted else []
+        until = None if follow else _now(client, pchannel)
+        with start_scan(
+            channel, policy, wal=settings.wal_path, tail=client.append, filters=filters, until_tick=until
+        ) as found:
+            for number, unit in enumerate(found, 1):
+                print_json(unit_json(unit, payload))
+                if number == limit:
+                    break
+
+
+def _now(client: Client, pchannel: str) -> int:
+    """A tick behind everything that was appended before."""
+    try:
+        return client.append.tick(pchannel)
+    except InvalidArgument:
+        return 0  # no term is open yet: there is nothing
+
+
+def _policy(text: str) -> DeliverPolicy:
+    """The deliver policy that ``--from`` names. Raises InvalidArgument."""
+    from millrace.wal.scanner import All, Latest, StartAfterTick, StartFrom
+
+    if text == "earliest":
+        return All()
+    if text == "latest":
+        return Latest()
+    if text.startswith("tick:"):
+        tick = text.removeprefix("tick:")
+        if not (tick.isascii() and tick.isdigit()):
+            raise InvalidArgument(f"{text!r}: write tick:N with a time tick, such as tick:460012345678901234")
+        return StartAfterTick(int(tick))
+    if text.count(":") == 3:
+        return StartFrom(MessageId.parse(text))
+    raise InvalidArgument(f"--from takes earliest, latest, a message id (0:17:0:0) or tick:N, not {text!r}")
+
+
+def _types(texts: list[str]) -> set[MessageType]:
+    names = {name.strip().upper() for text in texts for name in text.split(",") if name.strip()}
+    known = {kind.name: kind for kind in BEHAVIOUR}
+    unknown = sorted(names - known.keys())
+    if unknown:
+        raise InvalidArgument(f"no message type {unknown[0]}; known are {', '.join(sorted(known))}")
+    return {known[name] for name in names}

@@ -1,0 +1,182 @@
+"""``millrace status``: what runs, and how far log, WAL and tables are, in one look. Starts nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from millrace.commands.command_line import (
+    AsJson,
+    DataFolder,
+    known_collections,
+    load_settings,
+    moment,
+    parked_folder,
+    print_json,
+    print_rows,
+    progress_file,
+    stamp,
+)
+from millrace.errors import LogUnavailable, MillraceError
+
+if TYPE_CHECKING:
+    from millrace.client.append_client import AppendClient
+    from millrace.settings import Settings
+    from millrace.tables.wal_table import WalTable
+
+_COLUMNS = ("pchannel", "term", "log_end", "wal_position", "wal_time", "flushed_time", "lag_seconds", "parked")
+
+
+def status(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Show the log server, the streaming job, and how far each PChannel is.
+
+    The lag is the age of the oldest log entry that the WAL does not have yet.
+
+    Example: `millrace status`
+    """
+    settings = load_settings(data)
+    found = gather(settings)
+    if as_json:
+        print_json(found)
+        return
+    typer.echo(f"Data folder    {settings.data_dir}")
+    typer.echo(f"Log server     {_in_words(found['log_server'], 'not running; it starts by itself when it is needed')}")
+    typer.echo(f"Streaming job  {_in_words(found['streaming_job'], 'not running; `millrace jobs run --with-flusher`')}")
+    typer.echo(f"Collections    {found['collections']:,}")
+    print_rows(found["pchannels"], columns=_COLUMNS, as_json=False, empty="No PChannels yet.")
+
+
+def gather(settings: Settings) -> dict[str, Any]:
+    """Everything that ``status`` shows, as plain data."""
+    from millrace.client.append_client import AppendClient
+
+    server: dict[str, Any] = {"running": False}
+    client: AppendClient | None = None
+    try:
+        client = AppendClient.connect(settings.data_dir, start=False, deadline=5.0)
+        server = {"running": True, "pid": client.service.ping()["pid"]}
+    except LogUnavailable:
+        pass  # it does not run, which is what is said
+    try:
+        return {
+            "data": str(settings.data_dir),
+            "log_server": server,
+            "streaming_job": streaming_job(settings),
+            "collections": len(known_collections(settings)),
+            "pchannels": _pchannels(settings, client),
+        }
+    finally:
+        if client is not None:
+            client.close()
+
+
+def streaming_job(settings: Settings) -> dict[str, Any]:
+    """The streaming node by its progress file: whether its process lives, and what it said last."""
+    import psutil
+
+    try:
+        progress = json.loads(progress_file(settings).read_text(encoding="utf-8"))
+        pid, at = int(progress["pid"]), float(progress["at"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return {"running": False}
+    try:
+        # A reused process id belongs to a process that began behind the file's last word.
+        running = psutil.Process(pid).create_time() <= at and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        running = False
+    return {
+        "running": running,
+        "pid": pid,
+        "last_batch": stamp(int(at * 1000)),
+        "batches": progress.get("batches", 0),
+        "rows": progress.get("rows", 0),
+    }
+
+
+def _pchannels(settings: Settings, client: AppendClient | None) -> list[dict[str, Any]]:
+    from millrace.node.parking import read_parked
+    from millrace.tables.delta_files import open_table
+    from millrace.tables.flush_tables import read_checkpoints
+    from millrace.tables.wal_table import WalTable
+
+    wal = open_table(settings.wal_path)
+    table = None if wal is None else WalTable(wal, settings.wal_path)
+    checkpoints = read_checkpoints(open_table(settings.checkpoints_path), settings.checkpoints_path)
+    parked = {each.pchannel: each for each in read_parked(parked_folder(settings))}
+    in_wal = set(table.pchannels()) if table is not None else set()
+    in_log = set(client.service.names()) if client is not None else set()
+    pending = _pending(settings, client, table) if client is not None else {}
+    rows = []
+    for name in sorted(in_wal | in_log | set(checkpoints)):
+        position = table.position(name) if table is not None and name in in_wal else None
+        state = position.state if position is not None else None
+        checkpoint = checkpoints.get(name)
+        wal_tick = position.last_tick if position is not None else 0
+        row: dict[str, Any] = {
+            "pchannel": name,
+            "term": state.term if state is not None else 0,
+            "log_end": None,
+            "log_bytes": None,
+            "wal_position": str(state.position) if state is not None else None,
+            "wal_tick": wal_tick,
+            "wal_time": moment(wal_tick),
+            "messages": position.totals.messages if position is not None else 0,
+            "rejections": position.totals.rejections if position is not None else 0,
+            "flushed_tick": checkpoint.time_tick if checkpoint is not None else 0,
+            "flushed_time": moment(checkpoint.time_tick) if checkpoint is not None else None,
+            "lag_seconds": pending.get(name, 0.0) if client is not None else None,
+            "parked": parked[name].error().args[0] if name in parked else None,
+        }
+        if client is not None and name in in_log:
+            log = client.service.open(name)
+            described = log.describe()
+            log.close()
+            row |= {"log_end": str(described.end), "log_bytes": described.bytes}
+            row |= _hosted(client, name, row)
+        rows.append(row)
+    return rows
+
+
+def _hosted(client: AppendClient, name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """What the append host knows better: the newest term, and whether it stands still itself."""
+    try:
+        host = client.describe(name)
+    except MillraceError as error:
+        return {"parked": row["parked"] or f"append host: {error.code}: {error}"}
+    found: dict[str, Any] = {"term": max(row["term"], int(host["term"]))}
+    if host["parked"] and row["parked"] is None:
+        found["parked"] = f"append host: {host['parked']}"
+    return found
+
+
+def _pending(settings: Settings, client: AppendClient, table: WalTable | None) -> dict[str, float]:
+    """By PChannel with something to come: the age of its oldest entry that the WAL does not have, in seconds."""
+    from millrace.message.ids import LogId
+    from millrace.node.parking import parked_names
+    from millrace.node.planner import START, Planner
+
+    service, parked = client.service, parked_folder(settings)
+    if table is None:
+        behind = set(service.names())
+    else:
+        # What the streaming node itself would do next: a tick that says nothing new is no lag.
+        behind = set(Planner(service, table, parked=parked).latest(START)["ends"]) | parked_names(parked)
+    found: dict[str, float] = {}
+    for name in sorted(behind & set(service.names())):
+        log = service.open(name)
+        position = (table.position(name).position if table is not None else None) or LogId(0, 0)
+        entries = log.read(max(position, log.describe().begin), max_bytes=1)
+        if entries.batch.num_rows:
+            found[name] = round(max(0.0, time.time() - entries.batch["physical_ms"][0].as_py() / 1e3), 3)
+        log.close()
+    return found
+
+
+def _in_words(found: dict[str, Any], absent: str) -> str:
+    if not found["running"]:
+        return absent + (f" (process {found['pid']} is gone)" if "pid" in found else "")
+    words = f"running, process {found['pid']}"
+    return words + (f", last batch {found['last_batch']}" if found.get("last_batch") else "")

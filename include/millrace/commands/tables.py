@@ -1,0 +1,89 @@
+"""``millrace segments`` and ``millrace checkpoints``: what the flusher has written down. No server needed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millrace.commands.command_line import (
+    AsJson,
+    DataFolder,
+    complete_collection,
+    find_collection,
+    known_collections,
+    load_settings,
+    moment,
+    print_rows,
+)
+from millrace.errors import InvalidArgument
+
+STATES = ("growing", "flushed", "dropped")
+
+
+def segments(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[COLLECTION]", help="Of this collection alone.", autocompletion=complete_collection),
+    ] = None,
+    state: Annotated[str | None, typer.Option(metavar="|".join(STATES), help="Only those in this state.")] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """List segments with their state, rows and size, as the flusher knows them.
+
+    Example: `millrace segments flights --state flushed`
+    """
+    from millrace.tables.delta_files import open_table
+    from millrace.tables.flush_tables import read_segments
+
+    if state is not None and state not in STATES:
+        raise InvalidArgument(f"no state {state!r}; states are {', '.join(STATES)}")
+    settings = load_settings(data)
+    vchannels = None if name is None else find_collection(settings, name).vchannels
+    names = {each.id: each.name for each in known_collections(settings, dropped=True)}
+    partitions = {
+        (each.id, number): partition
+        for each in known_collections(settings, dropped=True)
+        for partition, number in each.partitions.items()
+    }
+    table = read_segments(open_table(settings.segments_path), settings.segments_path, vchannels=vchannels)
+    rows = [
+        row
+        | {
+            "collection": names.get(row["collection_id"], str(row["collection_id"])),
+            "partition": partitions.get((row["collection_id"], row["partition_id"]), str(row["partition_id"])),
+            "created": moment(row["created_tick"]),
+            "since": moment(row["time_tick"]),
+        }
+        for row in table.to_pylist()
+        if state is None or row["state"] == state
+    ]
+    columns = (
+        "segment_id", "collection", "partition", "vchannel", "state", "rows", "bytes", "policy", "created", "since",
+    )  # fmt: skip
+    print_rows(rows, columns=columns, as_json=as_json, empty="No segments: the flusher has seen none yet.")
+
+
+def checkpoints(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Show how far the flusher is on each PChannel.
+
+    Example: `millrace checkpoints`
+    """
+    from millrace.tables.delta_files import open_table
+    from millrace.tables.flush_tables import read_checkpoints
+
+    path = load_settings(data).checkpoints_path
+    rows = [
+        {
+            "pchannel": name,
+            "time_tick": found.time_tick,
+            "time": moment(found.time_tick),
+            "last_confirmed": str(found.confirmed),
+            "term": found.term,
+            "flush_ticks": found.flush_ticks,
+        }
+        for name, found in sorted(read_checkpoints(open_table(path), path).items())
+    ]
+    columns = ("pchannel", "time_tick", "time", "last_confirmed", "term", "flush_ticks")
+    print_rows(rows, columns=columns, as_json=as_json, empty="No checkpoints: the flusher has committed nothing yet.")

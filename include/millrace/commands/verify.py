@@ -1,0 +1,150 @@
+"""``millrace verify``: is everything there, once, and the same in log, WAL and tables?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from millrace.commands.command_line import (
+    DOES_NOT_HOLD,
+    AsJson,
+    DataFolder,
+    known_collections,
+    load_settings,
+    print_json,
+    print_rows,
+)
+from millrace.errors import MillraceError
+
+if TYPE_CHECKING:
+    from millrace.log.protocol import LogService
+    from millrace.settings import Settings
+
+
+def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Check log, WAL and collections against each other, by content. Reads everything; changes nothing.
+
+    The log's checksums; time ticks in order; the WAL's rows as they were committed; the log, run through the chain again,
+    giving the same rows; each collection's table holding just what became visible. A collection that the flusher has
+    not caught up on is "behind", which is no fault. Exit code 3 where something does not hold.
+
+    Example: `millrace verify`
+    """
+    from millrace.client.append_client import AppendClient
+
+    settings = load_settings(data)
+    with AppendClient.connect(settings.data_dir, deadline=settings.start_deadline) as client:
+        channels = check_channels(settings, log=client.service)
+    collections = check_collections(settings) if all(each["holds"] for each in channels) else []
+    holds = all(each["holds"] for each in [*channels, *collections])
+    if as_json:
+        print_json({"holds": holds, "pchannels": channels, "collections": collections})
+    else:
+        print_rows(
+            channels,
+            columns=("pchannel", "holds", "messages", "rejections", "committed", "stored", "replayed", "detail"),
+            as_json=False,
+            empty="The WAL is empty: the streaming job has committed nothing yet.",
+        )
+        print_rows(
+            collections,
+            columns=(
+                "collection", "holds", "state", "inserted", "visible", "deleted", "rolled_back", "rejected", "duplicates",
+            ),
+            as_json=False,
+            empty="No rows to account for.",
+        )  # fmt: skip
+        typer.echo("Everything holds." if holds else "Something does not hold: see above.")
+    if not holds:
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
+def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[str, Any]]:
+    """Each PChannel of the WAL: whether its rows are those that were committed and, with `log`, what the log gives again."""
+    from millrace.tables.delta_files import open_table
+    from millrace.tables.verify import verify_channel
+    from millrace.tables.wal_reader import WalSnapshot
+    from millrace.tables.wal_table import WalTable
+
+    table = open_table(settings.wal_path)
+    if table is None:
+        return []
+    wal = WalTable(table, settings.wal_path)
+    snapshot = WalSnapshot.open(settings.wal_path, version=wal.version)
+    assert snapshot is not None
+    rows: list[dict[str, Any]] = []
+    for name in wal.pchannels():
+        try:
+            found = verify_channel(snapshot, wal, log, name)
+        except (MillraceError, OSError) as error:
+            if isinstance(error, MillraceError) and error.retriable:
+                raise
+            code = error.code if isinstance(error, MillraceError) else type(error).__name__
+            rows.append({"pchannel": name, "holds": False, "detail": f"{code}: {error}"})
+            continue
+        details = []
+        if found.committed != found.stored:
+            details.append("the rows in the WAL are not those that were committed")
+        if found.replayed is not None and found.replayed != found.committed:
+            details.append("the log gives other rows than the WAL has")
+        if log is not None and found.replayed is None:
+            details.append("the log's beginning is gone: not run again")
+        rows.append(
+            {
+                "pchannel": name,
+                "holds": found.ok,
+                "messages": found.messages,
+                "rejections": found.rejections,
+                "last_tick": found.last_tick,
+                "committed": str(found.committed),
+                "stored": str(found.stored),
+                "replayed": None if found.replayed is None else str(found.replayed),
+                "detail": "; ".join(details) or None,
+            }
+        )
+    return rows
+
+
+def check_collections(settings: Settings) -> list[dict[str, Any]]:
+    """Each collection: its rows by what became of them, and whether its table holds just those that became visible."""
+    from millrace.coord.store import pchannel_of
+    from millrace.node.flusher_run import plan_flushes
+    from millrace.tables.verify import verify_collections
+    from millrace.tables.wal_reader import WalSnapshot
+    from millrace.tables.wal_table import WalTable
+
+    snapshot = WalSnapshot.open(settings.wal_path)
+    if snapshot is None:
+        return []
+    pending = {plan.checkpoint.pchannel for plan in plan_flushes(settings, snapshot)}
+    known = {each.id: each for each in known_collections(settings, dropped=True)}
+    reports = verify_collections(settings, snapshot, WalTable.open(settings.wal_path))
+    rows = []
+    for number, found in sorted(reports.items()):
+        collection = known.get(number)
+        homes = {pchannel_of(name) for name in collection.vchannels} if collection is not None else pending
+        behind = bool(homes & pending) and found.stored <= found.visible_inserted
+        duplicates = found.rejected["DUPLICATE"] + found.rejected["ALREADY_APPLIED"]
+        rejected = {
+            reason: count
+            for reason, count in sorted(found.rejected.items())
+            if reason not in ("DUPLICATE", "ALREADY_APPLIED")
+        }
+        # Rows for a collection that never was can only have been rejected: nothing of it may be stored.
+        rows.append(
+            {
+                "collection": collection.name if collection is not None else str(number),
+                "id": number,
+                "holds": found.ok or behind,
+                "state": "whole" if found.ok else "behind" if behind else "differs",
+                "inserted": found.inserted,
+                "visible": found.visible,
+                "deleted": found.deleted,
+                "rolled_back": found.rolled_back,
+                "rejected": rejected,
+                "duplicates": duplicates,
+                "stored": found.stored,
+            }
+        )
+    return rows

@@ -1,0 +1,181 @@
+"""``millrace wal``: the ``wal`` Delta table: what it holds, whether it holds together, and what was rejected. No server needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millrace.commands.command_line import (
+    DOES_NOT_HOLD,
+    AsJson,
+    DataFolder,
+    command_group,
+    load_settings,
+    moment,
+    print_json,
+    print_rows,
+    stamp,
+)
+from millrace.errors import InvalidArgument
+from millrace.wal.reasons import Reason
+
+if TYPE_CHECKING:
+    from millrace.tables.wal_table import WalTable
+
+app = command_group("Look into the WAL table, check it, search what was rejected.")
+
+_NONE = "The WAL is empty: the streaming job has committed nothing yet."
+
+
+@app.command()
+def describe(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Show each PChannel's position, time tick, rows and digest, and the table's files.
+
+    Example: `millrace wal describe`
+    """
+    import pyarrow as pa
+
+    path = load_settings(data).wal_path
+    wal = _open(path)
+    rows: list[dict[str, Any]] = []
+    files: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    if wal is not None:
+        actions = pa.table(wal.delta.get_add_actions(flatten=True))
+        for kind, size in zip(actions["partition.kind"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True):
+            files[kind] += 1
+            sizes[kind] += size
+        for name, position in sorted(wal.positions(wal.pchannels()).items()):
+            state = position.state
+            rows.append(
+                {
+                    "pchannel": name,
+                    "position": str(position.position),
+                    "term": 0 if state is None else state.term,
+                    "last_tick": position.last_tick,
+                    "time": moment(position.last_tick),
+                    "commits": position.commits,
+                    "messages": position.totals.messages,
+                    "rejections": position.totals.rejections,
+                    "digest": str(position.totals.digest),
+                }
+            )
+    version = None if wal is None else wal.version
+    if as_json:
+        print_json(
+            {"path": str(path), "version": version, "files": dict(files), "bytes": dict(sizes), "pchannels": rows}
+        )
+        return
+    columns = ("pchannel", "position", "term", "last_tick", "time", "commits", "messages", "rejections", "digest")
+    print_rows(rows, columns=columns, as_json=False, empty=_NONE)
+    if wal is not None:
+        parts = [f"{files[kind]:,} of {kind}s ({sizes[kind] / 1e6:,.1f} MB)" for kind in sorted(files)]
+        typer.echo(f"{path}, version {version}; files: {', '.join(parts)}")
+
+
+@app.command()
+def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Check order, totals and digests of the WAL's rows, without the log. Exit code 3 where something does not hold.
+
+    `millrace verify` goes further: it runs the log again and counts the collections.
+
+    Example: `millrace wal verify`
+    """
+    from millrace.commands.verify import check_channels
+
+    settings = load_settings(data)
+    rows = check_channels(settings, log=None)
+    print_rows(
+        rows,
+        columns=("pchannel", "holds", "messages", "rejections", "committed", "stored", "detail"),
+        as_json=as_json,
+        empty=_NONE,
+    )
+    if not all(row["holds"] for row in rows):
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
+@app.command()
+def rejections(
+    reason: Annotated[
+        list[str] | None, typer.Option("--reason", metavar="REASON", help="Only for this reason. Repeat it.")
+    ] = None,
+    pchannel: Annotated[str | None, typer.Option(metavar="PCHANNEL", help="Only of this one.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 100,
+    counts: Annotated[bool, typer.Option("--counts", help="How many there are by reason, not each one.")] = False,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search the messages that the chain rejected: reason, origin and detail of each, the newest first.
+
+    Example: `millrace wal rejections --reason SCHEMA_MISMATCH --limit 5`
+
+    Example: `millrace wal rejections --counts`
+    """
+    wanted = [_reason(text) for text in reason or []]
+    wal = _open(load_settings(data).wal_path)
+    rows = [] if wal is None else _search(wal, wanted, pchannel, limit, counts)
+    columns = ("reason", "messages", "rows") if counts else (
+        "reason", "pchannel", "id", "time", "type", "vchannel", "rows", "producer_id", "sequence", "detail",
+    )  # fmt: skip
+    print_rows(rows, columns=columns, as_json=as_json, empty="Nothing was rejected" + (" so." if wanted else "."))
+
+
+def _open(path: Path) -> WalTable | None:
+    from millrace.tables.delta_files import open_table
+    from millrace.tables.wal_table import WalTable
+
+    table = open_table(path)
+    return None if table is None else WalTable(table, path)
+
+
+def _reason(text: str) -> str:
+    try:
+        return Reason(text.strip().upper()).value
+    except ValueError:
+        raise InvalidArgument(f"no reason {text!r}; reasons are {', '.join(sorted(Reason))}") from None
+
+
+def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int, counts: bool) -> list[dict[str, Any]]:
+    """The rows of the ``wal`` table's rejections. DuckDB keeps no more than `limit` of them at a time."""
+    import duckdb
+
+    filters = [("kind", "=", "rejection"), *([("pchannel", "=", pchannel)] if pchannel else [])]
+    files = wal.delta.file_uris(partition_filters=filters)
+    if not files:
+        return []
+    source = "read_parquet($files, hive_partitioning=true, hive_types_autocast=false)"
+    where = "where reason in (select unnest($reasons::varchar[]))" if reasons else ""
+    given: dict[str, Any] = {"files": files} | ({"reasons": reasons} if reasons else {})
+    with duckdb.connect() as db:
+        if counts:
+            found = db.execute(
+                f"select reason, count(*) as messages, sum(rows)::bigint as rows from {source} {where} "
+                "group by reason order by messages desc, reason",
+                given,
+            )
+        else:
+            found = db.execute(
+                'select reason, pchannel, ledger, entry, "index", ordinal, time_tick, physical_ms, type, vchannel, term, '
+                "collection_id, partition_id, rows, txn_id, producer_id, epoch, sequence, detail, "
+                f"octet_length(payload) as bytes from {source} {where} "
+                f'order by physical_ms desc, pchannel, ledger desc, entry desc, "index" desc, ordinal desc limit {limit}',
+                given,
+            )
+        names = [item[0] for item in found.description or ()]
+        rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    if counts:
+        return rows
+    return [
+        {
+            "reason": row["reason"],
+            "pchannel": row["pchannel"],
+            "id": ":".join(str(row[part]) for part in ("ledger", "entry", "index", "ordinal")),
+            "time": stamp(row["physical_ms"]),
+        }
+        | {name: value for name, value in row.items() if name not in {"ledger", "entry", "index", "ordinal"}}
+        for row in rows
+    ]

@@ -1,0 +1,176 @@
+"""``read``: a collection at a time tick as a Spark DataFrame. Same rows as :func:`millrace.tables.arrow_read.read_arrow`.
+
+The versions are pinned when `read` is called, once: the DataFrame gives the same rows however often it is evaluated and
+whatever is written meanwhile. Rows up to the tables' ticks come from Delta; the tail of the WAL comes as a local
+relation where it is small, otherwise through a batch data source whose tasks read and decode it. Deletes are one left anti
+join, which is left out where there are none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import reduce
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from millrace.message.schema import CollectionSchema
+from millrace.settings import Settings
+from millrace.tables.collection_table import delete_file_schema, file_schema
+from millrace.tables.read_plan import ReadPlan, Tail, plan_read, tail_rows
+
+FORMAT: Final = "millrace_tail"
+SMALL_TAIL_BYTES: Final = 8 << 20
+"""WAL files up to which the tail is read here and handed to Spark as a local relation: no Python worker, no task."""
+
+
+def read(
+    spark: SparkSession,
+    settings: Settings,
+    collection_id: int,
+    *,
+    at: int | datetime | None = None,
+    deadline: float | None = None,
+    with_ticks: bool = False,
+) -> DataFrame:
+    """The rows of a collection that are visible at `at` (default: the newest tick all its channels have reached).
+
+    Columns are the collection's fields at that tick; `with_ticks` adds those that place a row (``_partition`` ...). Waits up
+    to `deadline` seconds for a tick to come. Raises TickNotReached, TickTooOld, CollectionNotFound.
+    """
+    plan = plan_read(settings, collection_id, at=at, deadline=deadline)
+    rows = _frame(spark, plan, deletes=False)
+    for name, number, tick in plan.partition_drops:
+        hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number) & (F.col("_time_tick") < tick)
+        rows = rows.where(~hidden)
+    for name, info in plan.vchannels.items():
+        rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") > info.created_tick))
+    if _table_deletes(plan) or plan.has_tail_deletes():
+        rows = _without_deleted(rows, _frame(spark, plan, deletes=True), plan.schema.primary_key)
+    return rows if with_ticks else rows.select(*(_quoted(name) for name in plan.schema.arrow().names))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool) -> DataFrame:
+    """Rows (or deletes) up to the tick: the table's and the tail's."""
+    target = delete_file_schema(plan.schema) if deletes else file_schema(plan.schema)
+    # Nullable throughout: both sides of the union then have one type.
+    target = pa.schema([field.with_nullable(True) for field in target])
+    path, table = (plan.deletes_path, plan.deletes) if deletes else (plan.rows_path, plan.rows)
+    parts = []
+    if table is not None:
+        parts.append(_table_frame(spark, path, table, target, plan.tick))
+    tail = _tail_frame(spark, plan, target, deletes=deletes)
+    if tail is not None:
+        parts.append(tail)
+    if not parts:
+        return spark.createDataFrame([], from_arrow_schema(target))
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _table_frame(spark: SparkSession, path: Path, table: DeltaTable, target: pa.Schema, tick: int) -> DataFrame:
+    frame = spark.read.format("delta").option("versionAsOf", table.version()).load(str(path))
+    have = set(frame.columns)
+    types = {field.name: field.dataType for field in from_arrow_schema(target).fields}
+    columns = [
+        F.col(_quoted(name)) if name in have else F.lit(None).cast(types[name]).alias(name) for name in target.names
+    ]
+    return frame.where(F.col("_time_tick") <= tick).select(*columns)
+
+
+def _tail_frame(spark: SparkSession, plan: ReadPlan, target: pa.Schema, *, deletes: bool) -> DataFrame | None:
+    tails = [tail for tail in plan.tails if tail.range.files]
+    if not tails:
+        return None
+    if sum(tail.bytes for tail in tails) <= SMALL_TAIL_BYTES:
+        parts = list(plan.tail_rows(deletes=deletes))
+        if not parts:
+            return None
+        # Read in Arrow, handed over in Arrow: no row passes through Python objects.
+        return spark.createDataFrame(pa.concat_tables(parts).cast(target), from_arrow_schema(target))
+    spark.dataSource.register(TailDataSource)
+    options = {
+        "settings": json.dumps(plan.settings.environment()),
+        "collection": str(plan.collection_id),
+        "schema": json.dumps(plan.schema.to_json()),
+        "tails": json.dumps([tail.to_json() for tail in tails]),
+        "deletes": str(deletes).lower(),
+    }
+    return spark.read.format(FORMAT).options(**options).schema(from_arrow_schema(target)).load()
+
+
+def _table_deletes(plan: ReadPlan) -> bool:
+    """Whether the deletes table may hold one up to the tick, by its log alone."""
+    if plan.deletes is None:
+        return False
+    actions = pa.table(plan.deletes.get_add_actions(flatten=True))
+    if "min._time_tick" not in actions.column_names:
+        return actions.num_rows > 0
+    early = pc.fill_null(pc.less_equal(actions["min._time_tick"], plan.tick), True)
+    return bool(pc.any(early).as_py())
+
+
+def _without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
+    """`rows` but for those that a delete hits. Of each key and partition the last delete hits what any of them hits."""
+    last = deletes.groupBy(F.col(_quoted(key)).alias("_d_key"), F.col("_partition_id").alias("_d_partition")).agg(
+        F.max(F.struct("_time_tick", "_write_tick")).alias("_d_at")
+    )
+    hit = (
+        (F.col(_quoted(key)) == F.col("_d_key"))
+        & ((F.col("_d_partition") == 0) | (F.col("_d_partition") == F.col("_partition_id")))
+        & (F.struct("_time_tick", "_write_tick") < F.col("_d_at"))
+    )
+    return rows.join(last, hit, "left_anti")
+
+
+class TailDataSource(DataSource):
+    """A large tail of the WAL, a partition for each PChannel. Registered by :func:`read`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TailReader(dict(self.options), to_arrow_schema(schema))
+
+
+class TailPartition(InputPartition):
+    """One PChannel's tail."""
+
+    def __init__(self, tail: Tail) -> None:
+        self.value = tail
+
+
+class TailReader(DataSourceReader):
+    """Plans from its options alone; `read` runs in a task."""
+
+    def __init__(self, options: dict[str, str], target: pa.Schema) -> None:
+        self._options = options
+        self._target = target
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [TailPartition(Tail.from_json(tail)) for tail in json.loads(self._options["tails"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        rows = tail_rows(
+            partition.value,
+            settings=Settings.load(env=json.loads(self._options["settings"])),
+            collection_id=int(self._options["collection"]),
+            schema=CollectionSchema.from_json(json.loads(self._options["schema"])),
+            deletes=self._options["deletes"] == "true",
+        )
+        for table in rows:
+            yield from table.cast(self._target).combine_chunks().to_batches()
