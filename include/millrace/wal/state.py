@@ -7,7 +7,6 @@ a copy of its dictionaries. The serialised form is versioned and canonical: equa
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
@@ -260,7 +259,7 @@ class ChannelState:
         return deadline
 
     def to_bytes(self) -> bytes:
-        """Canonical, versioned bytes: a version byte, then deflated canonical JSON."""
+        """Canonical, versioned bytes: a version byte, then canonical JSON (not deflated: zlib builds differ in their output)."""
         data = {
             "pchannel": self.pchannel,
             "position": list(self.position),
@@ -273,7 +272,7 @@ class ChannelState:
             "vchannels": [self.vchannels[name].to_json() for name in sorted(self.vchannels)],
         }
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-        return bytes([STATE_VERSION]) + zlib.compress(text, 1)
+        return bytes([STATE_VERSION]) + text
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -282,7 +281,7 @@ class ChannelState:
             found = data[0] if data else None
             raise UnsupportedVersion(f"channel state of version {found}: this build reads version {STATE_VERSION}")
         try:
-            item = json.loads(zlib.decompress(data[1:]))
+            item = json.loads(data[1:])
             channels = [VChannelState.from_json(channel) for channel in item["vchannels"]]
             return cls(
                 pchannel=item["pchannel"],
@@ -295,5 +294,5 @@ class ChannelState:
                 config=ChainConfig(**item["config"]),
                 vchannels={channel.name: channel for channel in channels},
             )
-        except (ValueError, KeyError, TypeError, IndexError, zlib.error) as error:
+        except (ValueError, KeyError, TypeError, IndexError) as error:
             raise Malformed(f"channel state does not decode: {error}") from error

@@ -170,7 +170,7 @@ class Shard:
         if message_type is MessageType.SCHEMA_CHANGE:
             self._change_schema(channel, int(columns.schema_version[row]), body["add"])
             return _flushes(channel, "schema_change")
-        flushes = _flushes(channel, "manual", partition_id=partition_id, segment_id=body.get("segment_id", 0))
+        flushes = _flushes(channel, "manual", partition_id=partition_id, segment_id=body.get("segment_id"))
         if not flushes:
             raise _Refused(Reason.NO_EFFECT, "nothing grows there: there is no segment to flush")
         return flushes
@@ -270,12 +270,14 @@ def _sorted(state: ChannelState) -> list[VChannelState]:
     return [state.vchannels[name] for name in sorted(state.vchannels)]
 
 
-def _flushes(channel: VChannelState, policy: str, *, partition_id: int = 0, segment_id: int = 0) -> list[Emission]:
+def _flushes(
+    channel: VChannelState, policy: str, *, partition_id: int = 0, segment_id: int | None = None
+) -> list[Emission]:
     """Flushes of the growing segments that match, in the order of their ids."""
     chosen = [
         segment
         for segment in sorted(channel.growing.values())
-        if partition_id in (0, segment.partition_id) and segment_id in (0, segment.id)
+        if partition_id in (0, segment.partition_id) and segment_id in (None, segment.id)
     ]
     return [segments.flush(channel, segment, policy) for segment in chosen]
 

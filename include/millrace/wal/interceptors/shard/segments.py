@@ -59,10 +59,11 @@ def cut_after_seal(state: ChannelState, run: Run) -> None:
     if len(deletes):
         for places in groups(run.view(columns.vchannel)[deletes]):
             rows = deletes[places]
-            channel = state.vchannels[columns.vchannel_name(run.start + int(rows[0]))]
-            if channel.growing:
+            rows = rows[rows < run.count]  # an earlier VChannel may have cut the run
+            channel = state.vchannels[columns.vchannel_name(run.start + int(deletes[places[0]]))]
+            if len(rows) and channel.growing:
                 room = state.config.blocking_delete_rows - blocking_rows(channel)
-                crossed = np.flatnonzero(np.cumsum(run.view(columns.rows)[rows]) >= room)
+                crossed = np.flatnonzero(np.cumsum(run.columns.rows[run.start + rows]) >= room)
                 if len(crossed):
                     run.cut(int(rows[crossed[0]]) + 1)
 

@@ -1,0 +1,171 @@
+"""The values of the reference model (model.py): a message, what its payload means, and the pieces of the state."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.message.types import MessageType
+from millrace.wal.reasons import Reason
+
+T = MessageType
+Id = tuple[int, int, int, int]
+Row = dict[str, Any]
+
+DAY_MS = 86_400_000
+CHAIN_VERSION = 1
+ENDED_REMEMBERED = 64
+
+DEFAULTS: dict[str, int] = {
+    "max_message_bytes": 16 << 20,
+    "segment_bytes": 123 << 20,
+    "segment_rows": 1 << 40,
+    "segment_lifetime_ms": DAY_MS,
+    "segment_idle_bytes": 16 << 20,
+    "segment_idle_ms": 600_000,
+    "blocking_delete_rows": 5_000_000,
+    "max_txn_keepalive_ms": 600_000,
+    "default_txn_keepalive_ms": 10_000,
+    "max_txn_lifetime_ms": 3_600_000,
+    "max_txn_bytes": 256 << 20,
+    "max_open_txns": 1024,
+    "dedup_results": 16,
+    "max_producers": 1024,
+    "max_vchannels": 1024,
+    "max_partitions": 4096,
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a DML payload holds: one Arrow record batch of these (name, type, nullable), its keys, fields with a null."""
+
+    fields: tuple[tuple[str, str, bool], ...]
+    rows: int
+    keys: tuple[int | str, ...]
+    nulls: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Msg:
+    """One message of an entry. `payload` are its bytes; `batch` says what they mean for DML (None: no record batch)."""
+
+    type: int
+    vchannel: str = ""
+    term: int = 1
+    collection_id: int = 0
+    partition_id: int = 0
+    schema_version: int = 0
+    rows: int = 0
+    txn_id: int = 0
+    producer_id: int = 0
+    epoch: int = 0
+    sequence: int = 0
+    barrier_tick: int = 0
+    payload: bytes = b""
+    batch: Batch | None = None
+
+
+def undecoded(value: bytes) -> Msg:
+    """What stands for an entry that does not decode."""
+    return Msg(T.UNDEFINED, term=0, payload=value)
+
+
+class Refused(Exception):
+    """A rejection, raised before anything was changed."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass
+class Txn:
+    vchannel: str
+    collection_id: int
+    txn_id: int
+    begin: Id
+    begin_tick: int
+    keepalive_ms: int
+    renewed: int
+    bytes: int = 0
+
+
+@dataclass
+class Segment:
+    id: int
+    vchannel: str
+    collection_id: int
+    partition_id: int
+    deletes_before: int
+    rows: int = 0
+    bytes: int = 0
+    last_insert: int = 0
+    policy: str | None = None  # None: growing; else sealed
+    txns: list[Txn] = field(default_factory=list)
+
+
+Result = tuple[int, Id, int, Reason | None]  # (sequence, id, tick, reason)
+
+
+def continues(last: Result, result: Result) -> bool:
+    """Whether a result belongs to the run that `last` ends: accepted, the next message of the entry, the next tick."""
+    (ledger, entry, index, ordinal) = last[1]
+    following = (last[0] + 1, (ledger, entry, index + 1, ordinal), last[2] + 1, None)
+    return last[3] is None and result == following
+
+
+@dataclass
+class Producer:
+    epoch: int
+    next: int
+    last_tick: int
+    runs: list[list[Result]] = field(default_factory=list)
+
+
+@dataclass
+class VChannel:
+    collection_id: int
+    vchannels: list[str]
+    primary_key: str
+    schemas: dict[int, list[tuple[str, str, bool]]]
+    partitions: dict[str, int]
+    mvcc: int = 0
+    deletes: int = 0
+    producers: dict[int, Producer] = field(default_factory=dict)
+    ended: list[tuple[int, str]] = field(default_factory=list)
+
+
+def splitmix64(x: int) -> int:
+    """The first output of SplitMix64 seeded with `x`."""
+    mask = (1 << 64) - 1
+    z = (x + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+def body_of(message: Msg, *, empty: bool = False) -> dict[str, Any]:
+    """The JSON object of a control message's payload; refuses what is none."""
+    if empty and message.payload == b"":
+        return {}
+    try:
+        body = json.loads(message.payload.decode())
+    except ValueError:
+        raise Refused(Reason.MALFORMED, "no JSON") from None
+    if not isinstance(body, dict):
+        raise Refused(Reason.MALFORMED, "no JSON object")
+    return body
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def home(key: int | str, count: int) -> int:
+    """The place of a primary key among `count` VChannels: FNV-1a 64, folded."""
+    value = 0xCBF29CE484222325
+    for byte in key.encode() if isinstance(key, str) else key.to_bytes(8, "little", signed=True):
+        value = ((value ^ byte) * 0x100000001B3) % (1 << 64)
+    return (value ^ (value >> 32)) % count
