@@ -125,9 +125,19 @@ def test_a_truncation_whose_manifest_does_not_sync_gives_up_nothing(service: Roc
     log = service.open(CHANNEL)
     entries = [entry for _ in range(4) for entry in append(log, [b"x" * 50_000])]
     disk.fail = "sync"
-    with pytest.raises(OSError, match="injected"):
+    with pytest.raises(LogUnavailable):
         log.truncate(entries[-1][0])
     assert read(log) == entries
+    assert log.truncate(entries[-1][0]) > 0
+
+
+def test_a_position_that_does_not_sync_is_told(service: RocksMQ, disk: FailingDisk) -> None:
+    service.create_consumer_group("g")
+    service.seek("g", CHANNEL, 5)
+    disk.fail = "sync"
+    with pytest.raises(LogUnavailable):
+        service.seek("g", CHANNEL, 7)
+    assert service.current_id("g", CHANNEL) == 5
 
 
 def test_many_waiting_appends_all_learn_of_the_failure(service: RocksMQ, disk: FailingDisk) -> None:

@@ -277,3 +277,17 @@ def test_wrong_settings_are_refused_before_anything_is_made(url: str, settings: 
 @given(name=st.sampled_from(["segment_bytes", "spare_files", "group_bytes"]), value=st.integers(1 << 12, 1 << 40))
 def test_settings_read_from_text_are_the_numbers(name: str, value: int) -> None:
     assert getattr(RocksMQSettings.of({name: str(value)}), name) == value
+
+
+def test_one_read_goes_on_across_the_files_that_restarts_begin(tmp_path: Path) -> None:
+    entries = []
+    for index in range(5):
+        with RocksMQ(tmp_path, settings=SETTINGS) as service:
+            if not index:
+                service.create("c")
+            log = service.open("c")
+            entries += append(log, [b"%d" % index] * 2)
+            run = log.read(LogId(0, 0))
+            assert run.batch.column("entry").to_pylist() == [entry_id.entry for entry_id, _ in entries]
+            assert run.next == entries[-1][0].following()
+            assert log.read(LogId(0, 0), end=entries[-1][0]).batch.num_rows == len(entries) - 1

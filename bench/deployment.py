@@ -1,0 +1,58 @@
+"""A deployment to measure: a data folder, the log's server with the append host, and a Spark driver as its users run it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.client.client import Client
+from millrace.coord.store import Collection
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.processes import Job
+from millrace.node.streaming import started_path
+from millrace.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
+NAME = "bench"
+
+
+@contextmanager
+def deployment(folder: Path, *, pchannels: int = 2) -> Iterator[tuple[Settings, Client, Collection]]:
+    """A new deployment with one collection over `pchannels` PChannels; its log server ends with the block."""
+    settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir, pchannels=pchannels)
+    with Client.connect(settings) as client:
+        client.coordinator.ensure_pchannels(pchannels)
+        collection = client.coordinator.create_collection(NAME, SCHEMA, vchannels=pchannels)
+        try:
+            yield settings, client, collection
+        finally:
+            client.append.service.shutdown()
+
+
+@contextmanager
+def spark_job(settings: Settings, *arguments: str) -> Iterator[Job]:
+    """The streaming node (and flusher) as a driver of its own, running when the block begins."""
+    ready = started_path(settings, "millrace-streaming-node")
+    ready.unlink(missing_ok=True)
+    job = Job(
+        [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), *arguments],
+        log_file=settings.run_path / "bench-job.log",
+        env=settings.environment(),
+    )
+    try:
+        job.wait_ready(ready.exists, deadline=settings.start_deadline)
+        yield job
+    finally:
+        job.stop(deadline=settings.stop_deadline)
+
+
+def rows(first: int, count: int, *, size: int = 1000) -> pa.Table:
+    """`count` rows with ids from `first` on and bodies of `size` random bytes (of a few that repeat)."""
+    bodies = [np.random.default_rng(seed).bytes(size) for seed in range(8)]
+    return pa.table({"id": range(first, first + count), "body": [bodies[number % 8] for number in range(count)]})

@@ -1,0 +1,91 @@
+"""The flusher against plain Spark: rows a second from ``wal`` into a collection's table, and the same rows Parquet → Delta."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.deployment import deployment
+from millrace.client.client import Client
+from millrace.demo.flights import flights
+from millrace.demo.load import Load, ensure_collection
+from millrace.metrics import Metrics
+from millrace.node import flusher_query, streaming
+from millrace.settings import Settings
+from millrace.spark import session
+from millrace.tables.collection_table import deletes_path, rows_path
+
+TIMES = 3
+DEADLINE = 300.0
+
+
+def flusher(folder: Path, *, pairs: int = 7) -> dict[str, Any]:
+    """Rows/s of both and the ratio, over interleaved pairs in one warm Spark session; 1,010,328 flights of 20 columns."""
+    with deployment(folder) as (settings, client, _):
+        collection_id, rows = _fill(client)
+        spark = session("bench-flusher", settings=settings)
+        try:
+            metrics = Metrics()
+            streaming.start_query(spark, settings=settings, metrics=metrics, available_now=True).awaitTermination()
+            source = folder / "baseline.parquet"
+            ours: list[float] = []
+            plain: list[float] = []
+            for _ in range(pairs + 1):
+                _forget(settings, collection_id)
+                start = time.perf_counter()
+                query = flusher_query.start_query(spark, settings=settings, metrics=metrics, available_now=True)
+                query.awaitTermination(DEADLINE)
+                ours.append(rows / (time.perf_counter() - start))
+                if not source.exists():
+                    _baseline_source(rows_path(settings, collection_id), source)
+                target = folder / "baseline.delta"
+                shutil.rmtree(target, ignore_errors=True)
+                start = time.perf_counter()
+                spark.read.parquet(str(source)).write.format("delta").save(str(target))
+                plain.append(rows / (time.perf_counter() - start))
+            ratios = [a / b for a, b in zip(ours, plain, strict=True)][1:]  # the first pair warms both up
+            return {
+                "rows": rows,
+                "pairs": pairs,
+                "flusher_rows_per_s": round(statistics.median(ours[1:])),
+                "spark_rows_per_s": round(statistics.median(plain[1:])),
+                "ratio": round(statistics.median(ratios), 2),
+                "ratio_min": round(min(ratios), 2),
+                "ratio_max": round(max(ratios), 2),
+            }
+        finally:
+            spark.stop()
+
+
+def _fill(client: Client) -> tuple[int, int]:
+    collection = ensure_collection(client)
+    load = Load(client, collection, flights(), prefix="b")
+    load.full_speed(TIMES)
+    return collection.id, load.counts.inserted
+
+
+def _forget(settings: Settings, collection_id: int) -> None:
+    """Have the flusher begin at the beginning."""
+    for path in (
+        rows_path(settings, collection_id),
+        deletes_path(settings, collection_id),
+        settings.segments_path,
+        settings.checkpoints_path,
+        settings.spark_checkpoint_path(flusher_query.QUERY_NAME),
+    ):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _baseline_source(rows: Path, target: Path) -> None:
+    """The collection's own rows as two Parquet files (one a core), as any job would have them."""
+    target.mkdir()
+    table = pa.concat_tables([pq.read_table(file, partitioning=None) for file in sorted(rows.rglob("*.parquet"))])
+    half = len(table) // 2
+    pq.write_table(table.slice(0, half), target / "0.parquet")
+    pq.write_table(table.slice(half), target / "1.parquet")

@@ -1,0 +1,204 @@
+"""The streaming node: from the embedded log through the chain into committed ``wal``, with each part's share.
+
+Every function takes a folder on the disk to be measured, leaves it empty, and returns plain data. MB are 10**6 bytes of
+log entries; a message has one Arrow row with random bytes, which neither compress nor repeat.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.log.protocol import Log
+from millrace.log.remote import RemoteLogService
+from millrace.message import builders
+from millrace.message.payload import encode_rows
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.types import MessageType
+from millrace.message.wire import encode_columns, encode_entry
+from millrace.metrics import Metrics
+from millrace.node.committer import Committer
+from millrace.node.planner import UNBOUNDED
+from millrace.node.ranges import RangePlan, run_range
+from millrace.settings import Settings
+from millrace.tables.wal_table import WalTable
+from millrace.wal.chain import CHAIN_VERSION
+from millrace.wal.digest import digest
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
+ENTRY_BYTES = 256 << 10
+"""What a producer that batches puts into one entry."""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """One pass over a backlog. Shares are parts of the task's time; `commit_ms` is the driver's Delta commit."""
+
+    message_bytes: int
+    messages: int
+    mb_per_s: float
+    messages_per_s: float
+    read: float
+    chain: float
+    write: float
+    commit_ms: float
+
+
+def fill(log: Log, pchannel: str, *, message_bytes: int, total_bytes: int) -> int:
+    """Append a term's opening, a collection and inserts of `message_bytes` each, `total_bytes` in sum; the inserts."""
+    vchannel = f"{pchannel}_1v0"
+    log.append(
+        [
+            encode_entry([builders.term_opening(term=1, chain_version=CHAIN_VERSION, config={})]),
+            encode_entry(
+                [
+                    builders.create_collection(
+                        "c", SCHEMA, vchannel=vchannel, vchannels=[vchannel], collection_id=1, partitions={"p": 1}, term=1
+                    )
+                ]
+            ),
+        ]
+    )
+    each = max(1, ENTRY_BYTES // message_bytes)
+    random = np.random.default_rng(1)
+    pending: list[bytes] = []
+    count = total_bytes // message_bytes
+    for first in range(0, count, each):
+        bodies = random.bytes(each * message_bytes)
+        payloads = [
+            encode_rows(
+                pa.record_batch(
+                    [pa.array([first + row]), pa.array([bodies[row * message_bytes : (row + 1) * message_bytes]])],
+                    schema=SCHEMA.arrow(),
+                )
+            )
+            for row in range(each)
+        ]
+        pending.append(
+            encode_columns(
+                type=MessageType.INSERT,
+                vchannel=vchannel,
+                payloads=payloads,
+                term=1,
+                collection_id=1,
+                partition_id=1,
+                schema_version=1,
+                rows=1,
+            )
+        )
+        if len(pending) * ENTRY_BYTES >= 16 << 20:
+            log.append(pending)
+            pending = []
+    if pending:
+        log.append(pending)
+    return -(-count // each) * each
+
+
+def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, passes: int = 3) -> list[Throughput]:
+    """The task's work and the commit without Spark around them, each pass into a new table; one core, one PChannel."""
+    results = []
+    with RemoteLogService.connect(folder / "log") as service:
+        service.create("p0")
+        log = service.open("p0")
+        messages = fill(log, "p0", message_bytes=message_bytes, total_bytes=total_bytes)
+        for number in range(passes):
+            table = WalTable.create(folder / f"wal{number}")
+            committer = Committer(WalTable.open(table.path))
+            plan = RangePlan(table.position("p0"), log.describe().end, UNBOUNDED)
+            start = time.perf_counter()
+            report = run_range(plan, log=log, table=table.path)
+            task = time.perf_counter() - start
+            assert report.failure is None, report.failure
+            assert report.totals.messages >= messages, report.totals
+            commit = committer.commit([report]).seconds
+            results.append(
+                Throughput(
+                    message_bytes,
+                    messages,
+                    round(report.log_bytes / (task + commit) / 1e6, 1),
+                    round(messages / (task + commit)),
+                    *(round(report.seconds[part] / task, 3) for part in ("read", "chain", "write")),
+                    round(commit * 1e3, 1),
+                )
+            )
+            shutil.rmtree(table.path)
+        service.shutdown()
+    shutil.rmtree(folder)
+    return results
+
+
+def node(folder: Path, *, message_bytes: int, total_bytes: int = 1 << 30, pchannels: int = 2) -> dict[str, Any]:
+    """The whole node on Spark, catching up on a backlog over `pchannels` PChannels; the session is warm before."""
+    from millrace.node.streaming import start_query
+    from millrace.spark import session
+
+    settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir)
+    names = [f"p{number}" for number in range(pchannels)]
+    with RemoteLogService.connect(settings.log_path) as service:
+        for name in [*names, "warm"]:
+            service.create(name)
+        fill(service.open("warm"), "warm", message_bytes=1024, total_bytes=1 << 20)
+        spark = session("bench", settings=settings)
+        start_query(spark, settings=settings, metrics=Metrics(), available_now=True).awaitTermination()
+        messages = sum(
+            fill(service.open(name), name, message_bytes=message_bytes, total_bytes=total_bytes // pchannels)
+            for name in names
+        )
+        size = sum(service.open(name).describe().bytes for name in names)
+        start = time.perf_counter()
+        query = start_query(spark, settings=settings, metrics=Metrics(), available_now=True)
+        query.awaitTermination()
+        seconds = time.perf_counter() - start
+        batches = [item.durationMs for item in query.recentProgress if item.numInputRows]
+        spark.stop()
+        service.shutdown()
+    shutil.rmtree(folder)
+    return {
+        "message_bytes": message_bytes,
+        "messages": messages,
+        "mb_per_s": round(size / seconds / 1e6, 1),
+        "messages_per_s": round(messages / seconds),
+        "batches": len(batches),
+        "batch_ms": {part: statistics.median(item.get(part, 0) for item in batches) for part in batches[-1]},
+    }
+
+
+def digest_cost(*, message_bytes: int = 1024, rows: int = 20_000) -> float:
+    """Microseconds that the content digest costs a row."""
+    from millrace.wal.schema import ROW_SCHEMA
+
+    columns = []
+    for item in ROW_SCHEMA:
+        if pa.types.is_dictionary(item.type):
+            column = pa.array(["x"] * rows).dictionary_encode().cast(item.type)
+        elif pa.types.is_integer(item.type):
+            column = pa.array(np.arange(rows), pa.int64()).cast(item.type)
+        else:
+            column = pa.array([b"x" * message_bytes] * rows if item.name == "payload" else [None] * rows, item.type)
+        columns.append(column)
+    batch = pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        digest(batch)
+        best = min(best, time.perf_counter() - start)
+    return round(best / rows * 1e6, 3)
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1]).absolute()
+    print("digest", digest_cost(), "us a row of 1 KB")
+    for size in (1024, 64 << 10):
+        for result in ranges(place / "ranges", message_bytes=size):
+            print(json.dumps(asdict(result)))
+    for size in (1024, 64 << 10):
+        print(json.dumps(node(place / "node", message_bytes=size)))

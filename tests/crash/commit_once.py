@@ -1,0 +1,26 @@
+"""A streaming node without Spark that lives for one micro-batch: python commit_once.py <log folder> <wal folder>."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from millrace.log.rocksmq import RocksMQ
+from millrace.node.committer import Committer
+from millrace.node.planner import START, Planner
+from millrace.node.ranges import run_range
+from millrace.tables.wal_table import WalTable
+
+
+def commit_once(log: Path, wal: Path) -> int:
+    """Commit what the log holds beyond the table; the rows that went in."""
+    with RocksMQ(log) as service:
+        planner = Planner(service, WalTable.create(wal), parked=wal.parent / "parked")
+        plans = planner.plan(planner.latest(START))
+        reports = [run_range(plan, log=service.open(plan.base.pchannel), table=wal) for plan in plans]
+        result = Committer(WalTable.open(wal)).commit(reports)
+        return sum(item.totals.digest.rows for item in result.committed)
+
+
+if __name__ == "__main__":
+    commit_once(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,98 @@
+"""A streaming node that dies at each place on the way of a range into the table, and the one that comes after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+import millrace
+from millrace.errors import InvalidSettings
+from millrace.failpoint import VARIABLE, parse
+from millrace.log.rocksmq import RocksMQ
+from millrace.tables.wal_table import WalTable
+from millrace.wal.digest import digest
+from tests.crash.commit_once import commit_once
+from tests.node.log_samples import accepted, opening, rejected, tick
+
+ROOT = Path(__file__).resolve().parents[2]
+PCHANNELS = ("p0", "p1")
+
+
+def die_at(place: str, log: Path, wal: Path) -> None:
+    """Run one micro-batch in a process that dies at `place`."""
+    paths = [str(Path(millrace.__file__).parent.parent), str(ROOT)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.crash.commit_once", str(log), str(wal)],
+        env={**os.environ, VARIABLE: place, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=ROOT,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+def append(log: Path, *entries: bytes) -> int:
+    """Append `entries` to every PChannel; how many that were."""
+    with RocksMQ(log) as service:
+        for name in PCHANNELS:
+            if name not in service.names():
+                service.create(name)
+            service.open(name).append(entries)
+    return len(entries) * len(PCHANNELS)
+
+
+@pytest.mark.parametrize(
+    "place, stands",
+    [
+        ("range.written", False),
+        ("range.written@2", False),
+        ("commit.checked", False),
+        ("commit.done", True),
+    ],
+)
+def test_every_row_is_there_once_wherever_the_node_died(tmp_path: Path, place: str, stands: bool) -> None:
+    log, wal = tmp_path / "log", tmp_path / "wal"
+    rows = append(log, opening(), accepted(), rejected(b"x"))
+    assert commit_once(log, wal) == rows
+    added = append(log, accepted(), rejected(b"y"), tick())
+    rows += added
+    die_at(place, log, wal)
+    assert commit_once(log, wal) == (0 if stands else added)
+    rows += append(log, accepted())
+    assert commit_once(log, wal) == len(PCHANNELS)
+    table = WalTable.open(wal)
+    content = DeltaTable(str(wal)).to_pyarrow_table(filters=[("kind", "!=", "state")])
+    ids = set(zip(*(content.column(name).to_pylist() for name in ("pchannel", "entry", "ordinal")), strict=True))
+    assert content.num_rows == len(ids) == rows
+    totals = [table.position(name).totals for name in PCHANNELS]
+    assert digest(content) == totals[0].digest + totals[1].digest
+
+
+def test_a_node_that_never_died_made_the_same_rows(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    append(log, opening(), accepted(), rejected(b"x"))
+    commit_once(log, tmp_path / "died" / "wal")
+    append(log, accepted(), tick(), accepted())
+    die_at("commit.checked", log, tmp_path / "died" / "wal")
+    commit_once(log, tmp_path / "died" / "wal")
+    commit_once(log, tmp_path / "lived" / "wal")
+    died, lived = (WalTable.open(tmp_path / name / "wal") for name in ("died", "lived"))
+    for name in PCHANNELS:
+        assert died.position(name).totals == lived.position(name).totals
+        assert died.position(name).state_bytes == lived.position(name).state_bytes
+
+
+def test_failpoints_are_named_with_the_visit_that_kills() -> None:
+    assert parse("") == {}
+    assert parse("a,b@3") == {"a": 1, "b": 3}
+    for text in ("@2", "a@0", "a@x"):
+        with pytest.raises(InvalidSettings):
+            parse(text)

@@ -1,0 +1,192 @@
+"""A flusher that dies at any point, and two of them at any interleaving, lose no row and double none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+import millrace
+from millrace.failpoint import VARIABLE
+from millrace.message import builders
+from millrace.message.schema import FieldSpec
+from millrace.node.flusher_run import flush
+from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+from millrace.tables.collection_table import deletes_path, rows_path
+from millrace.tables.delta_files import open_table
+from millrace.tables.flush_tables import read_checkpoints, read_segments
+from tests.tables.wal_maker import Collection, WalMaker
+
+RANGE_BYTES = 1
+"""Each flush takes one WAL file of each PChannel, so that one run has several rounds of commits."""
+
+
+class _Died(BaseException):
+    """Ends a flusher where it stands."""
+
+
+class Deployment:
+    """A WAL of two commits on two PChannels with everything a flusher meets: made once, copied for each crash."""
+
+    def __init__(self, settings: Settings) -> None:
+        maker = WalMaker(settings)
+        maker.open()
+        collection = Collection(maker)
+        collection.create()
+        for number in range(2):
+            for vchannel in collection.vchannels:
+                keys = collection.keys_of(vchannel, 4)
+                bodies: list[object] = [f"{number}:{key}" for key in keys]
+                rows: dict[str, list[object]] = {"id": list(keys), "body": bodies}
+                if number:
+                    rows["extra"] = [number] * len(keys)
+                collection.append(vchannel, collection.insert(rows, vchannel=vchannel))
+                collection.append(vchannel, collection.delete(keys[:1], vchannel=vchannel))
+                collection.append(vchannel, collection.begin(vchannel, 9))
+                collection.append(vchannel, collection.insert(rows, vchannel=vchannel, partition=2, txn=9))
+                if number == 0:
+                    maker.commit(collection.homes[vchannel])  # the transaction is open between two WAL commits
+                collection.append(vchannel, collection.end(vchannel, 9))
+            if number == 0:
+                collection.schema = collection.schema.with_field(FieldSpec("extra", "int64", True))
+                collection.schema_version = 2
+                for vchannel in collection.vchannels:
+                    change = builders.schema_change(
+                        collection.schema.fields[-1], vchannel=vchannel, collection_id=1, schema_version=2, term=1
+                    )
+                    collection.append(vchannel, change)
+        maker.commit()
+        assert not maker.rejected
+        self.settings = settings
+        self.ticks = sorted({m["time_tick"] for name in maker.pchannels for m in maker.accepted[name]})
+        self.reachable = min(maker.last_tick(name) for name in maker.pchannels)
+
+    def copy(self, folder: Path) -> Settings:
+        shutil.copytree(self.settings.data_dir, folder / "data")
+        return Settings(data_dir=folder / "data")
+
+
+def contents(settings: Settings) -> dict[str, Counter[Any]]:
+    """What stands in every table of a deployment, file names aside."""
+    found = {}
+    for name, path in (("rows", rows_path(settings, 1)), ("deletes", deletes_path(settings, 1))):
+        table = DeltaTable(str(path)).to_pyarrow_dataset().to_table()
+        found[name] = Counter(tuple(sorted(row.items())) for row in table.to_pylist())
+    segments = DeltaTable(str(settings.segments_path)).to_pyarrow_dataset().to_table()
+    found["segments"] = Counter(tuple(sorted(row.items())) for row in segments.to_pylist())
+    checkpoints = read_checkpoints(open_table(settings.checkpoints_path), settings.checkpoints_path)
+    found["checkpoints"] = Counter(
+        (each.pchannel, each.time_tick, each.confirmed, each.term, each.catalog_bytes) for each in checkpoints.values()
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    return Deployment(Settings(data_dir=tmp_path_factory.mktemp("wal") / "data"))
+
+
+@pytest.fixture(scope="module")
+def clean(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[Any]]:
+    settings = deployment.copy(tmp_path_factory.mktemp("clean"))
+    flush(settings, max_bytes=RANGE_BYTES)
+    return contents(settings)
+
+
+def stopping_at(number: int, act: Callable[[], object]) -> Callable[[str], None]:
+    """A seam that calls `act` at the `number`-th place it comes by."""
+    names: list[str] = []
+
+    def seam(name: str) -> None:
+        names.append(name)
+        if len(names) == number + 1:
+            act()
+
+    return seam
+
+
+def places(deployment: Deployment, folder: Path) -> list[str]:
+    """Every place a clean run comes by."""
+    names: list[str] = []
+    flush(deployment.copy(folder), max_bytes=RANGE_BYTES, seam=names.append)
+    return names
+
+
+def die() -> None:
+    raise _Died
+
+
+def test_a_flusher_that_dies_between_any_two_commits_is_made_good_by_the_next(
+    deployment: Deployment, clean: dict[str, Counter[Any]], tmp_path: Path
+) -> None:
+    names = places(deployment, tmp_path / "names")
+    assert {"flush.deletes", "flush.rows", "flush.segments", "flush.checkpoints"} <= set(names)
+    for number, name in enumerate(names):
+        settings = deployment.copy(tmp_path / str(number))
+        before = read_arrow(settings, 1).to_pylist()
+        seam = stopping_at(number, die)
+        with pytest.raises(_Died):
+            flush(settings, max_bytes=RANGE_BYTES, seam=seam)
+        key = str
+        assert sorted(read_arrow(settings, 1).to_pylist(), key=key) == sorted(before, key=key), f"read after {name}"
+        flush(settings, max_bytes=RANGE_BYTES)
+        assert contents(settings) == clean, f"died at {name} ({number})"
+        shutil.rmtree(tmp_path / str(number))
+
+
+def test_a_flusher_fenced_at_any_point_by_another_changes_nothing(
+    deployment: Deployment, clean: dict[str, Counter[Any]], tmp_path: Path
+) -> None:
+    names = places(deployment, tmp_path / "names")
+    for number, name in enumerate(names):
+        settings = deployment.copy(tmp_path / str(number))
+        seam = stopping_at(number, partial(flush, settings))
+        flush(settings, max_bytes=RANGE_BYTES, seam=seam)
+        assert contents(settings) == clean, f"another flusher at {name} ({number})"
+        shutil.rmtree(tmp_path / str(number))
+
+
+def test_what_a_fenced_flusher_wrote_is_gone_and_what_is_live_is_there(deployment: Deployment, tmp_path: Path) -> None:
+    number = places(deployment, tmp_path / "names").index("flush.deletes")
+    settings = deployment.copy(tmp_path / "two")
+    flush(settings, seam=stopping_at(number, lambda: flush(settings)))
+    for path in (rows_path(settings, 1), deletes_path(settings, 1), settings.segments_path, settings.checkpoints_path):
+        table = DeltaTable(str(path))
+        named = {file for version in range(table.version() + 1) for file in _added(path, version)}
+        assert named == {
+            str(file.relative_to(path)) for file in path.rglob("*.parquet") if "_delta_log" not in file.parts
+        }
+
+
+def _added(table: Path, version: int) -> list[str]:
+    """The files that one commit added."""
+    lines = (table / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
+    return [action["add"]["path"] for line in lines if "add" in (action := json.loads(line))]
+
+
+@pytest.mark.parametrize(
+    "place", ["flush.written", "flush.checked@2", "flush.rows", "flush.segments", "flush.checkpoints"]
+)
+def test_a_killed_process_leaves_what_the_next_one_completes(
+    place: str, deployment: Deployment, clean: dict[str, Counter[Any]], tmp_path: Path
+) -> None:
+    settings = deployment.copy(tmp_path)
+    code = "from millrace.node.flusher_run import flush; from millrace.settings import Settings; flush(Settings.load())"
+    env = {**os.environ, **settings.environment(), VARIABLE: place}
+    env["PYTHONPATH"] = str(Path(millrace.__file__).resolve().parent.parent)
+    killed = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60)
+    assert killed.returncode == -9, killed.stderr.decode()
+    flush(settings)
+    assert contents(settings) == clean
+    assert read_segments(open_table(settings.segments_path), settings.segments_path).num_rows

@@ -1,0 +1,200 @@
+"""SIGKILL of producer, log server and Spark driver under load, at seeded random moments: nothing is lost, nothing doubled.
+
+The oracle stands outside of the system: each producer notes, synced, what was acknowledged. Every acknowledged row is in its
+collection once; a row whose answer was lost is there at most once; log, WAL and table agree by digest.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from millrace.client.client import Client
+from millrace.coord.store import pchannel_of
+from millrace.log.discovery import read_record
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.processes import Job
+from millrace.node.streaming import started_path
+from millrace.settings import Settings
+from millrace.tables.collection_table import rows_path
+from millrace.tables.delta_files import open_table
+from millrace.tables.flush_tables import read_checkpoints
+from millrace.tables.verify import verify_channel, verify_collections
+from millrace.tables.wal_reader import WalSnapshot
+from millrace.tables.wal_table import WalTable
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("word", "string", True)), "id")
+PRODUCERS = 2
+ROWS_A_CALL = 50
+SPACE = 1 << 32
+"""Ids that one producer process may use; each new process gets its own."""
+
+
+class Deployment:
+    """The processes of one deployment, each of which may be killed and started again."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.journals = settings.data_dir.parent / "journals"
+        self.journals.mkdir()
+        self._started = 0
+        self.job: Job | None = None
+        self.producers: list[Job] = []
+
+    def start_job(self) -> None:
+        ready = started_path(self.settings, "millrace-streaming-node")
+        ready.unlink(missing_ok=True)
+        command = [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), "--with-flusher"]
+        log_file = self.settings.data_dir.parent / "job.log"
+        self.job = Job(command, log_file=log_file, env=self._env())
+        self.job.wait_ready(ready.exists, deadline=90)
+
+    def start_producer(self) -> None:
+        self._started += 1
+        journal = self.journals / f"{self._started}.txt"
+        arguments = [str(journal), str(self._started * SPACE), str(ROWS_A_CALL)]
+        command = [sys.executable, str(Path(__file__).with_name("kill_producer.py")), *arguments]
+        self.producers.append(
+            Job(command, log_file=self.settings.data_dir.parent / f"producer-{self._started}.log", env=self._env())
+        )
+
+    def _env(self) -> dict[str, str]:
+        return {**self.settings.environment(), "PYTHONPATH": str(ROOT / "include")}
+
+    def kill(self, victim: str, chance: random.Random) -> None:
+        if victim == "producer":
+            self.producers.pop(chance.randrange(len(self.producers))).kill()
+            self.start_producer()
+        elif victim == "log server":
+            record = read_record(self.settings.log_path)
+            if record is not None and record.alive():
+                os.kill(record.pid, signal.SIGKILL)
+        else:
+            assert self.job is not None
+            self.job.kill()
+            self.start_job()
+
+    def acknowledged(self) -> list[tuple[int, int]]:
+        ranges = []
+        for journal in self.journals.iterdir():
+            for line in journal.read_text(encoding="ascii").splitlines(keepends=True):
+                if line.endswith("\n"):
+                    first, last = line.split()
+                    ranges.append((int(first), int(last)))
+        return ranges
+
+    def stop(self) -> None:
+        for producer in self.producers:
+            producer.kill()
+        if self.job is not None and self.job.running():
+            self.job.stop(deadline=60)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    base = Settings.load()
+    settings = Settings(data_dir=tmp_path / "data", cache_dir=base.cache_dir)
+    made = Deployment(settings)
+    try:
+        yield made
+    finally:
+        made.stop()
+        with Client.connect(settings) as client:
+            client.append.service.shutdown()
+
+
+def wait_for_progress(deployment: Deployment, before: int, *, deadline: float = 90.0) -> None:
+    """Until producers got more than `before` calls acknowledged."""
+    end = time.monotonic() + deadline
+    while len(deployment.acknowledged()) <= before + 5:
+        assert time.monotonic() < end, "no producer makes progress:\n" + "\n".join(
+            producer.tail(15) for producer in deployment.producers
+        )
+        time.sleep(0.05)  # the poll interval of a wait with a deadline
+
+
+def wait_flushed(deployment: Deployment, ticks: dict[str, int], *, deadline: float = 120.0) -> None:
+    path = deployment.settings.checkpoints_path
+    end = time.monotonic() + deadline
+    while True:
+        found = read_checkpoints(open_table(path), path)
+        if all(found[pchannel_of(v)].time_tick >= tick for v, tick in ticks.items() if pchannel_of(v) in found) and len(
+            found
+        ) == len({pchannel_of(v) for v in ticks}):
+            return
+        assert deployment.job is not None
+        assert deployment.job.running(), deployment.job.tail()
+        assert time.monotonic() < end, f"not flushed in time: {found} for {ticks}\n{deployment.job.tail()}"
+        time.sleep(0.1)  # the poll interval of a wait with a deadline
+
+
+def run_kills(deployment: Deployment, *, seed: int, victims: list[str]) -> None:
+    chance = random.Random(seed)
+    settings = deployment.settings
+    with Client.connect(settings) as client:
+        client.coordinator.ensure_pchannels(2)
+        client.coordinator.create_collection("kills", SCHEMA, vchannels=2)
+    deployment.start_job()
+    for _ in range(PRODUCERS):
+        deployment.start_producer()
+    for victim in victims:
+        wait_for_progress(deployment, len(deployment.acknowledged()))
+        time.sleep(chance.uniform(0, 0.5))  # the random moment is what this test is about
+        deployment.kill(victim, chance)
+    wait_for_progress(deployment, len(deployment.acknowledged()))
+    for producer in deployment.producers:
+        producer.kill()
+    with Client.connect(settings) as client:
+        ticks = client.coordinator.flush("kills")
+        wait_flushed(deployment, ticks)
+        assert deployment.job is not None
+        assert deployment.job.stop(deadline=60) == 0
+        check(settings, client, deployment.acknowledged(), seed)
+
+
+def check(settings: Settings, client: Client, acknowledged: list[tuple[int, int]], seed: int) -> None:
+    files = open_table(rows_path(settings, client.collection("kills").id)).file_uris()  # type: ignore[union-attr]
+    with duckdb.connect() as db:
+        db.execute("create table acked (first bigint, last bigint)")
+        db.executemany("insert into acked values (?, ?)", acknowledged)
+        db.execute("create table stored as select id from read_parquet(?, hive_partitioning=false)", [files])
+        doubled = db.execute("select count(*) - count(distinct id) from stored").fetchone()
+        lost = db.execute(
+            "select sum(last - first) - (select count(distinct id) from stored, acked where id >= first and id < last)"
+            " from acked"
+        ).fetchone()
+    assert doubled == (0,), f"seed {seed}: rows stored twice"
+    assert lost == (0,), f"seed {seed}: acknowledged rows are not there"
+    snapshot = WalSnapshot.open(settings.wal_path)
+    wal = WalTable.open(settings.wal_path)
+    assert snapshot is not None
+    for pchannel in snapshot.pchannels():
+        report = verify_channel(snapshot, wal, client.log, pchannel)
+        assert report.ok, f"seed {seed}: {report}"
+    for collection in verify_collections(settings, snapshot, wal).values():
+        assert collection.ok, f"seed {seed}: {collection}"
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_each_process_is_killed_once_under_load_and_every_row_is_there_once(deployment: Deployment) -> None:
+    run_kills(deployment, seed=1, victims=["log server", "producer", "job"])
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_random_kills_lose_and_double_nothing(deployment: Deployment, seed: int) -> None:
+    chance = random.Random(seed)
+    victims = chance.choices(["log server", "producer", "job"], weights=[4, 4, 2], k=10)
+    run_kills(deployment, seed=seed, victims=victims)

@@ -1,0 +1,189 @@
+"""A log server in the test's own process, over a log in memory that counts its appends and can be held up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+from pyarrow import flight
+
+from millrace.errors import (
+    AppendRejected,
+    ChannelExists,
+    ChannelNotFound,
+    EntryTooLarge,
+    PositionTruncated,
+)
+from millrace.log.discovery import ServerRecord, write_record
+from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
+from millrace.log.remote import RemoteLog, RemoteLogService
+from millrace.log.server_flight import LogServer, ReadLimits
+from millrace.log.server_link import Link, Watchdog
+from millrace.message.ids import LogId
+
+LARGEST = 1 << 20
+PATIENCE = 20.0
+
+
+class MemoryLog:
+    """A log that counts its appends and can be held up."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._values: list[bytes] = []
+        self._begin = 0
+        self.append_sizes: list[int] = []
+        self.may_append = threading.Event()
+        self.may_append.set()
+        self.arrived = threading.Semaphore(0)
+        self.failure: Exception | None = None
+
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
+        plain = values.to_pylist() if isinstance(values, pa.Array) else list(values)
+        self.arrived.release()
+        assert self.may_append.wait(PATIENCE)
+        if self.failure is not None:
+            raise self.failure
+        if any(len(value) > LARGEST for value in plain):
+            raise EntryTooLarge("split it")
+        with self._changed:
+            first = len(self._values)
+            self._values += plain
+            self.append_sizes.append(len(plain))
+            self._changed.notify_all()
+        return [LogId(0, first + offset) for offset in range(len(plain))]
+
+    def read(
+        self, position: LogId, *, end: LogId | None = None, max_bytes: int = 64 << 20, timeout: float = 0.0
+    ) -> LogEntries:
+        with self._changed:
+            if position < LogId(0, self._begin):
+                raise PositionTruncated("retention took it", earliest=LogId(0, self._begin))
+            self._changed.wait_for(lambda: len(self._values) > position.entry, timeout)
+            stop = len(self._values) if end is None else min(end.entry, len(self._values))
+            rows, size = [], 0
+            for entry in range(position.entry, stop):
+                size += len(self._values[entry])
+                if rows and size > max_bytes:
+                    break
+                rows.append({"ledger": 0, "entry": entry, "physical_ms": 1, "value": self._values[entry]})
+            batch = pa.RecordBatch.from_pylist(rows, schema=ENTRY_SCHEMA)
+            return LogEntries(batch, LogId(0, position.entry + len(rows)))
+
+    def truncate(self, position: LogId) -> int:
+        freed = sum(map(len, self._values[self._begin : position.entry]))
+        self._begin = position.entry
+        return freed
+
+    def describe(self) -> LogDescription:
+        return LogDescription(LogId(0, self._begin), LogId(0, len(self._values)), sum(map(len, self._values)))
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryService:
+    def __init__(self) -> None:
+        self.logs: dict[str, MemoryLog] = {}
+        self.closed = False
+
+    def create(self, pchannel: str) -> None:
+        if pchannel in self.logs:
+            raise ChannelExists(pchannel)
+        self.logs[pchannel] = MemoryLog()
+
+    def open(self, pchannel: str) -> MemoryLog:
+        if pchannel not in self.logs:
+            raise ChannelNotFound(pchannel)
+        return self.logs[pchannel]
+
+    def names(self) -> list[str]:
+        return sorted(self.logs)
+
+    def drop(self, pchannel: str) -> None:
+        if self.logs.pop(pchannel, None) is None:
+            raise ChannelNotFound(pchannel)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class EchoExtension:
+    name = "echo"
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def do_exchange(
+        self,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        for chunk in reader:
+            writer.write_metadata(chunk.app_metadata)
+
+    def do_get(self, ticket: flight.Ticket) -> flight.FlightDataStream:
+        return flight.RecordBatchStream(pa.table({"ticket": [ticket.ticket]}))
+
+    def do_action(self, action: flight.Action) -> Sequence[bytes]:
+        if action.type == "echo/refuse":
+            raise AppendRejected("not today", reason="TOO_LARGE")
+        return [action.body.to_pybytes()]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Rig:
+    """A server in this process and a client of it."""
+
+    def __init__(self, folder: Path, limits: ReadLimits | None = None, deadline: float = PATIENCE) -> None:
+        self.engine = MemoryService()
+        self.extension = EchoExtension()
+        self.record = ServerRecord.of_this_process("")
+        self.server = LogServer(
+            self.engine, token=self.record.token, extensions=[self.extension], limits=limits or ReadLimits()
+        )
+        self.record = replace(self.record, address=self.server.address)
+        write_record(folder, self.record)
+        self.service = RemoteLogService.connect(folder, start=False, deadline=deadline)
+
+    def log(self, pchannel: str = "p0") -> tuple[RemoteLog, MemoryLog]:
+        self.service.create(pchannel)
+        return self.service.open(pchannel), self.engine.logs[pchannel]
+
+    @contextmanager
+    def link(self, record: ServerRecord | None = None) -> Iterator[Link]:
+        watchdog = Watchdog()
+        link = Link(record or self.record, watchdog)
+        try:
+            yield link
+        finally:
+            link.close()
+            watchdog.close()
+
+    def close(self) -> None:
+        self.service.close()
+        if not self.engine.closed:
+            self.server.close(timeout=1.0)
+        self.server.wait()
+
+
+def values_of(entries: LogEntries) -> list[bytes]:
+    found: list[bytes] = entries.batch.column("value").to_pylist()
+    return found
