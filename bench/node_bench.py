@@ -62,7 +62,13 @@ def fill(log: Log, pchannel: str, *, message_bytes: int, total_bytes: int) -> in
             encode_entry(
                 [
                     builders.create_collection(
-                        "c", SCHEMA, vchannel=vchannel, vchannels=[vchannel], collection_id=1, partitions={"p": 1}, term=1
+                        "c",
+                        SCHEMA,
+                        vchannel=vchannel,
+                        vchannels=[vchannel],
+                        collection_id=1,
+                        partitions={"p": 1},
+                        term=1,
                     )
                 ]
             ),

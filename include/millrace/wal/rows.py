@@ -22,6 +22,9 @@ _REASON_NAMES: Final = pa.array([reason.value for reason in REASONS], pa.utf8())
 _TYPE_INDEX: Final = np.zeros(1 << 16, dtype=np.int32)
 _TYPE_INDEX[[member.value for member in _TYPES]] = np.arange(len(_TYPES), dtype=np.int32)
 
+EMPTY: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in ROW_SCHEMA], schema=ROW_SCHEMA)
+"""No rows."""
+
 _COPIED: Final = ("ledger", "entry", "index", "physical_ms", "term", "collection_id", "partition_id", "schema_version")
 _COPIED_TOO: Final = ("rows", "txn_id", "producer_id", "epoch", "sequence")
 
@@ -87,7 +90,7 @@ class RowBuilder:
         """Accepted and emitted messages, and rejections: two ROW_SCHEMA batches, each in id order."""
         pieces, columns = self._pieces, self._columns
         if not pieces:
-            return _empty(), _empty()
+            return EMPTY, EMPTY
         source = np.concatenate([np.arange(piece.start, piece.start + piece.count) for piece in pieces])
         values: dict[str, npt.NDArray[Any]] = {name: getattr(columns, name)[source] for name in _COPIED + _COPIED_TOO}
         values["type"] = _TYPE_INDEX[columns.type[source]]
@@ -110,7 +113,7 @@ class RowBuilder:
         batch = pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
         rejected = reason != ACCEPTED
         if not rejected.any():
-            return batch, _empty()
+            return batch, EMPTY
         return batch.filter(pa.array(~rejected)), batch.filter(pa.array(rejected))
 
     def _payloads(self, source: npt.NDArray[np.intp], starts: npt.NDArray[np.intp]) -> pa.LargeBinaryArray:
@@ -185,10 +188,6 @@ def _overwrite(values: dict[str, npt.NDArray[Any]], row: int, piece: _Piece, nam
     }
     for name, value in own.items():
         values[name][row] = value
-
-
-def _empty() -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in ROW_SCHEMA], schema=ROW_SCHEMA)
 
 
 def rows_in_order(messages: pa.RecordBatch | pa.Table, rejections: pa.RecordBatch | pa.Table) -> pa.Table:

@@ -43,6 +43,8 @@ def reason_code(reason: Reason) -> int:
 def groups(*keys: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:
     """Row numbers of `keys` (columns of one length) grouped by equal keys; ascending inside a group."""
     count = len(keys[0])
+    if count == 1:
+        return [np.zeros(1, dtype=np.intp)]
     code: npt.NDArray[np.intp] | None = None
     for key in keys:
         if count == 0 or (key == key[0]).all():

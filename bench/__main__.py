@@ -1,0 +1,164 @@
+"""``make bench``: every measurement, each against a baseline of the same run; results as JSON and as a table.
+
+    python -m bench [--only NAME ...] [--quick] [--folder DIR] [--output FILE]
+
+Sections are independent. Each works in a folder of its own below DIR (default: a temporary one on the disk to be measured) and
+removes it. The JSON holds what was measured and on what; docs/performance.md is written by hand from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench import (
+    append_host_bench,
+    commit_bench,
+    flusher_bench,
+    freshness_bench,
+    log_bench,
+    log_server_bench,
+    node_bench,
+    sink_bench,
+)
+
+MIB = 1 << 20
+
+
+def main() -> None:
+    """Run the chosen sections and write what they found."""
+    parser = argparse.ArgumentParser(
+        prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=sorted(SECTIONS), help=f"of: {', '.join(SECTIONS)}"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes and 3 pairs: to see that it runs, not to quote"
+    )
+    parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("bench-results.json"), help="the JSON (default: %(default)s)"
+    )
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    base = Path(tempfile.mkdtemp(prefix="millrace-bench-", dir=options.folder))
+    results: dict[str, Any] = {"machine": machine(), "quick": options.quick, "sections": {}}
+    try:
+        for name in options.only or SECTIONS:
+            folder = base / name
+            folder.mkdir()
+            start = time.perf_counter()
+            console.print(f"[bold]{name}[/] …")
+            found = plain(SECTIONS[name](folder, options.quick))
+            shutil.rmtree(folder, ignore_errors=True)
+            results["sections"][name] = {"seconds": round(time.perf_counter() - start, 1), "found": found}
+            options.output.write_text(json.dumps(results, indent=1) + "\n")
+            print(json.dumps({name: found}, indent=1))
+            sys.stdout.flush()
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "",
+    )
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": model,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "load_before": os.getloadavg()[0],
+        "at": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+    }
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as dictionaries, recursively."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value
+
+
+def _log(folder: Path, quick: bool) -> Any:
+    return log_bench.run(folder, total=(256 if quick else 4096) * MIB, count=3 if quick else 7)
+
+
+def _server(folder: Path, quick: bool) -> Any:
+    return {
+        "latency": log_server_bench.append_latency(folder, appends=300 if quick else 2000),
+        "throughput": [
+            each
+            for size in (1 << 10, 64 << 10)
+            for each in log_server_bench.appends_and_reads(
+                folder, entry_bytes=size, total=(128 if quick else 512) * MIB, runs=3 if quick else 7
+            )
+        ],
+    }
+
+
+def _append_host(folder: Path, quick: bool) -> Any:
+    return {
+        "single": append_host_bench.single_appends(folder / "single", count=300 if quick else 2000),
+        "batched": append_host_bench.batched_appends(folder / "batched", messages=50_000 if quick else 400_000),
+        "scan": append_host_bench.append_to_scan(folder / "scan", count=100 if quick else 500),
+    }
+
+
+def _node(folder: Path, quick: bool) -> Any:
+    return {
+        f"{size >> 10} KiB": sink_bench.node_against_sink(
+            folder / str(size), message_bytes=size, total_bytes=(128 if quick else 1024) * MIB, pairs=2 if quick else 7
+        )
+        for size in (1 << 10, 64 << 10)
+    }
+
+
+def _shares(folder: Path, quick: bool) -> Any:
+    return {
+        f"{size >> 10} KiB": node_bench.ranges(
+            folder / str(size), message_bytes=size, total_bytes=(64 if quick else 512) * MIB, passes=2 if quick else 3
+        )
+        for size in (1 << 10, 64 << 10)
+    }
+
+
+def _backlog(folder: Path, quick: bool) -> Any:
+    return node_bench.node(folder, message_bytes=64 << 10, total_bytes=(256 if quick else 10 * 1024) * MIB)
+
+
+SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
+    "log": _log,
+    "server": _server,
+    "append_host": _append_host,
+    "shares": _shares,
+    "node": _node,
+    "backlog": _backlog,
+    "flusher": lambda folder, quick: flusher_bench.flusher(folder, pairs=2 if quick else 7),
+    "freshness": lambda folder, quick: freshness_bench.freshness(folder, seconds=10.0 if quick else 60.0),
+    "commits": lambda folder, quick: commit_bench.commits(folder, marks=(100, 300) if quick else (1000, 20_000)),
+}
+
+
+if __name__ == "__main__":
+    main()

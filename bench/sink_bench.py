@@ -1,0 +1,135 @@
+"""The streaming node against Spark's own Delta sink: the same log, one with the whole chain, one without any.
+
+The baseline is what a Spark user would write: a Python data source that reads the same entries from the same server and
+yields them as Arrow batches (bytes and log ids, nothing decoded), into ``writeStream.format("delta")``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from bench.node_bench import fill
+from millrace.log.remote import RemoteLogService
+from millrace.message.ids import EARLIEST
+from millrace.metrics import Metrics
+from millrace.node.streaming import QUERY_NAME, start_query
+from millrace.settings import Settings
+from millrace.spark import session
+
+READ_BYTES = 32 << 20
+DEADLINE = 600
+
+
+class PlainPartition(InputPartition):
+    """One log, whole."""
+
+    def __init__(self, pchannel: str) -> None:
+        super().__init__(pchannel)
+        self.pchannel = pchannel
+
+
+class PlainReader(DataSourceStreamReader):
+    """Everything the logs hold, in one micro-batch."""
+
+    def __init__(self, folder: str, names: list[str]) -> None:
+        self._folder = folder
+        self._names = names
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"batch": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:
+        return {"batch": 1}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [PlainPartition(name) for name in self._names] if end["batch"] > start["batch"] else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, PlainPartition)
+        with RemoteLogService.connect(self._folder, start=False) as service:
+            log = service.open(partition.pchannel)
+            position, end = EARLIEST, log.describe().end
+            while position < end:
+                entries = log.read(position, end=end, max_bytes=READ_BYTES)
+                batch = entries.batch
+                yield pa.RecordBatch.from_arrays(
+                    [batch.column("entry"), batch.column("physical_ms"), batch.column("value").cast(pa.binary())],
+                    names=["entry", "physical_ms", "value"],
+                )
+                position = entries.next
+
+
+class PlainSource(DataSource):
+    """The log without Millrace."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "bench_plain_log"
+
+    def schema(self) -> str:
+        return "entry LONG, physical_ms LONG, value BINARY"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return PlainReader(self.options["folder"], self.options["names"].split(","))
+
+
+def node_against_sink(folder: Path, *, message_bytes: int, total_bytes: int, pairs: int = 7) -> dict[str, Any]:
+    """MB/s and messages/s of both on one backlog, in turn, in one warm session; each time into new tables."""
+    settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir, max_bytes_per_trigger=1 << 30)
+    names = ["p0", "p1"]
+    with RemoteLogService.connect(settings.log_path) as service:
+        for name in names:
+            service.create(name)
+        messages = sum(
+            fill(service.open(name), name, message_bytes=message_bytes, total_bytes=total_bytes // 2) for name in names
+        )
+        spark = session("bench-sink", settings=settings)
+        try:
+            spark.dataSource.register(PlainSource)
+            ours: list[float] = []
+            theirs: list[float] = []
+            for _ in range(pairs + 1):
+                shutil.rmtree(settings.wal_path, ignore_errors=True)
+                shutil.rmtree(settings.spark_checkpoint_path(QUERY_NAME), ignore_errors=True)
+                start = time.perf_counter()
+                query = start_query(spark, settings=settings, metrics=Metrics(), available_now=True)
+                query.awaitTermination(DEADLINE)
+                ours.append(total_bytes / 1e6 / (time.perf_counter() - start))
+                shutil.rmtree(folder / "plain", ignore_errors=True)
+                start = time.perf_counter()
+                plain = (
+                    spark.readStream.format("bench_plain_log")
+                    .options(folder=str(settings.log_path), names=",".join(names))
+                    .load()
+                    .writeStream.format("delta")
+                    .option("checkpointLocation", str(folder / "plain" / "checkpoint"))
+                    .trigger(processingTime="0 seconds")
+                    .start(str(folder / "plain" / "table"))
+                )
+                plain.processAllAvailable()
+                theirs.append(total_bytes / 1e6 / (time.perf_counter() - start))
+                plain.stop()
+        finally:
+            spark.stop()
+            service.shutdown()
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)][1:]  # the first pair warms both up
+    return {
+        "message_bytes": message_bytes,
+        "total_mb": round(total_bytes / 1e6),
+        "pairs": pairs,
+        "node_mb_per_s": round(statistics.median(ours[1:]), 1),
+        "node_messages_per_s": round(statistics.median(ours[1:]) * 1e6 / total_bytes * messages),
+        "sink_mb_per_s": round(statistics.median(theirs[1:]), 1),
+        "ratio": round(statistics.median(ratios), 2),
+        "ratio_min": round(min(ratios), 2),
+        "ratio_max": round(max(ratios), 2),
+    }
