@@ -94,7 +94,6 @@ class Settings:
         16 << 20, "Largest log entry that is taken.", low=1 << 10, high=1 << 30, is_bytes=True
     )
 
-    append_port: int = _setting(0, "Port of the append host; 0 takes a free one.", low=0, high=65535)
     append_attempts: int = _setting(3, "Attempts of one append before its error is the caller's.", low=1, high=1000)
     append_retry_delay: float = _setting(1.0, "Pause between two attempts of an append.", low=0, high=3600)
     append_deadline: float = _setting(30.0, "Longest wait for an append's result.", low=0.001, high=86400)

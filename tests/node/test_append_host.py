@@ -18,6 +18,7 @@ from millrace.errors import (
     InvalidArgument,
     LogRegressed,
     LogUnavailable,
+    MillraceError,
     UnsupportedVersion,
 )
 from millrace.log.protocol import LogEntries
@@ -235,6 +236,53 @@ def test_a_decision_that_is_late_is_deadline_exceeded_and_comes_all_the_same(ser
             pending.outcome(timeout=0.05)
         blocked.open_again.set()
         assert len(pending.outcome(timeout=10)) == 3
+
+
+class _Faltering:
+    """A service whose log cannot be reached twice, and only once it is opened anew after that."""
+
+    def __init__(self, service: RocksMQ) -> None:
+        self._service = service
+        self.opened = self.failed = 0
+
+    def open(self, pchannel: str) -> _Faltering:
+        self.opened += 1
+        self._log = self._service.open(pchannel)
+        return self
+
+    def read(self, position: LogId, *, end: LogId | None = None, max_bytes: int = 1, timeout: float = 0) -> LogEntries:
+        if self.failed < 2:
+            self.failed += 1
+            raise LogUnavailable("not now")
+        return self._log.read(position, end=end, max_bytes=max_bytes, timeout=timeout)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._log, name)
+
+
+def test_a_log_that_cannot_be_reached_for_a_while_is_opened_and_followed_again(service: RocksMQ) -> None:
+    faltering = _Faltering(service)
+    with AppendHost(faltering, ChannelState.new) as host:  # type: ignore[arg-type]
+        assert host.append(PCHANNEL, opening()).rejected == 0
+    assert faltering.failed == 2
+    assert faltering.opened >= 3
+
+
+def _refusal(host: AppendHost) -> type[Exception] | None:
+    try:
+        host.append(PCHANNEL, b"entry")
+    except MillraceError as error:
+        return type(error)
+    return None
+
+
+def test_a_pchannel_that_is_dropped_and_made_again_is_followed_from_its_beginning(
+    host: AppendHost, service: RocksMQ
+) -> None:
+    service.drop(PCHANNEL)
+    eventually(lambda: _refusal(host) is ChannelNotFound)
+    service.create(PCHANNEL)
+    assert host.append(PCHANNEL, opening()).rejected == 0
 
 
 def test_who_waits_when_the_host_closes_is_told_to_append_again(service: RocksMQ) -> None:

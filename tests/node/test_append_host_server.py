@@ -114,6 +114,20 @@ def test_concurrent_clients_share_one_tail_that_holds_what_all_of_them_appended(
     assert ticks == sorted(result.time_tick for result in results)
 
 
+def test_the_hosts_metrics_say_how_many_messages_ended_how(client: AppendClient) -> None:
+    def counted(status: str) -> float:
+        lines = [
+            line for line in client.metrics().splitlines() if line.startswith("millrace_wal_append_message_total{")
+        ]
+        wanted = [line for line in lines if f'status="{status}"' in line and 'type="INSERT"' in line]
+        return sum(float(line.rpartition(" ")[2]) for line in wanted)
+
+    accepted, rejected = counted("accepted"), counted("rejected")
+    (key,) = keys_of(V0, 1)
+    client.append(PCHANNEL, encode_entry([insert(key), insert(key), insert(key, vchannel=V1)]))
+    assert (counted("accepted"), counted("rejected")) == (accepted + 2, rejected + 1)
+
+
 def test_a_scan_works_through_the_client(client: AppendClient, data_dir: Path) -> None:
     (key,) = keys_of(V0, 1)
     result = client.append(PCHANNEL, encode_entry([insert(key)])).result()

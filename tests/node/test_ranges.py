@@ -148,7 +148,7 @@ def test_a_disk_that_fails_leaves_no_file_and_is_tried_again(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("millrace.node.wal_writer._File.write", full)
+    monkeypatch.setattr("millrace.node.wal_writer.RowFile.write", full)
     report = run(log, table)
     assert report.failure is not None
     assert (report.actions, report.failure.retriable) == ((), True)

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from millrace.log.remote import RemoteLogService
 from millrace.metrics import Metrics
 from millrace.node.parking import read_parked, unpark
-from millrace.node.source import parked_path
+from millrace.node.parking import parked_path
 from millrace.settings import Settings
 from millrace.tables.wal_table import WalTable
 from millrace.wal.digest import digest

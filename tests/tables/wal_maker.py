@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,8 @@ class WalMaker:
         self._table = WalTable.create(settings.wal_path)
         self._committer = Committer(self._table)
         self.rejected: list[dict[str, object]] = []
+        self.accepted: dict[str, list[dict[str, Any]]] = {name: [] for name in pchannels}
+        """Every message row that was committed, as the chain gave it."""
 
     def append(self, pchannel: str, messages: Sequence[MutableMessage]) -> None:
         """One log entry; it is in the WAL with the next :meth:`commit`."""
@@ -71,6 +74,7 @@ class WalMaker:
         self.pending[name] = []
         outcome = Chain().process(self.states[name], LogEntries(batch, LogId(0, ids[-1] + 1)))
         self.states[name] = outcome.state
+        self.accepted[name].extend(outcome.messages.to_pylist())
         self.rejected.extend(outcome.rejections.select(["reason", "detail", "type"]).to_pylist())
         self._table.refresh()
         base = self._table.position(name)
@@ -113,6 +117,8 @@ class Collection:
         self.id = collection_id
         self.schema = schema
         self.schema_version = 1
+        self.changed: set[str] = set()
+        """VChannels whose schema has the added field, where they do not all have one."""
         self.partitions = {"red": 1, "blue": 2} if partitions is None else partitions
         homes = [maker.pchannels[number % len(maker.pchannels)] for number in range(vchannels)]
         self.vchannels = [f"{home}_{collection_id}v{number}" for number, home in enumerate(homes)]
@@ -144,7 +150,9 @@ class Collection:
         keys: list[int] = np.flatnonzero(homes == self.vchannels.index(vchannel))[:count].tolist()
         return keys
 
-    def insert(self, rows: dict[str, list[object]], *, vchannel: str, partition: int = 1, txn: int = 0) -> MutableMessage:
+    def insert(
+        self, rows: dict[str, list[object]], *, vchannel: str, partition: int = 1, txn: int = 0
+    ) -> MutableMessage:
         """An Insert of `rows`, whose keys live on `vchannel`."""
         columns = [pa.array(rows[field.name], field.type) for field in self.schema.arrow()]
         batch = pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow())

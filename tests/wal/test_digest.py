@@ -29,7 +29,9 @@ ROWS = st.lists(
 
 @settings(max_examples=40)
 @given(rows=ROWS, data=st.data())
-def test_it_is_the_same_in_any_order_and_however_the_rows_are_cut(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+def test_it_is_the_same_in_any_order_and_however_the_rows_are_cut(
+    rows: list[dict[str, Any]], data: st.DataObject
+) -> None:
     whole = digest(wal_rows(rows))
     shuffled = data.draw(st.permutations(rows))
     cut = data.draw(st.integers(0, len(rows)))

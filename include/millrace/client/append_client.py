@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from millrace.errors import InvalidArgument, LogUnavailable, MillraceError
+from millrace.log.discovery import ServerLaunch
 from millrace.log.remote import RemoteLogService
 from millrace.log.server_link import CONNECTION_FAILURES, ConnectionLost, Link, NotTaken, lost
 from millrace.log.server_wire import VALUE_SCHEMA, ack_from_bytes, to_json
@@ -54,12 +55,15 @@ class AppendClient:
         start: bool = True,
         deadline: float = DEFAULT_DEADLINE,
         idle_timeout: float | None = None,
+        launch: ServerLaunch = LAUNCH,
     ) -> Self:
-        """The client of the log in `<data_dir>/log`; `start` lets it start the server, with the append host in it.
+        """The client of the log in `<data_dir>/log`; `start` lets it start the server as `launch` says, which must hold
+        the append host.
 
         Raises LogUnavailable where no server runs and `start` is False, or what keeps it from starting.
         """
-        launch = replace(LAUNCH, idle_timeout=idle_timeout)
+        if idle_timeout is not None:
+            launch = replace(launch, idle_timeout=idle_timeout)
         folder = Path(data_dir) / "log"
         return cls(RemoteLogService.connect(folder, start=start, deadline=deadline, launch=launch))
 
@@ -107,6 +111,20 @@ class AppendClient:
     def describe(self, pchannel: str) -> dict[str, Any]:
         """Where the append host stands: position, last_tick, term, parked."""
         return self._act("describe", {"pchannel": pchannel}, self.service.deadline)
+
+    def metrics(self) -> str:
+        """The host's metrics in the Prometheus text format."""
+
+        def call(link: Link, deadline: float) -> str:
+            try:
+                (found,) = link.client.do_action(
+                    flight.Action(f"{NAME}/metrics", b""), link.options(self.service.deadline)
+                )
+            except CONNECTION_FAILURES as error:
+                raise lost(error) from error
+            return str(found.body.to_pybytes().decode())
+
+        return self.service.repeated(call, seconds=self.service.deadline)
 
     def restart(self, pchannel: str) -> None:
         """Have the host follow the PChannel anew, once what parked it is cured."""

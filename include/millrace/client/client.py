@@ -7,6 +7,7 @@ with Client.connect() as client:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +16,7 @@ from millrace.client.producer import Producer
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.store import Collection
 from millrace.log.protocol import LogService
+from millrace.node.append_host_server import LAUNCH
 from millrace.settings import Settings
 
 
@@ -46,7 +48,19 @@ class Client:
         Raises LogUnavailable where it cannot be reached (or must not be started).
         """
         settings = settings or Settings.load()
-        return cls(settings, AppendClient.connect(settings.data_dir, start=start, deadline=settings.start_deadline))
+        launch = replace(
+            LAUNCH,
+            host=settings.log_host,
+            port=settings.log_port,
+            settings=(
+                ("segment_bytes", str(settings.log_file_bytes)),
+                ("max_entry_bytes", str(settings.max_entry_bytes)),
+            ),
+        )
+        return cls(
+            settings,
+            AppendClient.connect(settings.data_dir, start=start, deadline=settings.start_deadline, launch=launch),
+        )
 
     def close(self) -> None:
         for producer in self._producers:

@@ -49,9 +49,11 @@ class Appender(Protocol):
 
 
 class Terms(Protocol):
-    """Who knows the open term of a PChannel: the coordinator."""
+    """Who knows the open term of a PChannel and the epochs of producers: the coordinator."""
 
     def term(self, pchannel: str) -> int: ...
+
+    def next_epoch(self, producer_id: int) -> int: ...
 
 
 @dataclass(slots=True)
@@ -90,14 +92,18 @@ class _Lane:
 
 
 class Producer:
-    """An idempotent producer. Thread-safe; calls to different PChannels go on at once."""
+    """An idempotent producer. Thread-safe; calls to different PChannels go on at once.
+
+    With a `producer_id` of the caller's it takes over: a new epoch begins, and an older producer of that id is fenced
+    (PRODUCER_FENCED). Without one the id is random.
+    """
 
     def __init__(self, append: Appender, terms: Terms, settings: Settings, *, producer_id: int | None = None) -> None:
         self._append = append
         self._terms = terms
         self._settings = settings
         self.id = producer_id if producer_id is not None else secrets.randbits(62) + 1
-        self._epoch = 1
+        self._epoch = 1 if producer_id is None else terms.next_epoch(producer_id)
         self._lanes: dict[str, _Lane] = {}
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="producer")

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -153,7 +153,8 @@ def print_rows(rows: Iterable[Row], *, columns: Sequence[str], as_json: bool, em
 
     table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
-        numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
+        kinds = {type(row.get(name)) for row in rows} - {type(None)}
+        numeric = bool(kinds) and kinds <= {int, float}
         table.add_column(name.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(in_words(row.get(name), exact=_is_identity(name))) for name in columns))
@@ -187,6 +188,11 @@ def in_words(value: Any, *, exact: bool = False) -> str:
             return ", ".join(f"{name}={in_words(each, exact=True)}" for name, each in value.items()) or "-"
         case _:
             return str(value)
+
+
+def counted(number: int, what: str) -> str:
+    """``1 row``, ``2,000 rows``."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def moment(tick: int) -> str | None:
@@ -225,6 +231,8 @@ def _plain(value: Any) -> Any:
         import base64
 
         return base64.b64encode(value).decode()
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
+    if isinstance(value, date):
+        return value.isoformat().replace("+00:00", "Z")
+    if hasattr(value, "to_json"):
+        return value.to_json()
     return str(value)

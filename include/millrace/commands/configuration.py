@@ -92,5 +92,3 @@ def version(as_json: AsJson = False) -> None:
         except PackageNotFoundError:
             facts[library] = None
     print_facts(facts, as_json=as_json)
-
-

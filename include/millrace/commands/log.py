@@ -49,12 +49,11 @@ def describe(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson 
                     "pchannel": name,
                     "begin": str(found.begin),
                     "end": str(found.end),
-                    "entries": found.end.entry - found.begin.entry if found.begin.ledger == found.end.ledger else None,
                     "bytes": found.bytes,
                     "last_append": stamp(last["physical_ms"][0].as_py()) if last.num_rows else None,
                 }
             )
-    columns = ("pchannel", "begin", "end", "entries", "bytes", "last_append")
+    columns = ("pchannel", "begin", "end", "bytes", "last_append")
     print_rows(rows, columns=columns, as_json=as_json, empty="No PChannels yet.")
 
 

@@ -44,7 +44,7 @@ def payload_reader(settings: Settings) -> Payload:
         try:
             kind = MessageType(number)
             if kind not in (MessageType.INSERT, MessageType.DELETE):
-                return parse_body(kind, payload)  # type: ignore[call-overload]
+                return parse_body(kind, payload)
             versions = schemas.get(collection_id, ())
             if not 1 <= version <= len(versions):
                 return {"error": f"no schema version {version} of collection {collection_id} is known here"}

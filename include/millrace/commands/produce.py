@@ -20,6 +20,7 @@ from millrace.commands.command_line import (
     CollectionName,
     DataFolder,
     console,
+    counted,
     find_collection,
     load_settings,
     moment,
@@ -77,9 +78,9 @@ class Tally:
 
 def produce(
     name: CollectionName,
-    source: Annotated[Path, typer.Argument(metavar="[FILE|-]", help="The rows; - is stdin.", show_default=False)] = Path(
-        "-"
-    ),
+    source: Annotated[
+        Path, typer.Argument(metavar="[FILE|-]", help="The rows; - is stdin.", show_default=False)
+    ] = Path("-"),
     file_format: Annotated[
         Format | None, typer.Option("--format", help="Of the rows. Without it: by the suffix; stdin is JSON lines.")
     ] = None,
@@ -198,9 +199,7 @@ def _send(
 ) -> Written:
     if delete:
         return producer.delete(collection, batch.rows.column(0), partition=partition, raise_rejected=False)
-    return producer.insert(
-        collection, batch.rows, partition=partition, partition_by=partition_by, raise_rejected=False
-    )
+    return producer.insert(collection, batch.rows, partition=partition, partition_by=partition_by, raise_rejected=False)
 
 
 @contextmanager
@@ -233,11 +232,11 @@ def _summarise(tally: Tally, seconds: float, *, deleted: bool, as_json: bool) ->
             }
         )
         return
-    what = "keys to delete" if deleted else "rows"
-    typer.echo(f"Accepted {tally.accepted:,} {what} in {tally.messages:,} messages, {seconds:.1f} s.")
+    accepted = counted(tally.accepted, "key" if deleted else "row") + (" to delete" if deleted else "")
+    typer.echo(f"Accepted {accepted} in {counted(tally.messages, 'message')}, {seconds:.1f} s.")
     if tally.last_tick:
         typer.echo(f"Last time tick {tally.last_tick} ({moment(tally.last_tick)}).")
     for reason, rows in sorted(tally.rejected.items()):
-        typer.echo(f"Rejected {rows:,} rows: {reason}")
+        typer.echo(f"Rejected {counted(rows, 'row')}: {reason}")
     if tally.skipped:
-        typer.echo(f"Skipped {tally.skipped:,} rows that do not fit.")
+        typer.echo(f"Skipped {counted(tally.skipped, 'row')} that did not fit.")

@@ -6,7 +6,7 @@ import sys
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,11 @@ from millrace.commands.command_line import (
     parse_moment,
     print_rows,
 )
-from millrace.errors import InvalidArgument
+from millrace.errors import CollectionNotFound, InvalidArgument
+
+if TYPE_CHECKING:
+    from millrace.coord.store import Collection
+    from millrace.settings import Settings
 
 TABLE_ROWS = 50
 """Rows that a table on the screen has unless --limit asks for another number."""
@@ -47,7 +51,7 @@ def read(
     name: CollectionName,
     at: Annotated[
         str | None,
-        typer.Option(metavar="TICK|TIMESTAMP", help="As it was then. Without it: the newest tick that is whole."),
+        typer.Option(metavar="TICK|TIMESTAMP", help="As it was then. Without it: as it is now."),
     ] = None,
     columns: Annotated[
         list[str] | None, typer.Option("--columns", metavar="NAME[,NAME…]", help="Only these columns, in this order.")
@@ -57,7 +61,9 @@ def read(
         Format | None, typer.Option("--format", help="Of the output. Without it: by --output's suffix, else a table.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file.")] = None,
-    wait: Annotated[float | None, typer.Option(min=0, help="Seconds to wait for --at to be reached.")] = None,
+    wait: Annotated[
+        float | None, typer.Option(min=0, help="Longest wait for the streaming job, in seconds.", show_default=False)
+    ] = None,
     data: DataFolder = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
 ) -> None:
@@ -75,9 +81,7 @@ def read(
         raise typer.BadParameter("Parquet is binary: give --output FILE, or send stdout to a file")
     moment = None if at is None else parse_moment(at)
     found = find_collection(settings, name)
-    from millrace.tables.arrow_read import read_arrow
-
-    table = read_arrow(settings, found.id, at=moment, deadline=wait)
+    table = _rows(settings, found, moment, wait)
     if columns:
         wanted = [column.strip() for text in columns for column in text.split(",")]
         unknown = [column for column in wanted if column not in table.column_names]
@@ -98,6 +102,32 @@ def read(
     except OSError as error:
         raise InvalidArgument(f"{output} cannot be written: {error.strerror}") from None
     typer.echo(f"Wrote {table.num_rows:,} rows to {output}.", err=True)
+
+
+def _rows(settings: Settings, found: Collection, at: int | datetime | None, wait: float | None) -> Any:
+    """The rows as an Arrow table. Where the streaming job is behind a read of now: as of the newest tick that is whole."""
+    from millrace.commands.freshness import confirm
+    from millrace.commands.status import streaming_job
+    from millrace.tables.arrow_read import read_arrow
+    from millrace.tables.read_plan import resolve_tick
+
+    running = streaming_job(settings)["running"]
+    tick = None if at is None else resolve_tick(at)
+    seconds = wait if wait is not None else settings.read_deadline if running else 0.0
+    confirmed, whole = confirm(settings, found, at=tick, seconds=seconds)
+    if not whole and tick is None:
+        typer.echo(
+            "Not the newest: the streaming job is behind"
+            + ("." if running else ", and it does not run (`millrace jobs run`)."),
+            err=True,
+        )
+    try:
+        return read_arrow(settings, found.id, at=tick, deadline=0.0, confirmed=confirmed)
+    except CollectionNotFound as error:
+        raise CollectionNotFound(
+            f"{found.name} cannot be read: {error}. The coordinator knows it; the WAL gets it from the streaming job "
+            "(`millrace status`, `millrace jobs run`)"
+        ) from None
 
 
 def _format_of(output: Path | None) -> Format:

@@ -253,7 +253,9 @@ def _fit(raw: _Raw, wanted: pa.Schema, convert: Converter, allowed: tuple[str, l
         for place in np.flatnonzero(outside.to_numpy()).tolist():
             why.setdefault(place, f"{name}: there is no partition {table[name][place].as_py()!r}")
     if why:
-        bad = sorted([*bad, *(BadRow(int(lines[place]), text) for place, text in why.items())], key=lambda each: each.line)
+        bad = sorted(
+            [*bad, *(BadRow(int(lines[place]), text) for place, text in why.items())], key=lambda each: each.line
+        )
         keep = np.ones(len(lines), dtype=bool)
         keep[list(why)] = False
         table = table.filter(pa.array(keep))

@@ -20,9 +20,7 @@ _VCHANNEL = re.compile(r"(?P<pchannel>.+)_\d+v\d+")
 
 
 def scan(
-    channel: Annotated[
-        str, typer.Argument(metavar="CHANNEL", help="A PChannel (dml_0) or a VChannel (dml_0_1v0).")
-    ],
+    channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="A PChannel (dml_0) or a VChannel (dml_0_1v0).")],
     start: Annotated[
         str,
         typer.Option(
@@ -31,7 +29,8 @@ def scan(
     ] = "earliest",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
     types: Annotated[
-        list[str] | None, typer.Option("--types", metavar="TYPE[,TYPE…]", help="Only these, such as INSERT,DELETE.")
+        list[str] | None,
+        typer.Option("--types", metavar="TYPE[,TYPE…]", help="Only these. Without it: all but TIME_TICK."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
     rows: Annotated[bool, typer.Option("--rows", help="With what the messages carry: rows, keys, bodies.")] = False,
@@ -65,10 +64,9 @@ def scan(
         if pchannel not in client.log.names():
             there = ", ".join(client.log.names()) or "none yet"
             raise ChannelNotFound(f"no PChannel {pchannel!r}; those there are: {there}")
-        filters = [Types(wanted)] if wanted else []
         until = None if follow else _now(client, pchannel)
         with start_scan(
-            channel, policy, wal=settings.wal_path, tail=client.append, filters=filters, until_tick=until
+            channel, policy, wal=settings.wal_path, tail=client.append, filters=[Types(wanted)], until_tick=until
         ) as found:
             for number, unit in enumerate(found, 1):
                 print_json(unit_json(unit, payload))
@@ -103,6 +101,8 @@ def _policy(text: str) -> DeliverPolicy:
 
 
 def _types(texts: list[str]) -> set[MessageType]:
+    if not texts:
+        return set(BEHAVIOUR) - {MessageType.TIME_TICK}
     names = {name.strip().upper() for text in texts for name in text.split(",") if name.strip()}
     known = {kind.name: kind for kind in BEHAVIOUR}
     unknown = sorted(names - known.keys())

@@ -108,7 +108,7 @@ def _pchannels(settings: Settings, client: AppendClient | None) -> list[dict[str
     parked = {each.pchannel: each for each in read_parked(parked_folder(settings))}
     in_wal = set(table.pchannels()) if table is not None else set()
     in_log = set(client.service.names()) if client is not None else set()
-    pending = _pending(settings, client, table) if client is not None else {}
+    pending = _pending(client, table) if client is not None else {}
     rows = []
     for name in sorted(in_wal | in_log | set(checkpoints)):
         position = table.position(name) if table is not None and name in in_wal else None
@@ -152,25 +152,19 @@ def _hosted(client: AppendClient, name: str, row: dict[str, Any]) -> dict[str, A
     return found
 
 
-def _pending(settings: Settings, client: AppendClient, table: WalTable | None) -> dict[str, float]:
+def _pending(client: AppendClient, table: WalTable | None) -> dict[str, float]:
     """By PChannel with something to come: the age of its oldest entry that the WAL does not have, in seconds."""
-    from millrace.message.ids import LogId
-    from millrace.node.parking import parked_names
-    from millrace.node.planner import START, Planner
+    from millrace.commands.freshness import lacks_rows
+    from millrace.message.ids import EARLIEST
 
-    service, parked = client.service, parked_folder(settings)
-    if table is None:
-        behind = set(service.names())
-    else:
-        # What the streaming node itself would do next: a tick that says nothing new is no lag.
-        behind = set(Planner(service, table, parked=parked).latest(START)["ends"]) | parked_names(parked)
     found: dict[str, float] = {}
-    for name in sorted(behind & set(service.names())):
-        log = service.open(name)
-        position = (table.position(name).position if table is not None else None) or LogId(0, 0)
-        entries = log.read(max(position, log.describe().begin), max_bytes=1)
-        if entries.batch.num_rows:
-            found[name] = round(max(0.0, time.time() - entries.batch["physical_ms"][0].as_py() / 1e3), 3)
+    for name in client.service.names():
+        log = client.service.open(name)
+        if lacks_rows(table, log, name):
+            position = (table.position(name).position if table is not None else None) or EARLIEST
+            entries = log.read(max(position, log.describe().begin), max_bytes=1)
+            if entries.batch.num_rows:
+                found[name] = round(max(0.0, time.time() - entries.batch["physical_ms"][0].as_py() / 1e3), 3)
         log.close()
     return found
 

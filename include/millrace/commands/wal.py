@@ -143,8 +143,11 @@ def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int,
     """The rows of the ``wal`` table's rejections. DuckDB keeps no more than `limit` of them at a time."""
     import duckdb
 
-    filters = [("kind", "=", "rejection"), *([("pchannel", "=", pchannel)] if pchannel else [])]
-    files = wal.delta.file_uris(partition_filters=filters)
+    files = [
+        uri
+        for uri in wal.delta.file_uris(file_pruning_predicate="kind = 'rejection'")
+        if pchannel is None or f"/pchannel={pchannel}/" in uri
+    ]
     if not files:
         return []
     source = "read_parquet($files, hive_partitioning=true, hive_types_autocast=false)"

@@ -109,6 +109,10 @@ class Coordinator:
         """The newest term of `pchannel`: what its producers stamp."""
         return next(each.term for each in self._store.pchannels() if each.name == pchannel)
 
+    def next_epoch(self, producer_id: int) -> int:
+        """A new epoch for the producer `producer_id`: it fences every earlier producer of that id."""
+        return self._store.next_epoch(producer_id)
+
     # -- collections --------------------------------------------------------------------------------------------------
 
     def collections(self, *, dropped: bool = False) -> list[Collection]:

@@ -27,6 +27,7 @@ create table if not exists collection (
     id integer primary key, name text not null, state text not null, vchannels text not null,
     schemas text not null, partitions text not null, next_partition integer not null);
 create unique index if not exists collection_name on collection (name) where state != 'dropped';
+create table if not exists producer (id integer primary key, epoch integer not null);
 create table if not exists broadcast (
     id integer primary key autoincrement, collection_id integer not null, kind text not null,
     change text not null, done integer not null default 0);
@@ -138,6 +139,17 @@ class Store:
     def term_opened(self, name: str, term: int) -> None:
         """The opening of `term` was acknowledged (no effect where a newer term exists)."""
         self._rows("update pchannel set opened = 1 where name = ? and term = ?", (name, term))
+
+    # -- producers ----------------------------------------------------------------------------------------------------
+
+    def next_epoch(self, producer_id: int) -> int:
+        """The next epoch of a producer, from 1: kept before it is used, so that no epoch is ever given twice."""
+        with self.transaction():
+            self._db.execute(
+                "insert into producer values (?, 1) on conflict (id) do update set epoch = epoch + 1", (producer_id,)
+            )
+            epoch: int = self._row("select epoch from producer where id = ?", (producer_id,))[0]
+        return epoch
 
     # -- collections --------------------------------------------------------------------------------------------------
 

@@ -210,8 +210,12 @@ def _print_places(settings: Settings, collection: Collection, console: Console) 
     rows = rows_path(settings, collection.id)
     console.print(f"\nTables: {settings.wal_path} · {rows} · {settings.segments_path} · {settings.checkpoints_path}")
     console.print("Query them with whatever reads Delta:")
-    console.print(f"  duckdb   select origin, count(*) from delta_scan('{rows}') group by 1", soft_wrap=True)
+    console.print(
+        f"  DuckDB   flights = deltalake.DeltaTable('{rows}').to_pyarrow_dataset();"
+        " duckdb.sql('select origin, count(*) from flights group by 1').show()",
+        soft_wrap=True,
+    )
     console.print(
         f"  Spark    spark.read.format('delta').load('{rows}').groupBy('origin').count().show()", soft_wrap=True
     )
-    console.print("  Millrace millrace read flights --limit 5        (deletes applied, at any time tick)")
+    console.print("  Millrace millrace read flights --limit 5   (deletes applied, at any time tick)", soft_wrap=True)

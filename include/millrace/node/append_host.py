@@ -28,8 +28,10 @@ import pyarrow as pa
 from millrace.errors import ChannelNotFound, DeadlineExceeded, InvalidArgument, LogUnavailable
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS
-from millrace.node.append_host_follower import Follower, PendingOutcome
+from millrace.metrics import Metrics
+from millrace.node.append_host_follower import Follower
 from millrace.node.append_host_outcome import AppendOutcome
+from millrace.node.append_host_pending import PendingOutcome
 from millrace.node.tail_buffer import Evicted, Tailed, TailLimits
 from millrace.wal.state import ChannelState
 
@@ -58,11 +60,13 @@ class AppendHost:
         load_state: Callable[[str], ChannelState],
         *,
         settings: HostSettings | None = None,
+        metrics: Metrics | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._service = service
         self._load_state = load_state
         self._settings = settings or HostSettings()
+        self.metrics = metrics
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._starting: dict[str, threading.Lock] = {}
@@ -189,6 +193,7 @@ class AppendHost:
                     state,
                     tail_limits=self._settings.tail,
                     tick_interval=self._settings.tick_interval,
+                    metrics=self.metrics,
                     now_ms=self._now_ms,
                 )
             return follower

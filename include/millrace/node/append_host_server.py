@@ -10,6 +10,7 @@ What crosses the wire, beside what the log's server says (millrace.log.server):
   arrive while the log is busy are appended together, and answers follow as they are decided.
 - DoGet, ticket `{"extension": "append", "tail": <pchannel>, "after": <tick>, "timeout": ..., "max_bytes": ...}`: messages
   (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
+- Action append/metrics: the host's metrics in the Prometheus text format.
 - Actions append/tick `{"pchannel", "deadline"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/describe and
   append/restart `{"pchannel"}`.
 """
@@ -35,9 +36,10 @@ from millrace.errors import InvalidArgument, LogUnavailable, MillraceError
 from millrace.log.discovery import ServerLaunch
 from millrace.log.protocol import LogService
 from millrace.log.server_wire import NotTaken, failure_to_bytes, from_json, to_json
-from millrace.node.append_host import DEFAULT_DEADLINE, AppendHost
-from millrace.node.append_host_follower import PendingOutcome
+from millrace.metrics import Metrics
+from millrace.node.append_host import DEFAULT_DEADLINE, AppendHost, HostSettings
 from millrace.node.append_host_outcome import OUTCOME_SCHEMA
+from millrace.node.append_host_pending import PendingOutcome
 from millrace.node.tail_buffer import Evicted
 from millrace.settings import Settings
 from millrace.tables.wal_table import WalTable
@@ -116,6 +118,8 @@ class AppendExtension:
         return _rows(found.batches, {"confirmed": found.confirmed_tick})
 
     def do_action(self, action: flight.Action) -> Sequence[bytes]:
+        if action.type == f"{NAME}/metrics":
+            return [self._host.metrics.render() if self._host.metrics is not None else b""]
         request = from_json(action.body.to_pybytes())
         pchannel = _pchannel(request)
         deadline = float(request.get("deadline", DEFAULT_DEADLINE))
@@ -242,11 +246,18 @@ def append_extension(service: LogService) -> AppendExtension:
 
     The table lies beside the log's folder; where the service does not tell its folder, where the settings say.
     """
+    settings = Settings.load()
     folder = getattr(service, "path", None)
-    wal = Path(folder).parent / "wal" if folder is not None else Settings.load().wal_path
+    wal = Path(folder).parent / "wal" if folder is not None else settings.wal_path
     # The chain works in many short steps; with the default of 5 ms a thread that waits for an answer would get its turn late.
     sys.setswitchinterval(_SWITCH_SECONDS)
-    return AppendExtension(AppendHost(service, committed_states(wal)))
+    host = AppendHost(
+        service,
+        committed_states(wal),
+        settings=HostSettings(tick_interval=settings.tick_interval),
+        metrics=Metrics(),
+    )
+    return AppendExtension(host)
 
 
 def committed_states(wal: Path) -> Callable[[str], ChannelState]:

@@ -35,6 +35,10 @@ REPORT_SCHEMA: Final = pa.schema(
 """A FlushReport as JSON, or the error that kept the PChannel from being flushed."""
 
 UNBOUNDED: Final = 1 << 62
+
+RANGE_FACTOR: Final = 4
+"""A flush takes so many times the bytes of a WAL commit: its memory does not grow with them, while files and commits get fewer."""
+
 _BACKOFF: Final = (0.1, 5.0)
 _BOUNDED_TRIES: Final = 8
 
@@ -43,7 +47,7 @@ def source_options(settings: Settings) -> dict[str, str]:
     """The options of this source for a deployment."""
     return {
         "settings": json.dumps(settings.environment()),
-        "maxBytesPerTrigger": str(settings.max_bytes_per_trigger),
+        "maxBytesPerTrigger": str(RANGE_FACTOR * settings.max_bytes_per_trigger),
     }
 
 

@@ -11,6 +11,7 @@ timer runs one.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ PEEK_BYTES: Final = 64 << 10
 UNBOUNDED: Final = 1 << 62
 _BACKOFF: Final = (0.1, 5.0)
 _BOUNDED_TRIES: Final = 8
+_NAMES_SECONDS: Final = 1.0
+"""How long a new PChannel may go unnoticed: a poll asks each log where it ends, and no more."""
 _logger = logging.getLogger(__name__)
 
 
@@ -86,6 +89,8 @@ class Planner:
         self._peeks: dict[str, _Peek] = {}
         self._stalls: dict[str, _Stall] = {}
         self._target: dict[str, LogId] | None = None
+        self._names: set[str] = set()
+        self._names_until = -math.inf
 
     def fix_target(self) -> None:
         """Take where the logs end now as the end of all (Trigger.AvailableNow)."""
@@ -131,7 +136,9 @@ class Planner:
 
     def _pending(self) -> dict[str, LogId]:
         """The ends of the PChannels that have rows to come; the stalled ones after their pause."""
-        names = set(self._service.names()) - parked_names(self._parked)
+        if self._clock() >= self._names_until:
+            self._names, self._names_until = set(self._service.names()), self._clock() + _NAMES_SECONDS
+        names = self._names - parked_names(self._parked)
         if self._target is not None:
             names &= set(self._target)
         self._table.refresh()

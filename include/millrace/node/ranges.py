@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
@@ -127,22 +130,21 @@ def run_range(plan: RangePlan, *, log: Log, table: Path, slice_bytes: int = SLIC
     writing = False
     try:
         check_not_regressed(log, state)
-        while state.position < plan.end and taken < plan.max_bytes and failure is None:
-            size = min(slice_bytes, plan.max_bytes - taken)
-            entries = log.read(state.position, end=plan.end, max_bytes=size)
-            watch.lap("read")
-            if entries.batch.num_rows == 0:
-                break
-            outcome, failure = process_before_failure(Chain(), state, entries)
-            watch.lap("chain")
-            if outcome is not None:
-                writing = True
-                writer.add(outcome)
-                writing = False
-                state = outcome.state
-                watch.lap("write")
-            taken += value_bytes(entries.batch)
-            entries_taken += entries.batch.num_rows
+        with closing(_slices(log, state.position, plan, slice_bytes)) as slices:
+            for entries in slices:
+                watch.lap("read")
+                outcome, failure = process_before_failure(Chain(), state, entries)
+                watch.lap("chain")
+                if outcome is not None:
+                    writing = True
+                    writer.add(outcome)
+                    writing = False
+                    state = outcome.state
+                    watch.lap("write")
+                taken += value_bytes(entries.batch)
+                entries_taken += entries.batch.num_rows
+                if failure is not None:
+                    break
     except Exception as error:  # one PChannel's trouble is no reason to end the query that serves the others
         failure = _failure(error, state.position)
         if writing:  # part of a slice may be in the files
@@ -169,6 +171,24 @@ def run_range(plan: RangePlan, *, log: Log, table: Path, slice_bytes: int = SLIC
         actions=tuple(actions),
         removed_state=plan.base.state_path,
     )
+
+
+def _slices(log: Log, position: LogId, plan: RangePlan, slice_bytes: int) -> Iterator[LogEntries]:
+    """The planned range in slices; while one is worked on, the next is read (so two of them are in memory)."""
+    taken = 0
+    ahead: Future[LogEntries] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="millrace-read-ahead") as reader:
+        while position < plan.end and taken < plan.max_bytes:
+            size = min(slice_bytes, plan.max_bytes - taken)
+            entries = ahead.result() if ahead is not None else log.read(position, end=plan.end, max_bytes=size)
+            if entries.batch.num_rows == 0:
+                return
+            position = entries.next
+            taken += value_bytes(entries.batch)
+            if position < plan.end and taken < plan.max_bytes:
+                size = min(slice_bytes, plan.max_bytes - taken)
+                ahead = reader.submit(log.read, position, end=plan.end, max_bytes=size)
+            yield entries
 
 
 def process_before_failure(

@@ -27,6 +27,7 @@ from millrace.log.registry import open_service
 from millrace.log.remote import RemoteLogService
 from millrace.message.ids import LogId
 from millrace.node.append_host_server import FACTORY as APPEND_HOST
+from millrace.node.parking import parked_path
 from millrace.node.planner import START, UNBOUNDED, Offset, Planner
 from millrace.node.ranges import Failure, RangePlan, RangeReport, run_range
 from millrace.settings import Settings
@@ -47,11 +48,6 @@ def source_options(settings: Settings) -> dict[str, str]:
         "parked": str(parked_path(settings)),
         "maxBytesPerTrigger": str(settings.max_bytes_per_trigger),
     }
-
-
-def parked_path(settings: Settings) -> Path:
-    """Folder of the parked PChannels (millrace.node.parking)."""
-    return settings.data_dir / "parked"
 
 
 def connect(log: str) -> LogService:

@@ -25,14 +25,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millrace.errors import CommitFenced
 from millrace.metrics import Metrics
 from millrace.node.committer import CommitResult, Committer
-from millrace.node.parking import Parked, park, parked_names
+from millrace.node.parking import Parked, park, parked_names, parked_path
 from millrace.node.ranges import RangeReport
-from millrace.node.source import FORMAT, MillraceDataSource, connect, parked_path, source_options
+from millrace.node.source import FORMAT, MillraceDataSource, connect, source_options
 from millrace.settings import Settings
 from millrace.tables.wal_table import WalTable
 
 QUERY_NAME: Final = "streaming-node"
-POLL_MILLISECONDS: Final = 50
+POLL_MILLISECONDS: Final = 100
 """Pause between two looks at logs without news."""
 
 _logger = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ def start_query(
     spark.dataSource.register(MillraceDataSource)
     # Without it the source would be polled every 10 ms, by a round trip to Python and to the log each time.
     spark.conf.set("spark.sql.streaming.pollingDelay", f"{POLL_MILLISECONDS}ms")
+    # Spark's checkpoint is a hint: a second file with a checksum for each of its files would cost a sixth of a micro-batch.
+    spark.conf.set("spark.sql.streaming.checkpoint.fileChecksum.enabled", "false")
     writer = (
         spark.readStream.format(FORMAT)
         .options(**options)

@@ -6,7 +6,7 @@ inside a transaction, where the visible ticks are equal, the order of writing de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ def read_arrow(
     *,
     at: int | datetime | None = None,
     deadline: float | None = None,
+    confirmed: Mapping[str, int] | None = None,
     with_ticks: bool = False,
 ) -> pa.Table:
     """The rows of a collection that are visible at `at` (default: the newest tick all its channels have reached).
@@ -40,7 +41,7 @@ def read_arrow(
     order of rows is not promised. Memory: the collection's rows at that tick and its deletes up to it, both in whole.
     Raises TickNotReached, TickTooOld, CollectionNotFound.
     """
-    plan = plan_read(settings, collection_id, at=at, deadline=deadline)
+    plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
     rows = _table_rows(plan.rows, plan.rows_path, file_schema(plan.schema), plan.tick)
     deletes = _table_rows(plan.deletes, plan.deletes_path, delete_file_schema(plan.schema), plan.tick)
     rows = pa.concat_tables([rows, *plan.tail_rows(deletes=False)])

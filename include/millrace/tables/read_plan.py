@@ -8,7 +8,7 @@ comes from the table, the rest up to T from the WAL; a row is seen once, however
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -139,15 +139,18 @@ def plan_read(
     *,
     at: int | datetime | None = None,
     deadline: float | None = None,
+    confirmed: Mapping[str, int] | None = None,
 ) -> ReadPlan:
     """Pin the versions and find the tick. Waits up to `deadline` seconds (default: ``read_deadline``) for a tick to come.
 
+    `confirmed` says, by PChannel, up to which tick the ``wal`` table is whole, where the caller knows more than the table's
+    own last tick (an idle PChannel's table stands still, because a tick without news becomes no row).
     Raises TickNotReached, TickTooOld, and CollectionNotFound where the collection is not whole, or dropped, at that tick.
     """
     wanted = None if at is None else resolve_tick(at)
     limit = time.monotonic() + (settings.read_deadline if deadline is None else deadline)
     while True:
-        plan = _plan(settings, collection_id, wanted)
+        plan = _plan(settings, collection_id, wanted, confirmed or {})
         if isinstance(plan, ReadPlan):
             return plan
         if time.monotonic() >= limit:
@@ -158,7 +161,7 @@ def plan_read(
         time.sleep(POLL)
 
 
-def _plan(settings: Settings, collection_id: int, wanted: int | None) -> ReadPlan | int:
+def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Mapping[str, int]) -> ReadPlan | int:
     """The plan; or the tick that was reached, where that is not the wanted one yet."""
     path = settings.checkpoints_path
     checkpoints = read_checkpoints(open_table(path), path)
@@ -168,7 +171,7 @@ def _plan(settings: Settings, collection_id: int, wanted: int | None) -> ReadPla
     if wal is None:
         raise CollectionNotFound(f"no collection {collection_id}: there is no WAL yet")
     pchannels = _pchannels(wal, checkpoints, collection_id)
-    confirmed = min((wal.last_tick(pchannel) for pchannel in pchannels), default=0)
+    confirmed = min((max(wal.last_tick(name), known.get(name, 0)) for name in pchannels), default=0)
     if wanted is not None and wanted > confirmed:
         if not pchannels:
             raise CollectionNotFound(f"no collection {collection_id}")

@@ -174,8 +174,8 @@ def _newest_schemas(snapshot: WalSnapshot, pchannel: str) -> dict[int, pa.Schema
 def _row_digest(db: duckdb.DuckDBPyConnection, rows: pa.Table) -> int:
     """The sum modulo 2**64 of a hash of each row over all its columns."""
     columns = ", ".join(f'"{name}"' for name in sorted(rows.column_names))
-    value = db.execute(f"select sum(hash({columns})::hugeint) from rows").fetchone()
-    return int(value[0] or 0) & _ROW_MASK if value else 0
+    [(value,)] = db.execute(f"select sum(hash({columns})::hugeint) from rows").fetchall()
+    return int(value or 0) & _ROW_MASK
 
 
 def _count_table(db: duckdb.DuckDBPyConnection, settings: Settings, found: CollectionReport) -> None:
@@ -188,10 +188,13 @@ def _count_table(db: duckdb.DuckDBPyConnection, settings: Settings, found: Colle
     if not files:
         return
     columns = ", ".join(f'"{name}"' for name in sorted(names))
-    source = "read_parquet(?, union_by_name=true, hive_partitioning=false)"
-    row = db.execute(f"select count(*), sum(hash({columns})::hugeint) from {source}", [files]).fetchone()
-    assert row is not None
-    found.stored, found.table_digest = int(row[0]), int(row[1] or 0) & _ROW_MASK
+    # With the table's own columns: an added field that no file has yet is null in every row.
+    db.register("whole", pa.schema(table.schema().to_arrow()).empty_table().drop_columns("_date"))
+    source = "(from whole union all by name from read_parquet(?, union_by_name=true, hive_partitioning=false))"
+    [(stored, value)] = db.execute(
+        f"select count(*), sum(hash({columns})::hugeint) from {source}", [files]
+    ).fetchall()  # to its end: the connection registers no table while a result is open
+    found.stored, found.table_digest = int(stored), int(value or 0) & _ROW_MASK
     found.deleted = _count_deleted(db, settings, found.collection_id, files)
 
 

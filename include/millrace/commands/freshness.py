@@ -1,0 +1,97 @@
+"""How far a collection can be read, by the log's word too: a PChannel on which nothing happens does not hold a read back.
+
+The ``wal`` table's tick of an idle PChannel stands still, since a tick without news becomes no row. So a reader has a tick
+appended on each PChannel and asks whether the log holds any row up to that tick that the table lacks; where it does not, the
+table is whole up to there.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.client.append_client import AppendClient
+from millrace.coord.store import Collection, pchannel_of
+from millrace.errors import MillraceError
+from millrace.log.protocol import Log
+from millrace.message.ids import EARLIEST
+from millrace.settings import Settings
+from millrace.tables.delta_files import open_table
+from millrace.tables.wal_table import WalTable
+from millrace.wal.chain import Chain
+from millrace.wal.state import ChannelState
+
+PEEK_BYTES: Final = 256 << 10
+MAX_TICK: Final = (1 << 63) - 1
+
+_POLL_SECONDS: Final = 0.05
+_TICK_SECONDS: Final = 0.5
+"""Pause between two ticks while a read waits for one that lies ahead."""
+
+
+def confirm(
+    settings: Settings, collection: Collection, *, at: int | None = None, seconds: float
+) -> tuple[dict[str, int], bool]:
+    """By PChannel of the collection the tick up to which the ``wal`` table is whole; and whether that is so for each.
+
+    Waits up to `seconds` for the streaming job, and for the tick `at` to come where it is given. A PChannel that cannot be
+    told about (parked, say) is left out, and a read knows of it what the table says.
+    """
+    names = sorted({pchannel_of(vchannel) for vchannel in collection.vchannels})
+    end = time.monotonic() + seconds
+    ticks: dict[str, int] = {}
+    whole: dict[str, int] = {}
+    with AppendClient.connect(settings.data_dir, deadline=settings.start_deadline) as client:
+        while True:
+            table = open_table(settings.wal_path)
+            wal = None if table is None else WalTable(table, settings.wal_path)
+            for name in names:
+                try:
+                    if ticks.get(name, 0) < max(1, at or 0):
+                        ticks[name] = client.tick(name)
+                    if name not in whole or whole[name] < ticks[name]:
+                        log = client.service.open(name)
+                        if not lacks_rows(wal, log, name, up_to=ticks[name]):
+                            whole[name] = ticks[name]
+                        log.close()
+                except MillraceError:
+                    continue
+            if all(whole.get(name, 0) >= max(1, at or 0) for name in names):
+                return whole, True
+            left = end - time.monotonic()
+            if left <= 0:
+                return whole, False
+            ahead = at is not None and min(ticks.values(), default=0) < at
+            time.sleep(min(left, _TICK_SECONDS if ahead else _POLL_SECONDS))
+
+
+def lacks_rows(wal: WalTable | None, log: Log, pchannel: str, *, up_to: int = MAX_TICK) -> bool:
+    """Whether the log has an entry that becomes a message of a tick <= `up_to` (or, without it, a rejection) that `wal` lacks.
+
+    A TimeTick is no such message: it says nothing of any row.
+    """
+    position = None if wal is None else wal.position(pchannel)
+    if position is not None and position.last_tick >= up_to:
+        return False
+    state = (None if position is None else position.state) or ChannelState.new(pchannel)
+    end = log.describe().end
+    while state.position < end and state.last_tick < up_to:
+        if state.position == EARLIEST and log.describe().begin > EARLIEST:
+            return True  # what the table never had is gone from the log: the streaming node will say so
+        entries = log.read(state.position, end=end, max_bytes=PEEK_BYTES)
+        if entries.batch.num_rows == 0:
+            return False
+        try:
+            outcome = Chain().process(state, entries)
+        except Exception:  # what parks the PChannel is not in the table either
+            return True
+        if up_to == MAX_TICK and outcome.rejections.num_rows:
+            return True
+        news = outcome.messages.filter(pc.not_equal(outcome.messages["type"].cast(pa.utf8()), "TIME_TICK"))
+        if news.num_rows and news["time_tick"][0].as_py() <= up_to:
+            return True
+        state = outcome.state
+    return False

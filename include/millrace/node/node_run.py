@@ -1,0 +1,41 @@
+"""The streaming node's loop without Spark: plan, run and commit in this process, for maintenance, the CLI and tests.
+
+jobs/streaming_node.py does the same with Spark's scheduling and retries around the same three functions.
+"""
+
+from __future__ import annotations
+
+from millrace.log.protocol import LogService
+from millrace.metrics import Metrics
+from millrace.node.committer import Committer
+from millrace.node.parking import Parked, parked_path
+from millrace.node.planner import START, Planner
+from millrace.node.ranges import run_range
+from millrace.settings import Settings
+from millrace.tables.wal_table import WalTable
+
+
+def catch_up(settings: Settings, service: LogService, *, metrics: Metrics | None = None) -> dict[str, int]:
+    """Bring the ``wal`` table to where the logs of `service` end now; the tick that each PChannel that moved has reached.
+
+    Another node may be at work: what it commits first is not committed again. Raises ChannelParked for a range that cannot be run, once the others are committed.
+    """
+    table = WalTable.create(settings.wal_path)
+    planner = Planner(service, table, parked=parked_path(settings))
+    committer, offset = Committer(table, metrics=metrics), START
+    reached: dict[str, int] = {}
+    while (following := planner.latest(offset)) != offset:
+        reports = []
+        for plan in planner.plan(following):
+            log = service.open(plan.base.pchannel)
+            try:
+                reports.append(run_range(plan, log=log, table=settings.wal_path))
+            finally:
+                log.close()
+        result = committer.commit(reports)
+        reached.update({item.pchannel: item.last_tick for item in result.committed})
+        for report in reports:
+            if report.failure is not None:
+                raise Parked.of(report.pchannel, report.failure).error()
+        offset = following
+    return reached

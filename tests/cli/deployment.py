@@ -1,0 +1,89 @@
+"""A deployment for the tests of the command line: a real log server and append host, and the jobs' work done in process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from millrace.cli import app
+from millrace.log.remote import RemoteLogService
+from millrace.node import flusher_run
+from millrace.node.committer import Committer
+from millrace.node.planner import START, Planner
+from millrace.node.ranges import run_range
+from millrace.settings import Settings
+from millrace.tables.wal_table import WalTable
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One data folder and ways to work on it."""
+
+    settings: Settings
+
+    def run(self, *arguments: str, stdin: str | bytes | None = None, data: bool = True) -> Any:
+        """Run ``millrace`` in this process; the result has exit_code, stdout and stderr."""
+        where = ["--data", str(self.settings.data_dir)] if data else []
+        return CliRunner().invoke(app, [*arguments, *where], input=stdin)
+
+    def ok(self, *arguments: str, stdin: str | bytes | None = None) -> str:
+        """Run a command that has to succeed; its stdout."""
+        result = self.run(*arguments, stdin=stdin)
+        assert result.exit_code == 0, (
+            f"{arguments}: {result.exit_code}\n{result.stdout}\n{result.stderr}{result.exception!r}"
+        )
+        return str(result.stdout)
+
+    def as_json(self, *arguments: str, stdin: str | bytes | None = None) -> Any:
+        """What a command that has to succeed prints with --json."""
+        return json.loads(self.ok(*arguments, "--json", stdin=stdin))
+
+    def lines(self, *arguments: str) -> list[dict[str, Any]]:
+        """The JSON lines that a command that has to succeed prints."""
+        return [json.loads(line) for line in self.ok(*arguments).splitlines()]
+
+    def fails(self, code: str, *arguments: str, stdin: str | bytes | None = None) -> str:
+        """Run a command that has to fail with the error `code`; the error's words."""
+        result = self.run(*arguments, stdin=stdin)
+        assert result.exit_code == 1, f"{arguments}: {result.exit_code}\n{result.stdout}\n{result.stderr}"
+        assert "Traceback" not in result.stderr
+        found = result.stderr.strip().splitlines()[-1]
+        assert found.startswith(f"{code}: "), found
+        return str(found)
+
+    def catch_up(self, *, flush: bool = True) -> None:
+        """Do what the streaming node, and with `flush` the flusher, would do until nothing is left."""
+        table = WalTable.create(self.settings.wal_path)
+        with RemoteLogService.connect(self.settings.log_path, start=False) as service:
+            planner = Planner(service, table, parked=self.settings.data_dir / "parked")
+            committer = Committer(table)
+            while (offset := planner.latest(START)) != START:
+                plans = planner.plan(offset)
+                reports = [
+                    run_range(plan, log=service.open(plan.base.pchannel), table=self.settings.wal_path)
+                    for plan in plans
+                ]
+                failures = [report.failure for report in reports if report.failure is not None]
+                assert not failures, failures
+                committer.commit(reports)
+        if flush:
+            flusher_run.flush(self.settings)
+
+    def create_users(self, *options: str) -> None:
+        """The collection ``users``: id, name, at."""
+        fields = ("--field", "id:int64", "--field", "name:string?", "--field", "at:timestamp?", "--key", "id")
+        self.ok("collections", "create", "users", *fields, *options)
+
+    def produce(self, *rows: dict[str, Any]) -> Any:
+        """Rows into ``users``."""
+        return self.as_json("produce", "users", "-", stdin="\n".join(json.dumps(row) for row in rows))
+
+    def file(self, name: str, text: str) -> Path:
+        """A file beside the data folder."""
+        path = self.settings.data_dir.parent / name
+        path.write_text(text, encoding="utf-8")
+        return path

@@ -1,0 +1,107 @@
+"""Collections by command: made from fields or a file, shown, changed, dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from millrace.commands.collection_schema import make_schema, parse_field
+from millrace.errors import InvalidArgument
+from millrace.message.schema import FieldSpec
+from tests.cli.deployment import Deployment
+
+
+def test_a_collection_lives_from_create_to_drop(deployment: Deployment) -> None:
+    deployment.create_users("--vchannels", "3", "--partition", "eu", "--partition", "us")
+    [found] = deployment.as_json("collections", "list")
+    assert found["name"] == "users"
+    assert found["fields"] == ["id:int64", "name:string?", "at:timestamp?"]
+    assert found["vchannels"] == ["dml_0_1v0", "dml_1_1v1", "dml_0_1v2"]
+    assert found["partitions"] == ["eu", "us"]
+
+    deployment.fails("COLLECTION_EXISTS", "collections", "create", "users", "--field", "id:int64", "--key", "id")
+    deployment.ok("collections", "add-field", "users", "mail:string?")
+    deployment.fails("INVALID_ARGUMENT", "collections", "add-field", "users", "age:int32")
+    deployment.fails("INVALID_ARGUMENT", "collections", "add-field", "users", "mail:string?")
+    deployment.ok("collections", "add-partition", "users", "ap")
+    deployment.fails("APPEND_REJECTED", "collections", "add-partition", "users", "ap")
+    deployment.ok("collections", "drop-partition", "users", "us", "--yes")
+    deployment.fails("APPEND_REJECTED", "collections", "drop-partition", "users", "us", "--yes")
+    described = deployment.as_json("collections", "describe", "users")
+    assert described["schema_version"] == 2
+    assert described["fields"][-1] == {"name": "mail", "type": "string", "nullable": True}
+    assert list(described["partition_ids"]) == ["eu", "ap"]
+    assert "timestamp" in deployment.ok("collections", "describe", "users")
+
+    assert deployment.run("collections", "drop", "users", stdin="n\n").exit_code == 1
+    assert deployment.as_json("collections", "list")
+    deployment.ok("collections", "drop", "users", stdin="y\n")
+    assert deployment.as_json("collections", "list") == []
+    [gone] = deployment.as_json("collections", "list", "--dropped")
+    assert gone["state"] == "dropped"
+
+
+def test_a_flush_waits_for_the_flusher_or_says_that_it_is_behind(deployment: Deployment) -> None:
+    deployment.create_users()
+    assert "Nothing was growing." in deployment.ok("collections", "flush", "users")
+    deployment.produce({"id": 1})
+    words = deployment.fails("DEADLINE_EXCEEDED", "collections", "flush", "users", "--wait", "--timeout", "0")
+    assert "millrace jobs run" in words
+    deployment.catch_up()
+    [segment] = deployment.as_json("segments", "users")
+    assert (segment["state"], segment["rows"], segment["policy"]) == ("flushed", 1, "manual")
+    deployment.ok("collections", "flush", "users", "--wait", "--timeout", "0")
+
+
+@pytest.mark.parametrize("text", ["id", "id:", ":int64", "id:?", "", "id:int64??"])
+def test_what_is_no_field_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_field(text)
+
+
+def test_a_field_name_may_hold_colons() -> None:
+    assert parse_field("a:b:list<string>?") == FieldSpec("a:b", "list<string>", True)
+
+
+def test_the_fields_of_a_file_become_the_schema_with_the_given_ones_over_them(tmp_path: Path) -> None:
+    csv, lines = tmp_path / "rows.csv", tmp_path / "rows.jsonl"
+    csv.write_text("id,score,at,ok,name\n1,1.5,2026-11-21T10:00:00Z,true,Ada\n", encoding="utf-8")
+    lines.write_text('{"id": 1, "tags": ["a"]}\n{"id": 2, "score": 1.5}\n', encoding="utf-8")
+    found = make_schema(fields=["name:binary?", "more:date?"], source=csv, key="id", event_time="at")
+    assert [(each.name, each.type, each.nullable) for each in found.fields] == [
+        ("id", "int64", False),
+        ("score", "float64", True),
+        ("at", "timestamp", True),
+        ("ok", "bool", True),
+        ("name", "binary", True),
+        ("more", "date", True),
+    ]
+    found = make_schema(fields=[], source=lines, key="id", event_time=None)
+    assert [each.type for each in found.fields] == ["int64", "list<string>", "float64"]
+
+
+def test_parquet_types_find_the_field_type_that_holds_them_or_an_error_that_says_how(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    columns = {
+        "id": pa.array([1], pa.int32()),
+        "u": pa.array([1], pa.uint32()),
+        "t": pa.array([1], pa.timestamp("ns")),
+        "n": pa.nulls(1),
+        "money": pa.array([1], pa.decimal128(10, 2)),
+    }
+    parquet.write_table(pa.table(columns), path)
+    with pytest.raises(InvalidArgument, match="--field money:TYPE"):
+        make_schema(fields=[], source=path, key="id", event_time=None)
+    found = make_schema(fields=["money:float64?"], source=path, key="id", event_time=None)
+    assert [each.type for each in found.fields] == ["int64", "int64", "timestamp", "string", "float64"]
+
+
+def test_a_file_that_is_not_what_its_suffix_says_is_an_error(tmp_path: Path) -> None:
+    for name in ("rows.parquet", "rows.jsonl"):
+        path = tmp_path / name
+        path.write_text("[1", encoding="utf-8")
+        with pytest.raises(InvalidArgument, match="cannot be read"):
+            make_schema(fields=[], source=path, key="id", event_time=None)

@@ -1,0 +1,234 @@
+"""What holds for every command: help, usage errors, exit codes, a quick start, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from millrace.cli import app
+from millrace.commands import command_line, status
+from millrace.errors import InvalidArgument
+from millrace.node import source, streaming
+from millrace.settings import Settings
+from tests.cli import reference
+from tests.cli.deployment import Deployment
+
+HEAVY = {"pyspark", "pyarrow", "deltalake", "duckdb", "numpy", "psutil"}
+ENTRY = "from millrace.cli import app; app()"
+
+
+def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """``millrace`` as a process of its own."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", ENTRY, *arguments],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def users(shared: Deployment) -> Deployment:
+    """The module's deployment with the collection ``users``."""
+    shared.create_users()
+    return shared
+
+
+@pytest.mark.parametrize("path", [each.path for each in reference.commands()], ids=" ".join)
+def test_each_command_has_help_with_an_example_that_it_understands(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*path, "--help"])
+    assert result.exit_code == 0
+    examples = reference.command(path).examples
+    assert examples
+    for example in examples:
+        reference.parse(example)
+
+
+@pytest.mark.parametrize("path", [(), *reference.groups()], ids=" ".join)
+def test_a_group_without_a_command_shows_its_help_and_counts_as_wrong_usage(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, list(path))
+    assert result.exit_code == 2
+    assert "Usage" in result.stdout + result.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, millrace.cli; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True)
+    assert not HEAVY & set(found.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fly"],
+        ["collections", "fly"],
+        ["read"],
+        ["read", "users", "--limit", "many"],
+        ["read", "users", "--colour"],
+        ["produce", "users", "--on-error", "ignore"],
+        ["produce", "users", "--partition", "a", "--partition-by", "b"],
+        ["produce", "users", "--delete", "--partition-by", "b"],
+        ["collections", "create", "users", "--vchannels", "0"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_2_and_touches_nothing(tmp_path: Path, arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments, env={"MILLRACE_DATA": str(tmp_path / "data")})
+    assert result.exit_code == 2
+    assert "Usage" in result.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    "code, arguments",
+    [
+        ("COLLECTION_NOT_FOUND", ["read", "users"]),
+        ("COLLECTION_NOT_FOUND", ["produce", "users", "rows.csv"]),
+        ("COLLECTION_NOT_FOUND", ["collections", "describe", "users"]),
+        ("COLLECTION_NOT_FOUND", ["collections", "drop", "users", "--yes"]),
+        ("COLLECTION_NOT_FOUND", ["segments", "users"]),
+        ("CHANNEL_NOT_FOUND", ["scan", "dml_0_1v0"]),
+        ("CHANNEL_NOT_FOUND", ["unpark", "dml_0"]),
+        ("INVALID_ARGUMENT", ["scan", "dml_0", "--from", "yesterday"]),
+        ("INVALID_ARGUMENT", ["scan", "dml_0", "--from", "tick:-1"]),
+        ("INVALID_ARGUMENT", ["scan", "dml_0", "--types", "INSERTS"]),
+        ("INVALID_ARGUMENT", ["read", "users", "--at", "noon"]),
+        ("INVALID_ARGUMENT", ["wal", "rejections", "--reason", "BAD_LUCK"]),
+        ("INVALID_ARGUMENT", ["segments", "--state", "lost"]),
+        ("INVALID_ARGUMENT", ["collections", "create", "users", "--field", "id"]),
+        ("INVALID_ARGUMENT", ["collections", "create", "users", "--field", "id:int64"]),
+        ("INVALID_ARGUMENT", ["collections", "create", "users", "--key", "id"]),
+        ("INVALID_ARGUMENT", ["collections", "create", "users", "--field", "id:text", "--key", "id"]),
+        ("INVALID_ARGUMENT", ["collections", "create", "users", "--from", "nowhere.csv", "--key", "id"]),
+        ("INVALID_ARGUMENT", ["collections", "create", "users", "--from", "rows.xlsx", "--key", "id"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_an_error_is_one_line_with_its_code_and_starts_no_server(
+    settings: Settings, code: str, arguments: list[str]
+) -> None:
+    found = Deployment(settings).fails(code, *arguments)
+    assert "\n" not in found
+    assert not settings.log_path.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "collections list",
+        "status",
+        "wal describe",
+        "wal verify",
+        "wal rejections",
+        "verify",
+        "segments",
+        "checkpoints",
+        "config show",
+        "log stop",
+    ],
+)
+def test_looking_into_an_empty_folder_is_no_error_and_makes_nothing_there(settings: Settings, arguments: str) -> None:
+    Deployment(settings).ok(*arguments.split())
+    assert not settings.data_dir.exists()
+
+
+def test_a_wrong_setting_is_told_as_such(settings: Settings) -> None:
+    result = CliRunner().invoke(app, ["status"], env={"MILLRACE_PCHANNELS": "none"})
+    assert result.exit_code == 1
+    assert result.stderr.startswith("INVALID_SETTINGS: MILLRACE_PCHANNELS")
+
+
+def test_the_data_option_goes_over_the_environment(tmp_path: Path) -> None:
+    environment = {"MILLRACE_DATA": str(tmp_path / "other")}
+    result = CliRunner().invoke(app, ["config", "show", "--json", "--data", str(tmp_path / "mine")], env=environment)
+    values = {row["setting"]: row for row in json.loads(result.stdout)}
+    assert values["data_dir"]["value"] == str(tmp_path / "mine")
+    assert values["data_dir"]["source"] == "--data"
+
+
+def test_an_interrupt_in_the_midst_of_a_command_ends_with_130(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(settings: Settings) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "gather", interrupted)
+    result = Deployment(settings).run("status")
+    assert result.exit_code == 130
+    assert "Traceback" not in result.stderr
+
+
+def test_ctrl_c_ends_a_following_scan_with_130_and_nothing_on_stderr(users: Deployment) -> None:
+    process = start("scan", "dml_0", "--follow", "--data", str(users.settings.data_dir))
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    assert first["type"] == "TERM_OPENING"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == ""
+
+
+def test_a_reader_that_leaves_early_ends_a_scan_quietly(users: Deployment) -> None:
+    process = start("scan", "dml_0", "--follow", "--data", str(users.settings.data_dir))
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    users.produce({"id": 1})
+    users.produce({"id": 2})
+    process.wait(timeout=30)
+    assert process.returncode == 1
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+def test_the_shell_completes_names_of_collections(users: Deployment) -> None:
+    environment = {
+        "_MILLRACE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "millrace read us",
+        "COMP_CWORD": "2",
+        "MILLRACE_DATA": str(users.settings.data_dir),
+    }
+    result = CliRunner().invoke(app, [], env=environment, prog_name="millrace")
+    assert result.stdout.split() == ["users"]
+
+
+def test_places_that_are_named_without_spark_are_where_the_node_has_them(settings: Settings) -> None:
+    assert command_line.parked_folder(settings) == source.parked_path(settings)
+    assert command_line.progress_file(settings) == streaming.progress_path(settings)
+
+
+def test_a_moment_is_a_tick_or_iso_8601_and_without_a_zone_it_is_utc() -> None:
+    assert command_line.parse_moment("470615876113793025") == 470615876113793025
+    with_zone = command_line.parse_moment("2026-11-21T12:15:00+02:00")
+    assert with_zone == command_line.parse_moment("2026-11-21T10:15:00")
+    with pytest.raises(InvalidArgument, match="neither a time tick nor a timestamp"):
+        command_line.parse_moment("²")
+
+
+def test_the_page_about_the_command_line_says_what_the_program_does() -> None:
+    page = reference.PAGE.read_text(encoding="utf-8")
+    assert page == reference.written(page), "run: python -m tests.cli.reference"
+
+
+def test_every_example_on_the_page_is_understood() -> None:
+    page = reference.PAGE.read_text(encoding="utf-8")
+    examples = re.findall(r"^    (?:.*\| )?(millrace .*)$", page, re.MULTILINE)
+    assert len(examples) > 20
+    for example in examples:
+        reference.parse(example)

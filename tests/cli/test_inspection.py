@@ -1,0 +1,200 @@
+"""status, log, wal, verify, segments, checkpoints: what is there, how far it is, and whether it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+from deltalake import DeltaTable
+
+from millrace.client.append_client import AppendClient
+from millrace.commands import command_line, freshness
+from millrace.commands.command_line import find_collection
+from millrace.message.ids import LogId
+from millrace.node.parking import Parked, park
+from millrace.settings import Settings
+from millrace.tables.collection_table import rows_path
+from millrace.tables.wal_table import WalTable
+from tests.cli.deployment import Deployment
+
+
+@pytest.fixture(scope="module")
+def users(shared: Deployment) -> Deployment:
+    """The module's deployment with some rows in ``users``, all of them flushed."""
+    shared.create_users("--vchannels", "2")
+    shared.produce(*({"id": number, "name": "n"} for number in range(100)))
+    shared.as_json("produce", "users", "-", "--delete", stdin='{"id": 1}\n')
+    shared.catch_up()
+    return shared
+
+
+def _progress(settings: Settings, **facts: object) -> None:
+    path = command_line.progress_file(settings)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(facts), encoding="utf-8")
+
+
+def test_status_tells_how_far_each_pchannel_is(users: Deployment) -> None:
+    found = users.as_json("status")
+    assert found["log_server"]["running"]
+    assert [each["pchannel"] for each in found["pchannels"]] == ["dml_0", "dml_1"]
+    for each in found["pchannels"]:
+        assert (each["lag_seconds"], each["parked"], each["term"]) == (0.0, None, 1)
+        assert each["flushed_tick"] == each["wal_tick"] > 0
+    home = find_collection(users.settings, "users").vchannels[0].partition("_1v")[0]
+    users.produce(*({"id": number} for number in range(200, 220)))
+    lags = {each["pchannel"]: each["lag_seconds"] for each in users.as_json("status")["pchannels"]}
+    assert lags[home] > 0
+    assert home in users.ok("status")
+    users.catch_up()
+    assert {each["lag_seconds"] for each in users.as_json("status")["pchannels"]} == {0.0}
+
+
+def test_ticks_without_news_are_no_lag(users: Deployment) -> None:
+    with AppendClient.connect(users.settings.data_dir, start=False) as client:
+        client.tick("dml_0")
+        tick = client.tick("dml_0")
+        wal = WalTable.open(users.settings.wal_path)
+        log = client.service.open("dml_0")
+        assert wal.last_tick("dml_0") < tick
+        assert not freshness.lacks_rows(wal, log, "dml_0", up_to=tick)
+        assert not freshness.lacks_rows(wal, log, "dml_0")
+
+
+def test_the_streaming_job_runs_only_if_the_very_process_lives_that_wrote_its_progress(users: Deployment) -> None:
+    process = psutil.Process()
+    _progress(users.settings, pid=os.getpid(), at=process.create_time() + 5, batches=3, rows=7)
+    job = users.as_json("status")["streaming_job"]
+    assert (job["running"], job["pid"], job["batches"], job["rows"]) == (True, os.getpid(), 3, 7)
+    # Written before this process began: another process had its id.
+    _progress(users.settings, pid=os.getpid(), at=process.create_time() - 5)
+    assert not users.as_json("status")["streaming_job"]["running"]
+    assert "is gone" in users.ok("status")
+    command_line.progress_file(users.settings).write_text("{", encoding="utf-8")
+    assert users.as_json("status")["streaming_job"] == {"running": False}
+    command_line.progress_file(users.settings).unlink()
+
+
+def test_a_parked_pchannel_is_told_and_goes_on_when_it_is_unparked(users: Deployment) -> None:
+    folder = command_line.parked_folder(users.settings)
+    park(folder, Parked("dml_1", "MALFORMED", "no such thing", LogId(0, 7), "2026-11-21T10:00:00+00:00"))
+    words = {each["pchannel"]: each["parked"] for each in users.as_json("status")["pchannels"]}
+    assert words["dml_0"] is None
+    assert "0:7" in words["dml_1"]
+    assert "no such thing" in words["dml_1"]
+    assert "streaming node and the append host" in users.ok("unpark", "dml_1")
+    assert {each["parked"] for each in users.as_json("status")["pchannels"]} == {None}
+    users.fails("CHANNEL_NOT_FOUND", "unpark", "dml_1")
+    users.produce({"id": 300})
+
+
+def test_the_log_is_described_and_read_as_it_was_appended(users: Deployment) -> None:
+    described = {each["pchannel"]: each for each in users.as_json("log", "describe")}
+    assert described.keys() == {"dml_0", "dml_1"}
+    assert all(each["bytes"] > 0 and each["last_append"] for each in described.values())
+    messages = users.lines("log", "read", "dml_0", "--rows")
+    assert messages[0]["type"] == "TERM_OPENING"
+    assert messages[0]["payload"]["chain_version"] == 1
+    inserts = [each for each in messages if each["type"] == "INSERT"]
+    assert inserts[0]["payload"][0]["name"] == "n"
+    assert "CREATE_SEGMENT" not in {each["type"] for each in messages}
+    place = messages[1]["id"].rpartition(":")[0]
+    assert users.lines("log", "read", "dml_0", "--from", place, "--limit", "1", "--rows") == [messages[1]]
+    assert users.lines("log", "read", "dml_0", "--from", "latest") == []
+    users.fails("CHANNEL_NOT_FOUND", "log", "read", "dml_9")
+    users.fails("CHANNEL_NOT_FOUND", "log", "describe", "dml_9")
+    users.fails("INVALID_ARGUMENT", "log", "read", "dml_0", "--from", "7")
+
+
+def test_what_holds_is_told_as_such(users: Deployment) -> None:
+    users.catch_up()
+    assert all(each["holds"] for each in users.as_json("log", "verify"))
+    wal = users.as_json("wal", "verify")
+    assert all(each["holds"] and each["committed"] == each["stored"] for each in wal)
+    assert users.as_json("wal", "describe")["pchannels"][0]["digest"] == wal[0]["committed"]
+    found = users.as_json("verify")
+    assert found["holds"]
+    assert all(each["replayed"] == each["committed"] for each in found["pchannels"])
+    [counted] = found["collections"]
+    assert counted["state"] == "whole"
+    assert counted["inserted"] == counted["visible"] + counted["deleted"] + counted["rolled_back"]
+    assert counted["deleted"] == 1
+    assert "Everything holds." in users.ok("verify")
+
+
+def test_a_table_that_the_flusher_has_not_caught_up_on_is_behind_which_is_no_fault(users: Deployment) -> None:
+    users.produce({"id": 400})
+    users.catch_up(flush=False)
+    [counted] = users.as_json("verify")["collections"]
+    assert (counted["state"], counted["holds"]) == ("behind", True)
+    users.catch_up()
+
+
+def test_segments_and_checkpoints_are_listed(users: Deployment) -> None:
+    growing = users.as_json("segments", "users", "--state", "growing")
+    assert {each["collection"] for each in growing} == {"users"}
+    assert {each["partition"] for each in growing} == {"_default"}
+    assert users.as_json("segments", "--state", "dropped") == []
+    assert [each["pchannel"] for each in users.as_json("checkpoints")] == ["dml_0", "dml_1"]
+    assert "dml_0" in users.ok("checkpoints")
+
+
+def test_a_field_that_no_row_has_yet_is_no_difference(deployment: Deployment) -> None:
+    deployment.create_users()
+    deployment.produce({"id": 1})
+    deployment.ok("collections", "add-field", "users", "mail:string?")
+    deployment.catch_up()
+    assert deployment.as_json("verify")["collections"][0]["state"] == "whole"
+
+
+def test_rows_that_are_gone_from_a_table_or_the_wal_end_a_check_with_3(deployment: Deployment) -> None:
+    deployment.create_users()
+    deployment.produce({"id": 1})
+    deployment.catch_up()
+    collection = find_collection(deployment.settings, "users")
+    DeltaTable(str(rows_path(deployment.settings, collection.id))).delete("id = 1")
+    result = deployment.run("verify", "--json")
+    assert result.exit_code == 3
+    found = json.loads(result.stdout)
+    assert all(each["holds"] for each in found["pchannels"])
+    assert found["collections"][0]["state"] == "differs"
+
+    DeltaTable(str(deployment.settings.wal_path)).delete("kind = 'message' and type = 'INSERT'")
+    result = deployment.run("wal", "verify", "--json")
+    assert result.exit_code == 3
+    [dml_0] = [each for each in json.loads(result.stdout) if each["pchannel"] == "dml_0"]
+    assert not dml_0["holds"]
+    assert "not those that were committed" in dml_0["detail"]
+    assert deployment.run("verify").exit_code == 3
+
+
+def test_a_flipped_bit_in_the_log_ends_its_check_with_3(deployment: Deployment) -> None:
+    deployment.create_users()
+    deployment.produce(*({"id": number, "name": "needle" * 50} for number in range(50)))
+    [path] = [each for each in _segment_files(deployment.settings) if b"needle" in each.read_bytes()]
+    with path.open("r+b") as file:
+        place = file.read().index(b"needle")
+        file.seek(place)
+        file.write(b"N")
+    result = deployment.run("log", "verify", "dml_0", "--json")
+    assert result.exit_code == 3
+    [found] = json.loads(result.stdout)
+    assert not found["holds"]
+
+
+def _segment_files(settings: Settings) -> list[Path]:
+    return [each for each in settings.log_path.rglob("*") if each.is_file() and "dml_0" in str(each)]
+
+
+def test_the_log_server_stops_and_starts_again_when_it_is_needed(deployment: Deployment) -> None:
+    deployment.create_users()
+    pid = deployment.as_json("status")["log_server"]["pid"]
+    assert str(pid) in deployment.ok("log", "stop")
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    found = deployment.as_json("status")
+    assert not found["log_server"]["running"]
+    assert "No log server runs" in deployment.ok("log", "stop")
+    assert deployment.produce({"id": 1})["accepted"] == 1

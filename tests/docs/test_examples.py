@@ -1,0 +1,129 @@
+"""The examples of the pages run as they stand, on a deployment of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from millrace.client.client import Client
+from millrace.node.parking import parked_path
+from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+from millrace.tables.wal_reader import WalSnapshot
+from millrace.tables.wal_table import WalTable
+from tests.docs.deployment import commit_what_the_logs_hold, flush_what_is_committed
+from tests.docs.pages import python_blocks, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run(block: str, names: dict[str, Any]) -> str:
+    """Run a block of a page; what it printed. Its names are in `names` afterwards."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block, "<page>", "exec"), names)
+    return printed.getvalue()
+
+
+def key_rows(rows: pa.Table) -> list[tuple[int, str]]:
+    return sorted(zip(rows["id"].to_pylist(), rows["name"].to_pylist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """One deployment for all examples; the cache folder is the user's, so that jars are fetched once."""
+    return Settings(data_dir=tmp_path_factory.mktemp("examples") / "data", spark_cores=2)
+
+
+@pytest.fixture(scope="module")
+def readme(settings: Settings) -> Iterator[dict[str, Any]]:
+    """The names that the README's example leaves, with the log's server still running."""
+    names: dict[str, Any] = {"settings": settings, "data": settings.data_dir}
+    try:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("MILLRACE_DATA", str(settings.data_dir))
+            names["printed"] = run(python_blocks("README.md")[0].text, names)
+        yield names
+    finally:
+        with Client.connect(settings) as client:
+            client.append.service.shutdown()
+
+
+def caught_up(settings: Settings, *, flushed: bool) -> None:
+    with Client.connect(settings) as client:
+        commit_what_the_logs_hold(client, settings)
+    if flushed:
+        flush_what_is_committed(settings)
+
+
+def test_the_readmes_example_runs_and_its_read_gives_what_it_says(readme: dict[str, Any], settings: Settings) -> None:
+    units = [line.split()[1] for line in readme["printed"].splitlines()]
+    assert units[-1] == "ImmutableTxn"
+    assert units.count("ImmutableTxn") == 1
+    caught_up(settings, flushed=False)
+    printed = run(python_blocks("README.md")[1].text, readme)
+    assert "Cyd" in printed
+    assert "Dan" in printed
+    assert "Ada" not in printed
+    assert "Bob" not in printed
+
+
+def test_the_queries_of_the_tables_page_give_the_visible_rows(readme: dict[str, Any], settings: Settings) -> None:
+    caught_up(settings, flushed=True)
+    plain = [block.text for block in python_blocks("docs/tables.md") if not block.mark]
+    assert len(plain) == 2
+    for block in plain:
+        run(block, readme)
+    expected = [(3, "Cyd"), (4, "Dan")]
+    assert key_rows(readme["rows"]) == expected
+    assert key_rows(readme["visible"]) == expected
+    counts = {kind: (messages, rows) for kind, messages, rows in readme["by_type"]}
+    assert counts["INSERT"] == (2, 4)
+    assert counts["DELETE"] == (2, 2)
+
+
+def test_every_folder_of_a_deployment_is_in_the_operating_page(readme: dict[str, Any], settings: Settings) -> None:
+    caught_up(settings, flushed=True)
+    made = {path.name for path in settings.data_dir.iterdir()}
+    made |= {settings.run_path.name, settings.spark_checkpoint_path("q").parent.name, parked_path(settings).name}
+    cells = [row[0] for row in table("docs/operating.md", "The data folder")]
+    assert {place.strip().split("/")[0] for cell in cells for place in cell.split(",")} == made
+
+
+@pytest.mark.spark
+def test_the_spark_query_of_the_tables_page_gives_the_visible_rows(
+    readme: dict[str, Any], settings: Settings, spark: SparkSession
+) -> None:
+    caught_up(settings, flushed=True)
+    (block,) = [block.text for block in python_blocks("docs/tables.md") if block.mark == "spark"]
+    run(block, readme)
+    assert sorted((row["id"], row["name"]) for row in readme["visible"].collect()) == [(3, "Cyd"), (4, "Dan")]
+    assert readme["stored"].count() == 4
+
+
+@pytest.mark.parametrize("lost", [["collections", "deletes", "segments", "checkpoints"], ["wal"]])
+def test_tables_that_the_operating_page_calls_computable_come_back_the_same(
+    readme: dict[str, Any], settings: Settings, lost: list[str]
+) -> None:
+    caught_up(settings, flushed=True)
+
+    def content() -> tuple[list[Any], dict[str, Any], int]:
+        rows = read_arrow(settings, readme["users"].id, with_ticks=True)
+        wal = WalTable.open(settings.wal_path)
+        totals = {name: wal.position(name).totals for name in wal.pchannels()}
+        snapshot = WalSnapshot.open(settings.wal_path)
+        assert snapshot is not None
+        return sorted(map(str, rows.to_pylist())), totals, max(map(snapshot.last_tick, snapshot.pchannels()))
+
+    before = content()
+    for name in lost:
+        shutil.rmtree(settings.data_dir / name)
+    caught_up(settings, flushed=True)
+    assert content() == before

@@ -1,0 +1,82 @@
+"""Reads through Spark: the rows that read_arrow gives, from tables and from the WAL's tail, small and large."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+import millrace.tables.reader as reader
+from millrace.message import builders
+from millrace.node.flusher_run import flush
+from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+from tests.tables.read_model import do
+from tests.tables.wal_maker import Collection, WalMaker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+HISTORY = [
+    ("insert", [0, 1, 2, 3, 4, 5], 1, 0),
+    ("begin", 0, 1),
+    ("begin", 1, 1),
+    ("insert", [0, 1, 2], 2, 1),
+    ("delete", [0, 1, 2, 3], 2, 1),
+    ("insert", [0, 3], 2, 1),
+    ("delete", [4], 1, 0),
+    ("commit", 0, 1),
+    ("commit", 1, 1),
+    ("schema_change", 0),
+    ("schema_change", 1),
+    ("insert", [4, 5], 2, 0),
+    ("drop_partition", 0, 2),
+]
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local tail", "tail by tasks"])
+def test_spark_reads_at_every_stage_what_arrow_reads(
+    spark: SparkSession, settings: Settings, local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not local:
+        monkeypatch.setattr(reader, "SMALL_TAIL_BYTES", 0)
+    maker = WalMaker(settings)
+    maker.open()
+    collection = Collection(maker)
+    collection.create()
+    for number, operation in enumerate(HISTORY):
+        do(collection, operation, number)
+    for name in maker.pchannels:
+        maker.append(name, [builders.time_tick(term=1)])
+    maker.commit()
+    assert [row["reason"] for row in maker.rejected] == []
+    ticks = sorted(m["time_tick"] for m in maker.accepted["p0"])
+    last = min(maker.last_tick(name) for name in maker.pchannels)
+    middle = ticks[len(ticks) * 2 // 3]
+    for up_to in (0, middle, last) if local else (middle,):
+        flush(settings, up_to_tick=up_to)
+        for at in (middle, last) if local else (last,):
+            wanted = read_arrow(settings, 1, at=at, with_ticks=True)
+            found = reader.read(spark, settings, 1, at=at, with_ticks=True)
+            assert found.columns == wanted.column_names
+            assert Counter(map(tuple, found.collect())) == Counter(tuple(row.values()) for row in wanted.to_pylist())
+
+
+def test_what_was_read_stays_what_it_was(spark: SparkSession, settings: Settings) -> None:
+    maker = WalMaker(settings)
+    maker.open()
+    collection = Collection(maker)
+    collection.create()
+    do(collection, HISTORY[0], 0)
+    maker.commit()
+    flush(settings)
+    frame = reader.read(spark, settings, 1)
+    before = frame.count()
+    do(collection, HISTORY[0], 1)
+    maker.commit()
+    flush(settings)
+    assert (frame.count(), before > 0) == (before, True)
+    assert reader.read(spark, settings, 1).count() > before
