@@ -4,7 +4,8 @@ Armed only from outside, by ``MILLRACE_TEST_FAILPOINTS=<name>[@<n>][,...]``: the
 comes by that place it dies as kill -9 would have it, without cleaning up. Nothing here can be armed by code, so that a
 running deployment has no second way to behave.
 
-Places: ``compaction.merged`` (the merged file is on disk, nothing is committed), ``range.written`` (Parquet files are on disk, the task has not answered), ``commit.checked`` (the fence was
+Places: ``truncation.before`` and ``truncation.after`` (around the removal of what the checkpoints have passed),
+``compaction.merged`` (the merged file is on disk, nothing is committed), ``range.written`` (Parquet files are on disk, the task has not answered), ``commit.checked`` (the fence was
 checked, nothing is committed), ``commit.done`` (the Delta commit stands, Spark's commit log does not know it yet).
 """
 
