@@ -143,6 +143,16 @@ def _shares(folder: Path, quick: bool) -> Any:
     }
 
 
+def _flat(folder: Path, quick: bool) -> Any:
+    """Cost a row as rows grow: one PChannel's range of 10^5 and of 2 x 10^6 messages of 1 KB."""
+    return {
+        f"{rows:,} messages": node_bench.ranges(
+            folder / str(rows), message_bytes=1 << 10, total_bytes=rows << 10, passes=1
+        )
+        for rows in ((20_000, 60_000) if quick else (100_000, 2_000_000))
+    }
+
+
 def _backlog(folder: Path, quick: bool) -> Any:
     return node_bench.node(folder, message_bytes=64 << 10, total_bytes=(256 if quick else 10 * 1024) * MIB)
 
@@ -152,6 +162,7 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "server": _server,
     "append_host": _append_host,
     "shares": _shares,
+    "flat": _flat,
     "node": _node,
     "backlog": _backlog,
     "flusher": lambda folder, quick: flusher_bench.flusher(folder, pairs=2 if quick else 7),

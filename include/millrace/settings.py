@@ -180,6 +180,19 @@ class Settings:
         """The Delta table with the rows of one collection."""
         return self.data_dir / "collections" / str(collection_id)
 
+    def deletes_path(self, collection_id: int) -> Path:
+        """The Delta table with the deletes of one collection."""
+        return self.data_dir / "deletes" / str(collection_id)
+
+    @property
+    def parked_path(self) -> Path:
+        """Folder of the parked PChannels (millrace.node.parking)."""
+        return self.data_dir / "parked"
+
+    def progress_path(self, query: str) -> Path:
+        """The file that says how a streaming query is doing, rewritten behind each of its micro-batches."""
+        return self.run_path / f"{query}.json"
+
     def spark_checkpoint_path(self, name: str) -> Path:
         """Spark's own checkpoint of the streaming query `name`: a hint that may be deleted, never the truth."""
         return self.data_dir / "spark" / name

@@ -12,11 +12,8 @@ from typer.testing import CliRunner
 from millrace.cli import app
 from millrace.log.remote import RemoteLogService
 from millrace.node import flusher_run
-from millrace.node.committer import Committer
-from millrace.node.planner import START, Planner
-from millrace.node.ranges import run_range
+from millrace.node.node_run import catch_up
 from millrace.settings import Settings
-from millrace.tables.wal_table import WalTable
 
 
 @dataclass(frozen=True)
@@ -57,19 +54,8 @@ class Deployment:
 
     def catch_up(self, *, flush: bool = True) -> None:
         """Do what the streaming node, and with `flush` the flusher, would do until nothing is left."""
-        table = WalTable.create(self.settings.wal_path)
         with RemoteLogService.connect(self.settings.log_path, start=False) as service:
-            planner = Planner(service, table, parked=self.settings.data_dir / "parked")
-            committer = Committer(table)
-            while (offset := planner.latest(START)) != START:
-                plans = planner.plan(offset)
-                reports = [
-                    run_range(plan, log=service.open(plan.base.pchannel), table=self.settings.wal_path)
-                    for plan in plans
-                ]
-                failures = [report.failure for report in reports if report.failure is not None]
-                assert not failures, failures
-                committer.commit(reports)
+            catch_up(self.settings, service)
         if flush:
             flusher_run.flush(self.settings)
 

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,14 @@ def _walk(group: Any, path: tuple[str, ...]) -> Iterator[Command]:
             yield Command((*path, name), each)
 
 
+@cache
+def _program() -> Any:
+    return get_command(app)
+
+
 def commands() -> list[Command]:
     """All commands, groups gone through."""
-    return list(_walk(get_command(app), ()))
+    return list(_walk(_program(), ()))
 
 
 def groups() -> list[tuple[str, ...]]:
@@ -93,7 +99,7 @@ def parse(example: str) -> None:
     """Have the program parse `example` without running it; raises what is wrong with it."""
     words = shlex.split(example)
     words = words[words.index("millrace") + 1 :]
-    current: Any = get_command(app)
+    current = _program()
     context = None
     while hasattr(current, "commands"):
         name, words = words[0], words[1:]

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from millrace.cli import app
 from millrace.commands import command_line, status
 from millrace.errors import InvalidArgument
-from millrace.node import source, streaming
 from millrace.settings import Settings
 from tests.cli import reference
 from tests.cli.deployment import Deployment
@@ -206,11 +205,6 @@ def test_the_shell_completes_names_of_collections(users: Deployment) -> None:
     }
     result = CliRunner().invoke(app, [], env=environment, prog_name="millrace")
     assert result.stdout.split() == ["users"]
-
-
-def test_places_that_are_named_without_spark_are_where_the_node_has_them(settings: Settings) -> None:
-    assert command_line.parked_folder(settings) == source.parked_path(settings)
-    assert command_line.progress_file(settings) == streaming.progress_path(settings)
 
 
 def test_a_moment_is_a_tick_or_iso_8601_and_without_a_zone_it_is_utc() -> None:

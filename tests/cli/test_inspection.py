@@ -10,8 +10,8 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
+from millrace.client import freshness
 from millrace.client.append_client import AppendClient
-from millrace.commands import command_line, freshness
 from millrace.commands.command_line import find_collection
 from millrace.message.ids import LogId
 from millrace.node.parking import Parked, park
@@ -32,7 +32,7 @@ def users(shared: Deployment) -> Deployment:
 
 
 def _progress(settings: Settings, **facts: object) -> None:
-    path = command_line.progress_file(settings)
+    path = settings.progress_path("streaming-node")
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(facts), encoding="utf-8")
 
@@ -73,13 +73,13 @@ def test_the_streaming_job_runs_only_if_the_very_process_lives_that_wrote_its_pr
     _progress(users.settings, pid=os.getpid(), at=process.create_time() - 5)
     assert not users.as_json("status")["streaming_job"]["running"]
     assert "is gone" in users.ok("status")
-    command_line.progress_file(users.settings).write_text("{", encoding="utf-8")
+    users.settings.progress_path("streaming-node").write_text("{", encoding="utf-8")
     assert users.as_json("status")["streaming_job"] == {"running": False}
-    command_line.progress_file(users.settings).unlink()
+    users.settings.progress_path("streaming-node").unlink()
 
 
 def test_a_parked_pchannel_is_told_and_goes_on_when_it_is_unparked(users: Deployment) -> None:
-    folder = command_line.parked_folder(users.settings)
+    folder = users.settings.parked_path
     park(folder, Parked("dml_1", "MALFORMED", "no such thing", LogId(0, 7), "2026-11-21T10:00:00+00:00"))
     words = {each["pchannel"]: each["parked"] for each in users.as_json("status")["pchannels"]}
     assert words["dml_0"] is None
@@ -142,12 +142,12 @@ def test_segments_and_checkpoints_are_listed(users: Deployment) -> None:
     assert "dml_0" in users.ok("checkpoints")
 
 
-def test_a_field_that_no_row_has_yet_is_no_difference(deployment: Deployment) -> None:
-    deployment.create_users()
-    deployment.produce({"id": 1})
-    deployment.ok("collections", "add-field", "users", "mail:string?")
-    deployment.catch_up()
-    assert deployment.as_json("verify")["collections"][0]["state"] == "whole"
+def test_a_field_that_no_row_has_yet_is_no_difference(users: Deployment) -> None:
+    users.ok("collections", "create", "plain", "--field", "id:int64", "--key", "id")
+    users.as_json("produce", "plain", "-", stdin='{"id": 1}')
+    users.ok("collections", "add-field", "plain", "mail:string?")
+    users.catch_up()
+    assert {each["collection"]: each["state"] for each in users.as_json("verify")["collections"]}["plain"] == "whole"
 
 
 def test_rows_that_are_gone_from_a_table_or_the_wal_end_a_check_with_3(deployment: Deployment) -> None:
@@ -198,3 +198,16 @@ def test_the_log_server_stops_and_starts_again_when_it_is_needed(deployment: Dep
     assert not found["log_server"]["running"]
     assert "No log server runs" in deployment.ok("log", "stop")
     assert deployment.produce({"id": 1})["accepted"] == 1
+
+
+def test_the_log_is_truncated_up_to_what_the_tables_hold(users: Deployment) -> None:
+    users.produce(*({"id": 1_000_000 + number} for number in range(10)))
+    users.catch_up()
+    planned = {row["pchannel"]: row for row in users.as_json("log", "truncate", "--dry-run")}
+    done = {row["pchannel"]: row for row in users.as_json("log", "truncate")}
+    assert {name: row["position"] for name, row in planned.items()} == {
+        name: row["position"] for name, row in done.items()
+    }
+    for row in users.as_json("log", "describe"):
+        assert row["begin"] == done[row["pchannel"]]["position"]
+    assert users.run("verify").exit_code == 0

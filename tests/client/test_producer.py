@@ -10,13 +10,12 @@ import pytest
 
 from millrace.client.client import Client
 from millrace.coord.store import Collection, pchannel_of
-from millrace.errors import AppendRejected, InvalidArgument, LogUnavailable
+from millrace.errors import AppendRejected, InvalidArgument, LogUnavailable, TickNotReached
 from millrace.message.keys import vchannel_index
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flusher_run import flush
 from millrace.node.node_run import catch_up
 from millrace.settings import Settings
-from millrace.tables.arrow_read import read_arrow
 
 SCHEMA = CollectionSchema(
     (FieldSpec("id", "int64", False), FieldSpec("city", "string", False), FieldSpec("note", "string", True)), "id"
@@ -46,13 +45,8 @@ def rows(*keys: int, city: str = "rome") -> pa.Table:
 def stored(client: Client, collection: Collection) -> dict[int, str]:
     catch_up(client.settings, client.log)
     flush(client.settings)
-    table = read_arrow(client.settings, collection.id)
+    table = client.read(collection.name, deadline=10.0)
     return dict(zip(table["id"].to_pylist(), table["city"].to_pylist(), strict=True))
-
-
-def mark(client: Client, collection: Collection) -> None:
-    """A message on every VChannel, so that a read without a tick sees everything before it."""
-    client.producer().insert(collection, rows(*range(10_000, 10_030)), partition="rome")
 
 
 def test_rows_go_to_the_vchannel_of_their_key_and_the_partition_of_their_column(
@@ -61,7 +55,6 @@ def test_rows_go_to_the_vchannel_of_their_key_and_the_partition_of_their_column(
     both = pa.concat_tables([rows(*range(100)), rows(*range(100, 200), city="oslo")])
     written = client.producer().insert(collection, both, partition_by="city")
     assert (written.rows, written.rejections) == (200, [])
-    mark(client, collection)
     found = stored(client, collection)
     assert {key: found[key] for key in range(200)} == {key: "rome" if key < 100 else "oslo" for key in range(200)}
 
@@ -71,7 +64,6 @@ def test_deletes_hit_earlier_rows_alone(client: Client, collection: Collection) 
     producer.insert(collection, rows(1, 2, 3), partition="rome")
     producer.delete(collection, [2, 3, 99])
     producer.insert(collection, rows(3, city="oslo"), partition="oslo")
-    mark(client, collection)
     found = stored(client, collection)
     assert {key: found.get(key) for key in (1, 2, 3)} == {1: "rome", 2: None, 3: "oslo"}
 
@@ -90,7 +82,6 @@ def test_a_transaction_is_visible_as_a_whole_or_not_at_all(client: Client, colle
     with pytest.raises(ZeroDivisionError), producer.transaction(collection, vchannel=1) as other:
         _fail_after(other.insert(rows(*mine[2:]), partition="rome"))
     assert txn.commit_tick is not None
-    mark(client, collection)
     found = stored(client, collection)
     assert [key for key in mine if key in found] == [mine[1]]
 
@@ -110,7 +101,6 @@ def test_a_producer_that_takes_over_an_id_fences_the_older_one(client: Client, c
     with pytest.raises(AppendRejected) as caught:
         older.insert(collection, rows(*range(60, 90)), partition="rome")
     assert caught.value.reason == "PRODUCER_FENCED"
-    mark(client, collection)
     assert set(range(60)) <= set(stored(client, collection))
 
 
@@ -120,7 +110,6 @@ def test_a_new_term_is_asked_for_and_nothing_is_lost(client: Client, collection:
     for name in {pchannel_of(vchannel) for vchannel in collection.vchannels}:
         client.coordinator.open_term(name)
     producer.insert(collection, rows(4, 5, 6), partition="rome")
-    mark(client, collection)
     assert {1, 2, 3, 4, 5, 6} <= set(stored(client, collection))
 
 
@@ -149,11 +138,23 @@ def test_an_append_whose_answer_was_lost_is_repeated_without_a_second_effect(
         written = producer.insert(collection, rows(*range(first, first + 10)), partition="rome")
         assert written.rejections == []
     producer.close()
-    mark(client, collection)
     catch_up(client.settings, client.log)
-    flush(client.settings)
-    keys = read_arrow(client.settings, collection.id)["id"].to_pylist()
-    assert sorted(key for key in keys if key < 50) == list(range(50))
+    assert sorted(client.read(collection.name)["id"].to_pylist()) == list(range(50))
+
+
+def test_a_channel_on_which_nothing_happens_does_not_hold_a_read_back(client: Client, collection: Collection) -> None:
+    for key in range(3):
+        written = client.producer().insert(collection, rows(key), partition="rome")
+        catch_up(client.settings, client.log)
+        assert client.read(collection.name)["id"].to_pylist() == list(range(key + 1))
+        assert len(client.read(collection.name, at=written.last_tick)) == key + 1
+
+
+def test_a_read_that_the_streaming_node_has_not_come_up_to_says_so(client: Client, collection: Collection) -> None:
+    catch_up(client.settings, client.log)
+    client.producer().insert(collection, rows(1), partition="rome")
+    with pytest.raises(TickNotReached, match="streaming node"):
+        client.read(collection.name, deadline=0.2)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ def main() -> None:
         collection = client.collection("kills")
         producer = client.producer()
         while True:
-            rows = pa.table({"id": range(first, first + step), "word": [f"row {number}" for number in range(first, first + step)]})
+            rows = pa.table(
+                {"id": range(first, first + step), "word": [f"row {number}" for number in range(first, first + step)]}
+            )
             try:
                 producer.insert(collection, rows)
             except MillraceError as error:

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from millrace.client.client import Client
-from millrace.node.parking import parked_path
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from millrace.tables.wal_reader import WalSnapshot
@@ -63,7 +62,10 @@ def caught_up(settings: Settings, *, flushed: bool) -> None:
         flush_what_is_committed(settings)
 
 
-def test_the_readmes_example_runs_and_its_read_gives_what_it_says(readme: dict[str, Any], settings: Settings) -> None:
+def test_the_readmes_example_runs_and_its_read_gives_what_it_says(
+    readme: dict[str, Any], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLRACE_DATA", str(settings.data_dir))
     units = [line.split()[1] for line in readme["printed"].splitlines()]
     assert units[-1] == "ImmutableTxn"
     assert units.count("ImmutableTxn") == 1
@@ -92,7 +94,7 @@ def test_the_queries_of_the_tables_page_give_the_visible_rows(readme: dict[str, 
 def test_every_folder_of_a_deployment_is_in_the_operating_page(readme: dict[str, Any], settings: Settings) -> None:
     caught_up(settings, flushed=True)
     made = {path.name for path in settings.data_dir.iterdir()}
-    made |= {settings.run_path.name, settings.spark_checkpoint_path("q").parent.name, parked_path(settings).name}
+    made |= {settings.run_path.name, settings.spark_checkpoint_path("q").parent.name, settings.parked_path.name}
     cells = [row[0] for row in table("docs/operating.md", "The data folder")]
     assert {place.strip().split("/")[0] for cell in cells for place in cell.split(",")} == made
 

@@ -66,9 +66,7 @@ def test_a_flush_without_news_commits_nothing(settings: Settings) -> None:
     assert flush(settings)
     versions = [DeltaTable(str(path)).version() for path in (rows_path(settings, 1), settings.checkpoints_path)]
     assert flush(settings) == {}
-    assert versions == [
-        DeltaTable(str(path)).version() for path in (rows_path(settings, 1), settings.checkpoints_path)
-    ]
+    assert versions == [DeltaTable(str(path)).version() for path in (rows_path(settings, 1), settings.checkpoints_path)]
 
 
 def test_the_checkpoints_table_keeps_one_live_row_a_pchannel(settings: Settings) -> None:

@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry
 from millrace.log.remote import RemoteLogService
 from millrace.metrics import Metrics
 from millrace.node.parking import read_parked, unpark
-from millrace.node.parking import parked_path
 from millrace.settings import Settings
 from millrace.tables.wal_table import WalTable
 from millrace.wal.digest import digest
@@ -98,7 +97,7 @@ def test_the_query_follows_the_logs_parks_what_is_poisoned_and_rests_when_nothin
     try:
         until(lambda: deployment.rows("p0") == 3, alive=lambda: query.isActive)
         deployment.append("p1", opening(), accepted(), poison(), accepted())
-        until(lambda: bool(read_parked(parked_path(deployment.settings))), alive=lambda: query.isActive)
+        until(lambda: bool(read_parked(deployment.settings.parked_path)), alive=lambda: query.isActive)
         assert deployment.rows("p1") == 2, "what stands before the poisoned entry is committed"
         deployment.append("p0", accepted())
         until(lambda: deployment.rows("p0") == 4, alive=lambda: query.isActive)
@@ -113,8 +112,8 @@ def test_the_query_follows_the_logs_parks_what_is_poisoned_and_rests_when_nothin
         until(lambda: _polls(query) > polls, alive=lambda: query.isActive)
         assert json.loads(progress_path(deployment.settings).read_text())["batches"] == batches
         assert DeltaTable(str(deployment.settings.wal_path)).version() == version
-        unpark(parked_path(deployment.settings), "p1")
-        until(lambda: bool(read_parked(parked_path(deployment.settings))), alive=lambda: query.isActive)
+        unpark(deployment.settings.parked_path, "p1")
+        until(lambda: bool(read_parked(deployment.settings.parked_path)), alive=lambda: query.isActive)
     finally:
         stop_between_batches(query)
         spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")

@@ -8,16 +8,23 @@ with Client.connect() as client:
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
+
 from millrace.client.append_client import AppendClient
+from millrace.client.freshness import confirm
 from millrace.client.producer import Producer
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.store import Collection
+from millrace.errors import TickNotReached
 from millrace.log.protocol import LogService
 from millrace.node.append_host_server import LAUNCH
 from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+from millrace.tables.read_plan import resolve_tick
 
 
 class _OneByOne:
@@ -86,3 +93,21 @@ class Client:
         producer = Producer(self.append, self.coordinator, self.settings, producer_id=producer_id)
         self._producers.append(producer)
         return producer
+
+    def read(self, name: str, *, at: int | datetime | None = None, deadline: float | None = None) -> pa.Table:
+        """The rows of a collection at the tick (or moment) `at`; without one everything that was decided before the call.
+
+        Has a tick appended on each PChannel of the collection, so that one on which nothing happens does not hold the read
+        back, and waits up to `deadline` seconds (default: ``read_deadline``) for the streaming node to have come that far.
+        No JVM. Raises TickNotReached, TickTooOld, CollectionNotFound; :func:`millrace.tables.reader.read` is the same for Spark.
+        """
+        collection = self.collection(name)
+        tick = None if at is None else resolve_tick(at)
+        seconds = self.settings.read_deadline if deadline is None else deadline
+        confirmed, whole = confirm(self.settings, collection, self.append, at=tick, seconds=seconds)
+        if not whole:
+            raise TickNotReached(
+                f"the wal table does not hold all of {name!r} after {seconds:.1f} s: is the streaming node running"
+                " (`millrace status`)? Or read at an older tick"
+            )
+        return read_arrow(self.settings, collection.id, at=tick, deadline=0.0, confirmed=confirmed)

@@ -112,16 +112,6 @@ def find_collection(settings: Settings, name: str) -> Collection:
     raise CollectionNotFound(f"no collection {name!r} in {settings.data_dir}; {there}")
 
 
-def parked_folder(settings: Settings) -> Path:
-    """Where parked PChannels stand; the name that millrace.node.source gives it, without Spark's import."""
-    return settings.data_dir / "parked"
-
-
-def progress_file(settings: Settings) -> Path:
-    """Where the streaming node says how it does; the name that millrace.node.streaming gives it, without Spark's import."""
-    return settings.run_path / "streaming-node.json"
-
-
 # --- printing ---------------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import millrace
-from millrace.commands.command_line import DataFolder, command_group, load_settings, parked_folder
+from millrace.commands.command_line import DataFolder, command_group, load_settings
 from millrace.errors import ChannelNotFound, InvalidSettings, LogUnavailable
 
 app = command_group("Run the streaming jobs.")
@@ -72,7 +72,7 @@ def unpark(
     settings = load_settings(data)
     freed = []
     try:
-        unpark_node(parked_folder(settings), pchannel)
+        unpark_node(settings.parked_path, pchannel)
         freed.append("the streaming node")
     except ChannelNotFound:
         pass  # the append host may have parked it by itself

@@ -92,6 +92,36 @@ def verify(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = 
 
 
 @app.command()
+def truncate(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how far it could go.")] = False,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give up what the WAL and the flusher have passed: the log then begins there.
+
+    Example: `millrace log truncate --dry-run`
+    """
+    from millrace.node.truncation import truncate_log
+    from millrace.tables.wal_table import WalTable
+
+    settings = load_settings(data)
+    rows: list[dict[str, Any]] = []
+    if WalTable.exists(settings.wal_path):
+        with _client(settings) as client:
+            rows = [
+                {
+                    "pchannel": found.pchannel,
+                    "begin": str(found.begin),
+                    "position": str(found.position if found.moves else found.begin),
+                    "freed_bytes": found.freed_bytes,
+                }
+                for found in truncate_log(settings, client.service, dry_run=dry_run)
+            ]
+    columns = ("pchannel", "begin", "position", "freed_bytes")
+    print_rows(rows, columns=columns, as_json=as_json, empty="Nothing was flushed yet: the log keeps everything.")
+
+
+@app.command()
 def stop(data: DataFolder = None) -> None:
     """Stop the log's server, and the append host in it. The next command that needs it starts it again.
 

@@ -106,7 +106,8 @@ def read(
 
 def _rows(settings: Settings, found: Collection, at: int | datetime | None, wait: float | None) -> Any:
     """The rows as an Arrow table. Where the streaming job is behind a read of now: as of the newest tick that is whole."""
-    from millrace.commands.freshness import confirm
+    from millrace.client.append_client import AppendClient
+    from millrace.client.freshness import confirm
     from millrace.commands.status import streaming_job
     from millrace.tables.arrow_read import read_arrow
     from millrace.tables.read_plan import resolve_tick
@@ -114,7 +115,8 @@ def _rows(settings: Settings, found: Collection, at: int | datetime | None, wait
     running = streaming_job(settings)["running"]
     tick = None if at is None else resolve_tick(at)
     seconds = wait if wait is not None else settings.read_deadline if running else 0.0
-    confirmed, whole = confirm(settings, found, at=tick, seconds=seconds)
+    with AppendClient.connect(settings.data_dir, deadline=settings.start_deadline) as client:
+        confirmed, whole = confirm(settings, found, client, at=tick, seconds=seconds)
     if not whole and tick is None:
         typer.echo(
             "Not the newest: the streaming job is behind"

@@ -14,10 +14,8 @@ from millrace.commands.command_line import (
     known_collections,
     load_settings,
     moment,
-    parked_folder,
     print_json,
     print_rows,
-    progress_file,
     stamp,
 )
 from millrace.errors import LogUnavailable, MillraceError
@@ -78,7 +76,7 @@ def streaming_job(settings: Settings) -> dict[str, Any]:
     import psutil
 
     try:
-        progress = json.loads(progress_file(settings).read_text(encoding="utf-8"))
+        progress = json.loads(settings.progress_path("streaming-node").read_text(encoding="utf-8"))
         pid, at = int(progress["pid"]), float(progress["at"])
     except (FileNotFoundError, ValueError, KeyError):
         return {"running": False}
@@ -105,7 +103,7 @@ def _pchannels(settings: Settings, client: AppendClient | None) -> list[dict[str
     wal = open_table(settings.wal_path)
     table = None if wal is None else WalTable(wal, settings.wal_path)
     checkpoints = read_checkpoints(open_table(settings.checkpoints_path), settings.checkpoints_path)
-    parked = {each.pchannel: each for each in read_parked(parked_folder(settings))}
+    parked = {each.pchannel: each for each in read_parked(settings.parked_path)}
     in_wal = set(table.pchannels()) if table is not None else set()
     in_log = set(client.service.names()) if client is not None else set()
     pending = _pending(client, table) if client is not None else {}
@@ -154,7 +152,7 @@ def _hosted(client: AppendClient, name: str, row: dict[str, Any]) -> dict[str, A
 
 def _pending(client: AppendClient, table: WalTable | None) -> dict[str, float]:
     """By PChannel with something to come: the age of its oldest entry that the WAL does not have, in seconds."""
-    from millrace.commands.freshness import lacks_rows
+    from millrace.client.freshness import lacks_rows
     from millrace.message.ids import EARLIEST
 
     found: dict[str, float] = {}

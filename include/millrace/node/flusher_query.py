@@ -93,4 +93,4 @@ def start_query(
 
 def progress_path(settings: Settings) -> Path:
     """The file that says how the flusher is doing: rewritten behind each micro-batch, for `status`."""
-    return settings.run_path / f"{QUERY_NAME}.json"
+    return settings.progress_path(QUERY_NAME)

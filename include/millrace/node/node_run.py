@@ -8,7 +8,7 @@ from __future__ import annotations
 from millrace.log.protocol import LogService
 from millrace.metrics import Metrics
 from millrace.node.committer import Committer
-from millrace.node.parking import Parked, parked_path
+from millrace.node.parking import Parked
 from millrace.node.planner import START, Planner
 from millrace.node.ranges import run_range
 from millrace.settings import Settings
@@ -21,7 +21,7 @@ def catch_up(settings: Settings, service: LogService, *, metrics: Metrics | None
     Another node may be at work: what it commits first is not committed again. Raises ChannelParked for a range that cannot be run, once the others are committed.
     """
     table = WalTable.create(settings.wal_path)
-    planner = Planner(service, table, parked=parked_path(settings))
+    planner = Planner(service, table, parked=settings.parked_path)
     committer, offset = Committer(table, metrics=metrics), START
     reached: dict[str, int] = {}
     while (following := planner.latest(offset)) != offset:

@@ -17,7 +17,6 @@ from typing import Self
 from millrace.errors import ChannelNotFound, ChannelParked
 from millrace.message.ids import LogId
 from millrace.node.ranges import Failure
-from millrace.settings import Settings
 from millrace.tables.wal_table import sync_directory, sync_file
 
 
@@ -86,8 +85,3 @@ def read_parked(folder: Path) -> list[Parked]:
             continue
         found.append(Parked(**{**data, "position": LogId(*data["position"])}))
     return found
-
-
-def parked_path(settings: Settings) -> Path:
-    """Folder of the parked PChannels (millrace.node.parking)."""
-    return settings.data_dir / "parked"

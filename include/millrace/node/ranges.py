@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -173,7 +173,7 @@ def run_range(plan: RangePlan, *, log: Log, table: Path, slice_bytes: int = SLIC
     )
 
 
-def _slices(log: Log, position: LogId, plan: RangePlan, slice_bytes: int) -> Iterator[LogEntries]:
+def _slices(log: Log, position: LogId, plan: RangePlan, slice_bytes: int) -> Generator[LogEntries, None, None]:
     """The planned range in slices; while one is worked on, the next is read (so two of them are in memory)."""
     taken = 0
     ahead: Future[LogEntries] | None = None

@@ -27,7 +27,6 @@ from millrace.log.registry import open_service
 from millrace.log.remote import RemoteLogService
 from millrace.message.ids import LogId
 from millrace.node.append_host_server import FACTORY as APPEND_HOST
-from millrace.node.parking import parked_path
 from millrace.node.planner import START, UNBOUNDED, Offset, Planner
 from millrace.node.ranges import Failure, RangePlan, RangeReport, run_range
 from millrace.settings import Settings
@@ -45,7 +44,7 @@ def source_options(settings: Settings) -> dict[str, str]:
     return {
         "log": str(settings.log_path) if settings.log == "rocksmq" else settings.log,
         "wal": str(settings.wal_path),
-        "parked": str(parked_path(settings)),
+        "parked": str(settings.parked_path),
         "maxBytesPerTrigger": str(settings.max_bytes_per_trigger),
     }
 

@@ -60,7 +60,7 @@ def rows_path(settings: Settings, collection_id: int) -> Path:
 
 def deletes_path(settings: Settings, collection_id: int) -> Path:
     """The table with a collection's deletes."""
-    return settings.data_dir / "deletes" / str(collection_id)
+    return settings.deletes_path(collection_id)
 
 
 def file_schema(schema: CollectionSchema) -> pa.Schema:

@@ -9,7 +9,7 @@ join, which is left out where there are none.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import reduce
 from pathlib import Path
@@ -41,14 +41,16 @@ def read(
     *,
     at: int | datetime | None = None,
     deadline: float | None = None,
+    confirmed: Mapping[str, int] | None = None,
     with_ticks: bool = False,
 ) -> DataFrame:
     """The rows of a collection that are visible at `at` (default: the newest tick all its channels have reached).
 
     Columns are the collection's fields at that tick; `with_ticks` adds those that place a row (``_partition`` ...). Waits up
-    to `deadline` seconds for a tick to come. Raises TickNotReached, TickTooOld, CollectionNotFound.
+    to `deadline` seconds for a tick to come. `confirmed` as in :func:`millrace.tables.read_plan.plan_read`.
+    Raises TickNotReached, TickTooOld, CollectionNotFound.
     """
-    plan = plan_read(settings, collection_id, at=at, deadline=deadline)
+    plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
     rows = _frame(spark, plan, deletes=False)
     for name, number, tick in plan.partition_drops:
         hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number) & (F.col("_time_tick") < tick)

@@ -204,14 +204,14 @@ def _count_deleted(db: duckdb.DuckDBPyConnection, settings: Settings, collection
     if not deletes:
         return 0
     key = DeltaTable(str(path)).schema().fields[0].name
-    row = db.execute(
+    [(hit,)] = db.execute(
         f'''select count(*) from read_parquet($rows, union_by_name=true, hive_partitioning=false) r where exists (
             select 1 from read_parquet($deletes, hive_partitioning=false) d
             where d."{key}" = r."{key}" and d._partition_id in (0, r._partition_id)
             and (d._time_tick > r._time_tick or (d._time_tick = r._time_tick and d._write_tick > r._write_tick)))''',
         {"rows": files, "deletes": deletes},
-    ).fetchone()
-    return int(row[0]) if row else 0
+    ).fetchall()
+    return int(hit)
 
 
 def _files(delta: DeltaTable, kind: str, pchannel: str) -> list[str]:

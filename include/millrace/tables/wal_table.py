@@ -159,6 +159,11 @@ class WalTable:
             sync_directory(folder)
         return cls.open(path)
 
+    @staticmethod
+    def exists(path: Path | str) -> bool:
+        """Whether there is a table at `path`."""
+        return DeltaTable.is_deltatable(str(path))
+
     @classmethod
     def open(cls, path: Path | str) -> Self:
         """The table at `path` at its newest version. Raises deltalake's TableNotFoundError where there is none."""

@@ -33,39 +33,46 @@ _TICK_SECONDS: Final = 0.5
 
 
 def confirm(
-    settings: Settings, collection: Collection, *, at: int | None = None, seconds: float
+    settings: Settings, collection: Collection, client: AppendClient, *, at: int | None = None, seconds: float
 ) -> tuple[dict[str, int], bool]:
     """By PChannel of the collection the tick up to which the ``wal`` table is whole; and whether that is so for each.
 
-    Waits up to `seconds` for the streaming job, and for the tick `at` to come where it is given. A PChannel that cannot be
+    Waits up to `seconds` for the streaming job, and for the tick `at` to come; without one, for all that was decided on any of
+    the PChannels before the call. A PChannel that cannot be
     told about (parked, say) is left out, and a read knows of it what the table says.
     """
     names = sorted({pchannel_of(vchannel) for vchannel in collection.vchannels})
     end = time.monotonic() + seconds
     ticks: dict[str, int] = {}
     whole: dict[str, int] = {}
-    with AppendClient.connect(settings.data_dir, deadline=settings.start_deadline) as client:
-        while True:
-            table = open_table(settings.wal_path)
-            wal = None if table is None else WalTable(table, settings.wal_path)
-            for name in names:
-                try:
-                    if ticks.get(name, 0) < max(1, at or 0):
-                        ticks[name] = client.tick(name)
-                    if name not in whole or whole[name] < ticks[name]:
-                        log = client.service.open(name)
-                        if not lacks_rows(wal, log, name, up_to=ticks[name]):
-                            whole[name] = ticks[name]
-                        log.close()
-                except MillraceError:
-                    continue
-            if all(whole.get(name, 0) >= max(1, at or 0) for name in names):
-                return whole, True
-            left = end - time.monotonic()
-            if left <= 0:
-                return whole, False
-            ahead = at is not None and min(ticks.values(), default=0) < at
-            time.sleep(min(left, _TICK_SECONDS if ahead else _POLL_SECONDS))
+    target = at or 0
+    while True:
+        table = open_table(settings.wal_path)
+        wal = None if table is None else WalTable(table, settings.wal_path)
+        for name in names:
+            try:
+                if ticks.get(name, 0) < max(1, target):
+                    ticks[name] = client.tick(name)
+            except MillraceError:
+                continue
+        if at is None and not target:
+            target = max(ticks.values(), default=0)  # of one clock, but ticks of one millisecond differ by channel
+        for name in ticks:
+            try:
+                if name not in whole or whole[name] < ticks[name]:
+                    log = client.service.open(name)
+                    if not lacks_rows(wal, log, name, up_to=ticks[name]):
+                        whole[name] = ticks[name]
+                    log.close()
+            except MillraceError:
+                continue
+        if all(whole.get(name, 0) >= max(1, target) for name in names):
+            return whole, True
+        left = end - time.monotonic()
+        if left <= 0:
+            return whole, False
+        ahead = at is not None and min(ticks.values(), default=0) < at
+        time.sleep(min(left, _TICK_SECONDS if ahead else _POLL_SECONDS))
 
 
 def lacks_rows(wal: WalTable | None, log: Log, pchannel: str, *, up_to: int = MAX_TICK) -> bool:
