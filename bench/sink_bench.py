@@ -1,7 +1,7 @@
 """The streaming node against Spark's own Delta sink: the same log, one with the whole chain, one without any.
 
-The baseline is what a Spark user would write: a Python data source that reads the same entries from the same server and
-yields them as Arrow batches (bytes and log ids, nothing decoded), into ``writeStream.format("delta")``.
+The baseline is what a Spark user would write: a Python data source that reads the same entries from the same server, decodes
+them into messages and yields those as Arrow batches, a row a message, into ``writeStream.format("delta")``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,26 @@ from pyspark.sql.types import StructType
 from bench.node_bench import fill
 from millrace.log.remote import RemoteLogService
 from millrace.message.ids import EARLIEST
+from millrace.message.wire import decode_entries
 from millrace.metrics import Metrics
 from millrace.node.streaming import QUERY_NAME, start_query
 from millrace.settings import Settings
 from millrace.spark import session
 
 READ_BYTES = 32 << 20
+_COLUMNS = [
+    "entry",
+    "index",
+    "physical_ms",
+    "type",
+    "vchannel",
+    "term",
+    "collection_id",
+    "partition_id",
+    "rows",
+    "sequence",
+    "payload",
+]
 DEADLINE = 600
 
 
@@ -60,10 +74,22 @@ class PlainReader(DataSourceStreamReader):
             position, end = EARLIEST, log.describe().end
             while position < end:
                 entries = log.read(position, end=end, max_bytes=READ_BYTES)
-                batch = entries.batch
+                batch = decode_entries(entries.batch)
                 yield pa.RecordBatch.from_arrays(
-                    [batch.column("entry"), batch.column("physical_ms"), batch.column("value").cast(pa.binary())],
-                    names=["entry", "physical_ms", "value"],
+                    [
+                        batch.column("entry"),
+                        batch.column("index"),
+                        batch.column("physical_ms"),
+                        batch.column("type").cast(pa.int32()),
+                        batch.column("vchannel").cast(pa.utf8()),
+                        batch.column("term"),
+                        batch.column("collection_id"),
+                        batch.column("partition_id"),
+                        batch.column("rows"),
+                        batch.column("sequence"),
+                        batch.column("payload").cast(pa.binary()),
+                    ],
+                    names=_COLUMNS,
                 )
                 position = entries.next
 
@@ -76,7 +102,10 @@ class PlainSource(DataSource):
         return "bench_plain_log"
 
     def schema(self) -> str:
-        return "entry LONG, physical_ms LONG, value BINARY"
+        return (
+            "entry LONG, index INT, physical_ms LONG, type INT, vchannel STRING, term LONG, collection_id LONG,"
+            " partition_id LONG, rows LONG, sequence LONG, payload BINARY"
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return PlainReader(self.options["folder"], self.options["names"].split(","))

@@ -99,7 +99,7 @@ class Settings:
     append_deadline: float = _setting(30.0, "Longest wait for an append's result.", low=0.001, high=86400)
 
     max_bytes_per_trigger: int = _setting(
-        64 << 20, "Log bytes that one micro-batch takes from a PChannel.", low=1 << 10, high=16 << 30, is_bytes=True
+        256 << 20, "Log bytes that one micro-batch takes from a PChannel.", low=1 << 10, high=16 << 30, is_bytes=True
     )
     trigger_interval: float = _setting(0.0, "Least time between two micro-batches; 0 runs on.", low=0, high=86400)
     tick_interval: float = _setting(10.0, "Pause after which an idle PChannel gets a time tick.", low=0.01, high=3600)
