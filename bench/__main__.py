@@ -15,12 +15,14 @@ import platform
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 
 from bench import (
@@ -33,6 +35,7 @@ from bench import (
     node_bench,
     sink_bench,
 )
+from millrace.log.discovery import read_record
 
 MIB = 1 << 20
 
@@ -154,7 +157,37 @@ def _flat(folder: Path, quick: bool) -> Any:
 
 
 def _backlog(folder: Path, quick: bool) -> Any:
-    return node_bench.node(folder, message_bytes=64 << 10, total_bytes=(256 if quick else 10 * 1024) * MIB)
+    """Catching up on 10 GiB of 64 KiB messages: speed, and the peak memory (RSS) of driver, JVM, workers and log server."""
+    stop, peak = threading.Event(), [0]
+
+    def watch() -> None:
+        me = psutil.Process()
+        while not stop.wait(0.5):
+            total = 0
+            for process in [me, *me.children(recursive=True), *_log_servers(folder)]:
+                try:
+                    total += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            peak[0] = max(peak[0], total)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        found = node_bench.node(folder, message_bytes=64 << 10, total_bytes=(256 if quick else 10 * 1024) * MIB)
+    finally:
+        stop.set()
+        thread.join()
+    return {**found, "peak_rss_mib": round(peak[0] / MIB)}
+
+
+def _log_servers(folder: Path) -> list[psutil.Process]:
+    """The log's server of the deployment below `folder`: it is detached, and so no child of ours."""
+    record = read_record(folder / "log")
+    try:
+        return [psutil.Process(record.pid)] if record is not None else []
+    except psutil.NoSuchProcess:
+        return []
 
 
 SECTIONS: dict[str, Callable[[Path, bool], Any]] = {

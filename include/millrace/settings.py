@@ -101,7 +101,15 @@ class Settings:
     max_bytes_per_trigger: int = _setting(
         256 << 20, "Log bytes that one micro-batch takes from a PChannel.", low=1 << 10, high=16 << 30, is_bytes=True
     )
-    trigger_interval: float = _setting(0.0, "Least time between two micro-batches; 0 runs on.", low=0, high=86400)
+    trigger_interval: float = _setting(
+        0.0, "Least time between two micro-batches of the streaming node; 0 runs on.", low=0, high=86400
+    )
+    flush_interval: float = _setting(
+        1.0,
+        "Least time between two micro-batches of the flusher; reads see the WAL's tail meanwhile.",
+        low=0,
+        high=86400,
+    )
     tick_interval: float = _setting(10.0, "Pause after which an idle PChannel gets a time tick.", low=0.01, high=3600)
 
     start_deadline: float = _setting(120.0, "Longest wait for a process of ours to come up.", low=1, high=86400)

@@ -88,7 +88,7 @@ def start_query(
     )
     if available_now:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{int(settings.trigger_interval * 1000)} milliseconds").start()
+    return writer.trigger(processingTime=f"{int(settings.flush_interval * 1000)} milliseconds").start()
 
 
 def progress_path(settings: Settings) -> Path:
