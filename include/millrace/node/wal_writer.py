@@ -7,10 +7,8 @@ is bounded by the slices that are handed in: each becomes a row group at once.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
-import os
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace.message.ids import LOGICAL_BITS
+from millrace.tables.direct_file import DirectFile
 from millrace.tables.wal_table import (
     STATS_COLUMNS,
     Totals,
@@ -37,8 +36,6 @@ from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE, ROW_SC
 from millrace.wal.state import ChannelState
 
 _DAY_MS: Final = 86_400_000
-_SYNC_FILE_RANGE_WRITE: Final = 2
-_sync_file_range: Final = getattr(ctypes.CDLL(None), "sync_file_range", None)
 _DICTIONARY: Final = [
     "type",
     "vchannel",
@@ -168,12 +165,11 @@ class RowFile:
         self._rows = 0
         self._low: tuple[int, ...] | None = None
         self._high: tuple[int, ...] = (0, 0, 0)
-        self._sink = pa.OSFile(str(self.path), "wb")
+        self._sink = DirectFile(self.path)
         self._writer = pq.ParquetWriter(self._sink, ROW_SCHEMA, **_WRITE_OPTIONS)
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._writer.write_batch(rows, row_group_size=max(1, rows.num_rows))
-        _start_writeback(self._sink.fileno())
         columns = [rows.column(name).to_numpy() for name in STATS_COLUMNS]
         low = tuple(int(column.min()) for column in columns)
         high = tuple(int(column.max()) for column in columns)
@@ -183,13 +179,8 @@ class RowFile:
 
     def close(self) -> FileAction:
         self._writer.close()
+        size = self._sink.sync()
         self._sink.close()
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fdatasync(descriptor)
-            size = os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
         assert self._low is not None
         return FileAction(self._relative, self._kind, self._day, size, self._rows, self._low, self._high)
 
@@ -199,15 +190,6 @@ class RowFile:
             with suppress(OSError, pa.ArrowException):
                 stream.close()
         self.path.unlink(missing_ok=True)
-
-
-def _start_writeback(descriptor: int) -> None:
-    """Have the kernel begin to write what is dirty, so that the sync at the end finds most of it done.
-
-    sync_file_range(2), which Python's os lacks: advice without a result, on Linux alone. The durable sync comes in close().
-    """
-    if _sync_file_range is not None:
-        _sync_file_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def _make_folder(table: Path, relative: str) -> None:

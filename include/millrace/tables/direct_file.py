@@ -1,0 +1,121 @@
+"""A file that is written past the page cache, where the file system lets it.
+
+Pages that the page cache touches for the first time cost a writer more CPU than the disk costs it time (docs/performance.md,
+"The log"); what is written once and synced at once gains nothing from them. :class:`DirectFile` collects what it is given in
+one aligned buffer and writes that with O_DIRECT, the unaligned rest at the end through the page cache. Where O_DIRECT is refused
+it writes everything through the page cache. Not thread-safe; durable after :meth:`sync` alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+ALIGNMENT: Final = 4096
+BUFFER_BYTES: Final = 4 << 20
+
+
+class DirectFile:
+    """A new file at `path`, as pyarrow takes a Python file: write, tell, flush, close."""
+
+    def __init__(self, path: Path, *, buffer_bytes: int = BUFFER_BYTES) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._buffer = mmap.mmap(-1, buffer_bytes)  # a mapping begins at a page, so it is aligned
+        self._view = memoryview(self._buffer)
+        self._held = 0
+        self._written = 0
+        self._direct = _set_direct(self._descriptor, True)
+        self.closed = False
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Add `data`; how many bytes that were."""
+        source = memoryview(data).cast("B")
+        size, taken = len(source), 0
+        while taken < size:
+            part = min(size - taken, len(self._view) - self._held)
+            self._view[self._held : self._held + part] = source[taken : taken + part]
+            self._held += part
+            taken += part
+            if self._held == len(self._view):
+                self._drain(self._held)
+        return size
+
+    def tell(self) -> int:
+        return self._written + self._held
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        """Nothing: what is held is written when the buffer is full or at :meth:`sync`."""
+
+    def sync(self) -> int:
+        """Write what is held and make the whole file durable; its size in bytes."""
+        aligned = self._held - self._held % ALIGNMENT
+        rest = bytes(self._view[aligned : self._held])
+        if aligned:
+            self._drain(aligned)
+        self._held = 0
+        if rest:
+            if self._direct:
+                _set_direct(self._descriptor, False)
+                self._direct = False
+            _write_all(self._descriptor, memoryview(rest))
+            self._written += len(rest)
+        os.fdatasync(self._descriptor)
+        return self._written
+
+    def close(self) -> None:
+        """Give everything back; what was not synced may be lost. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        self._view.release()
+        self._buffer.close()
+        os.close(self._descriptor)
+
+    def _drain(self, size: int) -> None:
+        with self._view[:size] as part:
+            try:
+                _write_all(self._descriptor, part)
+            except OSError as error:
+                # Some file systems take the flag and refuse the write.
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                _set_direct(self._descriptor, False)
+                self._direct = False
+                _write_all(self._descriptor, part)
+        self._written += size
+        self._held = 0
+
+
+def _set_direct(descriptor: int, wanted: bool) -> bool:
+    """Switch O_DIRECT; whether it is on now."""
+    import fcntl
+
+    flag = getattr(os, "O_DIRECT", 0)
+    if not flag:
+        return False
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag if wanted else flags & ~flag)
+    except OSError:
+        return False
+    return wanted
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        written = os.write(descriptor, data)
+        if written == len(data):
+            return
+        data = data[written:]
