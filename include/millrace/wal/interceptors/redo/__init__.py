@@ -10,7 +10,7 @@ import numpy as np
 
 from millrace.message.types import MessageType
 from millrace.wal.interceptors import Proceed
-from millrace.wal.run import Decided, Emission, Row, Run
+from millrace.wal.run import Decided, Emission, Row, Run, groups
 from millrace.wal.state import ChannelState
 
 
@@ -28,10 +28,10 @@ class Redo:
             return
         vchannel, partition = run.view(columns.vchannel)[inserts], run.view(columns.partition_id)[inserts]
         lacking = np.zeros(len(inserts), dtype=bool)
-        pairs = np.unique(np.stack([vchannel.astype(np.int64), partition]), axis=1).T
-        for code, partition_id in pairs.tolist():
-            if partition_id not in state.vchannels[columns.names[code]].growing:
-                lacking |= (vchannel == code) & (partition == partition_id)
+        for rows in groups(vchannel, partition):
+            name = columns.names[vchannel[rows[0]]]
+            if int(partition[rows[0]]) not in state.vchannels[name].growing:
+                lacking[rows] = True
         places = inserts[lacking]
         if not len(places):
             return
