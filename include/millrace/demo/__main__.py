@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -60,7 +61,7 @@ def main() -> int:
 def _run(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
     console.print(f"Data folder: [bold]{settings.data_dir}[/]")
     log_file = settings.run_path / "streaming-node.log"
-    with Client.connect(settings) as client:
+    with Client.connect(settings) as client, _serving(client):
         client.coordinator.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
         table = flights().slice(0, options.rows)
@@ -88,10 +89,16 @@ def _run(settings: Settings, options: argparse.Namespace, console: Console, stop
             console.print(f"Everything lies in the collection's table, {waited:.1f} s after the last append.")
         finally:
             job.stop(deadline=settings.stop_deadline)
-        try:
-            return summarise(settings, client, collection, load.counts, watch, console)
-        finally:
-            client.append.service.shutdown()
+        return summarise(settings, client, collection, load.counts, watch, console)
+
+
+@contextmanager
+def _serving(client: Client) -> Iterator[None]:
+    """The log's server ends with the demo, however that ends: what was acknowledged is on the disk."""
+    try:
+        yield
+    finally:
+        client.append.service.shutdown()
 
 
 def _progress(console: Console) -> Progress:

@@ -22,7 +22,7 @@ from millrace.node.streaming import progress_path, started_path
 from millrace.settings import Settings
 from millrace.tables.collection_table import rows_path
 from millrace.tables.delta_files import open_table
-from millrace.tables.flush_tables import read_checkpoints
+from millrace.tables.flush_tables import read_checkpoints, read_segments
 from millrace.tables.verify import ChannelReport, CollectionReport, verify_channel, verify_collections
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.tables.wal_table import WalTable
@@ -150,6 +150,7 @@ def summarise(
     ]
     _print_rows(report, counts, console)
     _print_channels(channels, console)
+    _print_segments(settings, collection, console)
     for words, holds in checks:
         console.print(f"  {'[green]✓[/]' if holds else '[bold red]✗[/]'} {words}")
     _print_places(settings, collection, console)
@@ -204,6 +205,16 @@ def _print_channels(channels: list[ChannelReport], console: Console) -> None:
     for channel in channels:
         table.add_row(channel.pchannel, f"{channel.messages:,}", f"{channel.rejections:,}", str(channel.committed))
     console.print(table)
+
+
+def _print_segments(settings: Settings, collection: Collection, console: Console) -> None:
+    path = settings.segments_path
+    segments = read_segments(open_table(path), path, vchannels=collection.vchannels)
+    states = (
+        segments.group_by("state").aggregate([("segment_id", "count"), ("rows", "sum")]).sort_by("state").to_pylist()
+    )
+    found = ", ".join(f"{each['segment_id_count']} {each['state']} ({each['rows_sum']:,} rows)" for each in states)
+    console.print(f"Segments: {found or 'none yet'}")
 
 
 def _print_places(settings: Settings, collection: Collection, console: Console) -> None:
