@@ -6,7 +6,9 @@ running deployment has no second way to behave.
 
 Places: ``truncation.before`` and ``truncation.after`` (around the removal of what the checkpoints have passed),
 ``compaction.merged`` (the merged file is on disk, nothing is committed), ``range.written`` (Parquet files are on disk, the task has not answered), ``commit.checked`` (the fence was
-checked, nothing is committed), ``commit.done`` (the Delta commit stands, Spark's commit log does not know it yet).
+checked, nothing is committed), ``commit.done`` (the Delta commit stands, Spark's commit log does not know it yet),
+``checkpoint.written`` and ``flush.checkpointed`` (a Delta checkpoint stands, the log before older ones is not cleaned up),
+``trim.removed`` (one more entry of the Delta log is gone).
 """
 
 from __future__ import annotations

@@ -56,6 +56,9 @@ def append(log: Path, *entries: bytes) -> int:
         ("range.written@2", False),
         ("commit.checked", False),
         ("commit.done", True),
+        ("checkpoint.written", True),
+        ("trim.removed", True),
+        ("trim.removed@2", True),
     ],
 )
 def test_every_row_is_there_once_wherever_the_node_died(tmp_path: Path, place: str, stands: bool) -> None:

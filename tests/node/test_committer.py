@@ -209,3 +209,47 @@ def test_the_delta_log_is_checkpointed_now_and_then_and_commits_go_on(table: Wal
     last = json.loads((table.path / "_delta_log" / "_last_checkpoint").read_text())
     assert last["version"] == 6
     assert entries(table) == [("message", "p0", entry) for entry in range(8)]
+
+
+def test_the_delta_log_is_cleaned_up_behind_checkpoints(table: WalTable) -> None:
+    committer = Committer(WalTable.open(table.path), checkpoint_commits=3, keep_commits=4)
+    for entry in range(20):
+        assert committer.commit([inserts(table.path, committer.table.position("p0"), entry)]).committed
+    log = sorted(path.name for path in (table.path / "_delta_log").glob("*.json"))
+    assert len(log) < 12
+    table.refresh()
+    assert table.version == committer.table.version, "a handle from before the first commit"
+    assert table.position("p0") == committer.table.position("p0")
+    assert entries(WalTable.open(table.path)) == [("message", "p0", entry) for entry in range(20)]
+
+
+def test_a_committer_whose_version_was_cleaned_away_is_fenced_or_commits_behind_the_others(table: WalTable) -> None:
+    asleep = Committer(WalTable.open(table.path))
+    late = inserts(table.path, table.position("p0"), 1)
+    other = inserts(table.path, table.position("p1"), 7)
+    awake = Committer(WalTable.open(table.path), checkpoint_commits=3, keep_commits=1)
+    for entry in range(8):
+        assert awake.commit([inserts(table.path, awake.table.position("p0"), entry)]).committed
+    result = asleep.commit([late, other])
+    assert result.fenced == (late,)
+    assert result.committed == (other,)
+    assert result.version == awake.table.version + 1
+    found = WalTable.open(table.path)
+    assert found.position("p1").commits == 1
+    assert entries(found) == [*(("message", "p0", entry) for entry in range(8)), ("message", "p1", 7)]
+
+
+def test_a_committer_that_sleeps_between_check_and_commit_holds_the_clean_up_off(table: WalTable) -> None:
+    awake = Committer(WalTable.open(table.path), checkpoint_commits=1, keep_commits=0)
+
+    def meanwhile(place: str) -> None:
+        if place == "commit.checked" and awake.table.commits("p0") < 6:
+            for entry in range(6):
+                awake.commit([inserts(table.path, awake.table.position("p0"), entry)])
+
+    asleep = Committer(WalTable.open(table.path), seam=meanwhile)
+    result = asleep.commit([inserts(table.path, table.position("p1"), 7)])
+    assert (len(result.committed), result.conflicts) == (1, 1), "the name of its next version was still taken"
+    found = WalTable.open(table.path)
+    assert found.commits("p0") == 6
+    assert found.commits("p1") == 1

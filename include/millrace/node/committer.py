@@ -3,7 +3,8 @@
 A commit is: (1) check that each PChannel stands where its range began, and drop the ranges of those that do not; (2) commit
 all others in one Delta transaction from the very snapshot that was checked; (3) where somebody else committed in
 between, refresh and go to (1). There is no refresh between (1) and (2), and delta-rs is allowed no retry of its own, so the
-version that (2) writes is the successor of the one that (1) saw.
+version that (2) writes is the successor of the one that (1) saw. All of it happens under the lease that keeps the log from
+being trimmed (millrace.tables.delta_log), from a version that the log still has.
 
 The fence. The app transaction of a PChannel carries the last time tick of its last range, as readers want it. A range that
 holds only rejections does not move that tick, and app transactions are never compared by delta-rs, so a second app
@@ -31,6 +32,7 @@ from millrace.metrics import Metrics
 from millrace.node.ranges import RangeReport
 from millrace.node.wal_compaction import compact_once
 from millrace.node.wal_writer import FileAction
+from millrace.tables.delta_log import WAL_COMMITS, commit_lease, trim
 from millrace.tables.wal_table import (
     COMMIT_APP_SUFFIX,
     TABLE_SCHEMA,
@@ -81,6 +83,7 @@ class Committer:
         deadline: float = DEFAULT_DEADLINE,
         checkpoint_commits: int = CHECKPOINT_COMMITS,
         compact_commits: int = COMPACT_COMMITS,
+        keep_commits: int = WAL_COMMITS,
         seam: Callable[[str], None] = hit,
     ) -> None:
         self._table = table
@@ -88,6 +91,7 @@ class Committer:
         self._deadline = deadline
         self._checkpoint_commits = checkpoint_commits
         self._compact_commits = compact_commits
+        self._keep_commits = keep_commits
         self._checkpointed = table.version
         self._commits = 0
         self._seam = seam
@@ -107,6 +111,16 @@ class Committer:
         pending = [item for item in ranges if item.actions]
         if len({item.pchannel for item in pending}) < len(pending):
             raise InvalidArgument("a commit takes one range of a PChannel")
+        with commit_lease(self._table.path):
+            if not self._table.stands():
+                self._table.refresh()
+            result = self._commit(pending, started)
+        self._report(result)
+        self._compact()
+        self._checkpoint()
+        return result
+
+    def _commit(self, pending: list[RangeReport], started: float) -> CommitResult:
         deadline = time.monotonic() + self._deadline
         committed: list[RangeReport] = []
         fenced: list[RangeReport] = []
@@ -152,17 +166,13 @@ class Committer:
         self._seam("commit.done")
         if not committed and fenced:
             self._table.refresh()
-        result = CommitResult(
+        return CommitResult(
             version=self._table.version,
             committed=tuple(committed),
             fenced=tuple(fenced),
             conflicts=conflicts,
             seconds=time.perf_counter() - started,
         )
-        self._report(result)
-        self._compact()
-        self._checkpoint()
-        return result
 
     def _follows(self, item: RangeReport) -> bool:
         return (
@@ -216,10 +226,15 @@ class Committer:
             self._seam("compaction.done")
 
     def _checkpoint(self) -> None:
-        """Write a Delta checkpoint now and then, and start from it: what a refresh costs grows with the commits since."""
+        """Write a Delta checkpoint now and then, and start from it: what a refresh costs grows with the commits since.
+
+        Then the log is cleaned up behind older ones: what a commit costs grows with the entries of its folder, too.
+        """
         if self._table.version - self._checkpointed < self._checkpoint_commits:
             return
         self._table.delta.create_checkpoint()
+        self._seam("checkpoint.written")
+        trim(self._table.path, keep=self._keep_commits)
         self._table.reopen()
         self._checkpointed = self._table.version
 

@@ -27,6 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from millrace.errors import WalGap
 from millrace.failpoint import hit
 from millrace.node.wal_writer import FileAction, RowFile
+from millrace.tables.delta_log import commit_lease, stands
 from millrace.tables.wal_table import TABLE_SCHEMA, partition_path, sync_directory, sync_log
 from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
 
@@ -114,22 +115,26 @@ def compact_once(table: DeltaTable, path: Path, *, fan_in: int = FAN_IN) -> int:
         AddAction(merged.path, merged.size, values, now, False, merged.stats()),
         *(RemoveAction(file.path, False, now, partition_values=values) for file in group),
     ]
-    try:
-        table.create_write_transaction(
-            actions,
-            mode="append",
-            schema=TABLE_SCHEMA,
-            partition_by=list(PARTITION_COLUMNS),
-            commit_properties=CommitProperties(
-                max_commit_retries=0, custom_metadata={"millrace": {"compaction": len(group)}}
-            ),
-            post_commithook_properties=_HOOKS,
-        )
-    except CommitFailedError:
-        (path / merged.path).unlink(missing_ok=True)
-        return 0
-    table.update_incremental()
-    sync_log(path, table.version())
+    with commit_lease(path):
+        if not stands(path, table.version()):
+            (path / merged.path).unlink(missing_ok=True)
+            return 0
+        try:
+            table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=TABLE_SCHEMA,
+                partition_by=list(PARTITION_COLUMNS),
+                commit_properties=CommitProperties(
+                    max_commit_retries=0, custom_metadata={"millrace": {"compaction": len(group)}}
+                ),
+                post_commithook_properties=_HOOKS,
+            )
+        except CommitFailedError:
+            (path / merged.path).unlink(missing_ok=True)
+            return 0
+        table.update_incremental()
+        sync_log(path, table.version())
     return len(group)
 
 

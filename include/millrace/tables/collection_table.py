@@ -20,6 +20,7 @@ from millrace.message.ids import tick_physical_ms
 from millrace.message.schema import CollectionSchema
 from millrace.settings import Settings
 from millrace.tables.delta_files import create_table
+from millrace.tables.delta_log import commit_lease
 
 DATE: Final = "_date"
 PARTITION_BY: Final = (DATE,)
@@ -97,6 +98,13 @@ def add_fields(table: DeltaTable, wanted: pa.Schema) -> None:
 
     Raises ChannelParked where a column is there with another type: a collection of the same id was made before.
     """
+    path = Path(table.table_uri.removeprefix("file://"))
+    with commit_lease(path):
+        table.update_incremental()
+        _add_fields(table, wanted)
+
+
+def _add_fields(table: DeltaTable, wanted: pa.Schema) -> None:
     while True:
         lacking = []
         have = {field.name: field.type for field in table.schema().fields}

@@ -25,6 +25,7 @@ from deltalake.transaction import AddAction, CommitProperties, PostCommitHookPro
 
 from millrace.errors import CommitFenced, DeadlineExceeded
 from millrace.failpoint import hit
+from millrace.tables.delta_log import TABLE_COMMITS, commit_lease, last_checkpoint, trim
 
 COMPRESSION: Final = "snappy"
 MAX_FILE_BYTES: Final = 256 << 20
@@ -40,7 +41,7 @@ CHECKPOINT_COMMITS: Final = 50
 """Commits between two Delta checkpoints: what opening and refreshing a table costs grows with the commits since."""
 
 _HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Log cleanup is maintenance's, not the hot path's."""
+"""Checkpoints and clean-up are done here, under rules of our own (millrace.tables.delta_log)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +241,26 @@ def commit(
     Raises Fenced where an app id is not at its base: nothing of this call is in the table then. Each refresh is followed by
     the check; none stands between check and commit, and delta-rs is allowed no retry of its own.
     """
+    path = Path(table.table_uri.removeprefix("file://"))
+    with commit_lease(path):
+        table.update_incremental()
+        version = _commit(table, path, actions, moves, removes, seam)
+    if version - last_checkpoint(path) >= CHECKPOINT_COMMITS:
+        table.create_checkpoint()
+        seam("flush.checkpointed")
+        trim(path, keep=TABLE_COMMITS)
+    return version
+
+
+def _commit(
+    table: DeltaTable,
+    path: Path,
+    actions: Sequence[FileAction],
+    moves: Mapping[str, AppMove],
+    removes: Sequence[RemoveAction],
+    seam: Callable[[str], None],
+) -> int:
     adds = [action.add_action() for action in actions]
-    table.update_incremental()
     for attempt in range(ATTEMPTS):
         moved = [app_id for app_id, move in moves.items() if table.transaction_version(app_id) != move.base]
         if moved:
@@ -267,12 +286,9 @@ def commit(
             if int(table.version()) == checked:
                 raise  # nobody was first: it is the storage, or the commit itself
             continue
-        log = Path(table.table_uri.removeprefix("file://")) / "_delta_log"
-        sync(log / f"{checked + 1:020d}.json")
-        sync(log)
+        sync(path / "_delta_log" / f"{checked + 1:020d}.json")
+        sync(path / "_delta_log")
         table.update_incremental()
-        if (checked + 1) % CHECKPOINT_COMMITS == 0:
-            table.create_checkpoint()
         return int(table.version())
     raise DeadlineExceeded(
         f"{ATTEMPTS} commits to {table.table_uri} met another writer's; its files stay where they are"

@@ -23,6 +23,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from millrace.errors import InvalidArgument, Malformed
 from millrace.message.ids import LogId
+from millrace.tables.delta_log import moved, stands
 from millrace.wal.digest import Digest
 from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
 from millrace.wal.state import ChannelState
@@ -177,8 +178,12 @@ class WalTable:
 
     def refresh(self) -> None:
         """Go to the newest version. Costs next to nothing where this is it: versions have no gaps."""
-        if (self.path / "_delta_log" / f"{self.version + 1:020d}.json").exists():
+        if moved(self.path, self.version):
             self.delta.update_incremental()
+
+    def stands(self) -> bool:
+        """Whether the log still has this handle's version: asked under the commit lease, before a commit from it."""
+        return stands(self.path, self.version)
 
     def reopen(self) -> None:
         """Go to the newest version by way of the last Delta checkpoint: what a handle drags along since it opened goes."""
