@@ -137,7 +137,8 @@ class FlushCommitter:
                 actions = [action for _, part in parts for action in part.actions]
                 commit(self._handle(path), actions, moves=moves, removes=removes, seam=self._seam)
             except Fenced as error:
-                late = [report for report, part in parts if not part.moves.keys().isdisjoint(error.app_ids)]
+                moved = set(error.app_ids)
+                late = [report for report, part in parts if moved & {*part.moves, report.checkpoint.path}]
                 for report in late:
                     self._drop(report, path if error.attempted else None)
                 result.fenced.extend(late)

@@ -63,8 +63,8 @@ class FileAction:
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
         return cls(**value)
 
-    def add_action(self) -> AddAction:
-        return AddAction(self.path, self.size, self.partition, self.written_ms, True, self.stats)
+    def add_action(self, *, data_change: bool = True) -> AddAction:
+        return AddAction(self.path, self.size, self.partition, self.written_ms, data_change, self.stats)
 
 
 @dataclass(slots=True)
@@ -220,10 +220,10 @@ class AppMove:
 
 
 class Fenced(CommitFenced):
-    """Which app ids moved; and whether a commit that names the files was tried, so that they may stand after all."""
+    """Which app ids moved (or which files went); and whether a commit that names the new files was tried: they may stand."""
 
     def __init__(self, app_ids: Sequence[str], *, attempted: bool) -> None:
-        super().__init__(f"{', '.join(app_ids)} moved since this was planned: another flusher committed; plan anew")
+        super().__init__(f"{', '.join(app_ids)} moved since this was planned: another writer committed; plan anew")
         self.app_ids = tuple(app_ids)
         self.attempted = attempted
 
@@ -234,17 +234,20 @@ def commit(
     *,
     moves: Mapping[str, AppMove],
     removes: Sequence[RemoveAction] = (),
+    data_change: bool = True,
     seam: Callable[[str], None] = hit,
 ) -> int:
     """Commit `actions`, `removes` and `moves` as one, made durable; the table's version. `table` is then at that version.
 
-    Raises Fenced where an app id is not at its base: nothing of this call is in the table then. Each refresh is followed by
-    the check; none stands between check and commit, and delta-rs is allowed no retry of its own.
+    Without `data_change` the added files hold the rows of the removed ones again. Raises Fenced where an app id is not at
+    its base, or a file of `removes` is no longer part of the table: nothing of this call is in the table then. Each refresh
+    is followed by the check; none stands between check and commit, and delta-rs is allowed no retry of its own.
     """
     path = Path(table.table_uri.removeprefix("file://"))
+    adds = [action.add_action(data_change=data_change) for action in actions]
     with commit_lease(path):
         table.update_incremental()
-        version = _commit(table, path, actions, moves, removes, seam)
+        version = _commit(table, path, adds, moves, removes, seam)
     if version - last_checkpoint(path) >= CHECKPOINT_COMMITS:
         table.create_checkpoint()
         seam("flush.checkpointed")
@@ -255,16 +258,16 @@ def commit(
 def _commit(
     table: DeltaTable,
     path: Path,
-    actions: Sequence[FileAction],
+    adds: Sequence[AddAction],
     moves: Mapping[str, AppMove],
     removes: Sequence[RemoveAction],
     seam: Callable[[str], None],
 ) -> int:
-    adds = [action.add_action() for action in actions]
     for attempt in range(ATTEMPTS):
         moved = [app_id for app_id, move in moves.items() if table.transaction_version(app_id) != move.base]
+        moved += _gone(table, removes)
         if moved:
-            if attempt and actions and _holds(table, actions):
+            if attempt and adds and _holds(table, adds):
                 return int(table.version())  # the attempt that seemed to fail did not
             raise Fenced(moved, attempted=attempt > 0)
         checked = int(table.version())
@@ -295,6 +298,17 @@ def _commit(
     )
 
 
-def _holds(table: DeltaTable, actions: Sequence[FileAction]) -> bool:
-    live = set(pa.table(table.get_add_actions())["path"].to_pylist())
-    return all(action.path in live for action in actions)
+def _holds(table: DeltaTable, adds: Sequence[AddAction]) -> bool:
+    live = _live(table)
+    return all(add.path in live for add in adds)
+
+
+def _gone(table: DeltaTable, removes: Sequence[RemoveAction]) -> list[str]:
+    if not removes:
+        return []
+    live = _live(table)
+    return [remove.path for remove in removes if remove.path not in live]
+
+
+def _live(table: DeltaTable) -> set[str]:
+    return set(pa.table(table.get_add_actions())["path"].to_pylist())
