@@ -40,8 +40,12 @@ def rows(count: int) -> pa.RecordBatch:
 
 
 def judge_both_ways(payloads: list[bytes], schema: pa.Schema) -> int:
-    """How many are good; asserts that decoding many says of each what decoding it alone says."""
+    """How many are good; asserts that decoding many says of each what decoding it alone says, whatever columns are asked for."""
     found = decode_many(pa.array(payloads, pa.large_binary()), schema)
+    for name in (schema.names[0], schema.names[-1]):
+        part = decode_many(pa.array(payloads, pa.large_binary()), schema, columns=[name])
+        assert (part.errors, part.counts.tolist()) == (found.errors, found.counts.tolist())
+        assert part.rows.equals(found.rows.select([name]))
     found.rows.validate(full=True)
     alone: list[pa.RecordBatch] = []
     errors: dict[int, str] = {}
@@ -185,6 +189,23 @@ def test_many_layouts_of_metadata_in_one_run_are_judged_alike_both_ways() -> Non
         extra = bytes([number + 1]) * 8
         padded.append(payload[:4] + struct.pack("<i", size + 8) + payload[8 : 8 + size] + extra + payload[8 + size :])
     assert judge_both_ways(padded, ALL.arrow()) == 40
+
+
+def test_metadata_whose_values_are_no_words_of_their_own_is_judged_alike_both_ways() -> None:
+    payload = encode_rows(rows(2))
+    size, root = struct.unpack_from("<iI", payload, 4)
+    # Everything behind the root's offset moves by 4: what refers to each other keeps its distance.
+    shifted = struct.pack("<iI4x", size + 8, root + 4) + payload[12 : 8 + size] + b"\0" * 4
+    judge_both_ways([payload[:4] + shifted + payload[8 + size :]] * 20 + [payload] * 20, ALL.arrow())
+
+
+def test_a_bad_text_is_found_in_a_column_that_nobody_asked_for() -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), False), pa.field("tags", pa.list_(pa.utf8()), True)])
+    good = encode_rows(pa.RecordBatch.from_arrays([pa.array([1]), pa.array([["abc"]])], schema=schema))
+    payloads = [good] * 50
+    payloads[17] = good.replace(b"abc", b"\xffbc")
+    assert list(decode_many(pa.array(payloads, pa.large_binary()), schema, columns=["id"]).errors) == [17]
+    assert judge_both_ways(payloads, schema) == 49
 
 
 def test_one_bad_text_among_many_payloads_costs_the_others_nothing() -> None:

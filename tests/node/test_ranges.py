@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from millrace.message.ids import LogId
 from millrace.node.committer import Committer
 from millrace.node.planner import UNBOUNDED
 from millrace.node.ranges import RangePlan, RangeReport, run_range
+from millrace.node.wal_writer import RowFile
 from millrace.tables.wal_table import WalTable
+from millrace.wal.chain import Chain, Outcome
 from millrace.wal.digest import Digest
+from millrace.wal.state import ChannelState
 from tests.node.log_samples import accepted, opening, poison, rejected, tick
 
 
@@ -140,19 +144,52 @@ def test_a_log_that_fails_midway_leaves_what_was_read_and_a_failure_that_says_wh
     assert rows(table) == [("message", item.entry) for item in ids]
 
 
+@pytest.mark.parametrize("good_writes", [0, 1, 2])
 def test_a_disk_that_fails_leaves_no_file_and_is_tried_again(
-    log: Log, table: WalTable, monkeypatch: pytest.MonkeyPatch
+    log: Log, table: WalTable, monkeypatch: pytest.MonkeyPatch, good_writes: int
 ) -> None:
-    log.append([opening(), accepted()])
+    ids = log.append([opening(), accepted(), accepted(), accepted()])
+    write, left = RowFile.write, [None] * good_writes
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def full(file: RowFile, rows: pa.RecordBatch) -> None:
+        if not left:
+            raise OSError(28, "No space left on device")
+        left.pop()
+        write(file, rows)
 
-    monkeypatch.setattr("millrace.node.wal_writer.RowFile.write", full)
-    report = run(log, table)
+    with monkeypatch.context() as patch:
+        patch.setattr(RowFile, "write", full)
+        report = run(log, table, slice_bytes=1)
     assert report.failure is not None
     assert (report.actions, report.failure.retriable) == ((), True)
+    unwritten = (LogId(0, 0), ids[1], ids[2])[good_writes]
+    assert report.failure.position == report.position == unwritten, "where the first slice begins that is not written"
     assert not list(table.path.rglob("*.parquet"))
+    commit(table, run(log, table))
+    assert rows(table) == [("message", item.entry) for item in ids]
+
+
+def test_the_chain_works_on_a_slice_while_the_one_before_is_written(
+    log: Log, table: WalTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.append([opening(), accepted(), accepted()])
+    process, write = Chain.process, RowFile.write
+    judged, second = [], threading.Event()
+
+    def processing(chain: Chain, state: ChannelState, entries: LogEntries) -> Outcome:
+        judged.append(entries.next)
+        if len(judged) > 1:
+            second.set()
+        return process(chain, state, entries)
+
+    def waiting(file: RowFile, rows: pa.RecordBatch) -> None:
+        assert second.wait(30), "the first slice's rows are written before the chain has the second slice"
+        write(file, rows)
+
+    monkeypatch.setattr(Chain, "process", processing)
+    monkeypatch.setattr(RowFile, "write", waiting)
+    report = run(log, table, slice_bytes=1)
+    assert (report.failure, report.totals.messages, len(judged)) == (None, 3, 3)
 
 
 def test_a_log_that_ends_before_the_committed_position_has_regressed(service: RocksMQ, table: WalTable) -> None:

@@ -7,6 +7,7 @@ what :func:`decode_rows` says of it, at a fraction of the cost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -27,7 +28,6 @@ from millrace.message.payload_layout import (
 )
 
 Int64s = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 MAX_TOTAL_BYTES: Final = 1 << 30
 """Bytes of payloads that one :func:`decode_many` takes: offsets of the joined columns have 32 bits."""
@@ -45,7 +45,7 @@ _LARGE: Final = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class DecodedRows:
-    """Rows of many payloads: the good ones' rows in order, how many each gave (0 for a bad one), and why the bad ones are."""
+    """Rows of many payloads: those of the good ones in order, how many each gave (0 for a bad one), and why the bad ones are."""
 
     rows: pa.RecordBatch
     counts: npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ def encode_rows(batch: pa.RecordBatch) -> bytes:
 
 def decode_rows(payload: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     """The rows of one payload, as `schema`, over the payload's own bytes where they are aligned. Raises Malformed for anything else."""
-    check_payload(memoryview(payload), _expected(schema))
+    check_payload(memoryview(payload), _asked(schema, None)[0])
     return _read(payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload), schema)
 
 
@@ -86,34 +86,40 @@ def _read(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     return batch
 
 
-def decode_many(payloads: pa.LargeBinaryArray, schema: pa.Schema) -> DecodedRows:
+def decode_many(
+    payloads: pa.LargeBinaryArray, schema: pa.Schema, *, columns: Sequence[str] | None = None
+) -> DecodedRows:
     """The rows of many payloads, in order, in one batch of `schema`; never raises for what stands in them.
 
-    Raises InvalidArgument above 1 GiB of payloads in sum.
+    `columns` names those to give back (at least one; default: all); all are validated, but bytes that need no look are
+    then not copied. Raises InvalidArgument above 1 GiB of payloads in sum.
     """
+    expected, nothing = _asked(schema, None if columns is None else tuple(columns))
+    wanted = nothing.schema
     count = len(payloads)
     counts = np.zeros(count, dtype=np.int64)
     errors: dict[int, str] = {}
     if count == 0:
-        return DecodedRows(_no_rows(schema), counts, errors)
+        return DecodedRows(nothing, counts, errors)
     _, offsets_buffer, buffer = payloads.buffers()
     if buffer is None:
         buffer = pa.py_buffer(b"")
     offsets = np.frombuffer(offsets_buffer, dtype=np.int64, count=count + 1, offset=payloads.offset * 8)
-    if int(offsets[-1] - offsets[0]) > MAX_TOTAL_BYTES:
+    total = int(offsets[-1] - offsets[0])
+    if total > MAX_TOTAL_BYTES:
         raise InvalidArgument(f"decode at most {MAX_TOTAL_BYTES} bytes of payloads at once")
-    plain = joined = np.zeros(count, dtype=bool)
-    rows = _no_rows(schema)
+    plain, joined = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+    rows = nothing
     if count > _FEW:
-        plain, parts = _scan(np.frombuffer(buffer, dtype=np.uint8), buffer, offsets, _expected(schema))
+        which, parts = _scan(buffer, offsets, expected)
+        plain[which] = True
         # Payloads that pack their values below two bytes each are left out: joining unpacks bits, and 16 MB of them are many.
-        joinable = plain & (parts.lengths.sum(axis=1) * 2 <= np.diff(offsets))
-        if joinable.any() and int(offsets[-1] - offsets[0]) <= count * _LARGE:
-            places = np.flatnonzero(joinable)
-            rows, good = join(parts.at(places), schema)
-            joined = np.zeros(count, dtype=bool)
-            joined[places[good]] = True
-            counts[joined] = parts.lengths[joined, 0]
+        joinable = parts.lengths.sum(axis=0) * 2 <= np.diff(offsets)[which]
+        if total <= count * _LARGE and joinable.any():
+            which, parts = which[joinable], parts.at(joinable)
+            rows, good = join(parts, schema, wanted)
+            joined[which[good]] = True
+            counts[which[good]] = parts.lengths[0, good]
 
     # What was not joined is decoded alone; its rows go between those that were.
     pieces: list[pa.RecordBatch] = []
@@ -123,14 +129,16 @@ def decode_many(payloads: pa.LargeBinaryArray, schema: pa.Schema) -> DecodedRows
         start, stop = int(offsets[index]), int(offsets[index + 1])
         piece = buffer.slice(start, stop - start)
         try:
-            batch = _read(piece, schema) if plain[index] else decode_rows(piece, schema)
+            if not plain[index]:
+                check_payload(memoryview(piece), expected)
+            batch = _read(piece, schema)
         except Malformed as error:
             errors[index] = str(error)
             continue
         if ends[index] > taken:
             pieces.append(rows.slice(taken, int(ends[index]) - taken))
             taken = int(ends[index])
-        pieces.append(batch)
+        pieces.append(batch.select(wanted.names))
         counts[index] = batch.num_rows
     if not pieces:
         return DecodedRows(rows, counts, errors)
@@ -140,8 +148,11 @@ def decode_many(payloads: pa.LargeBinaryArray, schema: pa.Schema) -> DecodedRows
 
 
 @lru_cache(maxsize=256)
-def _expected(schema: pa.Schema) -> Expected:
-    return Expected.of(schema)
+def _asked(schema: pa.Schema, columns: tuple[str, ...] | None) -> tuple[Expected, pa.RecordBatch]:
+    """What payloads of `schema` must hold, and no rows of the columns to give back."""
+    wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in wanted], schema=wanted)
+    return Expected.of(schema), nothing
 
 
 def _is_plain(arrow: pa.DataType) -> bool:
@@ -155,58 +166,78 @@ def _is_plain(arrow: pa.DataType) -> bool:
     )
 
 
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+def _scan(buffer: pa.Buffer, offsets: Int64s, expected: Expected) -> tuple[Int64s, Payloads]:
+    """Payloads that surely pass check_payload, ascending, and where their parts lie.
 
-
-def _scan(
-    data: Bytes, buffer: pa.Buffer, offsets: Int64s, expected: Expected
-) -> tuple[npt.NDArray[np.bool_], Payloads]:
-    """Which payloads surely pass check_payload, and where their parts lie (rows of the others hold zeros).
-
-    Metadata of one writer and schema differs in its values alone, so that one walk through its tables serves for all.
+    Metadata of one writer and schema differs in its values alone, so that one walk through its tables serves for all. What
+    has values that are no words of their own, or one layout too many, is not among them.
     """
     starts, lengths = offsets[:-1], np.diff(offsets)
-    count = len(starts)
-    plain = np.zeros(count, dtype=bool)
-    parts = Payloads(
-        buffer,
-        np.zeros((count, expected.nodes), dtype=np.int64),
-        np.zeros((count, expected.nodes), dtype=np.int64),
-        np.zeros((count, expected.buffers), dtype=np.int64),
-        np.zeros((count, expected.buffers), dtype=np.int64),
-    )
+    found: list[tuple[Int64s, Payloads]] = []
     candidates = np.flatnonzero(lengths > PREFIX_BYTES + expected.least_metadata)
-    if not candidates.size:
-        return plain, parts
-    prefix = data[starts[candidates, None] + np.arange(PREFIX_BYTES)].view("<u4").astype(np.int64)
-    sizes = prefix[:, 1]
-    right = (
-        (prefix[:, 0] == CONTINUATION) & (sizes > 0) & (sizes % 8 == 0) & (PREFIX_BYTES + sizes <= lengths[candidates])
-    )
+    prefix = _words(buffer, starts[candidates], PREFIX_BYTES)[0].view(np.uint64)
+    sizes = (prefix >> np.uint64(32)).astype(np.int64)
+    right = (prefix & np.uint64(CONTINUATION) == CONTINUATION) & (sizes > 0) & (sizes % 8 == 0)
+    right &= PREFIX_BYTES + sizes <= lengths[candidates]
     candidates, sizes = candidates[right], sizes[right]
     for size in np.unique(sizes).tolist():
         rest = candidates[sizes == size]
-        metadata = data[starts[rest, None] + np.arange(PREFIX_BYTES, PREFIX_BYTES + size)]
+        words = _words(buffer, starts[rest] + PREFIX_BYTES, size)
         for _ in range(_MAX_LAYOUTS):
             if not rest.size:
                 break
             try:
-                layout = parse_layout(metadata[0].tobytes(), expected)
+                layout = parse_layout(words[:, 0].tobytes(), expected)
             except Malformed:
-                rest, metadata = rest[1:], metadata[1:]
+                layout = None
+            if layout is None or not layout.is_aligned(expected):
+                rest, words = rest[1:], words[:, 1:]
                 continue
-            structure = np.ones(size, dtype=bool)
+            structure = np.ones(size >> 3, dtype=bool)
             for start, stop in layout.values(expected):
-                structure[start:stop] = False
-            alike = (metadata[:, structure] == metadata[0, structure]).all(axis=1)
-            same = rest[alike]
-            values = read_values(metadata[alike], layout, expected)
-            good = values.pass_for(lengths[same] - PREFIX_BYTES - size, expected)
-            same = same[good]
-            plain[same] = True
-            parts.lengths[same], parts.nulls[same] = values.lengths[good], values.nulls[good]
-            parts.places[same] = values.offsets[good] + (starts[same] + PREFIX_BYTES + size)[:, None]
-            parts.sizes[same] = values.sizes[good]
-            rest, metadata = rest[~alike], metadata[~alike]
-    return plain, parts
+                structure[start >> 3 : stop >> 3] = False
+            alike = (words[structure] == words[structure, :1]).all(axis=0)
+            same, rest = _divide(rest, alike)
+            mine, words = _divide(words, alike)
+            bodies = starts[same] + PREFIX_BYTES + size
+            values = read_values(mine, layout, expected)
+            good = values.pass_for(offsets[same + 1] - bodies, expected)
+            parts = Payloads(buffer, values.lengths, values.nulls, values.offsets + bodies, values.sizes)
+            found.append((same[good], parts.at(good)))
+    return _merged(found, buffer, expected)
+
+
+def _words(buffer: pa.Buffer, starts: Int64s, size: int) -> Int64s:
+    """The `size` bytes (a multiple of 8) from each start on, as little-endian words: shaped (words, starts)."""
+    if not starts.size:
+        return np.zeros((size >> 3, 0), dtype=np.int64)
+    # Every byte offset as a possible start of a record of that size, so that taking one is one copy of its bytes.
+    records: npt.NDArray[np.void] = np.ndarray(
+        (buffer.size - size + 1,), dtype=np.dtype((np.void, size)), buffer=buffer, strides=(1,)
+    )
+    return np.ascontiguousarray(records[starts].view("<i8").reshape(len(starts), -1).T)
+
+
+def _divide(values: Int64s, which: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
+    """`values` (along the last axis) that are meant, and the others."""
+    if which.all():
+        return values, values[..., :0]
+    return values[..., which], values[..., ~which]
+
+
+def _merged(found: list[tuple[Int64s, Payloads]], buffer: pa.Buffer, expected: Expected) -> tuple[Int64s, Payloads]:
+    """Payloads of several layouts as one, in their order."""
+    if len(found) == 1:
+        return found[0]
+    nodes, buffers = (np.zeros((count, 0), dtype=np.int64) for count in (expected.nodes, expected.buffers))
+    parts = [each for _, each in found]
+    which = np.concatenate([np.zeros(0, dtype=np.int64), *(each for each, _ in found)])
+    order = np.argsort(which)
+    merged = Payloads(
+        buffer,
+        np.concatenate([nodes, *(each.lengths for each in parts)], axis=1),
+        np.concatenate([nodes, *(each.nulls for each in parts)], axis=1),
+        np.concatenate([buffers, *(each.places for each in parts)], axis=1),
+        np.concatenate([buffers, *(each.sizes for each in parts)], axis=1),
+    )
+    return which[order], merged.at(order)

@@ -35,7 +35,7 @@ class _Suspects(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Payloads:
-    """Where the parts of n payloads lie: node values (n, nodes), buffer places in the shared data and sizes (n, buffers)."""
+    """Where the parts of n payloads lie: node values (nodes, n), buffer places in the shared data and sizes (buffers, n)."""
 
     buffer: pa.Buffer
     lengths: Int64s
@@ -43,29 +43,33 @@ class Payloads:
     places: Int64s
     sizes: Int64s
 
+    def __len__(self) -> int:
+        return self.lengths.shape[1]
+
     def at(self, which: Int64s | Bools) -> Payloads:
         """Some of them, in order."""
-        return Payloads(self.buffer, self.lengths[which], self.nulls[which], self.places[which], self.sizes[which])
+        if which.dtype == np.bool_ and which.all():
+            return self
+        lengths, nulls, places, sizes = (each[:, which] for each in (self.lengths, self.nulls, self.places, self.sizes))
+        return Payloads(self.buffer, lengths, nulls, places, sizes)
 
 
-def join(payloads: Payloads, schema: pa.Schema) -> tuple[pa.RecordBatch, Bools]:
-    """One batch of the rows of those payloads that surely are right, and which of them these are."""
-    good = np.ones(len(payloads.lengths), dtype=bool)
+def join(payloads: Payloads, schema: pa.Schema, wanted: pa.Schema) -> tuple[pa.RecordBatch, Bools]:
+    """The `wanted` columns of those payloads that surely are right in all of `schema`, and which of them these are."""
+    good = np.ones(len(payloads), dtype=bool)
     for _ in range(_ATTEMPTS):
         if not good.any():
             break
-        places = np.flatnonzero(good)
         try:
-            batch = _Join(payloads.at(places), schema).batch()
+            batch = _Join(payloads.at(good), schema, wanted).batch()
         except _Suspects as found:
-            good[places[found.which]] = False
+            good[np.flatnonzero(good)[found.which]] = False
             continue
         if _is_valid(batch):
-            return batch, good
-        good[_invalid(payloads, places, schema)] = False
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema), np.zeros_like(
-        good
-    )
+            return batch.select(wanted.names), good
+        good[_invalid(payloads, np.flatnonzero(good), schema, wanted)] = False
+    nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in wanted], schema=wanted)
+    return nothing, np.zeros_like(good)
 
 
 def _is_valid(batch: pa.RecordBatch) -> bool:
@@ -76,31 +80,41 @@ def _is_valid(batch: pa.RecordBatch) -> bool:
     return True
 
 
-def _invalid(payloads: Payloads, places: Int64s, schema: pa.Schema) -> list[int]:
+def _invalid(payloads: Payloads, places: Int64s, schema: pa.Schema, wanted: pa.Schema) -> list[int]:
     """The runs of at most `_ALONE` payloads that do not validate, found by halving."""
-    if _is_valid(_Join(payloads.at(places), schema).batch()):
+    if _is_valid(_Join(payloads.at(places), schema, wanted).batch()):
         return []
     if len(places) <= _ALONE:
         return [int(place) for place in places]
     half = len(places) // 2
-    return _invalid(payloads, places[:half], schema) + _invalid(payloads, places[half:], schema)
+    return _invalid(payloads, places[:half], schema, wanted) + _invalid(payloads, places[half:], schema, wanted)
 
 
 class _Join:
-    """One pass over the columns. Raises _Suspects as soon as a column shows some."""
+    """One pass over the columns. Raises _Suspects as soon as a column shows some.
 
-    def __init__(self, payloads: Payloads, schema: pa.Schema) -> None:
+    A column that nobody wants is made only where it holds text, which Arrow has to read; of the others any bytes are values, and
+    it suffices that their buffers have the right size and their offsets the right order.
+    """
+
+    def __init__(self, payloads: Payloads, schema: pa.Schema, wanted: pa.Schema) -> None:
+        names = set(wanted.names)
         self.payloads, self.schema = payloads, schema
+        self.made = [field.name in names or _holds_text(field.type) for field in schema]
         self.node = self.slot = 0
 
     def batch(self) -> pa.RecordBatch:
-        columns = [self._column(field.type) for field in self.schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        """The columns that are made, as the schema has them."""
+        columns = [self._column(field.type, make) for field, make in zip(self.schema, self.made, strict=True)]
+        fields = [field for field, make in zip(self.schema, self.made, strict=True) if make]
+        return pa.RecordBatch.from_arrays(
+            [column for column in columns if column is not None], schema=pa.schema(fields)
+        )
 
     def _next_node(self) -> tuple[Int64s, pa.Buffer | None, int]:
         """Lengths of the next node, and its validity: bitmap and null count."""
         place, self.node = self.node, self.node + 1
-        lengths, nulls = self.payloads.lengths[:, place], self.payloads.nulls[:, place]
+        lengths, nulls = self.payloads.lengths[place], self.payloads.nulls[place]
         places, sizes = self._next_buffer()
         total = int(nulls.sum())
         if total == 0:
@@ -116,28 +130,35 @@ class _Join:
 
     def _next_buffer(self) -> tuple[Int64s, Int64s]:
         slot, self.slot = self.slot, self.slot + 1
-        return self.payloads.places[:, slot], self.payloads.sizes[:, slot]
+        return self.payloads.places[slot], self.payloads.sizes[slot]
 
-    def _column(self, arrow: pa.DataType) -> pa.Array:
+    def _column(self, arrow: pa.DataType, make: bool) -> pa.Array | None:
+        """The next column, or None where it is only checked."""
         lengths, validity, nulls = self._next_node()
         count = int(lengths.sum())
         if pa.types.is_list(arrow):
             offsets, starts, stops = self._offsets(lengths)
             # Items outside the lists' own would go unchecked; such a payload is decoded alone.
-            _suspect((starts != 0) | (stops != self.payloads.lengths[:, self.node]))
-            items = self._column(arrow.value_type)
-            return pa.Array.from_buffers(arrow, count, [validity, offsets], nulls, children=[items])
+            _suspect((starts != 0) | (stops != self.payloads.lengths[self.node]))
+            items = self._column(arrow.value_type, make)
+            return pa.Array.from_buffers(arrow, count, [validity, offsets], nulls, children=[items]) if make else None
         if pa.types.is_string(arrow) or pa.types.is_binary(arrow):
             offsets, starts, stops = self._offsets(lengths)
             places, sizes = self._next_buffer()
             _suspect(stops > sizes)
+            if not make:
+                return None
             data = self._gather(places + starts, stops - starts)
             return pa.Array.from_buffers(arrow, count, [validity, offsets, data], nulls)
         places, sizes = self._next_buffer()
+        spans = (lengths * arrow.bit_width + 7) >> 3
+        _suspect(sizes < spans)
+        if not make:
+            return None
         if pa.types.is_boolean(arrow):
-            values = _bitmap(self._bits(places, sizes, (lengths + 7) >> 3, lengths))
+            values = _bitmap(self._bits(places, sizes, spans, lengths))
         else:
-            values = self._sized(places, sizes, lengths * (arrow.bit_width // 8))
+            values = self._gather(places, spans)
         return pa.Array.from_buffers(arrow, count, [validity, values], nulls)
 
     def _offsets(self, lengths: Int64s) -> tuple[pa.Buffer, Int64s, Int64s]:
@@ -186,6 +207,10 @@ class _Join:
             pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), self.payloads.buffer]
         )
         return pieces.take(pa.array(np.arange(0, len(bounds), 2))).buffers()[2]
+
+
+def _holds_text(arrow: pa.DataType) -> bool:
+    return bool(pa.types.is_string(arrow.value_type if pa.types.is_list(arrow) else arrow))
 
 
 def _suspect(which: Bools) -> None:

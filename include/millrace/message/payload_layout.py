@@ -20,7 +20,6 @@ import pyarrow as pa
 from millrace.errors import Malformed
 
 Int64s = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 PREFIX_BYTES: Final = 8
 """Continuation marker and metadata length, before the metadata."""
@@ -86,6 +85,10 @@ class Layout:
             (self.nodes, self.nodes + 16 * expected.nodes),
             (self.buffers, self.buffers + 16 * expected.buffers),
         ]
+
+    def is_aligned(self, expected: Expected) -> bool:
+        """Whether every value is a word of its own, as all flatbuffer writers place them."""
+        return all(start % 8 == 0 for start, _ in self.values(expected))
 
 
 class _Table:
@@ -204,7 +207,7 @@ def check_payload(payload: memoryview, expected: Expected) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The values of many metadata blocks of one layout: a row for each block."""
+    """The values of n metadata blocks of one layout, column by column: (n,), or (nodes, n) and (buffers, n)."""
 
     body_lengths: Int64s
     rows: Int64s
@@ -214,27 +217,25 @@ class Values:
     sizes: Int64s
 
     def pass_for(self, bodies: Int64s, expected: Expected) -> npt.NDArray[np.bool_]:
-        """Which rows :func:`check_payload` passes, for bodies of these lengths."""
-        rows = self.rows[:, None]
+        """Which blocks :func:`check_payload` passes, for bodies of these lengths."""
         good = (self.body_lengths == bodies) & (self.rows >= 1) & (self.rows <= MAX_ROWS)
-        good &= ((self.nulls >= 0) & (self.nulls <= self.lengths) & (self.lengths <= MAX_ROWS)).all(axis=1)
-        good &= (self.lengths[:, list(expected.top)] == rows).all(axis=1)
-        good &= (self.nulls[:, list(expected.required)] == 0).all(axis=1)
-        offsets, sizes, wide = self.offsets, self.sizes, bodies[:, None]
-        good &= ((sizes >= 0) & (sizes <= wide) & (offsets >= 0) & (offsets <= wide - sizes) & (offsets % 8 == 0)).all(
-            axis=1
-        )
-        # Ends of the buffers so far; an empty one has none. (Sums of values that failed above may wrap; they failed.)
-        ends = np.maximum.accumulate(np.where(sizes > 0, offsets + sizes, 0), axis=1)
-        good &= ((sizes[:, 1:] == 0) | (offsets[:, 1:] >= ends[:, :-1])).all(axis=1)
+        for place, (length, nulls) in enumerate(zip(self.lengths, self.nulls, strict=True)):
+            if place in expected.top:
+                good &= length == self.rows
+            else:
+                good &= (length >= 0) & (length <= MAX_ROWS)
+            good &= nulls == 0 if place in expected.required else (nulls >= 0) & (nulls <= length)
+        end = np.zeros_like(bodies)
+        for offset, size in zip(self.offsets, self.sizes, strict=True):
+            good &= (size >= 0) & (size <= bodies) & (offset >= 0) & (offset <= bodies - size) & (offset & 7 == 0)
+            # (Sums of values that failed above may wrap; they failed.)
+            some = size > 0
+            good &= ~some | (offset >= end)
+            end = np.where(some, offset + size, end)
         return good
 
 
-def read_values(metadata: Bytes, layout: Layout, expected: Expected) -> Values:
-    """The values of blocks of one layout: `metadata` is shaped (blocks, bytes)."""
-
-    def column(start: int, stop: int) -> Int64s:
-        return np.ascontiguousarray(metadata[:, start:stop]).view("<i8").astype(np.int64, copy=False)
-
-    body_lengths, rows, nodes, buffers = (column(*span) for span in layout.values(expected))
-    return Values(body_lengths[:, 0], rows[:, 0], nodes[:, ::2], nodes[:, 1::2], buffers[:, ::2], buffers[:, 1::2])
+def read_values(words: Int64s, layout: Layout, expected: Expected) -> Values:
+    """The values of blocks of an aligned layout: `words` is shaped (words a block, blocks)."""
+    body_lengths, rows, nodes, buffers = (words[start >> 3 : stop >> 3] for start, stop in layout.values(expected))
+    return Values(body_lengths[0], rows[0], nodes[::2], nodes[1::2], buffers[::2], buffers[1::2])

@@ -40,6 +40,7 @@ Bytes = npt.NDArray[np.uint8]
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
 _PREFIX_PLACES: Final = np.arange(TAGS_START)
 _TAG_PLACES: Final = np.arange(TAGS_START, COLUMNS_START)
+_DTYPES: Final = tuple(column.dtype for column in COLUMNS)
 _TYPE, _VCHANNEL, _PAYLOAD_LENGTH = 0, 1, len(COLUMNS) - 1
 
 
@@ -232,20 +233,18 @@ class _Run:
         return columns if len(self.errors) == before else None
 
     def _column(self, place: int, column: Column) -> npt.NDArray[Any]:
-        tags = self.tags[:, place]
+        tags, dtype = self.tags[:, place], _DTYPES[place]
         total = int(self.counts.sum())
         if not tags.any():
-            return np.zeros(total, dtype=column.dtype)
+            return np.zeros(total, dtype=dtype)
         # Every byte offset as a possible start of a value: values stand unaligned, and numpy reads them so.
-        values = np.ndarray(
-            shape=(len(self.data) - column.width + 1,), dtype=column.dtype, buffer=self.data, strides=(1,)
-        )
+        values = np.ndarray(shape=(len(self.data) - column.width + 1,), dtype=dtype, buffer=self.data, strides=(1,))
         present = tags != ABSENT
         base = np.where(present, self.places[:, place], 0)
         if (tags <= 1).all():
             wide = np.where(present, values[base], 0).astype(np.int64)
             self._mark(np.arange(len(tags)), (wide < 0) | (wide > column.greatest), _out_of_range(column))
-            return np.repeat(wide.astype(column.dtype), self.counts)
+            return np.repeat(wide.astype(dtype), self.counts)
         owner = np.repeat(np.arange(len(tags)), self.counts)
         index = np.arange(total) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
         wide = values[base[owner] + np.where(tags == ARRAY, column.width, 0)[owner] * index].astype(np.int64)
@@ -255,7 +254,7 @@ class _Run:
         if wrong.any():
             entries = np.unique(owner[wrong])
             self._mark(entries, np.ones(len(entries), dtype=bool), _out_of_range(column))
-        return wide.astype(column.dtype, copy=False)
+        return wide.astype(dtype, copy=False)
 
     def _assemble(self, columns: list[npt.NDArray[Any]]) -> pa.RecordBatch:
         counts, errors = self.counts, sorted(self.errors)

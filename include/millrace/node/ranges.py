@@ -69,7 +69,7 @@ class RangeReport:
     entries: int = 0
     failure: Failure | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    """By part: read, chain, write."""
+    """By part: read and write (what the task waited for them, which go on beside it) and chain."""
 
     def to_json(self) -> str:
         data = asdict(self)
@@ -127,29 +127,31 @@ def run_range(plan: RangePlan, *, log: Log, table: Path, slice_bytes: int = SLIC
         return replace(report, failure=_failure(error, LogId(0, 0)))
     taken = entries_taken = 0
     failure: Failure | None = None
-    writing = False
-    try:
-        check_not_regressed(log, state)
-        with closing(_slices(log, state.position, plan, slice_bytes)) as slices:
-            for entries in slices:
-                watch.lap("read")
-                outcome, failure = process_before_failure(Chain(), state, entries)
-                watch.lap("chain")
-                if outcome is not None:
-                    writing = True
-                    writer.add(outcome)
-                    writing = False
-                    state = outcome.state
-                    watch.lap("write")
-                taken += value_bytes(entries.batch)
-                entries_taken += entries.batch.num_rows
-                if failure is not None:
-                    break
-    except Exception as error:  # one PChannel's trouble is no reason to end the query that serves the others
-        failure = _failure(error, state.position)
-        if writing:  # part of a slice may be in the files
-            writer.abort()
-            return replace(report, position=state.position, failure=failure, seconds=watch.seconds)
+    with _WriteBehind(writer, state) as behind:
+        try:
+            check_not_regressed(log, state)
+            with closing(_slices(log, state.position, plan, slice_bytes)) as slices:
+                for entries in slices:
+                    watch.lap("read")
+                    outcome, failure = process_before_failure(Chain(), state, entries)
+                    watch.lap("chain")
+                    if outcome is not None:
+                        if not behind.add(outcome):
+                            break
+                        state = outcome.state
+                        watch.lap("write")
+                    taken += value_bytes(entries.batch)
+                    entries_taken += entries.batch.num_rows
+                    if failure is not None:
+                        break
+        except Exception as error:  # one PChannel's trouble is no reason to end the query that serves the others
+            failure = _failure(error, state.position)
+        behind.settle()
+    watch.lap("write")
+    if behind.error is not None:  # part of a slice may be in the files
+        writer.abort()
+        failure = _failure(behind.error, behind.state.position)
+        return replace(report, position=behind.state.position, failure=failure, seconds=watch.seconds)
     report = replace(
         report, position=state.position, failure=failure, log_bytes=taken, entries=entries_taken, seconds=watch.seconds
     )
@@ -173,8 +175,45 @@ def run_range(plan: RangePlan, *, log: Log, table: Path, slice_bytes: int = SLIC
     )
 
 
+class _WriteBehind:
+    """Writes outcomes in a thread while the chain works on the next one, so that the disk is not waited for."""
+
+    def __init__(self, writer: RangeWriter, state: ChannelState) -> None:
+        self._writer = writer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="millrace-write-behind")
+        self._pending: tuple[Future[None], ChannelState] | None = None
+        self.state = state
+        """The state behind what is written."""
+        self.error: Exception | None = None
+        """Why no more is written."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def add(self, outcome: Outcome) -> bool:
+        """Have `outcome` written once the one before it is; False where that one failed."""
+        if not self.settle():
+            return False
+        self._pending = self._thread.submit(self._writer.add, outcome), outcome.state
+        return True
+
+    def settle(self) -> bool:
+        """Wait until everything added is written; False where something failed."""
+        if self._pending is not None:
+            (writing, state), self._pending = self._pending, None
+            try:
+                writing.result()
+                self.state = state
+            except Exception as error:  # the disk's trouble, or ours: the report says it
+                self.error = error
+        return self.error is None
+
+
 def _slices(log: Log, position: LogId, plan: RangePlan, slice_bytes: int) -> Generator[LogEntries, None, None]:
-    """The planned range in slices; while one is worked on, the next is read (so two of them are in memory)."""
+    """The planned range in slices; while one is worked on, the next is read (and the one before written)."""
     taken = 0
     ahead: Future[LogEntries] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="millrace-read-ahead") as reader:

@@ -102,7 +102,7 @@ class RowBuilder:
         values["ordinal"] = np.zeros(len(source), dtype=np.int32)
         values["ordinal"][starts[:-1]] = [piece.ordinal for piece in pieces]
         names = list(columns.names)
-        payloads = self._payloads(source, starts)
+        payloads = self._payloads()
         details: dict[int, str] = {}
         for piece, start in zip(pieces, starts.tolist(), strict=False):
             details.update({start + place: words for place, words in piece.details.items()})
@@ -116,18 +116,23 @@ class RowBuilder:
             return batch, EMPTY
         return batch.filter(pa.array(~rejected)), batch.filter(pa.array(rejected))
 
-    def _payloads(self, source: npt.NDArray[np.intp], starts: npt.NDArray[np.intp]) -> pa.LargeBinaryArray:
-        columns = self._columns
-        emitted = [number for number, piece in enumerate(self._pieces) if piece.emission is not None]
-        if not emitted:
-            first, last = int(source[0]), int(source[-1])
-            if last - first + 1 == len(source):
-                return columns.payloads.slice(first, len(source))
-            return columns.payloads.take(pa.array(source))
-        own = pa.array([self._pieces[number].emission.payload for number in emitted], pa.large_binary())  # type: ignore[union-attr]
-        places = source.copy()
-        places[starts[emitted]] = len(columns) + np.arange(len(emitted))
-        return pa.concat_arrays([columns.payloads, own]).take(pa.array(places))
+    def _payloads(self) -> pa.LargeBinaryArray:
+        """The payloads of all rows: a view where nothing was emitted, else one copy."""
+        parts: list[pa.LargeBinaryArray] = []
+        start = stop = 0
+        for piece in self._pieces:
+            if piece.emission is None and piece.start == stop:
+                stop += piece.count
+                continue
+            parts.append(self._columns.payloads.slice(start, stop - start))
+            if piece.emission is None:
+                start, stop = piece.start, piece.start + piece.count
+            else:
+                parts.append(pa.array([piece.emission.payload], pa.large_binary()))
+                start = stop
+        parts.append(self._columns.payloads.slice(start, stop - start))
+        parts = [part for part in parts if len(part)]
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
     def _confirmed(
         self, values: dict[str, npt.NDArray[Any]], reason: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp]

@@ -164,7 +164,7 @@ class Run:
 
     def pending(self) -> npt.NDArray[np.intp]:
         """Places of the messages that no rule has rejected so far."""
-        return np.flatnonzero(self.reason == ACCEPTED)
+        return (self.reason == ACCEPTED).nonzero()[0]
 
     def reject(self, places: npt.NDArray[Any] | Sequence[int] | int, reason: Reason, words: str) -> None:
         """Record `reason` for the messages at `places`."""

@@ -117,7 +117,7 @@ class Shard:
         channel = state.vchannels[columns.vchannel_name(row)]
         schema = channel.schemas[int(columns.schema_version[row]) - 1]
         arrow = schema.arrow() if columns.type[row] == MessageType.INSERT else schema.key_arrow()
-        decoded = decode_many(_select(columns.payloads, run.start + rows), arrow)
+        decoded = decode_many(_select(columns.payloads, run.start + rows), arrow, columns=[schema.primary_key])
         for place, words in decoded.errors.items():
             run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
         claimed = run.view(columns.rows)[rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 
 import numpy as np
 
@@ -73,14 +74,16 @@ def _cut_when_full(
 ) -> None:
     config = state.config
     rows = rows[rows < run.count]
+    if not len(rows):
+        return
     size = segment.bytes + np.cumsum(run.view(run.columns.size)[rows])
     count = segment.rows + np.cumsum(run.view(run.columns.rows)[rows])
-    if not len(rows) or not segment._replace(bytes=int(size[-1]), rows=int(count[-1])).full(config):
-        return
-    for row, one_size, one_count in zip(rows.tolist(), size.tolist(), count.tolist(), strict=True):
-        if segment._replace(bytes=one_size, rows=one_count).full(config):
-            run.cut(row + 1)
-            return
+
+    def full(place: int) -> bool:
+        return bool(segment._replace(bytes=int(size[place]), rows=int(count[place])).full(config))
+
+    if full(len(rows) - 1):  # what is full stays full with more in it
+        run.cut(int(rows[bisect_left(range(len(rows)), True, key=full)]) + 1)
 
 
 def blocking_rows(channel: VChannelState) -> int:
