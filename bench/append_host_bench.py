@@ -114,7 +114,7 @@ def batched_appends(folder: Path, *, messages: int = 200_000, per_entry: int = 1
         with client.append_stream(PCHANNEL) as stream:
             begun = time.perf_counter()
             futures = [stream.submit(entry) for entry in entries]
-            decided = sum(len(future.outcome()) - future.outcome().rejected for future in futures)
+            decided = sum(len(future.result()) - future.result().rejected for future in futures)
             seconds = time.perf_counter() - begun
     assert decided == messages
     return {"messages_per_s": round(messages / seconds), "mb_per_s": round(sum(map(len, entries)) / seconds / 1e6)}

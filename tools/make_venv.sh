@@ -54,6 +54,6 @@ import sysconfig
 
 pathlib.Path(sysconfig.get_path("purelib"), "millrace.pth").write_text(sys.argv[1] + "\n")
 launcher = pathlib.Path(sysconfig.get_path("scripts"), "millrace")
-launcher.write_text(f"#!{sys.executable}\nfrom millrace.cli import app\n\napp()\n")
+launcher.write_text(f"#!{sys.executable}\nfrom millrace.__main__ import main\n\nmain()\n")
 launcher.chmod(0o755)
 PYTHON

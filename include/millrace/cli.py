@@ -1,13 +1,27 @@
 """``millrace``: everything about a deployment from the command line.
 
 The commands are in millrace.commands, one module a group; this module names them and fixes their order in the help.
+millrace.__main__ runs it as a process.
 """
 
 from __future__ import annotations
 
 import typer
 
-from millrace.commands import collections, configuration, jobs, log, produce, read, scan, status, tables, verify, wal
+from millrace.commands import (
+    collections,
+    configuration,
+    jobs,
+    log,
+    produce,
+    read,
+    scan,
+    status,
+    system,
+    tables,
+    verify,
+    wal,
+)
 from millrace.commands.command_line import ReportingGroup
 
 app = typer.Typer(
@@ -28,7 +42,7 @@ app = typer.Typer(
 
     `millrace read users`
 
-    Exit codes: 0 all is well, 1 an error (`CODE: message`), 2 wrong usage, 3 a check does not hold, 130 Ctrl-C.
+    Exit codes: 0 all is well, 1 an error (`CODE: message`), 2 wrong usage, 3 a check does not hold, 130 Ctrl-C, 143 SIGTERM.
     """,
 )
 
@@ -44,10 +58,8 @@ app.command(rich_help_panel=_LOOK)(tables.segments)
 app.command(rich_help_panel=_LOOK)(tables.checkpoints)
 app.add_typer(wal.app, name="wal", rich_help_panel=_LOOK)
 app.add_typer(log.app, name="log", rich_help_panel=_LOOK)
+app.add_typer(system.app, name="system", rich_help_panel=_RUN)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_RUN)
 app.command(rich_help_panel=_RUN)(jobs.unpark)
 app.add_typer(configuration.app, name="config", rich_help_panel=_RUN)
 app.command(rich_help_panel=_RUN)(configuration.version)
-
-if __name__ == "__main__":
-    app()

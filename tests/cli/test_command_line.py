@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,14 +21,13 @@ from tests.cli import reference
 from tests.cli.deployment import Deployment
 
 HEAVY = {"pyspark", "pyarrow", "deltalake", "duckdb", "numpy", "psutil"}
-ENTRY = "from millrace.cli import app; app()"
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     """``millrace`` as a process of its own."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
-        [sys.executable, "-c", ENTRY, *arguments],
+        [sys.executable, "-m", "millrace", *arguments],
         env=environment,
         text=True,
         stdout=subprocess.PIPE,
@@ -168,17 +166,6 @@ def test_an_interrupt_in_the_midst_of_a_command_ends_with_130(
     result = Deployment(settings).run("status")
     assert result.exit_code == 130
     assert "Traceback" not in result.stderr
-
-
-def test_ctrl_c_ends_a_following_scan_with_130_and_nothing_on_stderr(users: Deployment) -> None:
-    process = start("scan", "dml_0", "--follow", "--data", str(users.settings.data_dir))
-    assert process.stdout is not None
-    first = json.loads(process.stdout.readline())
-    assert first["type"] == "TERM_OPENING"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert errors == ""
 
 
 def test_a_reader_that_leaves_early_ends_a_scan_quietly(users: Deployment) -> None:

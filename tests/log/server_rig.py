@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -122,11 +123,21 @@ class MemoryService:
         self.close()
 
 
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for `condition`; `what` is said where it never comes true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        threading.Event().wait(0.01)
+
+
 class EchoExtension:
     name = "echo"
 
     def __init__(self) -> None:
         self.closed = False
+        self.may_answer = threading.Event()
+        self.may_answer.set()
 
     def do_exchange(
         self,
@@ -135,12 +146,14 @@ class EchoExtension:
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         for chunk in reader:
+            assert self.may_answer.wait(PATIENCE)
             writer.write_metadata(chunk.app_metadata)
 
     def do_get(self, ticket: flight.Ticket) -> flight.FlightDataStream:
         return flight.RecordBatchStream(pa.table({"ticket": [ticket.ticket]}))
 
     def do_action(self, action: flight.Action) -> Sequence[bytes]:
+        assert self.may_answer.wait(PATIENCE)
         if action.type == "echo/refuse":
             raise AppendRejected("not today", reason="TOO_LARGE")
         return [action.body.to_pybytes()]

@@ -56,7 +56,7 @@ def test_what_gathers_while_the_disk_works_goes_with_one_write_and_one_sync(tmp_
         deadline = time.monotonic() + DEADLINE
         while len(log._open()._commit._queue) < 8:
             assert time.monotonic() < deadline
-            time.sleep(0.001)
+            time.sleep(0.001)  # between two looks at the condition: nothing tells that an append has queued up
         assert read(log) == entries  # nothing shows before it is synced
         disk.gate.set()
         for thread in threads:

@@ -26,7 +26,7 @@ from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.log.remote import RemoteLogService
 from millrace.log.server_flight import ReadLimits
 from millrace.message.ids import EARLIEST, LogId
-from tests.log.server_rig import LARGEST, PATIENCE, MemoryLog, Rig, values_of
+from tests.log.server_rig import LARGEST, PATIENCE, MemoryLog, Rig, until, values_of
 
 
 @pytest.fixture
@@ -144,6 +144,7 @@ def test_one_bad_append_among_merged_ones_fails_alone_and_none_is_doubled(rig: R
 def test_a_pipeline_takes_no_more_than_its_room(rig: Rig) -> None:
     log, _ = rig.log()
     with log.pipeline(appends=2) as pipeline:
+        assert pipeline.submit([]).result() == []
         pending = [pipeline.submit([b"%d" % number]) for number in range(10)]
         assert all(each.done for each in pending[:8])
         pipeline.flush()
@@ -320,6 +321,31 @@ def test_an_extension_is_served_by_the_same_process(rig: Rig) -> None:
         writer.begin(pa.schema([]))
         writer.write_metadata(pa.py_buffer(b"hello"))
         assert reader.read_chunk().app_metadata.to_pybytes() == b"hello"
+        writer.done_writing()
+        writer.close()
+
+
+@pytest.mark.parametrize("way", ["action", "stream"])
+def test_what_an_extension_has_not_answered_is_work_under_way(rig: Rig, way: str) -> None:
+    gate = rig.server.gate
+    with rig.link() as link:
+        command = flight.FlightDescriptor.for_command(b'{"extension":"echo"}')
+        writer, reader = link.client.do_exchange(command, link.options(PATIENCE))
+        writer.begin(pa.schema([]))
+        until(lambda: gate.idle_seconds > 0.01, "an open stream is no work")
+        rig.extension.may_answer.clear()
+        acting = threading.Thread(target=lambda: link.act("echo/back", {}, timeout=PATIENCE))
+        if way == "action":
+            acting.start()
+        else:
+            writer.write_metadata(pa.py_buffer(b"hello"))
+        until(lambda: gate.idle_seconds == 0.0, "the request is work")
+        rig.extension.may_answer.set()
+        if way == "action":
+            acting.join(PATIENCE)
+        else:
+            reader.read_chunk()
+        until(lambda: gate.idle_seconds > 0.0, "it is answered")
         writer.done_writing()
         writer.close()
 

@@ -33,6 +33,7 @@ from millrace.log.protocol import Log
 from millrace.log.remote import RemoteLogService
 from millrace.log.rocksmq import RocksMQ
 from millrace.message.ids import EARLIEST, LogId
+from tests.log.server_rig import until
 
 PATIENCE = 30.0
 LAUNCH = ServerLaunch(idle_timeout=60.0, settings=(("segment_bytes", str(1 << 20)), ("max_entry_bytes", str(1 << 19))))
@@ -77,13 +78,6 @@ def python(script: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=environment
     )
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        threading.Event().wait(0.01)
 
 
 @pytest.fixture
@@ -287,6 +281,23 @@ def test_a_server_without_work_stops_by_itself(folder: Path) -> None:
         until(lambda: not record.alive(), "the idle server stops")
         assert not (folder / RECORD_FILE).exists()
         assert service.names() == ["p0"]
+
+
+def test_shutdown_stops_the_server_that_runs_not_the_one_that_was_known(folder: Path) -> None:
+    with (
+        RemoteLogService.connect(folder, launch=LAUNCH) as service,
+        RemoteLogService.connect(folder, launch=LAUNCH) as other,
+    ):
+        known = server_of(folder)
+        os.kill(known.pid, signal.SIGKILL)
+        until(lambda: not known.alive(), "the server is gone")
+        other.names()
+        running = server_of(folder)
+        assert running.pid != known.pid
+        service.shutdown()
+        assert not running.alive()
+        service.shutdown()
+        assert read_record(folder) is None, "none is started to be stopped"
 
 
 def test_settings_of_the_launch_reach_the_log(folder: Path) -> None:

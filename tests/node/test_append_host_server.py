@@ -77,8 +77,8 @@ def test_a_stream_answers_in_order_and_one_appends_failure_leaves_the_others(cli
             for place, key in enumerate(keys)
         ]
         with pytest.raises(InvalidArgument):
-            futures[50].outcome()
-        found = [future.outcome().result() for place, future in enumerate(futures) if place != 50]
+            futures[50].result()
+        found = [future.result().result() for place, future in enumerate(futures) if place != 50]
     assert [each.time_tick for each in found] == sorted(each.time_tick for each in found)
     assert not any(each.duplicate for each in found)
 

@@ -130,7 +130,7 @@ class Producer:
         messages = [
             builders.insert(part, vchannel=vchannel, collection_id=collection.id, partition_id=partition_id, term=0,
                             schema_version=collection.schema_version)
-            for vchannel, partition_id, part in _shares(table, collection, partition, partition_by)
+            for vchannel, partition_id, part in split_rows(table, collection, partition, partition_by)
         ]  # fmt: skip
         return self.send(messages, raise_rejected=raise_rejected)
 
@@ -292,7 +292,7 @@ class Transaction:
     ) -> Written:
         """Append rows to the transaction. Raises InvalidArgument for a key of another VChannel."""
         table = conform(rows, self._collection)
-        shares = list(_shares(table, self._collection, partition, partition_by))
+        shares = list(split_rows(table, self._collection, partition, partition_by))
         if any(vchannel != self.vchannel for vchannel, _, _ in shares):
             raise InvalidArgument(f"a transaction is on one VChannel: these keys do not all belong to {self.vchannel}")
         return self._producer.send(
@@ -366,7 +366,7 @@ def _partition_id(collection: Collection, name: str) -> int:
         raise InvalidArgument(f"collection {collection.name!r} has no partition {name!r}; it has {known}") from None
 
 
-def _shares(
+def split_rows(
     table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None
 ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
     """The rows of each VChannel and partition, in their order, in batches of about MESSAGE_BYTES."""

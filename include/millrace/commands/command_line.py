@@ -1,7 +1,7 @@
 """What all commands share: the options, the settings they lead to, how results are printed, and what an error looks like.
 
 Exit codes: 0 all is well, 1 a MillraceError (`CODE: message` on stderr, never a traceback), 2 wrong usage, 3 a verification
-found something that does not hold, 130 Ctrl-C.
+found something that does not hold, 130 Ctrl-C, 143 SIGTERM (millrace.commands.interrupts).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from millrace.commands.interrupts import Interrupts
 from millrace.errors import InvalidArgument, MillraceError
 from millrace.message.ids import tick_physical_ms
 from millrace.settings import Settings
@@ -37,13 +38,15 @@ Row = Mapping[str, Any]
 
 
 class ReportingGroup(TyperGroup):
-    """A group of commands that turns Millrace's errors, and Ctrl-C, into a line and an exit code."""
+    """A group of commands that turns Millrace's errors into a line and an exit code, and Ctrl-C into an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except MillraceError as error:
-            typer.echo(f"{error.code}: {error}", err=True)
+            interrupts = ctx.find_root().obj
+            if not (isinstance(interrupts, Interrupts) and interrupts.signal is not None):  # else it is a consequence
+                typer.echo(f"{error.code}: {error}", err=True)
             raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None

@@ -10,10 +10,16 @@ from typing import Annotated
 import typer
 
 import millrace
+from millrace.commands import runs
 from millrace.commands.command_line import DataFolder, command_group, load_settings
-from millrace.errors import ChannelNotFound, InvalidSettings, LogUnavailable
+from millrace.errors import ChannelNotFound, LogUnavailable
+from millrace.ops.launch_command import jobs_folder
 
-app = command_group("Run the streaming jobs.")
+app = command_group("Run jobs: the streaming node in the foreground, any job detached.")
+app.command()(runs.start)
+app.command("list")(runs.list_runs)
+app.command()(runs.stop)
+app.command()(runs.log)
 
 
 @app.command()
@@ -45,15 +51,6 @@ def run(
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, os.environ | settings.environment() | {"PYTHONPATH": paths})
-
-
-def jobs_folder() -> Path:
-    """The folder with the Spark entry points. Raises InvalidSettings where there is none."""
-    home = os.environ.get("MILLRACE_HOME")
-    root = Path(home) if home else Path(millrace.__file__).resolve().parents[2]
-    if not (root / "jobs" / "streaming_node.py").is_file():
-        raise InvalidSettings(f"{root} has no jobs/streaming_node.py: set MILLRACE_HOME to the checkout of Millrace")
-    return root / "jobs"
 
 
 def unpark(

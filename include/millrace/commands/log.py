@@ -102,9 +102,12 @@ def truncate(
     Example: `millrace log truncate --dry-run`
     """
     from millrace.node.truncation import truncate_log
+    from millrace.ops.quality.gate import require_open
     from millrace.tables.wal_table import WalTable
 
     settings = load_settings(data)
+    if not dry_run:
+        require_open(settings, what="truncation of the log")
     rows: list[dict[str, Any]] = []
     if WalTable.exists(settings.wal_path):
         with _client(settings) as client:

@@ -348,17 +348,24 @@ class ChannelLog:
             with self._lock:
                 self._indexing = False
 
-    def enforce_retention(self, *, allowed: LogId) -> int:
-        """Give up whole files above the retention settings, never past `allowed` (what the checkpoint needs no more)."""
+    def enforce_retention(
+        self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
+    ) -> int:
+        """Give up whole files above the retention, never past `allowed` (what the checkpoint needs no more); bytes freed.
+
+        `retention_bytes` and `retention_ms` stand in for the settings of these names.
+        """
         settings = self._settings
+        most = settings.retention_bytes if retention_bytes is None else retention_bytes
+        longest = settings.retention_ms if retention_ms is None else retention_ms
         with self._lock:
             self._check_open()
             target = self._manifest.begin
             kept = sum(segment.end for segment in self._segments)
-            oldest = self._now_ms() - settings.retention_ms
+            oldest = self._now_ms() - longest
             for segment in self._segments[: -1 if self._fd >= 0 else None]:
-                above = settings.retention_bytes and kept > settings.retention_bytes
-                old = settings.retention_ms and segment.last >> LOGICAL_BITS < oldest
+                above = most and kept > most
+                old = longest and segment.last >> LOGICAL_BITS < oldest
                 if not (above or old):
                     break
                 target = segment.last + 1

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import pyarrow as pa
 
 from millrace.errors import LogUnavailable
-from millrace.log.discovery import ServerLaunch, locate
+from millrace.log.discovery import ServerLaunch, locate, read_record
 from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
-from millrace.log.server_link import ConnectionLost, Link, NotTaken, Watchdog
-from millrace.log.server_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, as_values
+from millrace.log.server_link import AppendStream, ConnectionLost, Link, NotTaken, Watchdog
+from millrace.log.server_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Pipeline, as_values
 from millrace.log.server_wire import log_id, optional_log_id
 from millrace.message.ids import LogId
 
@@ -90,17 +90,27 @@ class RemoteLogService:
         return self._act("ping", {})
 
     def shutdown(self, *, timeout: float = DEFAULT_DEADLINE) -> None:
-        """Stop the server cleanly and wait until its process is gone. A later call would start another."""
+        """Stop the server that runs for the folder cleanly, and wait until its process is gone. Starts none for that.
+
+        It need not be the one that this service last spoke to, which may have died. A later call would start another.
+        """
         deadline = time.monotonic() + timeout
-        link = self.link(deadline)
+        cached = self._link
+        if cached is not None:
+            self.drop_link(cached)
+        record = read_record(self._folder)
+        if record is None or not record.alive():
+            return
+        link = Link(record, self._watchdog)
         try:
             link.act("shutdown", {}, timeout=timeout)
         except ConnectionLost:
             pass  # it is going, which the loop below waits for
-        self.drop_link(link)
-        while link.record.alive():
+        finally:
+            link.close()
+        while record.alive():
             if time.monotonic() >= deadline:
-                raise LogUnavailable(f"the log server (process {link.record.pid}) is asked to stop but still runs")
+                raise LogUnavailable(f"the log server (process {record.pid}) is asked to stop but still runs")
             threading.Event().wait(_PAUSE)
 
     def close(self) -> None:
@@ -233,9 +243,13 @@ class RemoteLog:
             send, seconds=self._service.deadline, what="whether this batch is in the log is unknown"
         )
 
-    def pipeline(self, *, appends: int = PIPELINE_APPENDS, bytes: int = PIPELINE_BYTES) -> AppendPipeline:
+    def pipeline(self, *, appends: int = PIPELINE_APPENDS, bytes: int = PIPELINE_BYTES) -> Pipeline[list[LogId]]:
         """Several appends in flight at once, in order, at most so many of so many bytes together."""
-        return AppendPipeline(self._service, self.pchannel, appends=appends, bytes=bytes)
+
+        def stream(link: Link) -> AppendStream:
+            return AppendStream(link, self.pchannel, pipelined=True)
+
+        return Pipeline(self._service, stream, appends=appends, bytes=bytes)
 
     def read(
         self,

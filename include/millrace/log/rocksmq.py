@@ -74,9 +74,16 @@ class RocksMQLog:
         """See :meth:`millrace.log.protocol.Log.truncate`. The file that is appended to stays until it is full."""
         return self._open().truncate(position)
 
-    def enforce_retention(self, *, allowed: LogId) -> int:
-        """Give up whole files above the retention settings, but nothing from `allowed` on; returns the bytes freed."""
-        return self._open().enforce_retention(allowed=allowed)
+    def enforce_retention(
+        self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
+    ) -> int:
+        """Give up whole files above the retention, but nothing from `allowed` on; returns the bytes freed.
+
+        `retention_bytes` and `retention_ms` stand in for the settings of these names.
+        """
+        return self._open().enforce_retention(
+            allowed=allowed, retention_bytes=retention_bytes, retention_ms=retention_ms
+        )
 
     def describe(self) -> LogDescription:
         """See :meth:`millrace.log.protocol.Log.describe`."""

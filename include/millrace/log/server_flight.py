@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 from pyarrow import flight
@@ -64,7 +64,10 @@ class Extension(Protocol):
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        """Serve a stream whose command is a JSON object with `"extension": name`."""
+        """Serve a stream whose command is a JSON object with `"extension": name`.
+
+        The reader has read_chunk; the writer begin, write_batch and write_metadata, the last two for one request's answer each.
+        """
         ...
 
     def do_get(self, ticket: flight.Ticket) -> flight.FlightDataStream:
@@ -91,11 +94,15 @@ class ReadLimits:
 
 
 class Gate:
-    """Counts the work under way, refuses more once closed, and knows how long there was none."""
+    """Counts the work under way, refuses more once closed, and knows how long there was none.
+
+    Work of extensions counts while it lasts, but is neither refused nor waited for here: they end it themselves.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._active = 0
+        self._elsewhere = 0
         self._closed = False
         self._quiet_since = time.monotonic()
 
@@ -114,6 +121,21 @@ class Gate:
                 self._quiet_since = time.monotonic()
                 self._changed.notify_all()
 
+    def note(self, change: int) -> None:
+        """So many pieces of work of extensions began (or, below 0, ended)."""
+        with self._changed:
+            self._elsewhere += change
+            self._quiet_since = time.monotonic()
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """One piece of an extension's work is done inside."""
+        self.note(1)
+        try:
+            yield
+        finally:
+            self.note(-1)
+
     @property
     def closed(self) -> bool:
         return self._closed
@@ -122,13 +144,56 @@ class Gate:
     def idle_seconds(self) -> float:
         """Seconds without work; 0 while there is some."""
         with self._changed:
-            return 0.0 if self._active else time.monotonic() - self._quiet_since
+            return 0.0 if self._active or self._elsewhere else time.monotonic() - self._quiet_since
 
     def close(self, *, timeout: float) -> bool:
         """Refuse further work and wait for what is under way; False where that took longer than `timeout` seconds."""
         with self._changed:
             self._closed = True
             return self._changed.wait_for(lambda: self._active == 0, timeout)
+
+
+class _NotedStream:
+    """An extension's stream, as its reader and as its writer: a request counts as work until it is answered."""
+
+    def __init__(
+        self, gate: Gate, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter
+    ) -> None:
+        self._gate = gate
+        self._reader = reader
+        self._writer = writer
+        self._changing = threading.Lock()
+        self._open = 0
+
+    def read_chunk(self) -> flight.FlightStreamChunk:
+        chunk = self._reader.read_chunk()
+        self._note(1)
+        return chunk
+
+    def __iter__(self) -> Self:
+        return self
+
+    __next__ = read_chunk
+
+    def begin(self, schema: pa.Schema) -> None:
+        self._writer.begin(schema)
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self._note(-1)
+
+    def write_metadata(self, metadata: pa.Buffer) -> None:
+        self._writer.write_metadata(metadata)
+        self._note(-1)
+
+    def ended(self) -> None:
+        """The stream is over: what it never answered is no work any more."""
+        self._note(-self._open)
+
+    def _note(self, change: int) -> None:
+        with self._changing:
+            self._open += change
+            self._gate.note(change)
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no type information
@@ -194,7 +259,11 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         with _typed():
             command = from_json(descriptor.command or b"")
             if "extension" in command:
-                self._extension(command["extension"]).do_exchange(descriptor, reader, writer)
+                stream = _NotedStream(self.gate, reader, writer)
+                try:
+                    self._extension(command["extension"]).do_exchange(descriptor, stream, stream)
+                finally:
+                    stream.ended()
                 return
             pchannel = _name(command, "append")
             serve_appends(
@@ -209,14 +278,16 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         with _typed():
             request = from_json(ticket.ticket)
             if "extension" in request:
-                return self._extension(request["extension"]).do_get(ticket)
+                with self.gate.noted():
+                    return self._extension(request["extension"]).do_get(ticket)
             return self._read(context, request)
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Sequence[bytes]:
         with _typed():
             name, slash, _ = action.type.partition("/")
             if slash:
-                return self._extension(name).do_action(action)
+                with self.gate.noted():
+                    return self._extension(name).do_action(action)
             act = getattr(self, f"_act_{name}", None)
             if act is None:
                 raise InvalidArgument(f"the log server knows no action {name!r}")

@@ -85,40 +85,41 @@ class Watchdog:
                     cancel()
 
 
-class AppendStream:
-    """One open append stream. Appends go out and acknowledgements come in, in the same order; one thread at a time."""
+class ExchangeStream:
+    """One open stream of requests and answers, in the same order; one thread at a time. A request is one append."""
 
-    def __init__(self, link: Link, pchannel: str, *, pipelined: bool) -> None:
-        self._link = link
-        command = to_json({"append": pchannel, "pipelined": pipelined})
+    def __init__(self, link: Link, command: dict[str, Any]) -> None:
+        self.link = link
         try:
             self._writer, self._reader = link.client.do_exchange(
-                flight.FlightDescriptor.for_command(command), link.options(None)
+                flight.FlightDescriptor.for_command(to_json(command)), link.options(None)
             )
         except CONNECTION_FAILURES as error:
             raise lost(error, sent=False) from error
         self._begun = False
 
-    def send(self, values: pa.LargeBinaryArray, *, deadline: float) -> None:
-        """Send one append. Raises ConnectionLost."""
+    def request(self, values: pa.LargeBinaryArray, metadata: bytes | None, *, deadline: float) -> None:
+        """Send one append, by `deadline` (monotonic). Raises ConnectionLost."""
         batch = pa.RecordBatch.from_arrays([values], schema=VALUE_SCHEMA)
-        with self._link.watchdog.guard(self._reader.cancel, deadline):
+        with self.link.watchdog.guard(self._reader.cancel, deadline):
             try:
                 if not self._begun:
                     self._writer.begin(VALUE_SCHEMA)
                     self._begun = True
-                self._writer.write_batch(batch)
+                if metadata is None:
+                    self._writer.write_batch(batch)
+                else:
+                    self._writer.write_with_metadata(batch, pa.py_buffer(metadata))
             except CONNECTION_FAILURES as error:
-                raise lost(error) from error
+                raise lost(error, sent=self._begun) from error
 
-    def receive(self, *, deadline: float) -> list[LogId]:
-        """The next acknowledgement. Raises what that append raised, NotTaken or ConnectionLost."""
-        with self._link.watchdog.guard(self._reader.cancel, deadline):
+    def answer(self, *, deadline: float) -> flight.FlightStreamChunk:
+        """The next answer, by `deadline` (monotonic). Raises ConnectionLost, or the typed error that ended the stream."""
+        with self.link.watchdog.guard(self._reader.cancel, deadline):
             try:
-                metadata = self._reader.read_chunk().app_metadata
+                return self._reader.read_chunk()
             except CONNECTION_FAILURES as error:
                 raise lost(error) from error
-        return ack_from_bytes(metadata.to_pybytes() if metadata is not None else b"")
 
     def close(self) -> None:
         """End the stream. Idempotent; never raises for a stream that broke."""
@@ -127,6 +128,22 @@ class AppendStream:
             self._writer.close()
         except CONNECTION_FAILURES:
             pass  # it is gone already, which is all we want
+
+
+class AppendStream(ExchangeStream):
+    """A stream of appends to the log itself, each answered by its ids."""
+
+    def __init__(self, link: Link, pchannel: str, *, pipelined: bool) -> None:
+        super().__init__(link, {"append": pchannel, "pipelined": pipelined})
+
+    def send(self, values: pa.LargeBinaryArray, *, deadline: float) -> None:
+        """Send one append. Raises ConnectionLost."""
+        self.request(values, None, deadline=deadline)
+
+    def receive(self, *, deadline: float) -> list[LogId]:
+        """The next acknowledgement. Raises what that append raised, NotTaken or ConnectionLost."""
+        metadata = self.answer(deadline=deadline).app_metadata
+        return ack_from_bytes(metadata.to_pybytes() if metadata is not None else b"")
 
 
 class Link:
@@ -220,4 +237,13 @@ def lost(error: BaseException, *, sent: bool = True) -> MillraceError | Connecti
     return ConnectionLost(str(error) or type(error).__name__, sent=sent)
 
 
-__all__ = ["CONNECTION_FAILURES", "AppendStream", "ConnectionLost", "Link", "NotTaken", "Watchdog", "lost"]
+__all__ = [
+    "CONNECTION_FAILURES",
+    "AppendStream",
+    "ConnectionLost",
+    "ExchangeStream",
+    "Link",
+    "NotTaken",
+    "Watchdog",
+    "lost",
+]

@@ -1,23 +1,29 @@
-"""Appends of one producer that are sent before the earlier ones are acknowledged: the client's side of a pipelined stream."""
+"""Appends of one producer that are sent before the earlier ones are answered: the client's side of a pipelined stream.
+
+The log answers with ids (RemoteLog.pipeline), the append host with what the chain decided (AppendClient.append_stream); what
+a pipeline does is the same.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from millrace.errors import InvalidArgument, LogUnavailable
-from millrace.log.server_link import AppendStream, ConnectionLost, Link, NotTaken
-from millrace.message.ids import LogId
+from millrace.log.server_link import ConnectionLost, Link, NotTaken
 
 PIPELINE_APPENDS: Final = 256
 PIPELINE_BYTES: Final = 32 << 20
+
+T = TypeVar("T")
+_Answer = TypeVar("_Answer", covariant=True)
 
 
 class Connector(Protocol):
@@ -30,63 +36,83 @@ class Connector(Protocol):
     def drop_link(self, link: Link) -> None: ...
 
 
-class PendingAppend:
+class Stream(Protocol[_Answer]):
+    """One open stream: appends go out and answers come in, in the same order. Deadlines are monotonic."""
+
+    def send(self, values: pa.LargeBinaryArray, *, deadline: float) -> None: ...
+
+    def receive(self, *, deadline: float) -> _Answer: ...
+
+    def close(self) -> None: ...
+
+
+class Pending(Generic[T]):
     """An append on its way."""
 
-    __slots__ = ("_error", "_ids", "_pipeline", "bytes")
+    __slots__ = ("_answers", "_error", "_pipeline", "bytes")
 
-    def __init__(self, pipeline: AppendPipeline, size: int) -> None:
+    def __init__(self, pipeline: Pipeline[T], size: int) -> None:
         self._pipeline = pipeline
         self.bytes = size
-        self._ids: list[LogId] | None = None
+        self._answers: list[T] = []
         self._error: Exception | None = None
 
     @property
     def done(self) -> bool:
-        return self._ids is not None or self._error is not None
+        """Whether its answer has been read."""
+        return bool(self._answers) or self._error is not None
 
-    def result(self) -> list[LogId]:
-        """Its ids, once durable; raises what RemoteLog.append raises. Waits at most the service's deadline."""
-        self._pipeline._await(self)
+    def result(self) -> T:
+        """Its answer, once it has one; raises what an append without a pipeline raises. Waits at most the service's deadline."""
+        self._pipeline.wait_for(self)
         if self._error is not None:
             raise self._error
-        assert self._ids is not None
-        return self._ids
+        return self._answers[0]
 
-    def _settle(self, ids: list[LogId] | None, error: Exception | None) -> None:
-        self._ids, self._error = ids, error
+    def settle(self, answer: T) -> None:
+        self._answers.append(answer)
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
 
 
-class AppendPipeline:
-    """Appends of one producer, in order, sent before the earlier ones are acknowledged; the server merges them.
+class Pipeline(Generic[T]):
+    """Appends of one producer, in order, sent before the earlier ones are answered; the server merges them.
 
-    There is no thread behind it: whoever waits for a result reads the acknowledgements up to his own. When the connection
+    There is no thread behind it: whoever waits for a result reads the answers up to his own. When the connection
     breaks, every append in flight fails as ambiguous and the next one goes out on a new connection. Nothing is ever sent
-    twice, so order holds. Thread-safe.
+    twice, so order holds. At most `appends` of `bytes` together are in flight; `margin` seconds are waited for an answer beyond
+    the service's deadline. Thread-safe.
     """
 
-    def __init__(self, service: Connector, pchannel: str, *, appends: int, bytes: int) -> None:
+    def __init__(
+        self,
+        service: Connector,
+        open_stream: Callable[[Link], Stream[T]],
+        *,
+        appends: int = PIPELINE_APPENDS,
+        bytes: int = PIPELINE_BYTES,
+        margin: float = 0.0,
+    ) -> None:
         if appends < 1 or bytes < 1:
             raise InvalidArgument("a pipeline needs room for at least one append")
         self._service = service
-        self._pchannel = pchannel
+        self._open_stream = open_stream
         self._appends = appends
         self._room = bytes
+        self._margin = margin
         self._lock = threading.RLock()
-        self._pending: deque[PendingAppend] = deque()
+        self._pending: deque[Pending[T]] = deque()
         self._bytes = 0
         self._link: Link | None = None
-        self._stream: AppendStream | None = None
+        self._stream: Stream[T] | None = None
 
-    def submit(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> PendingAppend:
+    def submit(self, values: bytes | Sequence[bytes] | pa.LargeBinaryArray) -> Pending[T]:
         """Send one atomic batch; waits only while the pipeline is full. Failures come out of `result`, but LogUnavailable
         is raised here where no server can be reached: then this batch is not in the log."""
         array = as_values(values)
         with self._lock:
-            pending = PendingAppend(self, array.nbytes)
-            if not len(array):
-                pending._settle([], None)
-                return pending
+            pending = Pending(self, array.nbytes)
             while self._pending and (len(self._pending) >= self._appends or self._bytes + pending.bytes > self._room):
                 self._receive()
             deadline = time.monotonic() + self._service.deadline
@@ -98,6 +124,13 @@ class AppendPipeline:
             except ConnectionLost as error:
                 self._break(error)
             return pending
+
+    def wait_for(self, pending: Pending[T]) -> None:
+        """Read answers until `pending` has its own."""
+        while not pending.done:
+            with self._lock:
+                if not pending.done:
+                    self._receive()
 
     def flush(self) -> None:
         """Wait for everything in flight; raises the first failure among it."""
@@ -123,49 +156,44 @@ class AppendPipeline:
         finally:
             self.close()
 
-    def _open(self, deadline: float) -> AppendStream:
+    def _open(self, deadline: float) -> Stream[T]:
         if self._stream is not None and self._link is not None:
             try:
                 self._link.check()
             except ConnectionLost as error:
                 self._break(error)
-        while self._stream is None or self._link is None:
+        while self._stream is None:
             link = self._service.link(deadline)
             try:
                 link.check()
-                self._stream, self._link = AppendStream(link, self._pchannel, pipelined=True), link
+                self._stream, self._link = self._open_stream(link), link
             except ConnectionLost as error:
                 self._service.drop_link(link)
                 if time.monotonic() >= deadline:
                     raise LogUnavailable(f"no log server could be reached: {error}") from error
         return self._stream
 
-    def _await(self, pending: PendingAppend) -> None:
-        while not pending.done:
-            with self._lock:
-                if not pending.done:
-                    self._receive()
-
     def _receive(self) -> None:
-        """Take one acknowledgement, which is the oldest append's."""
+        """Take one answer, which is the oldest append's."""
         assert self._stream is not None
         try:
-            ids = self._stream.receive(deadline=time.monotonic() + self._service.deadline)
+            answer = self._stream.receive(deadline=time.monotonic() + self._service.deadline + self._margin)
         except ConnectionLost as error:
             self._break(error)
         except NotTaken:
-            self._settle(None, LogUnavailable("the log server is stopping: this batch is not in the log"))
+            self._oldest().fail(LogUnavailable("the log server is stopping: this batch is not in the log"))
             if not self._pending:
                 self._break(ConnectionLost("the log server is stopping"))
         except Exception as error:
-            self._settle(None, error)
+            self._oldest().fail(error)
         else:
-            self._settle(ids, None)
+            self._oldest().settle(answer)
 
-    def _settle(self, ids: list[LogId] | None, error: Exception | None) -> None:
+    def _oldest(self) -> Pending[T]:
+        """The oldest append in flight, which is none from now on."""
         pending = self._pending.popleft()
         self._bytes -= pending.bytes
-        pending._settle(ids, error)
+        return pending
 
     def _break(self, error: ConnectionLost) -> None:
         if self._stream is not None:
@@ -176,21 +204,22 @@ class AppendPipeline:
                 self._service.drop_link(self._link)
             self._link = None
         while self._pending:
-            self._settle(
-                None,
+            self._oldest().fail(
                 LogUnavailable(
                     f"whether this batch is in the log is unknown: the connection broke before its answer ({error})"
-                ),
+                )
             )
 
 
-def as_values(values: Sequence[bytes] | pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """The values of one append as Arrow holds them. Raises InvalidArgument for anything but bytes.
+def as_values(values: bytes | Sequence[bytes] | pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+    """The value or values of one append as Arrow holds them. Raises InvalidArgument for anything but bytes.
 
     Built from buffers: `pa.array` would import pandas, which costs a short-lived producer more than all its appends.
     """
     if isinstance(values, pa.LargeBinaryArray):
         return values
+    if isinstance(values, bytes):
+        values = [values]
     try:
         data = b"".join(values)
         offsets = np.zeros(len(values) + 1, dtype=np.int64)

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from millrace.errors import ChannelNotFound, DeadlineExceeded, InvalidArgument, LogUnavailable
 from millrace.log.protocol import LogService
+from millrace.log.server_pipeline import as_values
 from millrace.message.ids import LOGICAL_BITS
 from millrace.metrics import Metrics
 from millrace.node.append_host_follower import Follower
@@ -197,12 +198,3 @@ class AppendHost:
                     now_ms=self._now_ms,
                 )
             return follower
-
-
-def as_values(entry: Entries) -> pa.LargeBinaryArray:
-    """One or several entries as Arrow."""
-    if isinstance(entry, pa.LargeBinaryArray):
-        return entry
-    if isinstance(entry, bytes):
-        return pa.array([entry], pa.large_binary())
-    return pa.array(entry, pa.large_binary())

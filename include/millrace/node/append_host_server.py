@@ -24,6 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,7 @@ from millrace.metrics import Metrics
 from millrace.node.append_host import DEFAULT_DEADLINE, AppendHost, HostSettings
 from millrace.node.append_host_outcome import OUTCOME_SCHEMA
 from millrace.node.append_host_pending import PendingOutcome
+from millrace.node.log_retention import LogRetention, wanted
 from millrace.node.tail_buffer import Evicted
 from millrace.settings import Settings
 from millrace.tables.wal_table import WalTable
@@ -70,8 +72,9 @@ class AppendExtension:
 
     name = NAME
 
-    def __init__(self, host: AppendHost) -> None:
+    def __init__(self, host: AppendHost, *, retention: LogRetention | None = None) -> None:
         self._host = host
+        self._retention = retention
         self._closing = False
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
 
@@ -152,6 +155,8 @@ class AppendExtension:
 
     def close(self) -> None:
         self._closing = True
+        if self._retention is not None:
+            self._retention.close()
         self._host.close()
 
 
@@ -257,7 +262,11 @@ def append_extension(service: LogService) -> AppendExtension:
         settings=HostSettings(tick_interval=settings.tick_interval),
         metrics=Metrics(),
     )
-    return AppendExtension(host)
+    retention = None
+    if folder is not None and wanted(settings):
+        retention = LogRetention(replace(settings, data_dir=wal.parent), service)
+        retention.start()
+    return AppendExtension(host, retention=retention)
 
 
 def committed_states(wal: Path) -> Callable[[str], ChannelState]:

@@ -28,7 +28,7 @@ from millrace.errors import WalGap
 from millrace.failpoint import hit
 from millrace.node.wal_writer import FileAction, RowFile
 from millrace.tables.delta_log import commit_lease, stands
-from millrace.tables.wal_table import TABLE_SCHEMA, partition_path, sync_directory, sync_log
+from millrace.tables.wal_table import TABLE_SCHEMA, partition_path, sync_log
 from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
 
 FAN_IN: Final = 16
@@ -109,16 +109,27 @@ def compact_once(table: DeltaTable, path: Path, *, fan_in: int = FAN_IN) -> int:
         return 0
     merged = _merge(path, group)
     hit("compaction.merged")
+    if not replace_files(table, path, group[0].pchannel, group[0].kind, merged, [file.path for file in group]):
+        (path / merged.path).unlink(missing_ok=True)
+        return 0
+    return len(group)
+
+
+def replace_files(
+    table: DeltaTable, path: Path, pchannel: str, kind: str, made: FileAction, removed: Sequence[str]
+) -> bool:
+    """Commit `made` in the place of `removed`, which hold the same rows (of one PChannel and kind), from the very version `table` stands at.
+
+    False where another writer was first, and then nothing happened. Afterwards `table` is at the new version.
+    """
     now = int(time.time() * 1000)
-    values: dict[str, str | None] = {"kind": group[0].kind, "pchannel": group[0].pchannel, "date": group[0].date}
     actions: list[AddAction | RemoveAction] = [
-        AddAction(merged.path, merged.size, values, now, False, merged.stats()),
-        *(RemoveAction(file.path, False, now, partition_values=values) for file in group),
+        AddAction(made.path, made.size, _values(pchannel, kind, made.date), now, False, made.stats()),
+        *(RemoveAction(name, False, now, partition_values=_values(pchannel, kind, _date(name))) for name in removed),
     ]
     with commit_lease(path):
         if not stands(path, table.version()):
-            (path / merged.path).unlink(missing_ok=True)
-            return 0
+            return False
         try:
             table.create_write_transaction(
                 actions,
@@ -126,16 +137,23 @@ def compact_once(table: DeltaTable, path: Path, *, fan_in: int = FAN_IN) -> int:
                 schema=TABLE_SCHEMA,
                 partition_by=list(PARTITION_COLUMNS),
                 commit_properties=CommitProperties(
-                    max_commit_retries=0, custom_metadata={"millrace": {"compaction": len(group)}}
+                    max_commit_retries=0, custom_metadata={"millrace": {"replaced": len(removed)}}
                 ),
                 post_commithook_properties=_HOOKS,
             )
         except CommitFailedError:
-            (path / merged.path).unlink(missing_ok=True)
-            return 0
+            return False
         table.update_incremental()
         sync_log(path, table.version())
-    return len(group)
+    return True
+
+
+def _values(pchannel: str, kind: str, date: str) -> dict[str, str | None]:
+    return {"kind": kind, "pchannel": pchannel, "date": date}
+
+
+def _date(name: str) -> str:
+    return name.partition("/date=")[2].partition("/")[0]
 
 
 def _merge(path: Path, group: Sequence[LiveFile]) -> FileAction:
@@ -158,7 +176,6 @@ def _merge(path: Path, group: Sequence[LiveFile]) -> FileAction:
     except BaseException:
         file.discard()
         raise
-    sync_directory(path / folder)
     return action
 
 

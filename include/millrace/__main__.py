@@ -1,0 +1,45 @@
+"""``millrace``, and ``python -m millrace``: the command line as a process, from its signals to its exit code.
+
+What it imports before the signals are taken is little, so that Ctrl-C is answered while the rest is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from millrace.commands.interrupts import Interrupted, Interrupts
+
+
+def main() -> NoReturn:
+    """Run the command that the arguments name."""
+    interrupts = Interrupts()
+    code: str | int | None = None
+    try:
+        code = _run(interrupts)
+        interrupts.settle()
+    except Interrupted:
+        pass
+    if interrupts.signal is not None:
+        interrupts.leave()
+    sys.exit(code)
+
+
+def _run(interrupts: Interrupts) -> str | int | None:
+    """The command's exit code. Raises Interrupted; what else it raises while a signal ends it is told to nobody."""
+    try:
+        interrupts.install()
+        from millrace.cli import app
+
+        app(obj=interrupts)
+    except SystemExit as end:
+        return end.code
+    except BaseException:
+        # What a library made of Interrupted, or of a connection that closed under it.
+        if interrupts.signal is None:
+            raise
+    return None
+
+
+if __name__ == "__main__":
+    main()

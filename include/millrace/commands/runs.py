@@ -1,0 +1,126 @@
+"""``millrace jobs start``, ``list``, ``stop``, ``log``: jobs that run detached, started here, by Airflow or by anybody else."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millrace.commands.command_line import AsJson, DataFolder, load_settings, print_json, print_rows, stamp
+from millrace.errors import DeadlineExceeded, InvalidArgument
+from millrace.node.processes import JobFailed
+
+if TYPE_CHECKING:
+    from millrace.ops.launch import RunStatus
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run id, as `millrace jobs list` shows it.")]
+
+_COLUMNS = ("run_id", "job", "state", "attempt", "pid", "started", "progress")
+
+
+def start(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A file of jobs/ without its suffix, such as compaction.")],
+    params: Annotated[
+        str | None, typer.Option("--params", metavar="JSON", help="The job's parameters, for jobs that take them.")
+    ] = None,
+    argument: Annotated[
+        list[str] | None, typer.Option("--argument", help="An argument of its command line; repeat it for several.")
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="The run id; default: the job's name.")
+    ] = None,
+    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Wait this long for its end.")] = 0.0,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a job detached, or attach to the run of that id that goes on. It outlives this command.
+
+    With `--wait` its report is printed, and an error of the job is an error here.
+
+    Example: `millrace jobs start compaction --params '{"dry_run": true}' --wait 600`
+
+    Example: `millrace jobs start streaming_node --run streaming-node --argument=--with-flusher`
+    """
+    from millrace.ops.launch import Launcher, RunState
+
+    try:
+        chosen = json.loads(params) if params is not None else None
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"--params is not JSON: {error}") from None
+    if chosen is not None and not isinstance(chosen, dict):
+        raise InvalidArgument("--params takes a JSON object, such as '{\"dry_run\": true}'")
+    launcher = Launcher(load_settings(data))
+    name = run_id or job.replace("_", "-")
+    status = launcher.start(name, job, params=chosen, arguments=argument or ())
+    if wait and status.active:
+        try:
+            status = launcher.wait(name, deadline=wait)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{error}; it goes on (`millrace jobs stop {name}` ends it)") from None
+    if status.error is not None:
+        raise JobFailed(f"{status.error} (log: {status.log})")
+    if status.state is RunState.FINISHED:
+        launcher.collect(name)
+        print_json(status.report or {})
+        return
+    _print([status], as_json=as_json)
+
+
+def list_runs(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Show the runs of jobs, newest first: what is running, and what ended in the last days.
+
+    Example: `millrace jobs list`
+    """
+    from millrace.ops.launch import Launcher
+
+    _print(Launcher(load_settings(data)).runs(), as_json=as_json)
+
+
+def stop(
+    run_id: RunId,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline", metavar="SECONDS", help="Kill it after this; default: stop_deadline.")
+    ] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a run: SIGTERM, then SIGKILL. A streaming job ends between two micro-batches.
+
+    The DAG `streaming` starts its job again; pause the DAG instead.
+
+    Example: `millrace jobs stop compaction`
+    """
+    from millrace.ops.launch import Launcher
+
+    _print([Launcher(load_settings(data)).stop(run_id, deadline=deadline)], as_json=as_json)
+
+
+def log(
+    run_id: RunId,
+    lines: Annotated[int, typer.Option("--lines", min=1, help="How many of its last lines.")] = 100,
+    data: DataFolder = None,
+) -> None:
+    """Print the last lines of a run's log.
+
+    Example: `millrace jobs log streaming-node --lines 30`
+    """
+    from millrace.ops.launch import Launcher
+
+    typer.echo(Launcher(load_settings(data)).poll(run_id).tail(lines))
+
+
+def _print(found: list[RunStatus], *, as_json: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "run_id": status.run_id,
+            "job": status.job,
+            "state": str(status.state),
+            "attempt": status.attempt,
+            "pid": status.pid if status.active else None,
+            "started": stamp(int(status.started_at * 1000)),
+            "progress": str(status.error) if status.error is not None else (status.progress or {}).get("words"),
+        }
+        for status in found
+    ]
+    print_rows(rows, columns=_COLUMNS, as_json=as_json, empty="No runs yet.")

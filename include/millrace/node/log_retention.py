@@ -1,0 +1,113 @@
+"""Retention of the ingress log by size and by time, applied by the process that owns it, and bounded by the checkpoints.
+
+Off unless the settings `log_retention_bytes` or `log_retention_seconds` say otherwise. What retention gives up is old, or beyond
+the size, and both checkpoints have passed it (millrace.node.truncation): a PChannel that is parked, or whose flusher is behind,
+keeps everything that it still needs, however much that is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol, runtime_checkable
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from millrace.errors import MillraceError
+from millrace.failpoint import hit
+from millrace.log.protocol import Log, LogService
+from millrace.message.ids import LogId
+from millrace.node.truncation import allowed_position
+from millrace.settings import Settings
+from millrace.tables.delta_files import open_table
+from millrace.tables.flush_tables import read_checkpoints
+from millrace.tables.wal_table import WalTable
+
+PAUSE: Final = 60.0
+"""Seconds between two passes."""
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Keeps(Log, Protocol):
+    """A log with retention of its own, as the embedded one is."""
+
+    def enforce_retention(
+        self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
+    ) -> int: ...
+
+
+def wanted(settings: Settings) -> bool:
+    """Whether a deployment has a retention for its log."""
+    return bool(settings.log_retention_bytes or settings.log_retention_seconds)
+
+
+def enforce(settings: Settings, service: LogService) -> dict[str, int]:
+    """Give up what is beyond the retention of each PChannel's log, as far as its checkpoints allow; bytes freed.
+
+    May be killed at any instant and repeated.
+    """
+    try:
+        wal = WalTable.open(settings.wal_path)
+    except TableNotFoundError:
+        return {}
+    path = settings.checkpoints_path
+    checkpoints = read_checkpoints(open_table(path), path)
+    freed = {}
+    for pchannel, position in wal.positions(wal.pchannels()).items():
+        allowed = allowed_position(position, checkpoints.get(pchannel))
+        if allowed is None:
+            continue
+        log = service.open(pchannel)
+        if isinstance(log, Keeps):
+            hit("retention.before")
+            freed[pchannel] = log.enforce_retention(
+                allowed=allowed,
+                retention_bytes=settings.log_retention_bytes,
+                retention_ms=int(settings.log_retention_seconds * 1000),
+            )
+            hit("retention.after")
+        log.close()
+    return freed
+
+
+class LogRetention:
+    """A thread that enforces the retention every PAUSE seconds, from :meth:`start` to :meth:`close`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        service: LogService,
+        *,
+        pause: float = PAUSE,
+        passed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._settings = settings
+        self._service = service
+        self._pause = pause
+        self._passed = passed
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-retention", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, once the pass that is under way is done. Idempotent."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._pause):
+            try:
+                freed = enforce(self._settings, self._service)
+            except (MillraceError, DeltaError, OSError, pa.ArrowException):
+                _log.exception("the log's retention could not be enforced; it is tried again in %.0f s", self._pause)
+                continue
+            if any(freed.values()):
+                _log.info("retention gave up %s bytes of the log", freed)
+            self._passed()

@@ -1,0 +1,1 @@
+"""Recovery: find what is wrong between log, WAL and collections, repair it, prove the repair (docs/operating.md)."""

@@ -1,0 +1,79 @@
+"""A shallow clone of the tables: logs copied, data files hard-linked, nothing of it seen by the running system.
+
+Diagnosis and rehearsal work on it: what they see stands still, and what they change is thrown away. The tables are taken
+in the reverse order of the flusher's commits and ``wal`` last, so that each may be ahead of the ones before it, never behind:
+that is how a flusher that died between two commits leaves them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from millrace.settings import Settings
+from millrace.tables.delta_files import open_table
+from millrace.tables.delta_log import commit_lease
+
+
+def table_paths(settings: Settings) -> list[Path]:
+    """The folders of all tables that are there, in the order in which a clone takes them."""
+    found = [settings.checkpoints_path, settings.segments_path]
+    for parent in (settings.collections_path(0).parent, settings.deletes_path(0).parent):
+        found.extend(sorted(parent.iterdir()) if parent.is_dir() else [])
+    return [path for path in [*found, settings.wal_path] if DeltaTable.is_deltatable(str(path))]
+
+
+def table_name(settings: Settings, path: Path) -> str:
+    """A table's folder relative to the data folder."""
+    return str(path.relative_to(settings.data_dir))
+
+
+def live_files(table: DeltaTable) -> dict[str, int]:
+    """Live files of a table, relative to it, with their sizes in bytes."""
+    actions = pa.table(table.get_add_actions())
+    return dict(zip(map(unquote, actions["path"].to_pylist()), actions["size_bytes"].to_pylist(), strict=True))
+
+
+@contextmanager
+def clone(settings: Settings) -> Iterator[Settings]:
+    """Settings of a clone that is removed in the end. It lies inside the data folder: links need one file system."""
+    home = settings.run_path / "clones" / uuid.uuid4().hex
+    try:
+        for path in table_paths(settings):
+            clone_table(path, home / path.relative_to(settings.data_dir))
+        if settings.parked_path.is_dir():
+            shutil.copytree(settings.parked_path, home / settings.parked_path.relative_to(settings.data_dir))
+        yield replace(settings, data_dir=home)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def clone_table(source: Path, target: Path) -> None:
+    """Clone one table. A live file that is missing is missing in the clone too."""
+    (target / "_delta_log").mkdir(parents=True)
+    with commit_lease(source):  # nothing of the log is cleaned away meanwhile
+        for entry in sorted((source / "_delta_log").iterdir()):
+            if entry.is_file():
+                shutil.copyfile(entry, target / "_delta_log" / entry.name)
+    table = open_table(target)
+    assert table is not None
+    for name in live_files(table):
+        link(source / name, target / name)
+
+
+def link(source: Path, target: Path) -> None:
+    """Hard-link a file where it is there; the folders come with it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        pass

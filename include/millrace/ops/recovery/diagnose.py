@@ -1,0 +1,219 @@
+"""What is wrong: each check looks at one kind of fault and changes nothing.
+
+``quick`` looks at jobs, parked channels, the log's end, open transactions, and at every live file by name and size.
+``full`` compares contents too: the log run through the chain against the rows and the state of the WAL; and, on a clone that
+a flusher has brought up to date, the WAL against the collections.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from millrace.errors import LogRegressed, Malformed, MillraceError, WalGap
+from millrace.log.protocol import LogService
+from millrace.message.ids import EARLIEST, LOGICAL_BITS
+from millrace.node.flusher_run import flush
+from millrace.node.parking import read_parked
+from millrace.node.ranges import check_not_regressed
+from millrace.ops.operation import Progress
+from millrace.ops.recovery.clone import clone, live_files, table_name, table_paths
+from millrace.ops.recovery.findings import Finding
+from millrace.ops.recovery.replay import replay_log, replayed_state
+from millrace.settings import Settings
+from millrace.tables.delta_files import open_table
+from millrace.tables.verify import verify_channel, verify_collections
+from millrace.tables.wal_reader import WalSnapshot
+from millrace.tables.wal_table import WalTable
+
+JOBS = ("streaming-node", "flusher")
+"""Queries whose progress files stand in the run folder."""
+
+_TXN_GRACE_MS = 60_000
+"""A transaction is stuck this long after its lease ended: somebody's tick might be on its way."""
+
+
+def diagnose(
+    settings: Settings, service: LogService, *, depth: str, stale_after: float, progress: Progress
+) -> list[Finding]:
+    """Every finding, the WAL's before the collections'. Collections are compared once the WAL itself is whole."""
+    progress.say("looking at jobs, channels and files")
+    found = [*_jobs(settings, service, stale_after), *_parked(settings), *_files(settings)]
+    if not DeltaTable.is_deltatable(str(settings.wal_path)):
+        return found
+    wal = WalTable.open(settings.wal_path)
+    for pchannel in wal.pchannels():
+        progress.say("checking the WAL", pchannel=pchannel)
+        damaged = {each.kind for each in found if each.subject == pchannel and each.kind.startswith("wal_")}
+        if "wal_state_damaged" not in damaged:
+            found += _channel(settings, wal, service, pchannel, full=depth == "full" and not damaged)
+    if depth == "full" and not any(each.kind.startswith(("wal_", "table_")) for each in found):
+        progress.say("comparing the collections with the WAL")
+        found += _collections(settings)
+    return found
+
+
+def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterator[Finding]:
+    """Jobs that ran once, are gone or stand still, and have work to do."""
+    behind = {"streaming-node": _node_behind(settings, service), "flusher": _flusher_behind(settings)}
+    for name in JOBS:
+        path = settings.progress_path(name)
+        try:
+            said = json.loads(path.read_text())
+            age = time.time() - path.stat().st_mtime
+        except (FileNotFoundError, json.JSONDecodeError):
+            continue  # it never ran here, or its file is being replaced: nothing to miss
+        if not behind[name] or age < stale_after:
+            continue
+        pid = int(said.get("pid", 0))
+        state = f"process {pid} runs but has said nothing" if psutil.pid_exists(pid) else f"process {pid} is gone"
+        yield Finding(kind="job_dead", subject=name, words=f"{state} for {age:.0f} s; {behind[name]}")
+
+
+def _node_behind(settings: Settings, service: LogService) -> str:
+    if not DeltaTable.is_deltatable(str(settings.wal_path)):
+        return "nothing is committed yet" if service.names() else ""
+    wal = WalTable.open(settings.wal_path)
+    waiting = []
+    for pchannel in service.names():
+        log = service.open(pchannel)
+        try:
+            position = wal.position(pchannel).position
+            if log.describe().end > (position or EARLIEST):
+                waiting.append(pchannel)
+        except (OSError, Malformed):  # the state row is damaged: found by its own check
+            continue
+        finally:
+            log.close()
+    return f"entries wait in the log of {', '.join(waiting)}" if waiting else ""
+
+
+def _flusher_behind(settings: Settings) -> str:
+    from millrace.node.flusher_run import plan_flushes
+
+    snapshot = WalSnapshot.open(settings.wal_path)
+    try:
+        plans = plan_flushes(settings, snapshot) if snapshot is not None else []
+    except (OSError, MillraceError):  # damaged tables have findings of their own
+        return ""
+    return f"rows of {', '.join(plan.checkpoint.pchannel for plan in plans)} wait in the WAL" if plans else ""
+
+
+def _parked(settings: Settings) -> Iterator[Finding]:
+    for parked in read_parked(settings.parked_path):
+        yield Finding(
+            kind="channel_parked",
+            subject=parked.pchannel,
+            words=f"at entry {parked.position} since {parked.since}: {parked.code}: {parked.message}",
+        )
+
+
+def _files(settings: Settings) -> Iterator[Finding]:
+    """Live files that are not there, or have another size than their commit says."""
+    for path in table_paths(settings):
+        table = open_table(path)
+        assert table is not None
+        bad = {name: words for name, size in live_files(table).items() if (words := _wrong(path / name, size))}
+        if not bad:
+            continue
+        if path != settings.wal_path:
+            yield Finding(
+                kind="table_file_damaged", subject=table_name(settings, path), words=_few(bad), files=tuple(bad)
+            )
+            continue
+        for pchannel in sorted({_part(name, "pchannel") for name in bad}):
+            of = {name: words for name, words in bad.items() if _part(name, "pchannel") == pchannel}
+            states = {name: words for name, words in of.items() if _part(name, "kind") == "state"}
+            rows = {name: words for name, words in of.items() if name not in states}
+            if states:
+                yield Finding(kind="wal_state_damaged", subject=pchannel, words=_few(states), files=tuple(states))
+            if rows:
+                yield Finding(kind="wal_file_damaged", subject=pchannel, words=_few(rows), files=tuple(rows))
+
+
+def _wrong(path: Path, size: int) -> str:
+    try:
+        actual = path.stat().st_size
+    except FileNotFoundError:
+        return "missing"
+    return "" if actual == size else f"{actual} bytes instead of {size}"
+
+
+def _few(bad: dict[str, str]) -> str:
+    shown = "; ".join(f"{name}: {words}" for name, words in list(bad.items())[:3])
+    return shown + (f"; and {len(bad) - 3} more" if len(bad) > 3 else "")
+
+
+def _part(name: str, column: str) -> str:
+    return name.partition(f"{column}=")[2].partition("/")[0]
+
+
+def _channel(settings: Settings, wal: WalTable, service: LogService, pchannel: str, *, full: bool) -> list[Finding]:
+    try:
+        state = wal.position(pchannel).state
+    except (OSError, Malformed, pa.ArrowException) as error:
+        return [Finding(kind="wal_state_damaged", subject=pchannel, words=str(error))]
+    assert state is not None
+    log = service.open(pchannel)
+    try:
+        check_not_regressed(log, state)
+        whole = log.describe().begin == EARLIEST
+    except LogRegressed as error:
+        return [Finding(kind="log_regressed", subject=pchannel, words=str(error))]
+    finally:
+        log.close()
+    found = []
+    now = int(time.time() * 1000) - _TXN_GRACE_MS << LOGICAL_BITS
+    for name, vchannel in state.vchannels.items():
+        late = [txn.id for txn in vchannel.txns.values() if txn.deadline(state.config) < now]
+        if late:
+            found.append(Finding(kind="txn_stuck", subject=pchannel, words=f"{name}: transactions {late}"))
+    if full:
+        found += _contents(settings, wal, service if whole else None, pchannel)
+    return found
+
+
+def _contents(settings: Settings, wal: WalTable, service: LogService | None, pchannel: str) -> list[Finding]:
+    snapshot = WalSnapshot(settings.wal_path, wal.delta)
+    try:
+        report = verify_channel(snapshot, wal, service, pchannel)
+    except (WalGap, OSError, pa.ArrowException) as error:
+        return [Finding(kind="wal_rows_differ", subject=pchannel, words=str(error))]
+    if report.committed != report.stored:
+        return [Finding(kind="wal_rows_differ", subject=pchannel, words="the rows are not those that were committed")]
+    if report.replayed not in (None, report.committed):
+        words = "the log gives other rows than the commits counted"
+        return [Finding(kind="log_regressed", subject=pchannel, words=words)]
+    if service is not None:
+        position = wal.position(pchannel)
+        assert position.position is not None
+        again = replayed_state(replay_log(service, pchannel, until=position.position))
+        if again.to_bytes() != position.state_bytes:
+            words = "the state row is not what the log gives at its position"
+            return [Finding(kind="wal_state_damaged", subject=pchannel, words=words)]
+    return []
+
+
+def _collections(settings: Settings) -> list[Finding]:
+    with clone(settings) as copy:
+        flush(copy)
+        snapshot = WalSnapshot.open(copy.wal_path)
+        assert snapshot is not None
+        reports = verify_collections(copy, snapshot, WalTable.open(copy.wal_path))
+        names = {number: table_name(copy, copy.collections_path(number)) for number in reports}
+    return [
+        Finding(
+            kind="collection_differs",
+            subject=names[number],
+            words=f"{report.stored} rows stored, {report.visible_inserted} became visible in the WAL",
+            destructive=report.stored > report.visible_inserted,
+        )
+        for number, report in sorted(reports.items())
+        if not report.ok
+    ]

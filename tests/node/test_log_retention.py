@@ -1,0 +1,117 @@
+"""The log's retention gives up what is old or too much, and never what a checkpoint still needs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from millrace.client.client import Client
+from millrace.log.rocksmq import RocksMQ
+from millrace.message.ids import EARLIEST
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node import log_retention
+from millrace.node.flusher_run import flush
+from millrace.node.log_retention import LogRetention, enforce, wanted
+from millrace.node.node_run import catch_up
+from millrace.node.truncation import truncate_log
+from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
+P = "dml_0"
+
+
+class Died(BaseException):
+    """Ends the process where it stands."""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A deployment with 20 rows of 200 KB in its log, over several files, whose server has ended."""
+    made = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_file_bytes=1 << 20)
+    with Client.connect(made) as client:
+        client.coordinator.ensure_pchannels(1)
+        client.coordinator.create_collection("c", SCHEMA)
+        for key in range(20):
+            rows = pa.table({"id": [key], "body": [b"x" * 200_000]})
+            client.producer().insert(client.collection("c"), rows)
+        client.append.service.shutdown()
+    return replace(made, log_retention_bytes=2 << 20)
+
+
+@pytest.fixture
+def engine(settings: Settings) -> Iterator[RocksMQ]:
+    with RocksMQ(settings.log_path) as service:
+        yield service
+
+
+def test_without_a_setting_there_is_no_retention(settings: Settings) -> None:
+    assert not wanted(replace(settings, log_retention_bytes=0))
+    assert wanted(settings)
+    assert wanted(Settings(log_retention_seconds=1.0))
+
+
+def test_nothing_goes_before_both_checkpoints_have_passed_it(settings: Settings, engine: RocksMQ) -> None:
+    assert enforce(settings, engine) == {}
+    catch_up(settings, engine)
+    assert enforce(settings, engine) == {}
+    assert engine.open(P).describe().begin == EARLIEST
+
+
+@pytest.mark.parametrize("by", ["size", "time"])
+def test_what_is_beyond_goes_as_far_as_truncation_may_go(settings: Settings, engine: RocksMQ, by: str) -> None:
+    catch_up(settings, engine)
+    flush(settings)
+    (most,) = truncate_log(settings, engine, dry_run=True)
+    if by == "size":
+        assert enforce(settings, engine)[P] > 0
+        found = engine.open(P).describe()
+        assert EARLIEST < found.begin < most.position
+        assert found.bytes <= (2 << 20) + (1 << 20), "whole files go"
+        assert enforce(settings, engine)[P] == 0
+        return
+    assert enforce(replace(settings, log_retention_bytes=0, log_retention_seconds=3600.0), engine)[P] == 0
+    assert enforce(replace(settings, log_retention_bytes=0, log_retention_seconds=0.001), engine)[P] > 0
+    assert EARLIEST < engine.open(P).describe().begin <= most.position
+
+
+@pytest.mark.parametrize("moment", ["retention.before", "retention.after"])
+def test_a_death_around_it_loses_nothing(settings: Settings, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(name: str) -> None:
+        if name == moment:
+            raise Died
+
+    with RocksMQ(settings.log_path) as engine:
+        catch_up(settings, engine)
+        flush(settings)
+        monkeypatch.setattr(log_retention, "hit", die)
+        with pytest.raises(Died):
+            enforce(settings, engine)
+        monkeypatch.undo()
+    with RocksMQ(settings.log_path) as engine:
+        enforce(settings, engine)
+        catch_up(settings, engine)
+        flush(settings)
+    assert sorted(read_arrow(settings, 1)["id"].to_pylist()) == list(range(20))
+
+
+def test_the_owner_of_the_log_enforces_it_again_and_again(settings: Settings, engine: RocksMQ) -> None:
+    passed = threading.Semaphore(0)
+    retention = LogRetention(settings, engine, pause=0.01, passed=passed.release)
+    retention.start()
+    assert passed.acquire(timeout=20)
+    assert engine.open(P).describe().begin == EARLIEST
+    catch_up(settings, engine)
+    flush(settings)
+    while passed.acquire(blocking=False):
+        pass  # passes that ended before
+    for _ in range(2):  # one may have begun before
+        assert passed.acquire(timeout=20)
+    retention.close()
+    assert engine.open(P).describe().begin > EARLIEST
+    retention.close()

@@ -1,0 +1,263 @@
+"""Each fault that recovery knows is put into a real deployment, found, rehearsed on a clone, repaired, and proved gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from millrace.client.client import Client
+from millrace.failpoint import VARIABLE
+from millrace.message import builders
+from millrace.message.ids import LogId
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.wire import encode_entry
+from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
+from millrace.node.parking import Parked, park, parked_names
+from millrace.node.truncation import truncate_log
+from millrace.ops.operation import Progress
+from millrace.ops.recovery.findings import RecoveryReport
+from millrace.ops.recovery.params import RecoveryParams
+from millrace.ops.recovery.run import run
+from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+from millrace.tables.wal_table import WalTable
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
+P = "dml_0"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    """A collection of 60 rows in three flushes, ten of them deleted; one row more in the WAL alone."""
+    settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_file_bytes=1 << 20)
+    with Client.connect(settings) as made:
+        made.coordinator.ensure_pchannels(1)
+        made.coordinator.create_collection("c", SCHEMA)
+        for first in (0, 20, 40):
+            insert(made, range(first, first + 20))
+            catch_up(settings, made.log)
+            flush(settings)
+        made.producer().delete(made.collection("c"), pa.array(range(10)))
+        catch_up(settings, made.log)
+        flush(settings)
+        insert(made, [60])
+        catch_up(settings, made.log)
+        yield made
+        made.append.service.shutdown()
+
+
+def insert(client: Client, keys: range | list[int]) -> None:
+    names = [f"n{key}" for key in keys]
+    client.producer().insert(client.collection("c"), pa.table({"id": list(keys), "name": names}))
+
+
+def recover(client: Client, mode: str, **more: object) -> RecoveryReport:
+    return run(client.settings, RecoveryParams.parse({"mode": mode, **more}), Progress())
+
+
+def keys(client: Client) -> list[int]:
+    return sorted(read_arrow(client.settings, client.collection("c").id)["id"].to_pylist())
+
+
+def live(path: Path, part: str = "") -> list[Path]:
+    return sorted(path / name for name in DeltaTable(str(path)).file_uris() if part in name)
+
+
+def found(report: RecoveryReport) -> list[str]:
+    return [each.kind for each in report.findings]
+
+
+def test_a_sound_deployment_has_no_findings_at_any_depth(client: Client) -> None:
+    before = sorted(client.settings.data_dir.rglob("*.parquet"))
+    for depth in ("quick", "full"):
+        for mode in ("diagnose", "rehearse", "repair"):
+            report = recover(client, mode, depth=depth)
+            assert (report.findings, report.healthy, report.repairs) == ((), True, ())
+    assert sorted(client.settings.data_dir.rglob("*.parquet")) == before, "nothing was written, no clone is left"
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def garble(path: Path) -> None:
+    """Same size, other bytes in the middle."""
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = os.urandom(64)
+    path.write_bytes(data)
+
+
+def alter(path: Path) -> None:
+    """A file that reads well, has the same name, and holds other rows."""
+    rows = pq.ParquetFile(path).read()
+    place = rows.schema.get_field_index("physical_ms")
+    changed = rows.set_column(place, rows.schema.field(place), pa.array([1] * rows.num_rows, pa.int64()))
+    size = path.stat().st_size
+    pq.write_table(changed, path, compression="none")
+    with path.open("ab"):
+        os.utime(path)
+    assert path.stat().st_size != size
+
+
+Harm = Callable[[Client], None]
+
+
+def harm_wal(part: str, act: Callable[[Path], None]) -> Harm:
+    return lambda client: act(live(client.settings.wal_path, part)[0])
+
+
+def harm_table(path_of: Callable[[Settings], Path], act: Callable[[Path], None]) -> Harm:
+    return lambda client: act(live(path_of(client.settings))[0])
+
+
+FAULTS: dict[str, tuple[Harm, str]] = {
+    "a WAL file is gone": (harm_wal("kind=message", remove), "wal_file_damaged"),
+    "a WAL file is cut": (harm_wal("kind=message", cut), "wal_file_damaged"),
+    "a WAL file is garbled": (harm_wal("kind=message", garble), "wal_rows_differ"),
+    "a WAL file holds other rows": (harm_wal("kind=message", alter), "wal_file_damaged"),
+    "the state row is gone": (harm_wal("kind=state", remove), "wal_state_damaged"),
+    "the state row is garbled": (harm_wal("kind=state", garble), "wal_state_damaged"),
+    "a row file is gone": (harm_table(lambda s: s.collections_path(1), remove), "table_file_damaged"),
+    "a row file is cut": (harm_table(lambda s: s.collections_path(1), cut), "table_file_damaged"),
+    "a delete file is gone": (harm_table(lambda s: s.deletes_path(1), remove), "table_file_damaged"),
+    "a file of segments is gone": (harm_table(lambda s: s.segments_path, remove), "table_file_damaged"),
+    "the checkpoint is gone": (harm_table(lambda s: s.checkpoints_path, remove), "table_file_damaged"),
+}
+
+
+QUICK = ("a WAL file is gone", "the state row is gone", "a row file is cut", "the checkpoint is gone")
+
+
+@pytest.mark.parametrize(
+    "fault", [fault if fault in QUICK else pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS]
+)
+def test_a_fault_is_found_rehearsed_repaired_and_every_row_is_there_once(client: Client, fault: str) -> None:
+    harm, kind = FAULTS[fault]
+    expected = keys(client)
+    assert expected == list(range(10, 61))
+    harm(client)
+    files = {path: path.stat().st_mtime_ns for path in client.settings.data_dir.rglob("*.parquet")}
+    looked = recover(client, "diagnose")
+    assert (found(looked), looked.healthy) == ([kind], False)
+    rehearsed = recover(client, "rehearse")
+    assert (found(rehearsed), rehearsed.healthy) == ([kind], True), rehearsed.repairs
+    assert {path: path.stat().st_mtime_ns for path in client.settings.data_dir.rglob("*.parquet")} == files
+    repaired = recover(client, "repair")
+    assert (found(repaired), repaired.healthy, repaired.remaining) == ([kind], True, ()), repaired.repairs
+    assert keys(client) == expected
+    insert(client, [100])
+    client.producer().delete(client.collection("c"), pa.array([11]))
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+    assert keys(client) == [key for key in expected if key != 11] + [100], "the flow goes on behind the repair"
+    assert recover(client, "diagnose").healthy
+
+
+def test_a_collection_with_fewer_rows_than_became_visible_is_made_again(client: Client) -> None:
+    path = client.settings.collections_path(1)
+    DeltaTable(str(path)).delete("id = 33")
+    assert found(recover(client, "diagnose")) == ["collection_differs"]
+    assert recover(client, "diagnose", depth="quick").healthy, "contents are not looked at"
+    assert recover(client, "repair").healthy
+    assert keys(client) == list(range(10, 61))
+
+
+def test_rows_that_nothing_backs_go_only_with_a_persons_word(client: Client) -> None:
+    path = client.settings.collections_path(1)
+    table = DeltaTable(str(path))
+    [first, *_] = table.to_pyarrow_table().slice(0, 1).to_pylist()
+    row = pa.Table.from_pylist([{**first, "id": 777}], schema=table.to_pyarrow_table().schema)
+    write_deltalake(str(path), row, mode="append")
+    refused = recover(client, "repair")
+    assert (found(refused), refused.healthy, refused.needs_approval) == (["collection_differs"], False, True)
+    assert 777 in keys(client)
+    allowed = recover(client, "repair", allow_destructive=True)
+    assert allowed.healthy
+    assert keys(client) == list(range(10, 61))
+
+
+def test_a_parked_channel_is_tried_again_and_goes_on_once_the_cause_is_gone(client: Client) -> None:
+    parked = Parked(P, "DISK", "no space", LogId(0, 0), "2026-01-01T00:00:00+00:00")
+    park(client.settings.parked_path, parked)
+    insert(client, [61])
+    report = recover(client, "repair")
+    assert (found(report), report.healthy) == (["channel_parked"], True)
+    assert parked_names(client.settings.parked_path) == frozenset()
+    assert keys(client) == list(range(10, 62))
+
+
+def test_a_job_that_is_gone_while_work_waits_is_found_and_its_work_done(client: Client) -> None:
+    path = client.settings.progress_path("streaming-node")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"pid": 2**22 + 1}))
+    os.utime(path, (0, 0))
+    assert recover(client, "diagnose").healthy, "nothing waits: a job that rests is no fault"
+    insert(client, [61])
+    report = recover(client, "repair")
+    assert (found(report), report.healthy) == (["job_dead"], True)
+    assert keys(client) == list(range(10, 62))
+
+
+def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.ops.recovery.diagnose._TXN_GRACE_MS", 0)
+    collection = client.collection("c")
+    state = WalTable.open(client.settings.wal_path).position(P).state
+    assert state is not None
+    [vchannel] = [name for name in collection.vchannels if name in state.vchannels][:1]
+    begin = builders.begin_txn(7, vchannel=vchannel, collection_id=collection.id, term=state.term, keepalive_ms=500)
+    client.append.append(P, [encode_entry([begin])])
+    catch_up(client.settings, client.log)
+    over = time.time() + 1
+    while time.time() < over:  # the lease runs by the clock
+        time.sleep(0.1)
+    report = recover(client, "repair")
+    assert (found(report), report.healthy) == (["txn_stuck"], True)
+
+
+def test_a_damaged_wal_whose_log_was_truncated_is_not_repaired_and_says_what_to_do(client: Client) -> None:
+    for start in range(1000, 1020):  # enough for the log to give up whole files
+        client.producer().insert(client.collection("c"), pa.table({"id": [start], "name": ["x" * 200_000]}))
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+    assert any(each.freed_bytes for each in truncate_log(client.settings, client.log))
+    live(client.settings.wal_path, "kind=message")[0].unlink()
+    report = recover(client, "repair")
+    assert not report.healthy
+    assert ["REPAIR_IMPOSSIBLE" in each.words and "backup" in each.words for each in report.repairs] == [True]
+    assert found(report) == ["wal_file_damaged"]
+
+
+@pytest.mark.parametrize("fault", ["a WAL file is gone", "the state row is gone", "a row file is cut"])
+def test_a_repair_that_is_killed_before_its_commit_is_done_by_the_next(client: Client, fault: str) -> None:
+    harm, _ = FAULTS[fault]
+    expected = keys(client)
+    harm(client)
+    environment = {
+        **os.environ,
+        **client.settings.environment(),
+        VARIABLE: "recovery.written",
+        "PYTHONPATH": str(ROOT / "include"),
+    }
+    command = [sys.executable, str(ROOT / "jobs" / "recovery.py"), "--params", '{"mode": "repair"}']
+    ended = subprocess.run(command, env=environment, timeout=60, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert recover(client, "repair").healthy
+    assert keys(client) == expected
