@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.tables import direct_file
-from millrace.tables.direct_file import ALIGNMENT, DirectFile
+from millrace.tables.direct_file import ALIGNMENT, PLAIN_BYTES, DirectFile
 
 SIZES = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 5 * ALIGNMENT)), max_size=8)
 
 
 def written(path: Path, sizes: list[int]) -> bytes:
-    file = DirectFile(path, buffer_bytes=2 * ALIGNMENT)
+    file = DirectFile(path, buffer_bytes=2 * ALIGNMENT, plain_bytes=ALIGNMENT)
     expected = b""
     for number, size in enumerate(sizes):
         part = bytes([number % 251]) * size
@@ -63,15 +63,22 @@ def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     written(tmp_path / "file", [5 * ALIGNMENT, 5])
 
 
-def test_a_full_disk_is_an_error_and_no_silent_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("plain_bytes", [0, PLAIN_BYTES])
+def test_a_full_disk_is_an_error_and_no_silent_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain_bytes: int
+) -> None:
     def write(descriptor: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr(direct_file.os, "write", write)
-    file = DirectFile(tmp_path / "file")
-    file.write(b"x")
-    with pytest.raises(OSError, match="disk full"):
+    file = DirectFile(tmp_path / "file", plain_bytes=plain_bytes)
+
+    def write_durably() -> None:
+        file.write(b"x")
         file.sync()
+
+    with pytest.raises(OSError, match="disk full"):
+        write_durably()
     file.close()
 
 

@@ -28,6 +28,7 @@ from millrace.tables.collection_table import (
     DATE,
     STATS_COLUMNS,
     deletes_path,
+    fields_lacking,
     rows_path,
 )
 from millrace.tables.delta_files import AppMove, FileAction, FileSink, drop_files, open_table
@@ -150,7 +151,10 @@ def plan_flush(
 
 
 def run_flush(settings: Settings, plan: FlushPlan) -> FlushReport:
-    """Write what became visible in the planned range into durable files. What it wrote is removed where it raises."""
+    """Write what became visible in the planned range into durable files. What it wrote is removed where it raises.
+
+    Raises ChannelParked, before it writes rows, where a table has a column with another type than its collection; Malformed.
+    """
     started = time.perf_counter()
     writer = _Writer(settings, plan)
     try:
@@ -274,6 +278,7 @@ class _TableWriter:
     def __init__(self, sink: FileSink, path: Path, checkpoint_tick: int) -> None:
         self._sink = sink
         self._table = open_table(path)
+        self._check()
         self._checkpoint_tick = checkpoint_tick
         self._bases: dict[str, int | None] = {}
         self._ahead = False
@@ -285,6 +290,7 @@ class _TableWriter:
         if len(rows.schema) > len(self._sink.schema):
             self._sink.finish()  # a field was added: it needs files that have it
             self._sink.schema = rows.schema
+            self._check()
         channels = pc.unique(rows["_vchannel"]).to_pylist()
         for channel in channels:
             if channel not in self._bases:
@@ -297,6 +303,11 @@ class _TableWriter:
             self._sink.write(conform(each, self._sink.schema), {DATE: day})
         for count in pc.value_counts(rows["_vchannel"]).to_pylist():
             self.counts[count["values"]] = self.counts.get(count["values"], 0) + count["counts"]
+
+    def _check(self) -> None:
+        """Raises ChannelParked where the rows do not fit the table: the commit would find out too, with all files written."""
+        if self._table is not None:
+            fields_lacking(self._table, self._sink.schema)
 
     def _missing(self, rows: pa.Table) -> pa.Table:
         channel = pc.dictionary_encode(rows["_vchannel"]).combine_chunks()

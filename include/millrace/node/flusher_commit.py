@@ -9,13 +9,14 @@ drops its files and plans anew. A checkpoint is moved by the one flusher that ha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from deltalake import DeltaTable
 
+from millrace.errors import ChannelParked, MillraceError
 from millrace.failpoint import hit
 from millrace.message.ids import tick_physical_ms
 from millrace.message.schema import CollectionSchema
@@ -36,6 +37,8 @@ class FlushResult:
 
     committed: list[FlushReport] = field(default_factory=list)
     fenced: list[FlushReport] = field(default_factory=list)
+    parked: dict[str, MillraceError] = field(default_factory=dict)
+    """By PChannel, why its report cannot be committed; nothing of it was."""
     seconds: float = 0.0
 
 
@@ -61,8 +64,7 @@ class FlushCommitter:
         started = time.perf_counter()
         result = FlushResult()
         self._done.clear()
-        pending = list(reports)
-        self._ensure(pending)
+        pending = [report for report in reports if self._ensured(report, result)]
         for kind, path_of in ((DELETES, deletes_path), (ROWS, rows_path)):
             for collection_id in sorted({number for report in pending for number in report.collections}):
                 pending = self._table(kind, collection_id, path_of(self._settings, collection_id), pending, result)
@@ -76,9 +78,12 @@ class FlushCommitter:
         self._report(result)
         return result
 
-    def _ensure(self, reports: Iterable[FlushReport]) -> None:
-        """Have the tables, with every field that the rows have: done before the commit, harmless where it was done."""
-        for report in reports:
+    def _ensured(self, report: FlushReport, result: FlushResult) -> bool:
+        """Have the tables, with every field that the rows have: done before the commit, harmless where it was done.
+
+        A report that has no place in its tables parks its PChannel; the others go on (law 6).
+        """
+        try:
             for number, schema in report.schemas.items():
                 known = self._known.get(number)
                 if known is not None and len(known.fields) >= len(schema.fields):
@@ -87,6 +92,11 @@ class FlushCommitter:
                 self._handles[rows] = (ensure_rows_table(rows, schema), 0)
                 self._handles[deletes] = (ensure_deletes_table(deletes, schema), 0)
                 self._known[number] = schema
+        except ChannelParked as error:
+            self._drop(report, None)
+            result.parked[report.pchannel] = error
+            return False
+        return True
 
     def _table(
         self, kind: str, collection_id: int, path: Path, reports: list[FlushReport], result: FlushResult

@@ -18,9 +18,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.errors import CommitFenced
 from millrace.metrics import Metrics
+from millrace.node.flushed import FlushedSegments
 from millrace.node.flusher import FlushReport
 from millrace.node.flusher_commit import FlushCommitter
 from millrace.node.flusher_source import FORMAT, WalDataSource, source_options
+from millrace.node.history import History, history_path, tick_lag
 from millrace.node.streaming import POLL_MILLISECONDS, write_progress
 from millrace.settings import Settings
 
@@ -34,7 +36,11 @@ class FlushBatches:
 
     def __init__(self, settings: Settings, *, metrics: Metrics) -> None:
         self._committer = FlushCommitter(settings, metrics=metrics)
+        self._flushed = FlushedSegments(settings)
         self._progress = progress_path(settings)
+        self._history = History(history_path(settings, QUERY_NAME))
+        self._failures: dict[str, str] = {}
+        """Of PChannels that have not been flushed since."""
         self._batches = 0
         self._rows = 0
 
@@ -43,10 +49,15 @@ class FlushBatches:
         reports = [FlushReport.from_json(json.loads(row["report"])) for row in rows if row["report"] is not None]
         errors = {row["pchannel"]: row["error"] for row in rows if row["error"] is not None}
         result = self._committer.commit(reports)
+        errors |= {pchannel: f"{error.code}: {error}" for pchannel, error in result.parked.items()}
+        self._failures |= errors
+        for report in result.committed:
+            self._failures.pop(report.pchannel, None)
         for report in result.fenced:
             _logger.warning("%s: %s was flushed by another flusher", CommitFenced.code, report.pchannel)
         for pchannel, error in errors.items():
             _logger.error("%s is not flushed and will be tried again: %s", pchannel, error)
+        self._flushed.note(result.committed)
         self._batches += 1
         self._rows += sum(sum(report.rows_by_vchannel.values()) for report in result.committed)
         write_progress(
@@ -66,8 +77,19 @@ class FlushBatches:
                     }
                     for report in result.committed
                 }
-                | {pchannel: {"failure": error} for pchannel, error in errors.items()},
+                | {pchannel: {"failure": error} for pchannel, error in self._failures.items()},
             },
+        )
+        now = time.time()
+        self._history.add(
+            {
+                "batches": self._batches,
+                "rows": self._rows,
+                "commit": round(result.seconds, 3),
+                "lag": {
+                    report.pchannel: tick_lag(report.new_checkpoint.time_tick, now=now) for report in result.committed
+                },
+            }
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from millrace.errors import MillraceError
 from millrace.failpoint import hit
 from millrace.metrics import Metrics
 from millrace.node.flusher import FlushPlan, plan_flush, run_flush
@@ -42,16 +43,31 @@ def flush(
 ) -> dict[str, int]:
     """Flush what the WAL has now (up to `up_to_tick`), in ranges of about `max_bytes`; the tick each PChannel has reached.
 
-    Another flusher may be at work: what it commits first is not committed again.
+    Another flusher may be at work: what it commits first is not committed again. Raises what keeps a PChannel from being
+    flushed (ChannelParked, Malformed), once the others are flushed.
     """
     wal = WalSnapshot.open(settings.wal_path)
     if wal is None:
         return {}
     committer = FlushCommitter(settings, metrics=metrics, seam=seam)
     reached: dict[str, int] = {}
-    while plans := plan_flushes(
-        settings, wal, up_to_tick=up_to_tick, max_bytes=max_bytes or settings.max_bytes_per_trigger
-    ):
-        result = committer.commit([run_flush(settings, plan) for plan in plans])
+    parked: dict[str, MillraceError] = {}
+    while True:
+        plans = plan_flushes(
+            settings, wal, up_to_tick=up_to_tick, max_bytes=max_bytes or settings.max_bytes_per_trigger
+        )
+        plans = [plan for plan in plans if plan.checkpoint.pchannel not in parked]
+        if not plans:
+            break
+        reports = []
+        for plan in plans:
+            try:
+                reports.append(run_flush(settings, plan))
+            except MillraceError as error:
+                parked[plan.checkpoint.pchannel] = error
+        result = committer.commit(reports)
+        parked |= result.parked
         reached.update({report.pchannel: report.new_checkpoint.time_tick for report in result.committed})
+    for failure in parked.values():
+        raise failure
     return reached

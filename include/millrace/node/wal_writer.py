@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -18,17 +17,15 @@ from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from millrace.message.ids import LOGICAL_BITS
-from millrace.tables.direct_file import DirectFile
+from millrace.tables.parquet_file import ParquetFile
 from millrace.tables.wal_table import (
     STATS_COLUMNS,
     Totals,
     WalPosition,
     partition_path,
     state_detail,
-    sync_directory,
 )
 from millrace.wal.chain import Outcome
 from millrace.wal.digest import digest
@@ -58,7 +55,6 @@ _WRITE_OPTIONS: Final[dict[str, Any]] = {
     "compression": "none",
     "use_dictionary": _DICTIONARY,
     "write_statistics": list(STATS_COLUMNS),
-    "store_schema": False,
     "version": "2.6",
     "data_page_size": 1 << 20,
 }
@@ -117,7 +113,7 @@ class RangeWriter:
             added = digest(rows)
             count = rows.num_rows
             self.totals += Totals(count if kind == KIND_MESSAGE else 0, count if kind == KIND_REJECTION else 0, added)
-            for day, part in _by_date(kind, rows):
+            for day, part in rows_by_date(kind, rows):
                 self._file(kind, day).write(part)
 
     @property
@@ -134,10 +130,7 @@ class RangeWriter:
             ),
         )
         self._file(KIND_STATE, _date(state.last_tick >> LOGICAL_BITS)).write(row)
-        actions = [file.close() for file in self._open.values()]
-        for folder in {file.path.parent for file in self._open.values()}:
-            sync_directory(folder)
-        return actions
+        return [file.close() for file in self._open.values()]
 
     def abort(self) -> None:
         """Remove what was written. Idempotent."""
@@ -149,66 +142,39 @@ class RangeWriter:
         file = self._open.get((kind, day))
         if file is None:
             folder = partition_path(kind, self._pchannel, day)
-            _make_folder(self._table, folder)
             file = self._open[(kind, day)] = RowFile(self._table, f"{folder}/{self._attempt}.parquet", kind, day)
         return file
 
 
 class RowFile:
-    """One Parquet file that is being written, with the bounds of what went in."""
+    """One file of the ``wal`` table that is being written: rows of one kind and day."""
 
     def __init__(self, table: Path, relative: str, kind: str, day: str) -> None:
-        self.path = table / relative
         self._relative = relative
         self._kind = kind
         self._day = day
-        self._rows = 0
-        self._low: tuple[int, ...] | None = None
-        self._high: tuple[int, ...] = (0, 0, 0)
-        self._sink = DirectFile(self.path)
-        self._writer = pq.ParquetWriter(self._sink, ROW_SCHEMA, **_WRITE_OPTIONS)
+        self._file = ParquetFile(table / relative, ROW_SCHEMA, options=_WRITE_OPTIONS)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        self._writer.write_batch(rows, row_group_size=max(1, rows.num_rows))
-        columns = [rows.column(name).to_numpy() for name in STATS_COLUMNS]
-        low = tuple(int(column.min()) for column in columns)
-        high = tuple(int(column.max()) for column in columns)
-        self._low = low if self._low is None else tuple(map(min, self._low, low))
-        self._high = tuple(map(max, self._high, high))
-        self._rows += rows.num_rows
+        """Add rows as a row group."""
+        self._file.write(rows, row_group_size=max(1, rows.num_rows))
 
     def close(self) -> FileAction:
-        self._writer.close()
-        size = self._sink.sync()
-        self._sink.close()
-        assert self._low is not None
-        return FileAction(self._relative, self._kind, self._day, size, self._rows, self._low, self._high)
+        """Make the file durable, and describe it."""
+        made = self._file.close()
+        bounds = made.bounds(STATS_COLUMNS)
+        low, high = zip(*(bounds[name] for name in STATS_COLUMNS), strict=True)
+        return FileAction(self._relative, self._kind, self._day, made.size, made.footer.num_rows, low, high)
 
     def discard(self) -> None:
-        # What made the attempt fail (a full disk) makes closing fail too, and the file goes in any case.
-        for stream in (self._writer, self._sink):
-            with suppress(OSError, pa.ArrowException):
-                stream.close()
-        self.path.unlink(missing_ok=True)
-
-
-def _make_folder(table: Path, relative: str) -> None:
-    """Make a partition's folder durably: each new level is an entry of the level above."""
-    if (table / relative).is_dir():
-        return
-    folder = table
-    for part in Path(relative).parts:
-        folder = folder / part
-        if not folder.is_dir():
-            folder.mkdir(exist_ok=True)
-            sync_directory(folder.parent)
+        self._file.discard()
 
 
 def _date(physical_ms: int) -> str:
     return datetime.fromtimestamp(physical_ms / 1000, UTC).date().isoformat()
 
 
-def _by_date(kind: str, rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
+def rows_by_date(kind: str, rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
     """`rows` cut where the UTC date changes: of the tick, or of the append stamp for a rejection."""
     ticks = rows.column("time_tick" if kind == KIND_MESSAGE else "physical_ms").to_numpy()
     days = (ticks >> LOGICAL_BITS if kind == KIND_MESSAGE else ticks) // _DAY_MS

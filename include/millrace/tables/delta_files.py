@@ -1,6 +1,6 @@
 """Files and commits of Delta tables without a JVM: Parquet that is durable before it is named, and the fenced commit.
 
-:class:`FileSink` writes attempt-unique Parquet files, fsyncs them and their folders, and describes each as a
+:class:`FileSink` writes attempt-unique Parquet files (millrace.tables.parquet_file) and describes each as a
 :class:`FileAction` (plain data, which crosses from a task to the driver). :func:`commit` is the one way the flusher
 commits: for each app id it checks that the table still stands at the version the work was planned from, and commits from
 that same snapshot; on a conflict it refreshes and checks again; an app id that moved is CommitFenced, and nothing of the
@@ -10,7 +10,6 @@ call is in the table then.
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, RemoveAction, Transaction
@@ -26,6 +24,7 @@ from deltalake.transaction import AddAction, CommitProperties, PostCommitHookPro
 from millrace.errors import CommitFenced, DeadlineExceeded
 from millrace.failpoint import hit
 from millrace.tables.delta_log import TABLE_COMMITS, commit_lease, last_checkpoint, trim
+from millrace.tables.parquet_file import ParquetFile, Written, make_folder, sync
 
 COMPRESSION: Final = "snappy"
 MAX_FILE_BYTES: Final = 256 << 20
@@ -85,8 +84,7 @@ class FileSink:
         file = self._open.get(key)
         if file is None:
             file = self._open[key] = _OpenFile.create(self.table_path, self.schema, partition)
-        file.writer.write_table(rows)
-        file.rows += rows.num_rows
+        file.file.write(rows)
         file.bytes += rows.nbytes
         if file.bytes >= MAX_FILE_BYTES:
             self.actions.append(self._open.pop(key).close(self.stats_columns))
@@ -101,7 +99,7 @@ class FileSink:
     def abort(self) -> None:
         """Remove what was written."""
         for file in self._open.values():
-            file.discard()
+            file.file.discard()
         self._open.clear()
         drop_files(self.table_path, self.actions)
         self.actions.clear()
@@ -109,69 +107,32 @@ class FileSink:
 
 @dataclass(slots=True)
 class _OpenFile:
-    table_path: Path
     relative: str
     partition: dict[str, str]
-    writer: pq.ParquetWriter
-    rows: int = 0
+    file: ParquetFile
     bytes: int = 0
 
     @classmethod
     def create(cls, table_path: Path, schema: pa.Schema, partition: Mapping[str, str]) -> Self:
         folder = "/".join(f"{name}={value}" for name, value in partition.items())
         relative = f"{folder}/part-{uuid.uuid4()}.parquet" if folder else f"part-{uuid.uuid4()}.parquet"
-        _make_folder((table_path / relative).parent)
-        writer = pq.ParquetWriter(table_path / relative, schema, compression=COMPRESSION, store_schema=False)
-        return cls(table_path, relative, dict(partition), writer)
+        file = ParquetFile(table_path / relative, schema, options={"compression": COMPRESSION})
+        return cls(relative, dict(partition), file)
 
     def close(self, stats_columns: Sequence[str]) -> FileAction:
-        self.writer.close()
-        path = self.table_path / self.relative
-        sync(path)
-        sync(path.parent)
-        status = path.stat()
-        stats = _stats(pq.read_metadata(path), stats_columns)
-        return FileAction(
-            self.relative, status.st_size, self.rows, self.partition, stats, int(status.st_mtime_ns // 1_000_000)
-        )
-
-    def discard(self) -> None:
-        self.writer.close()
-        (self.table_path / self.relative).unlink(missing_ok=True)
+        made = self.file.close()
+        rows = made.footer.num_rows
+        return FileAction(self.relative, made.size, rows, self.partition, _stats(made, stats_columns), made.written_ms)
 
 
-def sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's entries, durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _make_folder(folder: Path) -> None:
-    """Make `folder`, durable up to the first parent that was there."""
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    sync(folder.parent)
-
-
-def _stats(metadata: pq.FileMetaData, columns: Sequence[str]) -> str:
-    """The Delta statistics of a Parquet file, from its footer: rows, min and max of `columns` where it has them."""
+def _stats(made: Written, columns: Sequence[str]) -> str:
+    """The Delta statistics of a file: rows, min and max of `columns` where its footer has them."""
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
-    for place in range(metadata.num_columns):
-        name = metadata.schema.column(place).path
-        if name not in columns:
-            continue
-        groups = [metadata.row_group(group).column(place).statistics for group in range(metadata.num_row_groups)]
-        if groups and all(group is not None and group.has_min_max for group in groups):
-            low, high = min(group.min for group in groups), max(group.max for group in groups)
-            if not isinstance(high, str) or max(len(low), len(high)) <= MAX_STAT_CHARACTERS:
-                least[name], most[name] = low, high
-    return json.dumps({"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": {}})
+    for name, (low, high) in made.bounds(columns).items():
+        if not isinstance(high, str) or max(len(low), len(high)) <= MAX_STAT_CHARACTERS:
+            least[name], most[name] = low, high
+    return json.dumps({"numRecords": made.footer.num_rows, "minValues": least, "maxValues": most, "nullCount": {}})
 
 
 def drop_files(table_path: Path, actions: Sequence[FileAction]) -> None:
@@ -195,7 +156,7 @@ def create_table(
     table = open_table(path)
     if table is not None:
         return table
-    _make_folder(path)
+    make_folder(path)
     try:
         DeltaTable.create(
             str(path),

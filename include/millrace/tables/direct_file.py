@@ -1,9 +1,9 @@
 """A file that is written past the page cache, where the file system lets it.
 
 Pages that the page cache touches for the first time cost a writer more CPU than the disk costs it time (docs/performance.md,
-"The log"); what is written once and synced at once gains nothing from them. :class:`DirectFile` collects what it is given in
-one aligned buffer and writes that with O_DIRECT, the unaligned rest at the end through the page cache. Where O_DIRECT is refused
-it writes everything through the page cache. Not thread-safe; durable after :meth:`sync` alone.
+"The log"); what is written once and synced at once gains nothing from them. :class:`DirectFile` collects what it is given behind
+the first PLAIN_BYTES in one aligned buffer and writes that with O_DIRECT, the unaligned rest at the end through the page cache.
+Where O_DIRECT is refused it writes everything through the page cache. Not thread-safe; durable after :meth:`sync` alone.
 """
 
 from __future__ import annotations
@@ -16,31 +16,39 @@ from typing import Final
 
 ALIGNMENT: Final = 4096
 BUFFER_BYTES: Final = 4 << 20
+PLAIN_BYTES: Final = 1 << 20
+"""So much of each file goes through the page cache; a multiple of ALIGNMENT. For a small file, a buffer's pages and a second
+wait for the disk would cost more than the cache's pages."""
 
 
 class DirectFile:
     """A new file at `path`, as pyarrow takes a Python file: write, tell, flush, close."""
 
-    def __init__(self, path: Path, *, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(self, path: Path, *, buffer_bytes: int = BUFFER_BYTES, plain_bytes: int = PLAIN_BYTES) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._buffer = mmap.mmap(-1, buffer_bytes)  # a mapping begins at a page, so it is aligned
-        self._view = memoryview(self._buffer)
+        self._buffer_bytes = buffer_bytes
+        self._plain_bytes = plain_bytes
+        self._buffer: mmap.mmap | None = None
+        """From `plain_bytes` on."""
+        self._view = memoryview(b"")
         self._held = 0
         self._written = 0
-        self._direct = _set_direct(self._descriptor, True)
+        self._direct = False
         self.closed = False
 
     def write(self, data: bytes | memoryview) -> int:
         """Add `data`; how many bytes that were."""
         source = memoryview(data).cast("B")
-        size, taken = len(source), 0
-        while taken < size:
-            part = min(size - taken, len(self._view) - self._held)
-            self._view[self._held : self._held + part] = source[taken : taken + part]
-            self._held += part
-            taken += part
-            if self._held == len(self._view):
-                self._drain(self._held)
+        size = len(source)
+        if self._buffer is None:
+            plain = source[: self._plain_bytes - self._written]
+            _write_all(self._descriptor, plain)
+            self._written += len(plain)
+            if self._written < self._plain_bytes:
+                return size
+            self._grow()
+            source = source[len(plain) :]
+        self._collect(source)
         return size
 
     def tell(self) -> int:
@@ -60,17 +68,17 @@ class DirectFile:
 
     def sync(self) -> int:
         """Write what is held and make the whole file durable; its size in bytes."""
-        aligned = self._held - self._held % ALIGNMENT
-        rest = bytes(self._view[aligned : self._held])
+        held = self._held
+        aligned = held - held % ALIGNMENT
         if aligned:
             self._drain(aligned)
-        self._held = 0
-        if rest:
-            if self._direct:
-                _set_direct(self._descriptor, False)
-                self._direct = False
-            _write_all(self._descriptor, memoryview(rest))
+        if self._direct:
+            _set_direct(self._descriptor, False)
+            self._direct = False
+        with self._view[aligned:held] as rest:
+            _write_all(self._descriptor, rest)
             self._written += len(rest)
+        self._held = 0
         os.fdatasync(self._descriptor)
         return self._written
 
@@ -80,8 +88,25 @@ class DirectFile:
             return
         self.closed = True
         self._view.release()
-        self._buffer.close()
+        if self._buffer is not None:
+            self._buffer.close()
         os.close(self._descriptor)
+
+    def _grow(self) -> None:
+        """Go on with the buffer: the file is not small."""
+        self._buffer = mmap.mmap(-1, self._buffer_bytes)  # a mapping begins at a page, so it is aligned
+        self._view = memoryview(self._buffer)
+        self._direct = _set_direct(self._descriptor, True)
+
+    def _collect(self, source: memoryview) -> None:
+        size, taken = len(source), 0
+        while taken < size:
+            part = min(size - taken, len(self._view) - self._held)
+            self._view[self._held : self._held + part] = source[taken : taken + part]
+            self._held += part
+            taken += part
+            if self._held == len(self._view):
+                self._drain(self._held)
 
     def _drain(self, size: int) -> None:
         with self._view[:size] as part:

@@ -1,0 +1,95 @@
+"""One Parquet file of a Delta table, durable before anyone hears of it: what every writer of ours writes files with.
+
+The file goes past the page cache (millrace.tables.direct_file). When :meth:`ParquetFile.close` returns, its bytes, its name and
+the folders above it are durable, and its footer says what is in it. Naming it in a commit is left to others; so is a name that
+no other attempt has: a file that is there already is never written over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millrace.tables.direct_file import DirectFile
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A durable file: its size in bytes, its footer, and when it was written (Unix milliseconds)."""
+
+    size: int
+    footer: pq.FileMetaData
+    written_ms: int
+
+    def bounds(self, columns: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+        """Least and greatest value of those `columns` for which the footer has both, over all row groups."""
+        found: dict[str, tuple[Any, Any]] = {}
+        for place in range(self.footer.num_columns):
+            name = self.footer.schema.column(place).path
+            if name not in columns:
+                continue
+            groups = [
+                self.footer.row_group(group).column(place).statistics for group in range(self.footer.num_row_groups)
+            ]
+            if groups and all(group is not None and group.has_min_max for group in groups):
+                found[name] = min(group.min for group in groups), max(group.max for group in groups)
+        return found
+
+
+class ParquetFile:
+    """A new file at `path` of rows of `schema`, made with the `options` of pyarrow's ParquetWriter."""
+
+    def __init__(self, path: Path, schema: pa.Schema, *, options: Mapping[str, Any]) -> None:
+        self.path = path
+        make_folder(path.parent)
+        self._sink = DirectFile(path)
+        self._footers: list[pq.FileMetaData] = []
+        self._writer = pq.ParquetWriter(
+            self._sink, schema, store_schema=False, metadata_collector=self._footers, **options
+        )
+
+    def write(self, rows: pa.Table | pa.RecordBatch, *, row_group_size: int | None = None) -> None:
+        """Add rows, in row groups of their own; of at most `row_group_size` rows each."""
+        self._writer.write(rows, row_group_size)
+
+    def close(self) -> Written:
+        """End the file and make it durable, with its name."""
+        self._writer.close()
+        size = self._sink.sync()
+        self._sink.close()
+        sync(self.path.parent)
+        (footer,) = self._footers
+        return Written(size, footer, self.path.stat().st_mtime_ns // 1_000_000)
+
+    def discard(self) -> None:
+        """Remove the file."""
+        # What made the attempt fail (a full disk) makes closing fail too, and the file goes in any case.
+        for stream in (self._writer, self._sink):
+            with suppress(OSError, pa.ArrowException, RuntimeError):
+                stream.close()
+        self.path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's entries, durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder`, durable up to the first parent that was there: each new level is an entry of the level above."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync(folder.parent)

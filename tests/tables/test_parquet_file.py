@@ -1,0 +1,68 @@
+"""What a Parquet file of ours promises: whole and durable with its name when closed, gone when discarded, bounds as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millrace.tables import parquet_file
+from millrace.tables.parquet_file import ParquetFile
+
+SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
+
+
+def rows(*numbers: int) -> pa.Table:
+    return pa.table({"n": list(numbers), "name": [str(number) for number in numbers]}, schema=SCHEMA)
+
+
+def test_what_was_written_is_read_back_and_described(tmp_path: Path) -> None:
+    file = ParquetFile(tmp_path / "a=1" / "b=2" / "file.parquet", SCHEMA, options={"compression": "snappy"})
+    file.write(rows(5, 3))
+    file.write(rows(9, 4, 8).to_batches()[0], row_group_size=2)
+    made = file.close()
+    assert pq.ParquetFile(file.path).read() == rows(5, 3, 9, 4, 8)
+    assert made.size == file.path.stat().st_size
+    assert made.footer.num_row_groups == 3
+    assert made.bounds(["n", "absent"]) == {"n": (3, 9)}
+
+
+def test_a_column_without_statistics_has_no_bounds(tmp_path: Path) -> None:
+    file = ParquetFile(tmp_path / "file.parquet", SCHEMA, options={"write_statistics": ["name"]})
+    file.write(rows(1))
+    assert file.close().bounds(["n", "name"]) == {"name": ("1", "1")}
+
+
+def test_the_file_and_each_new_folder_are_durable_in_the_folder_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    real = parquet_file.sync
+    monkeypatch.setattr(parquet_file, "sync", lambda path: (synced.append(path), real(path)))
+    file = ParquetFile(tmp_path / "a" / "b" / "file.parquet", SCHEMA, options={})
+    assert synced == [tmp_path, tmp_path / "a"]
+    file.write(rows(1))
+    file.close()
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+
+
+def test_a_discarded_file_is_gone_even_where_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ParquetFile(tmp_path / "file.parquet", SCHEMA, options={})
+    file.write(rows(1))
+
+    def full(*_: object) -> int:
+        raise OSError(28, "disk full")
+
+    monkeypatch.setattr("millrace.tables.direct_file.os.write", full)
+    with pytest.raises(OSError, match="disk full"):
+        file.close()
+    file.discard()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
+    (tmp_path / "file.parquet").touch()
+    with pytest.raises(FileExistsError):
+        ParquetFile(tmp_path / "file.parquet", SCHEMA, options={})
