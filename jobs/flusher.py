@@ -1,6 +1,6 @@
 """The flusher: brings what is visible in the ``wal`` table into the collections' tables.
 
-    python jobs/flusher.py [--available-now]
+    python jobs/flusher.py [--available-now] [--result FILE] [--progress FILE]
 
 Runs until SIGTERM, or with ``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the
 settings file (docs/operating.md).
@@ -14,7 +14,13 @@ from millrace.node import flusher_query, job
 def main() -> None:
     """Run the flusher's query."""
     arguments = job.parser(__doc__).parse_args()
-    job.run("millrace-flusher", [flusher_query.start_query], available_now=arguments.available_now)
+    job.run(
+        "millrace-flusher",
+        [flusher_query.start_query],
+        available_now=arguments.available_now,
+        result=arguments.result,
+        progress=arguments.progress,
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The streaming node: keeps the ``wal`` table up with the ingress log; with ``--with-flusher`` the collections' tables too.
 
-    python jobs/streaming_node.py [--with-flusher] [--available-now]
+    python jobs/streaming_node.py [--with-flusher] [--available-now] [--result FILE] [--progress FILE]
 
 Runs until SIGTERM, or with ``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the
 settings file (docs/operating.md).
@@ -19,7 +19,13 @@ def main() -> None:
     queries: list[job.StartQuery] = [streaming.start_query]
     if arguments.with_flusher:
         queries.append(flusher_query.start_query)
-    job.run("millrace-streaming-node", queries, available_now=arguments.available_now)
+    job.run(
+        "millrace-streaming-node",
+        queries,
+        available_now=arguments.available_now,
+        result=arguments.result,
+        progress=arguments.progress,
+    )
 
 
 if __name__ == "__main__":

@@ -179,3 +179,56 @@ class DeadlineExceeded(MillraceError):
 
     code = "DEADLINE_EXCEEDED"
     retriable = True
+
+
+class InvalidSuite(MillraceError):
+    """A users' expectation suite that cannot be used: the message names the file, the expectation and what is wrong."""
+
+    code = "INVALID_SUITE"
+
+
+class QualityBlocked(MillraceError):
+    """A critical expectation stands failed, so that nothing is removed; ``blocks`` are the ids to mend or to release."""
+
+    code = "QUALITY_BLOCKED"
+
+    def __init__(self, message: str, *, blocks: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.blocks = blocks
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_quality_blocked, (str(self), self.blocks))
+
+
+def _quality_blocked(message: str, blocks: tuple[str, ...]) -> QualityBlocked:
+    return QualityBlocked(message, blocks=blocks)
+
+
+class RunNotFound(MillraceError):
+    """No run of an operation with this id: it was never started, or its folder was cleaned away."""
+
+    code = "RUN_NOT_FOUND"
+
+
+class AirflowUnavailable(MillraceError):
+    """Airflow's API cannot be reached, or answered with an error; ``status`` is the HTTP status where it answered."""
+
+    code = "AIRFLOW_UNAVAILABLE"
+    retriable = True
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_airflow_unavailable, (str(self), self.status))
+
+
+def _airflow_unavailable(message: str, status: int | None) -> AirflowUnavailable:
+    return AirflowUnavailable(message, status=status)
+
+
+class RepairImpossible(MillraceError):
+    """What is damaged cannot be computed again from what is left; the message says what to restore."""
+
+    code = "REPAIR_IMPOSSIBLE"

@@ -8,7 +8,11 @@ Places: ``truncation.before`` and ``truncation.after`` (around the removal of wh
 ``compaction.merged`` (the merged file is on disk, nothing is committed), ``range.written`` (Parquet files are on disk, the task has not answered), ``commit.checked`` (the fence was
 checked, nothing is committed), ``commit.done`` (the Delta commit stands, Spark's commit log does not know it yet),
 ``checkpoint.written`` and ``flush.checkpointed`` (a Delta checkpoint stands, the log before older ones is not cleaned up),
-``trim.removed`` (one more entry of the Delta log is gone).
+``trim.removed`` (one more entry of the Delta log is gone), ``recovery.written`` (what replaces damaged files is on disk,
+nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore has begun; one more part of it is in),
+``backfill.written`` (a slice of a derived table is committed, not recorded),
+``compact.*`` (millrace.ops.compaction: ``written``, a file that replaces others is on disk; ``checked``, ``base``, before and behind
+the base tick is raised; ``replaced``, ``folded``, ``segments``, behind that commit).
 """
 
 from __future__ import annotations

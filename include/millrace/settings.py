@@ -23,8 +23,17 @@ from millrace.errors import InvalidSettings
 
 PREFIX: Final = "MILLRACE_"
 
-RESERVED: Final = frozenset({"MILLRACE_CONFIG", "MILLRACE_HOME"})
-"""Not settings: the settings file to read, and the checkout (airflow.cfg finds its folders by it)."""
+RESERVED: Final = frozenset(
+    {
+        "MILLRACE_CONFIG",
+        "MILLRACE_HOME",
+        "MILLRACE_RUN_FOLDER",
+        "MILLRACE_INSTALLATION",
+        "MILLRACE_METRICS_TOKEN",
+    }
+)
+"""Not settings: the settings file to read, the checkout (airflow.cfg finds its folders by it), a launched job's folder, the
+installation that a process belongs to, and the token that reads the metrics (a secret: no file and no listing has it)."""
 
 TEST_PREFIX: Final = "MILLRACE_TEST_"
 """Names that tests and the benchmark keep for themselves; never settings."""
@@ -34,6 +43,7 @@ _BYTES: Final = re.compile(r"(\d+)\s*([KMGT]iB|B)?", re.IGNORECASE)
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 _LOG: Final = re.compile(r"rocksmq|(kafka|pulsar)://\S+")
+_SPARK_MASTER: Final = re.compile(r"|(spark|k8s)://\S+|yarn")
 _MEMORY: Final = re.compile(r"\d+[mg]")
 
 
@@ -89,6 +99,19 @@ class Settings:
     log_file_bytes: int = _setting(
         64 << 20, "Size of one file of the embedded log.", low=1 << 20, high=4 << 30, is_bytes=True
     )
+    log_retention_bytes: int = _setting(
+        0,
+        "What the embedded log keeps of a PChannel that the tables hold durably; 0 keeps all of it.",
+        low=0,
+        high=1 << 50,
+        is_bytes=True,
+    )
+    log_retention_seconds: float = _setting(
+        0.0,
+        "Time that the embedded log keeps what the tables hold durably; 0 keeps all of it.",
+        low=0,
+        high=3_153_600_000,
+    )
     pchannels: int = _setting(2, "PChannels that a new deployment gets.", low=1, high=1024)
     max_entry_bytes: int = _setting(
         16 << 20, "Largest log entry that is taken.", low=1 << 10, high=1 << 30, is_bytes=True
@@ -116,8 +139,32 @@ class Settings:
     stop_deadline: float = _setting(30.0, "Longest wait for a clean stop before a kill.", low=0.1, high=86400)
     read_deadline: float = _setting(30.0, "Longest wait of a read for its time tick.", low=0.001, high=86400)
 
+    backfill_parallel: int = _setting(2, "Slices of a backfill that are rebuilt or loaded at once.", low=1, high=64)
+    derived_modules: str = _setting("", "Modules with derived tables of your own, separated by commas.")
+
+    history_hours: float = _setting(
+        168.0,
+        "Hours back that reads at a time tick reach for certain; compaction folds in older deletes.",
+        low=0,
+        high=876000,
+    )
+
+    wal_retention: float = _setting(
+        0.0,
+        "Time that the WAL keeps rows which the collections hold, verified; 0 keeps all.",
+        low=0,
+        high=3_153_600_000,
+    )
+    quality_dir: str = _setting("", "Folder of your own expectation suites; empty: quality in the data folder.")
+
     metrics_port: int = _setting(0, "Port of the metrics endpoint; 0 serves none.", low=0, high=65535)
 
+    spark_master: str = _setting(
+        "",
+        "Master that jobs submit to, in client mode; empty runs Spark in the job's own process.",
+        pattern=_SPARK_MASTER,
+        allowed="nothing, spark://host:port, k8s://... or yarn",
+    )
     spark_cores: int = _setting(
         0, "Cores that a Spark driver uses; 0 takes what this process may use.", low=0, high=1024
     )

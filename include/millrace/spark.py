@@ -26,10 +26,8 @@ def configuration(settings: Settings) -> dict[str, str]:
     """Spark's configuration for `settings`: sizes fit the cores, where Spark's defaults fit a cluster."""
     cores = str(settings.cores)
     return {
-        "spark.master": f"local[{cores},{TASK_ATTEMPTS}]",
+        **_master(settings),
         "spark.driver.memory": settings.spark_memory,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
         "spark.jars": ",".join(delta_jars(settings)),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -45,6 +43,20 @@ def configuration(settings: Settings) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.enabled": str(settings.spark_ui).lower(),
         "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def _master(settings: Settings) -> dict[str, str]:
+    """Where tasks run. In this process nothing listens beyond this machine; executors elsewhere must reach the driver."""
+    if not settings.spark_master:
+        local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        return {"spark.master": f"local[{settings.cores},{TASK_ATTEMPTS}]", **local}
+    return {
+        "spark.master": settings.spark_master,
+        "spark.submit.deployMode": "client",
+        "spark.task.maxFailures": str(TASK_ATTEMPTS),
+        "spark.cores.max": str(settings.cores),
+        "spark.executor.memory": settings.spark_memory,
     }
 
 

@@ -39,7 +39,7 @@ def until(condition: Callable[[], bool], *, alive: Callable[[], bool] = lambda: 
     while not condition():
         assert alive(), "it ended before that"
         assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
+        time.sleep(0.02)  # between two looks at the condition: it lies in other processes, which tell nobody
 
 
 class Deployment:

@@ -1,4 +1,4 @@
-"""What every job of ours does around its queries: settings, metrics, session, signals, a clean end.
+"""What every job of ours does around its queries: settings, metrics, session, signals, a heartbeat, a clean end.
 
 jobs/ holds one thin file an entry point; this is what they share.
 """
@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
+import threading
 from collections.abc import Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from millrace import errors
+from millrace.errors import MillraceError
 from millrace.metrics import Metrics
-from millrace.node.streaming import await_queries, stop_on_signals, write_started
+from millrace.node.heartbeat import Heartbeat
+from millrace.node.streaming import await_queries, stop_on_signals, write_progress, write_started
 from millrace.settings import Settings
 from millrace.spark import session
+
+_OURS: Final = re.compile(r"millrace(?:\.\w+)+\.(\w+): (.*)")
+_MESSAGE_LENGTH: Final = 2000
 
 
 class StartQuery(Protocol):
@@ -31,21 +40,52 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """The arguments that all jobs have."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--available-now", action="store_true", help="end at what there is now")
+    made.add_argument("--result", type=Path, metavar="FILE", help="where it says how it ended, for a launcher")
+    made.add_argument("--progress", type=Path, metavar="FILE", help="a file that is kept up with what it is at")
     return made
 
 
-def run(app_name: str, queries: Sequence[StartQuery], *, available_now: bool) -> None:
+def run(
+    app_name: str,
+    queries: Sequence[StartQuery],
+    *,
+    available_now: bool,
+    result: Path | None = None,
+    progress: Path | None = None,
+) -> None:
     """Run `queries` in one driver until SIGTERM, SIGINT or the first failure.
 
-    With `available_now` each runs to its end before the next starts: a later one reads what an earlier one wrote.
+    With `available_now` each runs to its end before the next starts: a later one reads what an earlier one wrote. `result`
+    gets, last, ``{"ok": true, "stopped": ..., "report": {}}`` or the typed error; `progress` the words of the heartbeat.
     """
+    stop = stop_on_signals()
+    asked = threading.Event()
+    try:
+        _run(app_name, queries, available_now=available_now, progress=progress, stop=stop, asked=asked)
+    except BaseException as error:
+        if result is not None:
+            write_progress(result, {"ok": False, "error": describe(error)})
+        raise
+    if result is not None:
+        write_progress(result, {"ok": True, "stopped": asked.is_set(), "report": {}})
+
+
+def _run(
+    app_name: str,
+    queries: Sequence[StartQuery],
+    *,
+    available_now: bool,
+    progress: Path | None,
+    stop: threading.Event,
+    asked: threading.Event,
+) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    stop = stop_on_signals()
     settings = Settings.load()
     metrics = Metrics()
     server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
     spark = session(app_name, settings=settings)
+    beat = Heartbeat(settings, app_name, progress=progress, spark_ui=spark.sparkContext.uiWebUrl)
 
     def start(query: StartQuery) -> StreamingQuery:
         return query(spark, settings=settings, metrics=metrics, available_now=available_now)
@@ -53,12 +93,29 @@ def run(app_name: str, queries: Sequence[StartQuery], *, available_now: bool) ->
     try:
         if available_now:
             for query in queries:
-                await_queries([start(query)], stop=stop)
+                await_queries([start(query)], stop=stop, beat=beat)
         else:
             started = [start(query) for query in queries]
             write_started(settings, app_name)
-            await_queries(started, stop=stop)
+            await_queries(started, stop=stop, beat=beat)
+        if stop.is_set():  # a failed query raises above, so this was a signal
+            asked.set()
     finally:
         spark.stop()
         if server is not None:
             server.close()
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An error as the result file has it. What failed in a query comes through the JVM as text: our own type is found in it.
+
+    An error that is not ours may be the storage, or another writer: a retry is worth its cost.
+    """
+    if isinstance(error, MillraceError):
+        return {"code": error.code, "message": str(error)[:_MESSAGE_LENGTH], "retriable": error.retriable}
+    text = str(error)
+    for name, message in reversed(_OURS.findall(text)):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, MillraceError):
+            return {"code": kind.code, "message": message[:_MESSAGE_LENGTH], "retriable": kind.retriable}
+    return {"code": type(error).__name__, "message": text[:_MESSAGE_LENGTH], "retriable": True}

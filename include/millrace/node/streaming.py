@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -25,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millrace.errors import CommitFenced
 from millrace.metrics import Metrics
 from millrace.node.committer import CommitResult, Committer
+from millrace.node.history import History, history_path, tick_lag
 from millrace.node.parking import Parked, park, parked_names
 from millrace.node.ranges import RangeReport
 from millrace.node.source import FORMAT, MillraceDataSource, connect, source_options
@@ -48,6 +49,7 @@ class BatchCommitter:
         self._metrics = metrics
         self._parked = settings.parked_path
         self._progress = progress_path(settings)
+        self._history = History(history_path(settings, QUERY_NAME))
         self._batches = 0
         self._rows = 0
         self._log_bytes = 0
@@ -106,6 +108,16 @@ class BatchCommitter:
                 },
             },
         )
+        now = time.time()
+        self._history.add(
+            {
+                "batches": self._batches,
+                "rows": self._rows,
+                "bytes": self._log_bytes,
+                "commit": round(result.seconds, 3),
+                "lag": {item.pchannel: tick_lag(item.last_tick, now=now) for item in result.committed},
+            }
+        )
 
 
 def start_query(
@@ -146,15 +158,23 @@ def start_query(
     return writer.trigger(processingTime=f"{int(settings.trigger_interval * 1000)} milliseconds").start()
 
 
-def await_queries(queries: Sequence[StreamingQuery], *, stop: threading.Event, poll: float = 0.2) -> None:
+def await_queries(
+    queries: Sequence[StreamingQuery],
+    *,
+    stop: threading.Event,
+    poll: float = 0.2,
+    beat: Callable[[Sequence[StreamingQuery]], None] | None = None,
+) -> None:
     """Wait until every query has ended, one has failed, or `stop` is set; then stop what still runs, between two batches.
 
-    Raises the failed query's StreamingQueryException.
+    `beat` is called with them at each look. Raises the failed query's StreamingQueryException.
     """
     while not stop.is_set() and any(query.isActive for query in queries):
         for query in queries:
             if not query.isActive and query.exception() is not None:
                 stop.set()
+        if beat is not None:
+            beat(queries)
         stop.wait(poll)
     for query in queries:
         stop_between_batches(query)

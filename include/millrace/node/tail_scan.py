@@ -156,8 +156,8 @@ class Scan:
     def _begin(self, policy: DeliverPolicy) -> tuple[int, MessageId | None]:
         """The tick after which units are delivered, and the least id of a unit, where ids decide."""
         match policy:
-            case All():
-                return 0, None
+            case All():  # all that there is: retention may have taken the beginning
+                return 0 if self._snapshot is None else self._snapshot.trimmed(self._pchannel)[0], None
             case StartAfterTick(tick):
                 return tick, None
             case Latest():

@@ -44,27 +44,28 @@ def allowed_position(position: WalPosition, checkpoint: Checkpoint | None) -> Lo
     return min(state.last_entry, checkpoint.confirmed.log_id)
 
 
-def truncate_log(settings: Settings, service: LogService, *, dry_run: bool = False) -> list[Truncation]:
+def truncate_log(
+    settings: Settings, service: LogService, *, dry_run: bool = False, limits: Mapping[str, LogId] | None = None
+) -> list[Truncation]:
     """Truncate each PChannel's log as far as its checkpoints allow; with `dry_run` only say how far that is.
 
-    May be killed at any instant and repeated: it only ever removes what both checkpoints have passed.
+    `limits`: by PChannel the first entry that must stay at any rate; a PChannel without one is left as it is. May be
+    killed at any instant and repeated: it only ever removes what both checkpoints have passed.
     """
     wal = WalTable.open(settings.wal_path)
     path = settings.checkpoints_path
     checkpoints = read_checkpoints(open_table(path), path)
-    return [
-        found
-        for pchannel, position in wal.positions(wal.pchannels()).items()
-        if (found := _truncate(service, position, checkpoints, pchannel, dry_run)) is not None
-    ]
+    found = []
+    for pchannel, position in wal.positions(wal.pchannels()).items():
+        target = allowed_position(position, checkpoints.get(pchannel))
+        if limits is not None and target is not None:
+            target = min(target, limits[pchannel]) if pchannel in limits else None
+        if target is not None:
+            found.append(_truncate(service, pchannel, target, dry_run))
+    return found
 
 
-def _truncate(
-    service: LogService, position: WalPosition, checkpoints: Mapping[str, Checkpoint], pchannel: str, dry_run: bool
-) -> Truncation | None:
-    target = allowed_position(position, checkpoints.get(pchannel))
-    if target is None:
-        return None
+def _truncate(service: LogService, pchannel: str, target: LogId, dry_run: bool) -> Truncation:
     log = service.open(pchannel)
     try:
         begin = log.describe().begin

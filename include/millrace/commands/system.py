@@ -1,0 +1,271 @@
+"""``millrace system``: the whole system on one machine, started, looked at and stopped as one (`make up`, `make down`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from millrace.commands.command_line import AsJson, DataFolder, command_group, console, load_settings, print_json
+from millrace.errors import MillraceError
+
+if TYPE_CHECKING:
+    from millrace.ops.installation import Installation, Running
+    from millrace.ops.installation_status import Status
+
+app = command_group("Run the whole system: Airflow, the log, the streaming jobs.")
+
+LOOK_SECONDS: Final = 2.0
+"""Pause between two looks of the live status on a terminal."""
+LINE_SECONDS: Final = 30.0
+"""The same where the output goes to a file."""
+
+
+@app.command()
+def up(
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once all of it runs, and leave it running.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Port of the web interface, over [api] port in airflow.cfg; 0: a free one."
+        ),
+    ] = None,
+    data: DataFolder = None,
+) -> None:
+    """Start all of it, and stay with a short status until Ctrl-C, which stops all of it.
+
+    Where it runs already, this says so and where. After a crash it goes on with what is there.
+
+    Example: `millrace system up`
+
+    Example: `millrace system up --detach --port 0`
+    """
+    from millrace.java import find_java
+    from millrace.ops.installation import Installation
+    from millrace.spark_jars import delta_jars
+
+    settings = load_settings(data)
+    installation = Installation(settings)
+    with _asked_to_stop() as stop:
+        find_java()
+        delta_jars(settings)
+        running = installation.start(port=port)
+        if not running.started_now:
+            typer.echo("The system runs already.")
+        else:
+            typer.echo(f"Starting Airflow, then the streaming job (logs: {installation.log_file}) …")
+        try:
+            _wait(installation, running, stop)
+        except _Stopping:
+            _down(installation)
+            return
+        except MillraceError:
+            if running.started_now and not _answers(installation, running):
+                _down(installation)
+            raise
+        _say_where(installation, running)
+        if detach or not running.started_now:
+            return
+        if _watch(installation, stop):
+            _down(installation)
+        else:
+            typer.echo("The system was stopped from elsewhere.")
+
+
+@app.command()
+def down(data: DataFolder = None) -> None:
+    """Stop all of it: Airflow, the streaming jobs (each finishes its micro-batch), the log's server.
+
+    Example: `millrace system down`
+    """
+    from millrace.ops.installation import Installation
+
+    _down(Installation(load_settings(data)))
+
+
+@app.command()
+def status(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Show how it is: Airflow's components, the streaming job, lag, memory. Exit code 3 where not all of it is well.
+
+    Example: `millrace system status --json`
+    """
+    from millrace.commands.command_line import DOES_NOT_HOLD
+    from millrace.ops.installation import Installation
+    from millrace.ops.installation_status import look_at
+    from millrace.ops.observe.observer import Observer
+
+    settings = load_settings(data)
+    installation = Installation(settings)
+    observer = Observer(settings)
+    try:
+        found = look_at(installation, observer)
+    finally:
+        observer.close()
+    if as_json:
+        print_json(found.to_json())
+    else:
+        for line in _lines(found):
+            typer.echo(line)
+        if found.running:
+            _say_where(installation, None)
+    if not found.healthy:
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def airflow(
+    arguments: Annotated[list[str], typer.Argument(metavar="ARGUMENTS", help="What Airflow's own command line takes.")],
+    data: DataFolder = None,
+) -> None:
+    """Run Airflow's own command line with this installation's configuration and secrets.
+
+    Example: `millrace system airflow dags list`
+    """
+    from millrace.ops.installation import Installation
+
+    environment = Installation(load_settings(data)).environment()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "airflow", *arguments], environment)
+
+
+# --- starting and stopping --------------------------------------------------------------------------------------------
+
+
+class _Stopping(Exception):
+    """Somebody asked for a stop while the system was being started."""
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[threading.Event]:
+    """Set at the first SIGINT, SIGTERM or SIGHUP: a clean stop takes its time, so the quick end that other commands have
+    is put off. The second one ends this command; what it had started can be stopped by `down`.
+    """
+    stop = threading.Event()
+
+    def asked(number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    wakeup = signal.set_wakeup_fd(-1)
+    previous = {each: signal.signal(each, asked) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+
+
+def _wait(installation: Installation, running: Running, stop: threading.Event) -> None:
+    """Wait until all of it runs. Raises _Stopping where somebody asks for a stop meanwhile."""
+
+    def check() -> None:
+        if stop.is_set():
+            raise _Stopping
+
+    installation.wait_airflow(running, check=check)
+    installation.wait_streaming(running, check=check)
+
+
+def _answers(installation: Installation, running: Running) -> bool:
+    """Whether Airflow is well: then it stays up, and shows what else is not."""
+    try:
+        return set(installation.api(running.address).health().values()) == {"healthy"}
+    except MillraceError:
+        return False
+
+
+def _down(installation: Installation) -> None:
+    stopped = installation.stop(say=lambda words: typer.echo(f"{words[0].upper()}{words[1:]} …"))
+    if not stopped.ended:
+        typer.echo(f"Nothing of {installation.settings.data_dir} runs.")
+        return
+    killed = f" ({stopped.killed} of them had to be killed)" if stopped.killed else ""
+    typer.echo(f"Stopped: {stopped.ended} processes{killed}, none is left. `make up` goes on from there.")
+
+
+def _watch(installation: Installation, stop: threading.Event) -> bool:
+    """Show how it is until somebody asks for a stop (True), or until it was stopped from elsewhere (False)."""
+    from rich.live import Live
+    from rich.text import Text
+
+    from millrace.ops.installation_status import look_at
+    from millrace.ops.observe.observer import Observer
+
+    out = console()
+    observer = Observer(installation.settings)
+    next_line = time.monotonic() + LINE_SECONDS
+    try:
+        with Live(console=out, auto_refresh=False, transient=True) if out.is_terminal else nullcontext() as live:
+            while not stop.wait(LOOK_SECONDS):
+                if installation.running() is None:
+                    return False
+                if live is None and time.monotonic() < next_line:
+                    continue
+                try:
+                    lines = _lines(look_at(installation, observer))
+                except MillraceError as error:
+                    lines = [f"{error.code}: {error}"]  # what cannot be looked at now may be well in two seconds
+                if live is not None:
+                    live.update(Text("\n".join([*lines, "", "Ctrl-C stops all of it."])), refresh=True)
+                else:
+                    typer.echo(" · ".join(lines))
+                    next_line = time.monotonic() + LINE_SECONDS
+        return True
+    finally:
+        observer.close()
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def _say_where(installation: Installation, running: Running | None) -> None:
+    from millrace.ops.installation_secrets import PASSWORDS_FILE, USER
+
+    running = running or installation.running()
+    if running is None:
+        return
+    typer.echo(f"Address     {running.address}")
+    typer.echo(
+        f"User        {USER}, password {installation.secrets().password} ({installation.state / PASSWORDS_FILE})"
+    )
+    typer.echo(f"Logs        {installation.log_file} · {installation.settings.run_path / 'operations'}")
+    typer.echo("Stop        `make down`, or `millrace system down`")
+
+
+def _lines(found: Status) -> list[str]:
+    """A line each: Airflow, the streaming job, the log, memory."""
+    if not found.running and not sum(found.processes.values()):
+        return [f"Nothing of {found.data} runs: start it with `make up`"]
+    sick = {name: state for name, state in found.components.items() if state != "healthy"}
+    airflow = (
+        "stopped"
+        if not found.running
+        else "does not answer"
+        if not found.components
+        else ", ".join(f"{name} {state}" for name, state in sick.items()) or "healthy"
+    )
+    if found.restarts:
+        airflow += f" (started anew {found.restarts} times; {found.reason})"
+    lag = "unknown" if found.lag_seconds is None else f"{found.lag_seconds:.1f} s"
+    sizes = ", ".join(f"{name} {size / (1 << 30):.2f}" for name, size in found.pss_bytes.items() if size)
+    total = sum(found.pss_bytes.values()) / (1 << 30)
+    return [
+        f"Airflow     {airflow}",
+        f"Streaming   {'running' if found.streaming else 'not running'}, {found.rows_per_second:,.0f} rows/s, lag {lag}",
+        f"Data        {found.words}",
+        f"Log         {'running' if found.log_server else 'not running; it starts when it is needed'}",
+        f"Memory      {total:.2f} GiB in {sum(found.processes.values())} processes ({sizes})",
+    ]

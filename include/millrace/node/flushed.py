@@ -1,0 +1,60 @@
+"""The newest flushed segments in one small file, for who waits for them without a Delta reader (the triggerer of Airflow).
+
+The ``segments`` table is the truth; this file names the last of what the flusher brought to an end. It is written behind the
+commit and made from the table when the flusher starts, so a crash in between leaves nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+
+from millrace.node.flusher import FlushReport
+from millrace.node.streaming import write_progress
+from millrace.settings import Settings
+from millrace.tables.delta_files import open_table
+from millrace.tables.flush_tables import PCHANNEL, read_segments
+
+KEPT: Final = 500
+FLUSHED: Final = "flushed"
+
+_COLUMNS: Final = ["collection_id", "segment_id", "rows", "bytes", "time_tick", "state"]
+
+
+def flushed_path(settings: Settings) -> Path:
+    """The file with the newest flushed segments."""
+    return settings.progress_path("flushed-segments")
+
+
+class FlushedSegments:
+    """Keeps the file. One writer: the flusher's driver."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._path = settings.segments_path
+        self._file = flushed_path(settings)
+        stored = read_segments(open_table(self._path), self._path)
+        self._segments = _kept(stored.select([PCHANNEL, *_COLUMNS]).to_pylist())
+        self._write()
+
+    def note(self, reports: Sequence[FlushReport]) -> None:
+        """Add what the committed `reports` brought to an end."""
+        fresh = [
+            {PCHANNEL: report.pchannel, **row}
+            for report in reports
+            for action in report.segments.actions
+            for row in pq.ParquetFile(self._path / action.path).read(columns=_COLUMNS).to_pylist()
+        ]
+        if any(row["state"] == FLUSHED for row in fresh):
+            self._segments = _kept([*self._segments, *fresh])
+            self._write()
+
+    def _write(self) -> None:
+        write_progress(self._file, {"segments": self._segments})
+
+
+def _kept(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    flushed = [row for row in rows if row["state"] == FLUSHED]
+    return sorted(flushed, key=lambda row: (row["time_tick"], row["segment_id"]))[-KEPT:]

@@ -1,0 +1,118 @@
+"""What the sensors wait for, as functions of the settings: they run in a worker and in the triggerer, and change nothing.
+
+Each answers whether it is met, what was found, and in words how far it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from millrace.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Whether a condition is met, what was found, and how far it is in words."""
+
+    met: bool
+    words: str
+    found: dict[str, Any] = field(default_factory=dict)
+
+
+def check(name: str, settings: Settings, arguments: Mapping[str, Any]) -> Answer:
+    """Look at the condition `name` once. Raises MillraceError, and ValueError for a name that is none."""
+    if name not in _CONDITIONS:
+        raise ValueError(f"no condition {name!r}; conditions are {', '.join(_CONDITIONS)}")
+    return _CONDITIONS[name](settings, **arguments)
+
+
+def tick_reached(settings: Settings, *, tick: int, pchannel: str | None = None) -> Answer:
+    """The ``wal`` table holds everything up to `tick`: of one PChannel, or of all.
+
+    By the table alone: on a PChannel where nothing happens it comes only with the next message (:func:`fresh_as_of` asks the
+    log too).
+    """
+    from millrace.errors import ChannelNotFound
+    from millrace.tables.delta_files import open_table
+    from millrace.tables.wal_table import WalTable
+
+    opened = open_table(settings.wal_path)
+    if opened is None:
+        return Answer(False, "there is no wal table yet")
+    table = WalTable(opened, settings.wal_path)
+    names = table.pchannels()
+    if pchannel is not None:
+        if pchannel not in names:
+            raise ChannelNotFound(
+                f"the wal table has nothing of {pchannel!r}; it has {', '.join(sorted(names)) or 'none'}"
+            )
+        names = [pchannel]
+    ticks = {name: _tick(table, name) for name in names}
+    behind = {name: reached for name, reached in ticks.items() if reached < tick}
+    words = f"{len(ticks) - len(behind)} of {len(ticks)} PChannels have reached tick {tick}"
+    return Answer(bool(ticks) and not behind, words, {"ticks": ticks})
+
+
+def _tick(table: Any, name: str) -> int:
+    position = table.position(name)
+    return 0 if position is None else int(position.last_tick)
+
+
+def lag_below(settings: Settings, *, seconds: float) -> Answer:
+    """The oldest log entry that the ``wal`` table lacks is younger than `seconds`, on every PChannel that is not parked."""
+    from millrace.commands.status import gather
+    from millrace.errors import LogUnavailable
+
+    status = gather(settings)
+    if not status["log_server"]["running"]:
+        raise LogUnavailable("the log's server does not run, so nobody knows how far the wal table is behind")
+    lags = {row["pchannel"]: row["lag_seconds"] or 0.0 for row in status["pchannels"] if not row["parked"]}
+    most = max(lags.values(), default=0.0)
+    return Answer(
+        most < seconds, f"the lag is {most:.1f} s; waiting for less than {seconds:g} s", {"lag_seconds": lags}
+    )
+
+
+def segments_in_state(
+    settings: Settings, *, collection: str, state: str = "flushed", count: int = 1, after_tick: int = 0
+) -> Answer:
+    """At least `count` segments of a collection came into `state` after `after_tick`."""
+    import pyarrow.compute as pc
+
+    from millrace.commands.command_line import find_collection
+    from millrace.tables.delta_files import open_table
+    from millrace.tables.flush_tables import read_segments
+
+    number = find_collection(settings, collection).id
+    rows = read_segments(open_table(settings.segments_path), settings.segments_path)
+    chosen = rows.filter(
+        (pc.field("collection_id") == number) & (pc.field("state") == state) & (pc.field("time_tick") > after_tick)
+    )
+    words = f"{chosen.num_rows} of {count} segments of {collection} are {state}"
+    found = {"segments": chosen["segment_id"].to_pylist(), "rows": sum(chosen["rows"].to_pylist())}
+    return Answer(chosen.num_rows >= count, words, found)
+
+
+def fresh_as_of(settings: Settings, *, collection: str, tick: int) -> Answer:
+    """A read of a collection at `tick` has all it needs: on each of its PChannels nothing at or before it is still to come.
+
+    Asks the log, so a PChannel on which nothing happens does not hold it back.
+    """
+    from millrace.client.client import Client
+    from millrace.client.freshness import confirm
+
+    with Client.connect(settings, start=False) as client:
+        confirmed, whole = confirm(settings, client.collection(collection), client.append, at=tick, seconds=0.0)
+    words = f"{collection} is {'' if whole else 'not yet '}whole at tick {tick}"
+    return Answer(whole, words, {"ticks": confirmed})
+
+
+_CONDITIONS: Final[dict[str, Callable[..., Answer]]] = {
+    "tick_reached": tick_reached,
+    "lag_below": lag_below,
+    "segments_in_state": segments_in_state,
+    "fresh_as_of": fresh_as_of,
+}

@@ -1,0 +1,113 @@
+"""What every DAG of Millrace has: owner, tags, retries by fault class, a deadline alert, docs from its file's docstring.
+
+with millrace_dag("compaction", doc=__doc__, params=form(CompactionParams), deadline=timedelta(hours=1)) as dag:
+    JobOperator(task_id="compact", job="compaction", params_class=CompactionParams)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from airflow.sdk import (
+    DAG,
+    AsyncCallback,
+    DeadlineAlert,
+    DeadlineReference,
+    ExceptionRetryPolicy,
+    Param,
+    RetryAction,
+    RetryRule,
+)
+from airflow.sdk.definitions.retry_policy import RetryDecision
+
+from millrace.errors import MillraceError
+from millrace_airflow.errors import JobConflict, JobLost, JobUnavailable
+
+OWNER: Final = "millrace"
+TAG: Final = "millrace"
+START: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class FaultClassPolicy(ExceptionRetryPolicy):
+    """Retries by fault class: a conflict soon, what does not answer after a while; what a retry cannot cure, never.
+
+    An exception of Millrace's own family is asked whether it is retriable; anything else gets the task's ordinary retries.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            rules=[
+                RetryRule(JobConflict, RetryAction.RETRY, timedelta(seconds=5), "another writer was first"),
+                RetryRule(
+                    JobUnavailable, RetryAction.RETRY, timedelta(seconds=30), "what it needs does not answer yet"
+                ),
+                RetryRule(JobLost, RetryAction.RETRY, timedelta(seconds=15), "its process was lost"),
+            ]
+        )
+
+    def evaluate(self, exception: BaseException, try_number: int, max_tries: int, context: Any = None) -> RetryDecision:
+        if isinstance(exception, MillraceError):
+            if not exception.retriable:
+                return RetryDecision.fail(f"{exception.code}: a retry cannot cure it")
+            return RetryDecision.retry(timedelta(seconds=15), f"{exception.code} may pass")
+        return super().evaluate(exception, try_number, max_tries, context)
+
+
+def default_args(**changes: Any) -> dict[str, Any]:
+    """Defaults of every task: owner, three retries with back-off, the policy above."""
+    return {
+        "owner": OWNER,
+        "retries": 3,
+        "retry_delay": timedelta(seconds=20),
+        "retry_exponential_backoff": 2.0,
+        "max_retry_delay": timedelta(minutes=5),
+        "retry_policy": FaultClassPolicy(),
+        **changes,
+    }
+
+
+def millrace_dag(
+    dag_id: str,
+    *,
+    doc: str | None,
+    schedule: Any = None,
+    params: Mapping[str, Param] | None = None,
+    tags: Sequence[str] = (),
+    deadline: timedelta | None = timedelta(hours=1),
+    on_deadline: Callable[..., Any] | str = "millrace_airflow.alerts.deadline_missed",
+    task_defaults: Mapping[str, Any] | None = None,
+    paused: bool = False,
+    **arguments: Any,
+) -> DAG:
+    """A DAG with the defaults above; use it as a context manager. It runs from the start unless it begins `paused`.
+
+    `doc` is the file's ``__doc__``: its first line is the description, all of it the docs page. `deadline`: how long after a
+    run was queued `on_deadline` is called where it has not ended (None: never). `task_defaults` go over the default
+    arguments; `arguments` go to DAG as they are (max_active_runs is 1 where it is not given).
+    """
+    words = (doc or "").strip()
+    alert = None
+    if deadline is not None:
+        alert = DeadlineAlert(
+            reference=DeadlineReference.DAGRUN_QUEUED_AT,
+            interval=deadline,
+            callback=AsyncCallback(on_deadline, kwargs={"dag_id": dag_id, "seconds": deadline.total_seconds()}),
+            name=f"{dag_id} is late",
+        )
+    return DAG(
+        dag_id=dag_id,
+        schedule=schedule,
+        start_date=arguments.pop("start_date", START),
+        catchup=arguments.pop("catchup", False),
+        max_active_runs=arguments.pop("max_active_runs", 1),
+        description=words.splitlines()[0] if words else None,
+        doc_md=words or None,
+        params=dict(params or {}),
+        tags=[TAG, *tags],
+        default_args=default_args(**(task_defaults or {})),
+        deadline=alert,
+        is_paused_upon_creation=paused,
+        **arguments,
+    )

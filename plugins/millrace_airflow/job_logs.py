@@ -1,0 +1,36 @@
+"""The page behind the button "Job log": what a run's job wrote, behind Airflow's login."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+
+def make_app() -> FastAPI:
+    """The application: ``GET /<run id>/log?lines=2000``, the last lines of the run's log as text."""
+    from fastapi import FastAPI, HTTPException
+    from fastapi.responses import PlainTextResponse
+
+    from millrace.errors import MillraceError
+    from millrace.ops.launch import tail
+    from millrace.ops.launch_folder import RunFolder
+    from millrace_airflow.hooks import load_settings
+    from millrace_airflow.ui.access import Reader
+
+    app = FastAPI(title="Logs of Millrace's jobs", docs_url=None, redoc_url=None, openapi_url=None)
+
+    def job_log(run_id: str, user: Reader, lines: int = 2000) -> str:
+        try:
+            folder = RunFolder(load_settings(), run_id)
+        except MillraceError as error:
+            raise HTTPException(404, str(error)) from None
+        if not folder.log.exists():
+            raise HTTPException(404, f"no log of run {run_id}: it was never started, or cleaned away")
+        return tail(folder.log, lines=max(1, min(lines, 100_000)), most_bytes=4 << 20) + "\n"
+
+    # FastAPI reads a route's annotations by name in the module, where the lazy imports are not.
+    job_log.__annotations__ |= {"user": Reader}
+    app.get("/{run_id}/log", response_class=PlainTextResponse)(job_log)
+    return app

@@ -1,0 +1,94 @@
+"""Buttons on a task's page: the log of its job, Spark's own interface, the data docs of a quality run.
+
+A link is computed by the worker when the task has ended and kept as an XCom. Paths are relative to the address under which
+the person reached Airflow, so they hold behind a proxy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import quote, urlsplit
+
+import attrs
+from airflow.sdk import BaseOperatorLink, conf
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.types import TaskInstanceKey
+
+LOGS: str = "/millrace-jobs"
+"""Where the plugin serves the logs of jobs (millrace_airflow.job_logs)."""
+
+
+def base_path() -> str:
+    """The path of Airflow's address, without a slash at its end: empty, or what a proxy puts before it."""
+    return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+
+
+def job_log_path(run_id: str) -> str:
+    """The page of a run's log."""
+    return f"{base_path()}{LOGS}/{quote(run_id, safe='')}/log"
+
+
+@attrs.define()
+class JobLogLink(BaseOperatorLink):
+    """The output of the task's job."""
+
+    operators: ClassVar[list[type[BaseOperator]]] = []
+
+    @property
+    def name(self) -> str:
+        return "Job log"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        run_id = _xcom(ti_key, "millrace_run_id")
+        return job_log_path(str(run_id)) if run_id else ""
+
+
+@attrs.define()
+class SparkUiLink(BaseOperatorLink):
+    """Spark's interface: the driver's while the job runs (with the setting ``spark_ui``), or the master's of a cluster."""
+
+    operators: ClassVar[list[type[BaseOperator]]] = []
+
+    @property
+    def name(self) -> str:
+        return "Spark UI"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        from millrace_airflow.hooks import load_settings
+
+        run_id = _xcom(ti_key, "millrace_run_id")
+        if not run_id:
+            return ""
+        return spark_ui(str(run_id), data_dir=getattr(operator, "data_dir", None)) if load_settings().spark_ui else ""
+
+
+@attrs.define()
+class DataDocsLink(BaseOperatorLink):
+    """The page that a quality task's report names under ``data_docs``."""
+
+    operators: ClassVar[list[type[BaseOperator]]] = []
+
+    @property
+    def name(self) -> str:
+        return "Data Docs"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        report = _xcom(ti_key, "return_value")
+        return str(report.get("data_docs") or "") if isinstance(report, dict) else ""
+
+
+def spark_ui(run_id: str, *, data_dir: str | None = None) -> str:
+    """Where a run's Spark has its interface, as its progress says; empty where it says nothing."""
+    from millrace.ops.launch_folder import RunFolder, read_json
+    from millrace_airflow.hooks import load_settings
+
+    progress = read_json(RunFolder(load_settings(data_dir), run_id).progress) or {}
+    return str((progress.get("figures") or {}).get("spark_ui") or "")
+
+
+def _xcom(ti_key: TaskInstanceKey, key: str) -> object:
+    from airflow.sdk.bases.xcom import BaseXCom
+
+    return BaseXCom.get_value(ti_key=ti_key, key=key)

@@ -1,0 +1,138 @@
+"""Operators: a job of jobs/ as a task.
+
+    JobOperator(task_id="compact", job="compaction", params_class=CompactionParams)
+
+The task starts the job detached (millrace.ops.launch), gives its worker slot back and is woken when the job has ended. Its
+result is the job's report. A worker or triggerer that dies changes nothing for the job: the task's next try, or the
+trigger's next start, finds the run by its id. Streaming jobs, which do not end, have an operator of their own
+(:mod:`millrace_airflow.streaming`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from airflow.sdk import BaseOperator
+
+from millrace.errors import InvalidArgument
+from millrace_airflow.errors import raise_for
+from millrace_airflow.forms import values
+from millrace_airflow.hooks import MillraceHook
+from millrace_airflow.links import JobLogLink, SparkUiLink
+from millrace_airflow.triggers import JobTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from millrace.ops.launch import RunStatus
+    from millrace.ops.operation import OperationParams
+
+
+class JobOperator(BaseOperator):
+    """Runs a job of jobs/ to its end, without holding a worker slot meanwhile; returns its report.
+
+    The parameters are those of the DAG run's form that `params_class` has, with `job_params` (templated) over them; they are
+    checked before anything starts. An error that a retry cannot cure fails the task at once, any other raises a JobError that
+    the retry policy judges. Marking the task failed, or clearing it, stops the job.
+
+    :param job: the file of jobs/ without its suffix.
+    :param params_class: the operation's parameters (a pydantic class that imports nothing heavy).
+    :param job_params: parameters that do not come from the form; templated. A value of None is left out.
+    :param timeout: the job is stopped, and the task fails, when it has run this long.
+    :param data_dir: another data folder than the settings name; templated.
+    :param poll_seconds: pause between two looks at the job.
+    :param check: called with the report; raise from it to fail the task after a job that ended well.
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("job_params", "data_dir")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"job_params": "json"}
+    operator_extra_links = (JobLogLink(), SparkUiLink())
+    ui_color = "#dcebf7"
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        params_class: type[OperationParams],
+        job_params: Mapping[str, Any] | None = None,
+        timeout: timedelta | None = None,
+        data_dir: str | None = None,
+        poll_seconds: float = 1.0,
+        check: Callable[[dict[str, Any]], None] | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**arguments)
+        self.job = job
+        self.params_class = params_class
+        self.job_params = dict(job_params or {})
+        self.timeout = timeout
+        self.data_dir = data_dir
+        self.poll_seconds = poll_seconds
+        self.check = check
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Start the job, or attach to the one that an earlier try started, and wait for it in the triggerer."""
+        launcher = MillraceHook(data_dir=self.data_dir).launcher()
+        given = values(self.params_class, dict(context["params"]))
+        given.update({name: value for name, value in self.job_params.items() if value is not None})
+        try:
+            chosen = self.params_class.parse(given).model_dump(mode="json")
+        except InvalidArgument as error:
+            raise_for(error.code, str(error), retriable=False)
+        run_id = run_id_of(context)
+        status = launcher.start(run_id, self.job, params=chosen)
+        self.log.info("job %s: run %s, attempt %d, log %s", self.job, run_id, status.attempt, status.log)
+        context["ti"].xcom_push(key="millrace_run_id", value=run_id)
+        if status.active:
+            stop_at = None if self.timeout is None else time.time() + self.timeout.total_seconds()
+            self.defer(
+                trigger=JobTrigger(
+                    run_id=run_id, data_dir=self.data_dir, poll_seconds=self.poll_seconds, stop_at=stop_at
+                ),
+                method_name="execute_complete",
+            )
+        return self._ended(status, late=False)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Hand on what the job left."""
+        launcher = MillraceHook(data_dir=self.data_dir).launcher()
+        return self._ended(launcher.poll(event["run_id"]), late=event["late"])
+
+    def on_kill(self) -> None:
+        """Killed while it starts the job: a job that did start is found by the next try, or stopped by the trigger."""
+        self.log.warning("killed while it started %s", self.job)
+
+    def _ended(self, status: RunStatus, *, late: bool) -> dict[str, Any]:
+        from millrace.ops.launch import RunState
+
+        if status.state is not RunState.FINISHED:
+            self.log.error("the job's last lines:\n%s", status.tail())
+            self._fail(status, late=late)
+        MillraceHook(data_dir=self.data_dir).launcher().collect(status.run_id)
+        report = status.report or {}
+        if self.check is not None:  # where it raises, the next try runs the job again
+            self.check(report)
+        return report
+
+    def _fail(self, status: RunStatus, *, late: bool) -> NoReturn:
+        if late and self.timeout is not None:
+            words = f"stopped after {self.timeout.total_seconds():.0f} s (the task's timeout); give it longer, or less to do"
+            raise_for("DEADLINE_EXCEEDED", words, retriable=True)
+        if status.error is not None:
+            raise_for(status.error.code, status.error.message, retriable=status.error.retriable)
+        raise_for("JOB_STOPPED", f"run {status.run_id} was stopped", retriable=False)
+
+
+def run_id_of(context: Context) -> str:
+    """The run id of a task instance: the same for each of its tries, told from all others, short enough for a folder."""
+    ti = context["ti"]
+    index = getattr(ti, "map_index", -1)
+    whole = f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{index}"
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{ti.dag_id}.{ti.task_id}.{ti.run_id}")[:120].strip("-.")
+    suffix = "" if index is None or index < 0 else f".{index}"
+    return f"{readable}{suffix}.{hashlib.sha256(whole.encode()).hexdigest()[:8]}"

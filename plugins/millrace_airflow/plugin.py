@@ -1,0 +1,27 @@
+"""What Airflow registers: links, macros, the listener, the views and the logs of jobs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from airflow.plugins_manager import AirflowPlugin
+
+from millrace_airflow import listener
+from millrace_airflow.job_logs import make_app
+from millrace_airflow.links import LOGS, DataDocsLink, JobLogLink, SparkUiLink
+from millrace_airflow.macros import moment_of, tick_of, ticks_between
+from millrace_airflow.ui import EXTERNAL_VIEWS, FASTAPI_APPS, FirstRequest
+
+
+class MillracePlugin(AirflowPlugin):
+    """Registered by plugins/millrace_plugin.py."""
+
+    name = "millrace"
+    macros: ClassVar[list[Any]] = [tick_of, moment_of, ticks_between]
+    operator_extra_links: ClassVar[list[Any]] = [JobLogLink(), SparkUiLink(), DataDocsLink()]
+    listeners: ClassVar[list[Any]] = [listener]
+    fastapi_apps: ClassVar[list[dict[str, Any]]] = [
+        *FASTAPI_APPS,
+        {"app": FirstRequest(make_app), "url_prefix": LOGS, "name": "Logs of Millrace's jobs"},
+    ]
+    external_views: ClassVar[list[dict[str, Any]]] = [*EXTERNAL_VIEWS]

@@ -1,0 +1,221 @@
+"""The operator that keeps a streaming job alive.
+
+It is an ordinary, synchronous task on airflow.sdk's ResumableJobMixin, and holds one worker slot. A deferred task would hold
+none, but a triggerer cannot ask whether its DAG is paused, and the scheduler wakes no task of a paused DAG: nobody would be
+left to stop the job. The job itself is detached and known by a fixed run id, so what dies with a worker is the watching alone:
+the next try finds the job running and goes on watching it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator, ResumableJobMixin
+from airflow.sdk.exceptions import AirflowRuntimeError
+
+from millrace_airflow.errors import raise_for
+from millrace_airflow.hooks import MillraceHook
+from millrace_airflow.links import JobLogLink, SparkUiLink
+from millrace_airflow.watch import Backoff, StreamingWatch
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from millrace.ops.launch import Launcher, RunStatus
+
+
+class StreamingJobOperator(ResumableJobMixin, BaseOperator):
+    """Starts a streaming job or adopts the one that runs, watches it for a while, and leaves it running.
+
+    One job for each run id and data folder, whoever starts it. While it watches: progress in the task's log; a job that
+    failed, was lost, or hangs (no heartbeat, or one micro-batch for too long) is started again, after a pause that doubles up
+    to five minutes and is remembered over tasks; an error that a restart cannot cure fails the task. When the DAG is paused,
+    or the task is killed, the job is stopped between two micro-batches. The task ends after `watch_for`, with the job
+    running: the next run of the DAG goes on, and no log grows without end.
+
+    :param job: the file of jobs/ without its suffix.
+    :param arguments: its arguments.
+    :param job_run_id: the run id in run/operations.
+    :param app_name: under which the job writes its heartbeat.
+    :param watch_for: how long one task watches, in seconds (templated), or as a timedelta.
+    :param stale_after: a heartbeat older than this is a hang; also the time that a start may take on top of `start_deadline`.
+    :param stuck_after: a micro-batch that takes longer than this is a hang.
+    """
+
+    template_fields: ClassVar[Sequence[str]] = ("arguments", "data_dir", "watch_for")
+    operator_extra_links = (JobLogLink(), SparkUiLink())
+    ui_color = "#e3f1e1"
+    external_id_key = "millrace_run_id"
+
+    def __init__(
+        self,
+        *,
+        job: str = "streaming_node",
+        arguments: Sequence[str] = ("--with-flusher",),
+        job_run_id: str = "streaming-node",
+        app_name: str = "millrace-streaming-node",
+        watch_for: timedelta | float | str = timedelta(hours=1),
+        stale_after: timedelta = timedelta(seconds=60),
+        stuck_after: timedelta = timedelta(minutes=15),
+        poll_seconds: float = 2.0,
+        say_every: timedelta = timedelta(seconds=15),
+        data_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job = job
+        self.arguments = list(arguments)
+        self.job_run_id = job_run_id
+        self.app_name = app_name
+        self.watch_for = watch_for.total_seconds() if isinstance(watch_for, timedelta) else watch_for
+        self.stale_after = stale_after
+        self.stuck_after = stuck_after
+        self.poll_seconds = poll_seconds
+        self.say_every = say_every
+        self.data_dir = data_dir
+        self._watching: StreamingWatch | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Watch the job for a while; what it did meanwhile."""
+        context["ti"].xcom_push(key="millrace_run_id", value=self.job_run_id)
+        MillraceHook(data_dir=self.data_dir).launcher().clean()
+        return self.execute_resumable(context)
+
+    def submit_job(self, context: Context) -> str:
+        """Start the job, or adopt the one that runs, once the pause after a failure is over."""
+        launcher = MillraceHook(data_dir=self.data_dir).launcher()
+        self._start(self._watch(), launcher, paused=_asks_whether_paused(context))
+        return self.job_run_id
+
+    def get_job_status(self, external_id: Any, context: Context) -> str:
+        from millrace.errors import RunNotFound
+
+        try:
+            return str(MillraceHook(data_dir=self.data_dir).launcher().poll(str(external_id)).state)
+        except RunNotFound:
+            return "lost"
+
+    def is_job_active(self, status: str) -> bool:
+        return status == "running"
+
+    def is_job_succeeded(self, status: str) -> bool:
+        """A streaming job that has ended is started again, however it ended."""
+        return False
+
+    def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
+        return self._watch().summary()
+
+    def poll_until_complete(self, external_id: Any, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Watch until `watch_for` is over or the DAG is paused; start the job again where it ends or hangs."""
+        launcher = MillraceHook(data_dir=self.data_dir).launcher()
+        watch = self._watch()
+        paused = _asks_whether_paused(context)
+        end = time.monotonic() + float(self.watch_for)
+        while time.monotonic() < end:
+            if paused():
+                self.log.info("the DAG is paused: stopping the job between two micro-batches")
+                self._stop(launcher)
+                break
+            status = launcher.poll(self.job_run_id)
+            fault = watch.fault(status)
+            if fault is None:
+                words = watch.words(status)
+                if words is not None:
+                    self.log.info("%s", words)
+                watch.wait(min(self.poll_seconds, max(0.0, end - time.monotonic())))
+                continue
+            self.log.error("%s\nthe job's last lines:\n%s", fault, status.tail())
+            if status.active:
+                launcher.stop(self.job_run_id)
+            watch.backoff.failed(str(fault))
+            if not fault.retriable:
+                raise_for(fault.code, fault.message, retriable=False)
+            self._start(watch, launcher, until=end, paused=paused)
+        return watch.summary()
+
+    def on_kill(self) -> None:
+        """The task was marked failed or cleared, or Airflow stops: the job ends between two micro-batches."""
+        self._stop(MillraceHook(data_dir=self.data_dir).launcher())
+
+    def _watch(self) -> StreamingWatch:
+        """The watch of this try, from its start on."""
+        if self._watching is None:
+            settings = MillraceHook(data_dir=self.data_dir).settings
+            self._watching = StreamingWatch(
+                settings,
+                app_name=self.app_name,
+                backoff=Backoff(settings, self.job_run_id),
+                stale_after=self.stale_after.total_seconds(),
+                stuck_after=self.stuck_after.total_seconds(),
+                say_every=self.say_every.total_seconds(),
+            )
+        return self._watching
+
+    def _start(
+        self,
+        watch: StreamingWatch,
+        launcher: Launcher,
+        *,
+        until: float | None = None,
+        paused: Callable[[], bool] = lambda: False,
+    ) -> None:
+        pause = watch.backoff.pause()
+        if pause:
+            self.log.info("waiting %.0f s before the job is started again", pause)
+        resume = time.monotonic() + pause
+        while time.monotonic() < resume and (until is None or time.monotonic() < until) and not paused():
+            watch.wait(min(self.poll_seconds, max(0.0, resume - time.monotonic())))
+        if (until is not None and time.monotonic() >= until) or paused():
+            return
+        foreign = None if self._launched(launcher) else watch.foreign()
+        if foreign is not None:
+            words = f"process {foreign} is a streaming job on this data folder that Airflow did not start: stop it"
+            raise_for("JOB_RUNS_ALREADY", words, retriable=True)
+        status = launcher.start(self.job_run_id, self.job, arguments=self.arguments)
+        self._say(status)
+
+    def _stop(self, launcher: Launcher) -> None:
+        """Stop the job, if there is one: the pause before a restart may have been cut short."""
+        if self._launched(launcher):
+            self._say(launcher.stop(self.job_run_id))
+
+    def _launched(self, launcher: Launcher) -> bool:
+        """Whether a job that the launcher started runs: it is adopted."""
+        from millrace.errors import RunNotFound
+
+        try:
+            return launcher.poll(self.job_run_id).active
+        except RunNotFound:
+            return False
+
+    def _say(self, status: RunStatus) -> None:
+        self.log.info(
+            "job %s: run %s, attempt %d, process %s, %s; log %s",
+            status.job,
+            status.run_id,
+            status.attempt,
+            status.pid,
+            status.state,
+            status.log,
+        )
+
+
+def _asks_whether_paused(context: Context) -> Callable[[], bool]:
+    """A question to the execution API, asked at most every five seconds; where it cannot be answered, the last answer."""
+    ti: Any = context["ti"]
+    known = {"asked": 0.0, "paused": False}
+
+    def paused() -> bool:
+        now = time.monotonic()
+        if now - known["asked"] > 5.0:
+            known["asked"] = now
+            try:
+                known["paused"] = bool(ti.get_dag(ti.dag_id).is_paused)
+            except AirflowRuntimeError as error:  # the API server restarts, say
+                ti.log.warning("cannot ask whether the DAG is paused: %s", error)
+        return bool(known["paused"])
+
+    return paused

@@ -1,0 +1,181 @@
+"""Triggers: what waits in the triggerer, so that no worker slot is held.
+
+They look at files and tables of the data folder in a thread, never in the event loop, and can be made again from their
+arguments anywhere: a triggerer that restarts goes on where it was. Settings are those of the triggerer's process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+
+from millrace_airflow.hooks import load_settings
+
+
+class JobTrigger(BaseTrigger):
+    """Waits for a launched run to end; shows its progress in the task's log; stops it when the task is killed or too late.
+
+    The event is ``{"run_id", "state", "late"}``; what the run left (report, error) is read by the task from its folder.
+    """
+
+    def __init__(
+        self, *, run_id: str, data_dir: str | None = None, poll_seconds: float = 1.0, stop_at: float | None = None
+    ) -> None:
+        """`stop_at`: Unix time at which the run is stopped."""
+        super().__init__()
+        self.run_id = run_id
+        self.data_dir = data_dir
+        self.poll_seconds = poll_seconds
+        self.stop_at = stop_at
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "run_id": self.run_id,
+                "data_dir": self.data_dir,
+                "poll_seconds": self.poll_seconds,
+                "stop_at": self.stop_at,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        from millrace.ops.launch import Launcher
+
+        launcher = Launcher(load_settings(self.data_dir))
+        said, late = None, False
+        while (status := await asyncio.to_thread(launcher.poll, self.run_id)).active:
+            progress = status.progress or {}
+            if progress.get("words") and progress.get("words") != said:
+                said = progress["words"]
+                self.log.info("%s %s", said, progress.get("figures") or "")
+            if self.stop_at is not None and time.time() > self.stop_at:
+                late = True
+                await asyncio.to_thread(launcher.stop, self.run_id)
+                continue
+            await asyncio.sleep(self.poll_seconds)
+        yield TriggerEvent({"run_id": self.run_id, "state": str(status.state), "late": late})
+
+    async def on_kill(self) -> None:
+        """The task was marked failed or succeeded, or cleared: its job ends too."""
+        from millrace.ops.launch import Launcher
+
+        await asyncio.to_thread(Launcher(load_settings(self.data_dir)).stop, self.run_id)
+
+
+class ConditionTrigger(BaseTrigger):
+    """Waits until a condition of :mod:`millrace_airflow.conditions` holds; the event is what the condition found.
+
+    An error that a retry may cure (the log's server is away) is waited out; any other ends the wait with ``{"error": ...}``.
+    """
+
+    def __init__(
+        self,
+        *,
+        condition: str,
+        arguments: dict[str, Any],
+        data_dir: str | None = None,
+        poll_seconds: float = 5.0,
+    ) -> None:
+        super().__init__()
+        self.condition = condition
+        self.arguments = arguments
+        self.data_dir = data_dir
+        self.poll_seconds = poll_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "condition": self.condition,
+                "arguments": self.arguments,
+                "data_dir": self.data_dir,
+                "poll_seconds": self.poll_seconds,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        from millrace.errors import MillraceError
+        from millrace_airflow.conditions import check
+
+        settings = load_settings(self.data_dir)
+        said = None
+        while True:
+            try:
+                answer = await asyncio.to_thread(check, self.condition, settings, self.arguments)
+            except MillraceError as error:
+                if not error.retriable:
+                    yield TriggerEvent({"error": {"code": error.code, "message": str(error)}})
+                    return
+                words = f"{error.code}: {error}"
+            else:
+                if answer.met:
+                    yield TriggerEvent({"found": answer.found})
+                    return
+                words = answer.words
+            if words != said:
+                said = words
+                self.log.info("%s", words)
+            await asyncio.sleep(self.poll_seconds)
+
+
+class SegmentsFlushedTrigger(BaseEventTrigger):
+    """An event for each look at which the flusher had brought more segments to an end than at the look before.
+
+    Reads the progress file of the flusher, which names them with their ticks; what was told already is kept beside the asset
+    in Airflow, so a triggerer that restarts tells nothing twice and leaves nothing out that the file still names.
+    """
+
+    def __init__(
+        self, *, data_dir: str | None = None, collection_id: int | None = None, poll_seconds: float = 2.0
+    ) -> None:
+        """`collection_id`: only the segments of this collection."""
+        super().__init__()
+        self.data_dir = data_dir
+        self.collection_id = collection_id
+        self.poll_seconds = poll_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {"data_dir": self.data_dir, "collection_id": self.collection_id, "poll_seconds": self.poll_seconds},
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        from millrace_airflow.flushed import news, read_flushed
+
+        settings = load_settings(self.data_dir)
+        told = await self._told()
+        while True:
+            found = await asyncio.to_thread(read_flushed, settings)
+            fresh = news(found, told, collection_id=self.collection_id)
+            if told is None:  # the first look ever: what was flushed before anybody asked is no news
+                told = {each["pchannel"]: each["time_tick"] for each in found}
+                await self._keep(told)
+            elif fresh:
+                told = told | {each["pchannel"]: each["time_tick"] for each in found}
+                yield TriggerEvent(_event(fresh))
+                await self._keep(told)
+            await asyncio.sleep(self.poll_seconds)
+
+    async def _told(self) -> dict[str, int] | None:
+        store = self.asset_state_store
+        kept = await store.aget("told") if store is not None else None
+        return {str(name): int(tick) for name, tick in kept.items()} if isinstance(kept, dict) else None
+
+    async def _keep(self, told: dict[str, int]) -> None:
+        if self.asset_state_store is not None:
+            await self.asset_state_store.aset("told", told)
+
+
+def _event(fresh: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "segments": [each["segment_id"] for each in fresh],
+        "collections": sorted({each["collection_id"] for each in fresh}),
+        "rows": sum(each["rows"] for each in fresh),
+        "time_tick": max(each["time_tick"] for each in fresh),
+    }

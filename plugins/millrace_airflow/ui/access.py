@@ -1,0 +1,58 @@
+"""Who may see and do what: Airflow's own login and permissions. The one place that uses Airflow's internal security API.
+
+A person who may read the DAG ``streaming`` sees everything here (viewers do). An action is a run of a DAG, started through
+Airflow's REST API, which asks for the permission to trigger that DAG; :func:`may_trigger` only tells which buttons to show.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from typing import Annotated, Final
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import get_user
+from fastapi import Depends, HTTPException, Request, status
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+READ_DAG: Final = "streaming"
+"""Who may read this DAG may read what Millrace shows."""
+
+METRICS_TOKEN: Final = "MILLRACE_METRICS_TOKEN"
+"""Environment variable: a bearer token that reads the metrics and nothing else, for Prometheus."""
+
+_bearer = HTTPBearer(auto_error=False, description="A token of Airflow (POST /auth/token), or the session's cookie.")
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+
+
+async def reader(request: Request, credentials: Credentials) -> BaseUser:
+    """The person, logged in and allowed to read. Raises HTTPException 401 or 403."""
+    user = await get_user(request, None, credentials)
+    manager = get_auth_manager()
+    sees_site = manager.is_authorized_view(access_view=AccessView.WEBSITE, user=user)
+    if not sees_site or not manager.is_authorized_dag(method="GET", details=DagDetails(id=READ_DAG), user=user):
+        raise HTTPException(status.HTTP_403_FORBIDDEN, f"You need the permission to read the DAG {READ_DAG!r}.")
+    return user
+
+
+async def metrics_reader(request: Request, credentials: Credentials) -> None:
+    """Whoever has the metrics token, or may read. Raises HTTPException 401 or 403."""
+    token = os.environ.get(METRICS_TOKEN, "")
+    if token and credentials is not None and hmac.compare_digest(credentials.credentials.encode(), token.encode()):
+        return
+    await reader(request, credentials)
+
+
+def may_trigger(user: BaseUser, dag_id: str) -> bool:
+    """Whether a person may start runs of a DAG."""
+    return bool(
+        get_auth_manager().is_authorized_dag(
+            method="POST", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id), user=user
+        )
+    )
+
+
+Reader = Annotated[BaseUser, Depends(reader)]
+"""A route's parameter of this type lets only readers in."""

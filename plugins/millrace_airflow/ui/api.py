@@ -1,0 +1,147 @@
+"""The REST API: the read model as JSON, a route a question. Everything is a GET; actions are runs of DAGs, by Airflow's API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import Response
+
+from millrace.ops.observe.models import (
+    CheckpointsView,
+    CollectionRow,
+    CollectionView,
+    FilePage,
+    HistoryView,
+    MaintenanceView,
+    MessageView,
+    Overview,
+    QualityView,
+    RejectionSearch,
+    Sample,
+    SegmentPage,
+    TransactionSearch,
+)
+from millrace.ops.observe.observer import Observer
+from millrace_airflow.ui.access import Reader, may_trigger, metrics_reader
+from millrace_airflow.ui.actions import Action, actions_for
+from millrace_airflow.ui.faults import FaultAnswer
+from millrace_airflow.ui.searching import rejection_query, transaction_query
+
+INT64 = (1 << 63) - 1
+Limit = Annotated[int, Query(ge=1, le=200, description="Items of a page.")]
+Offset = Annotated[int, Query(ge=0, le=1 << 40, description="Items to leave out.")]
+Before = Annotated[str, Query(max_length=200, description="`next` of the page before this one.")]
+Text = Annotated[str, Query(max_length=200)]
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    401: {"model": FaultAnswer, "description": "Not logged in."},
+    403: {"model": FaultAnswer, "description": "No permission."},
+    404: {"model": FaultAnswer, "description": "No such thing."},
+    422: {"model": FaultAnswer, "description": "A parameter that can not be right."},
+}
+
+
+def router(observer: Observer) -> APIRouter:
+    """Routes under /api/v1."""
+    made = APIRouter(prefix="/api/v1", tags=["millrace"], responses=_ERRORS)
+
+    @made.get("/overview")
+    def overview(user: Reader) -> Overview:
+        """The state of the whole: overall state, jobs, PChannels, totals."""
+        return observer.overview()
+
+    @made.get("/history")
+    def history(user: Reader, window: Text = "15m") -> HistoryView:
+        """Throughput, lag and freshness over a window: 15m, 1h, 6h or 24h."""
+        return observer.history(window)
+
+    @made.get("/collections")
+    def collections(user: Reader, dropped: bool = False) -> list[CollectionRow]:
+        """All collections; the dropped ones too where `dropped`."""
+        return observer.collections(dropped=dropped)
+
+    @made.get("/collections/{name}")
+    def collection(user: Reader, name: str) -> CollectionView:
+        """A collection by name or id: schema, partitions, VChannels, sizes."""
+        return observer.collection(name)
+
+    @made.get("/collections/{name}/segments")
+    def segments(user: Reader, name: str, state: Text = "", offset: Offset = 0, limit: Limit = 50) -> SegmentPage:
+        """Segments, newest first; of one state (growing, flushed, dropped) or all."""
+        return observer.segments(name, state=state, offset=offset, limit=limit)
+
+    @made.get("/collections/{name}/files")
+    def files(
+        user: Reader,
+        name: str,
+        deletes: bool = False,
+        order: Literal["tick", "bytes", "rows"] = "tick",
+        offset: Offset = 0,
+        limit: Limit = 50,
+    ) -> FilePage:
+        """Files of the rows table (or of the deletes table)."""
+        return observer.files(name, deletes=deletes, order=order, offset=offset, limit=limit)
+
+    @made.get("/collections/{name}/sample")
+    def sample(
+        user: Reader,
+        name: str,
+        at: Annotated[int | None, Query(ge=0, le=INT64, description="A time tick; without it the newest.")] = None,
+        limit: Limit = 20,
+    ) -> Sample:
+        """Some of the newest rows that are visible at a time tick, deletes applied."""
+        return observer.sample(name, at=at, limit=limit)
+
+    @made.get("/rejections")
+    def rejections(
+        query: Annotated[Any, Depends(rejection_query)], user: Reader, before: Before = "", limit: Limit = 50
+    ) -> RejectionSearch:
+        """Rejected messages, newest first."""
+        return observer.rejections(query, limit=limit, before=before)
+
+    @made.get("/transactions")
+    def transactions(
+        query: Annotated[Any, Depends(transaction_query)], user: Reader, before: Before = "", limit: Limit = 50
+    ) -> TransactionSearch:
+        """Open transactions, and those that ended, newest first."""
+        return observer.transactions(query, limit=limit, before=before)
+
+    @made.get("/messages/{pchannel}/{message_id}")
+    def message(user: Reader, pchannel: str, message_id: str) -> MessageView:
+        """A message or rejection of the WAL, decoded."""
+        return observer.message(pchannel, message_id)
+
+    @made.get("/checkpoints")
+    def checkpoints(user: Reader) -> CheckpointsView:
+        """Checkpoints of each PChannel, and what truncation could free."""
+        return observer.checkpoints()
+
+    @made.get("/maintenance")
+    def maintenance(user: Reader, job: Text = "", limit: Limit = 50) -> MaintenanceView:
+        """The tables' health, and operations that run or ran (of one job)."""
+        return observer.maintenance(job=job, limit=limit)
+
+    @made.get("/quality")
+    def quality(user: Reader, limit: Limit = 100) -> QualityView:
+        """Results of the data-quality checks, newest first, and what they block."""
+        return observer.quality(limit=limit)
+
+    @made.get("/actions")
+    def actions(user: Reader) -> list[Action]:
+        """What can be started: DAGs of Airflow, run through its own REST API."""
+        return actions_for(lambda dag_id: may_trigger(user, dag_id))
+
+    return made
+
+
+def metrics_router(observer: Observer) -> APIRouter:
+    """The route of the metrics."""
+    made = APIRouter(tags=["metrics"])
+
+    @made.get("/metrics", dependencies=[Depends(metrics_reader)], response_class=Response, responses=_ERRORS)
+    def metrics() -> Response:
+        """All metrics in the Prometheus text format."""
+        return Response(observer.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return made

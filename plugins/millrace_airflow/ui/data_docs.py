@@ -1,0 +1,58 @@
+"""The Data Docs of the quality checks, behind the login: files of one folder, with scripts and foreign assets switched off.
+
+They are HTML that shows values of rows. Under Airflow's address a script among them would act for whoever looks, so none runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse, Response
+from starlette.exceptions import HTTPException
+
+from millrace.ops.observe.observer import Observer
+from millrace.ops.quality.results import docs_path
+from millrace_airflow.ui.access import Reader
+
+POLICY: Final = (
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'self'"
+)
+MEDIA: Final = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".jpg": "image/jpeg",
+    ".gif": "image/gif",
+    ".ico": "image/x-icon",
+    ".woff": "font/woff",
+    ".woff2": "font/woff2",
+}
+"""What is served; nothing else of the folder."""
+
+
+def router(observer: Observer) -> APIRouter:
+    """``GET /data-docs/<path>``."""
+    made = APIRouter(include_in_schema=False)
+
+    @made.get("/data-docs/{path:path}")
+    def data_docs(path: str, user: Reader) -> Response:
+        file = inside(docs_path(observer.settings), path or "index.html")
+        if file is None:
+            raise HTTPException(404, "No such page of the Data Docs: run the DAG quality to have them built.")
+        return FileResponse(file, media_type=MEDIA[file.suffix.lower()], headers={"Content-Security-Policy": POLICY})
+
+    return made
+
+
+def inside(folder: Path, path: str) -> Path | None:
+    """The file that `path` names below `folder`, where it is one that may be served."""
+    try:
+        root, file = folder.resolve(), (folder / path).resolve()
+        served = file.is_relative_to(root) and file.is_file() and file.suffix.lower() in MEDIA
+    except (OSError, ValueError):
+        return None
+    return file if served else None

@@ -1,0 +1,86 @@
+"""Errors as answers: typed, with the status that HTTP has for them; JSON for programs, a page for people."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from millrace.errors import MillraceError
+
+_logger = logging.getLogger(__name__)
+
+STATUS: Final = {
+    "INVALID_ARGUMENT": 422,
+    "TICK_NOT_REACHED": 409,
+    "TICK_TOO_OLD": 410,
+    "POSITION_TRUNCATED": 410,
+    "COLLECTION_NOT_FOUND": 404,
+    "CHANNEL_NOT_FOUND": 404,
+    "LOG_UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+"""By the code of a MillraceError; any other is 500."""
+
+
+class Fault(BaseModel):
+    """An error as the API gives it."""
+
+    code: str
+    message: str
+    retriable: bool
+
+
+class FaultAnswer(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: Fault
+
+
+def install(app: FastAPI, page: Any) -> None:
+    """Answer errors of `app`; `page(request, status, fault)` renders one for a browser."""
+
+    def answer(request: Request, status: int, code: str, message: str, retriable: bool = False) -> Response:
+        fault = Fault(code=code, message=message, retriable=retriable)
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        if _is_page(request):
+            found: Response = page(request, status, fault)
+            found.headers.update(headers or {})
+            return found
+        return JSONResponse(FaultAnswer(error=fault).model_dump(), status, headers)
+
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, MillraceError)
+        status = STATUS.get(error.code, 500)
+        if status == 500:
+            _logger.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
+        return answer(request, status, error.code, str(error), error.retriable)
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return answer(request, error.status_code, HTTPStatus(error.status_code).name, str(error.detail))
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
+        return answer(request, 422, "INVALID_ARGUMENT", wrong)
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        _logger.error("%s %s", request.method, request.url.path, exc_info=error)
+        return answer(request, 500, "INTERNAL", "Something failed here; the api-server's log has the details.", True)
+
+    app.add_exception_handler(MillraceError, ours)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, unknown)
+
+
+def _is_page(request: Request) -> bool:
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    return not path.startswith("/api/") and path != "/metrics" and "text/html" in request.headers.get("accept", "")

@@ -1,0 +1,204 @@
+"""The pages: the read model as HTML. Rendered here, on the server; a small script keeps them fresh and draws the charts.
+
+A page answers the same questions as the API and escapes everything that comes from outside (templates escape by default).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import quote, urlencode
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+
+from millrace.errors import MillraceError
+from millrace.message.ids import compose_tick
+from millrace.ops.observe.history import WINDOWS
+from millrace.ops.observe.observer import Observer
+from millrace_airflow.ui import text
+from millrace_airflow.ui.access import Reader, may_trigger
+from millrace_airflow.ui.actions import actions_for
+from millrace_airflow.ui.faults import Fault
+from millrace_airflow.ui.searching import moment, number, rejection_query, transaction_query
+
+FOLDER: Final = Path(__file__).parent
+TABS: Final = (
+    ("", "Overview"),
+    ("collections", "Collections"),
+    ("transactions", "Transactions"),
+    ("rejections", "Rejections"),
+    ("checkpoints", "Checkpoints"),
+    ("maintenance", "Maintenance"),
+    ("quality", "Quality"),
+    ("actions", "Actions"),
+)
+MEDIA: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+Short = Annotated[str, Query(max_length=200)]
+Offset = Annotated[int, Query(ge=0, le=1 << 40)]
+
+
+class Renderer:
+    """Templates with what every page has."""
+
+    def __init__(self) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(FOLDER / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters.update(text.FILTERS)
+
+    def page(self, request: Request, name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+        """The template `name` with `values`."""
+        root = str(request.scope.get("root_path", ""))
+
+        def link(path: str, **query: Any) -> str:
+            kept = {key: value for key, value in query.items() if value not in (None, "")}
+            return f"{root}/{path}" + (f"?{urlencode(kept)}" if kept else "")
+
+        def again(**changes: Any) -> str:
+            """This page with other parameters."""
+            return "?" + urlencode({**request.query_params, **{key: str(value) for key, value in changes.items()}})
+
+        html = self._environment.get_template(name).render(
+            root=root,
+            airflow=root.removesuffix("/millrace"),
+            tabs=TABS,
+            link=link,
+            again=again,
+            part=lambda value: quote(str(value), safe=""),
+            query=request.query_params,
+            **values,
+        )
+        return HTMLResponse(html, status)
+
+    def fault(self, request: Request, status: int, fault: Fault) -> Response:
+        """The page of an error."""
+        return self.page(request, "fault.html", status=status, tab=None, status_code=status, fault=fault, overview=None)
+
+
+def static_router() -> APIRouter:
+    """Style, script and icons: read once, served by exact name. Nothing in them is secret, but a login is asked all the same."""
+    files = {path.name: (path.read_bytes(), MEDIA[path.suffix]) for path in sorted((FOLDER / "static").iterdir())}
+    made = APIRouter(include_in_schema=False)
+
+    @made.get("/static/{name}")
+    def static(name: str, user: Reader) -> Response:
+        if name not in files:
+            raise HTTPException(404, "No such file.")
+        data, media = files[name]
+        return Response(data, media_type=media, headers={"Cache-Control": "private, max-age=300"})
+
+    return made
+
+
+def router(observer: Observer, renderer: Renderer) -> APIRouter:
+    """The routes of the pages."""
+    made = APIRouter(include_in_schema=False)
+
+    def show(request: Request, user: Any, template: str, tab: str, **values: Any) -> HTMLResponse:
+        def allowed(dag_id: str) -> bool:
+            return may_trigger(user, dag_id)
+
+        return renderer.page(request, template, tab=tab, overview=observer.overview(), allowed=allowed, **values)
+
+    @made.get("/")
+    def overview(request: Request, user: Reader, window: Short = "15m") -> HTMLResponse:
+        charts = observer.history(window)
+        series = {each.name: each for each in charts.series}
+        return show(request, user, "overview.html", "", charts=charts, series=series, window=window, windows=WINDOWS)
+
+    @made.get("/collections")
+    def collections(request: Request, user: Reader, dropped: bool = False) -> HTMLResponse:
+        rows = observer.collections(dropped=dropped)
+        return show(request, user, "collections.html", "collections", rows=rows, dropped=dropped)
+
+    @made.get("/collections/{name}")
+    def collection(
+        request: Request,
+        user: Reader,
+        name: str,
+        view: Short = "schema",
+        state: Short = "",
+        at: Short = "",
+        order: Short = "tick",
+        deletes: bool = False,
+        offset: Offset = 0,
+    ) -> HTMLResponse:
+        found = observer.collection(name)
+        values: dict[str, Any] = {"page": None, "sample": None, "problem": None}
+        if view == "segments":
+            values["page"] = observer.segments(name, state=state, offset=offset)
+        elif view == "files":
+            values["page"] = observer.files(name, deletes=deletes, order=order, offset=offset)
+        elif view == "rows":
+            values |= _asked(lambda: {"sample": observer.sample(name, at=_tick(at))})
+        elif view != "schema":
+            raise HTTPException(404, "A collection has the views schema, rows, segments and files.")
+        return show(
+            request, user, "collection.html", "collections",
+            found=found, view=view, state=state, at=at, order=order, deletes=deletes, **values,
+        )  # fmt: skip
+
+    @made.get("/transactions")
+    def transactions(
+        request: Request, user: Reader, query: Annotated[Any, Depends(transaction_query)], before: Short = ""
+    ) -> HTMLResponse:
+        found = observer.transactions(query, before=before)
+        return show(request, user, "transactions.html", "transactions", found=found, before=before)
+
+    @made.get("/rejections")
+    def rejections(
+        request: Request, user: Reader, query: Annotated[Any, Depends(rejection_query)], before: Short = ""
+    ) -> HTMLResponse:
+        found = observer.rejections(query, before=before)
+        return show(request, user, "rejections.html", "rejections", found=found, before=before)
+
+    @made.get("/messages/{pchannel}/{message_id}")
+    def message(request: Request, user: Reader, pchannel: str, message_id: str) -> HTMLResponse:
+        found = observer.message(pchannel, message_id)
+        tab = "rejections" if found.kind == "rejection" else "transactions"
+        return show(request, user, "message.html", tab, found=found)
+
+    @made.get("/checkpoints")
+    def checkpoints(request: Request, user: Reader) -> HTMLResponse:
+        return show(request, user, "checkpoints.html", "checkpoints", found=observer.checkpoints())
+
+    @made.get("/maintenance")
+    def maintenance(request: Request, user: Reader, job: Short = "") -> HTMLResponse:
+        return show(request, user, "maintenance.html", "maintenance", found=observer.maintenance(job=job), job=job)
+
+    @made.get("/quality")
+    def quality(request: Request, user: Reader) -> HTMLResponse:
+        return show(request, user, "quality.html", "quality", found=observer.quality())
+
+    @made.get("/actions")
+    def actions(request: Request, user: Reader) -> HTMLResponse:
+        found = actions_for(lambda dag_id: may_trigger(user, dag_id))
+        return show(request, user, "actions.html", "actions", actions=found)
+
+    return made
+
+
+def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `ask` gives; a typed error becomes a line on the page, where its form can be corrected."""
+    try:
+        return ask()
+    except MillraceError as error:
+        return {"problem": f"{error.code}: {error}"}
+
+
+def _tick(at: str) -> int | None:
+    """A time tick, or a moment as its last tick; None for nothing. Raises InvalidArgument."""
+    at = at.strip()
+    if at.isascii() and at.isdigit() and len(at) > 12:
+        return number("at", at)
+    ms = moment("at", at)
+    return None if ms is None else compose_tick(ms, (1 << 18) - 1)

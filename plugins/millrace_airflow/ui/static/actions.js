@@ -1,0 +1,129 @@
+// Starts a DAG from a button: a form made of the DAG's own parameters, and a run through Airflow's REST API, which checks both.
+(function () {
+  "use strict";
+  const dialog = document.getElementById("start");
+  const form = dialog.querySelector("form");
+
+  function make(name, properties, ...children) {
+    const made = document.createElement(name);
+    Object.assign(made, properties || {});
+    made.append(...children.filter((each) => each !== null && each !== undefined && each !== ""));
+    return made;
+  }
+
+  async function ask(method, path, value) {
+    const answer = await fetch(`${window.millrace.airflow}/api/v2${path}`, {
+      method, credentials: "same-origin", cache: "no-store",
+      headers: { Accept: "application/json", ...(value === undefined ? {} : { "Content-Type": "application/json" }) },
+      body: value === undefined ? undefined : JSON.stringify(value),
+    });
+    const text = await answer.text();
+    let found = null;
+    try { found = JSON.parse(text); } catch (error) { /* not JSON: the status says enough */ }
+    if (answer.ok) return found;
+    const detail = found && found.detail;
+    const words = typeof detail === "string" ? detail : Array.isArray(detail) ? detail.map((each) => each.msg).join("; ") : detail ? JSON.stringify(detail) : "";
+    const told = { 401: "You are logged out.", 403: "You may not do this.", 404: "Airflow has no such DAG (yet)." }[answer.status];
+    throw new Error(words && answer.status !== 404 ? words : told || `Airflow answered ${answer.status}.`);
+  }
+
+  const kinds = (schema) => [].concat(schema.type || []).concat(...(schema.anyOf || []).map((each) => each.type || []));
+
+  // One parameter as a field; read() gives its value, or undefined where it was left empty.
+  function field(name, parameter, value) {
+    const schema = parameter.schema || {};
+    const types = kinds(schema);
+    const title = schema.title || name.replaceAll("_", " ");
+    const note = parameter.description || schema.description || schema.description_md || "";
+    const id = `param-${name}`;
+    let input, read;
+    if (types.includes("boolean")) {
+      input = make("input", { type: "checkbox", id, checked: Boolean(value) });
+      const label = make("label", { className: "check" }, input, make("span", {}, title), make("small", {}, note));
+      return { name, label, read: () => input.checked, optional: true };
+    }
+    if (Array.isArray(schema.enum)) {
+      input = make("select", { id }, ...schema.enum.map((each) => make("option", { value: JSON.stringify(each), selected: each === value }, each === null ? "none" : String(each))));
+      read = () => JSON.parse(input.value);
+    } else if (types.includes("array")) {
+      const simple = !Array.isArray(value) || value.every((each) => typeof each === "string");
+      input = make("textarea", { id, value: simple ? (value || []).join("\n") : JSON.stringify(value, null, 1), rows: 2 });
+      read = () => {
+        const text = input.value.trim();
+        if (!text) return [];
+        return text.startsWith("[") ? JSON.parse(text) : text.split(/\n/).map((each) => each.trim()).filter(Boolean);
+      };
+    } else if (types.includes("object")) {
+      input = make("textarea", { id, value: value ? JSON.stringify(value, null, 1) : "", rows: 3 });
+      read = () => (input.value.trim() ? JSON.parse(input.value) : null);
+    } else if (types.includes("integer") || types.includes("number")) {
+      input = make("input", { id, type: "text", inputMode: "decimal", value: value ?? "" });
+      read = () => {
+        const text = input.value.trim();
+        if (!text) return null;
+        if (Number.isNaN(Number(text))) throw new Error(`${title}: a number, not “${text}”`);
+        return Number(text);
+      };
+    } else {
+      input = make("input", { id, type: "text", value: value ?? "", placeholder: schema.format === "date-time" ? "2026-11-21T13:00:00Z" : "" });
+      read = () => (input.value === "" && types.includes("null") ? null : input.value);
+    }
+    const range = [schema.minimum !== undefined ? `from ${schema.minimum}` : "", schema.maximum !== undefined ? `to ${schema.maximum}` : ""].filter(Boolean).join(" ");
+    const label = make("label", {}, make("span", {}, title), input, make("small", {}, [note, range].filter(Boolean).join(" ")));
+    return { name, label, read, optional: !(types.length && !types.includes("null") && (value === null || value === undefined || value === "")) };
+  }
+
+  function frame(title, words, ...rest) {
+    form.replaceChildren(make("header", {}, make("h2", { id: "start-title" }, title), make("p", {}, words)), ...rest);
+  }
+
+  function footer(...buttons) { return make("footer", {}, make("span", { className: "fill" }), ...buttons); }
+
+  const close = () => make("button", { type: "button", className: "plain", onclick: () => dialog.close() }, "Close");
+
+  async function open(dag, conf) {
+    frame(dag, "Asking Airflow for its parameters…", make("div", { className: "fields" }), footer(close()));
+    dialog.showModal();
+    let found;
+    try { found = await ask("GET", `/dags/${encodeURIComponent(dag)}/details`); }
+    catch (error) { frame(dag, error.message, make("div", { className: "fields" }), footer(close())); return; }
+    const fields = Object.entries(found.params || {}).map(([name, parameter]) => field(name, parameter, Object.hasOwn(conf, name) ? conf[name] : parameter.value));
+    const first = (each) => Object.hasOwn(conf, each.name) || !each.optional || each.name === "dry_run";
+    const shown = fields.filter(first), more = fields.filter((each) => !first(each));
+    const unpause = make("input", { type: "checkbox", checked: true });
+    const error = make("p", { className: "bad", hidden: true });
+    const start = make("button", { type: "submit", className: "primary" }, "Start");
+    const parts = make("div", { className: "fields" }, error, ...(fields.length ? [] : [make("p", { className: "sub" }, "It takes no parameters.")]), ...shown.map((each) => each.label));
+    if (more.length) {
+      const rest = make("details", { open: shown.length === 0 }, make("summary", {}, `${shown.length ? "More parameters" : "Parameters"} (${more.length})`), make("div", {}, ...more.map((each) => each.label)));
+      parts.append(rest);
+    }
+    if (found.is_paused) parts.append(make("label", { className: "check" }, unpause, make("span", {}, "Unpause the DAG"), make("small", {}, "It is paused: a run would wait in the queue.")));
+    const page = make("a", { href: `${window.millrace.airflow}/dags/${encodeURIComponent(dag)}`, className: "button" }, "Open the DAG");
+    page.dataset.airflowPage = "";
+    frame(found.dag_display_name || dag, found.description || "", parts, make("footer", {}, page, make("span", { className: "fill" }), close(), start));
+    form.onsubmit = async (event) => {
+      event.preventDefault();
+      error.hidden = true;
+      start.disabled = true;
+      try {
+        const values = {};
+        for (const each of fields) { const value = each.read(); if (value !== undefined) values[each.name] = value; }
+        if (found.is_paused && unpause.checked) await ask("PATCH", `/dags/${encodeURIComponent(dag)}?update_mask=is_paused`, { is_paused: false });
+        const run = await ask("POST", `/dags/${encodeURIComponent(dag)}/dagRuns`, { logical_date: null, conf: values });
+        dialog.close();
+        window.millrace.notice(`Started ${dag}.`, false, { words: "See the run", href: `${window.millrace.airflow}/dags/${encodeURIComponent(dag)}/runs/${encodeURIComponent(run.dag_run_id)}` });
+      } catch (problem) {
+        error.textContent = problem.message;
+        error.hidden = false;
+        error.scrollIntoView({ block: "nearest" });
+      } finally { start.disabled = false; }
+    };
+    (form.querySelector("input, select, textarea") || start).focus();
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest?.("button[data-dag]");
+    if (button && !button.disabled) open(button.dataset.dag, JSON.parse(button.dataset.conf || "{}"));
+  });
+})();

@@ -1,0 +1,94 @@
+"""How the pages write numbers, sizes, durations and moments (filters of the templates)."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from markupsafe import Markup
+
+NOTHING: Final = "\N{EN DASH}"
+"""Where there is no value."""
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def count(value: float | None) -> str:
+    """1234567 as 1,234,567."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def short(value: float | None) -> str:
+    """1234567 as 1.23 M."""
+    if value is None:
+        return NOTHING
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):.3g} {unit}"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.1f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in binary units."""
+    if value is None:
+        return NOTHING
+    for unit in _UNITS[:-1]:
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} {_UNITS[-1]}"
+
+
+def duration(value: float | None) -> str:
+    """Seconds in the unit that fits."""
+    if value is None:
+        return NOTHING
+    if value < 1:
+        return "0 s" if value == 0 else f"{value * 1000:.0f} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    if value < 3600:
+        return f"{value // 60:.0f} min {value % 60:.0f} s"
+    if value < 86400:
+        return f"{value // 3600:.0f} h {value % 3600 // 60:.0f} min"
+    return f"{value // 86400:.0f} d {value % 86400 // 3600:.0f} h"
+
+
+def exact(value: float | None) -> str:
+    """A moment in Unix seconds as UTC."""
+    if value is None:
+        return NOTHING
+    try:
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+    except (ValueError, OverflowError, OSError):
+        return NOTHING
+
+
+def age(value: float | None) -> Markup:
+    """A moment as a <time> that the page's script keeps relative; the exact one shows on hover and without script."""
+    if value is None:
+        return Markup('<span class="none">\N{EN DASH}</span>')
+    return Markup('<time data-at="{:.3f}" title="{}">{}</time>').format(value, exact(value), exact(value)[:19])
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON for an attribute (which the template escapes)."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def pretty(value: Any) -> str:
+    """A value as JSON for people."""
+    return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+
+
+FILTERS: Final = {
+    "count": count,
+    "short": short,
+    "size": size,
+    "duration": duration,
+    "exact": exact,
+    "age": age,
+    "as_json": as_json,
+    "pretty": pretty,
+}

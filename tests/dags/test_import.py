@@ -1,0 +1,68 @@
+"""Every DAG file is light and complete: quick to import, nothing heavy with it, docs, tags, owner, form, retries, deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.airflow_home import ROOT
+
+FILES = sorted((ROOT / "dags").rglob("*.py"))
+LONGEST_SECONDS = 0.3
+
+
+@cache
+def all_looked() -> dict[str, dict[str, Any]]:
+    paths = os.pathsep.join(str(ROOT / name) for name in ("include", "plugins", "dags"))
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("import_dags.py")), *map(str, FILES)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def looked(path: Path) -> dict[str, Any]:
+    found = all_looked()[str(path)]
+    assert "error" not in found, found["error"]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_a_dag_file_is_quick_and_loads_nothing_heavy(path: Path) -> None:
+    found = looked(path)
+    assert found["heavy"] == []
+    assert found["seconds"] < LONGEST_SECONDS
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_a_dag_says_what_it_is_and_how_it_fails(path: Path) -> None:
+    dags = looked(path)["dags"]
+    assert dags, f"{path.name} has no DAG"
+    for dag in dags:
+        assert dag["docs"], dag["dag_id"]
+        assert dag["description"]
+        assert "millrace" in dag["tags"]
+        assert dag["owners"] == ["millrace"]
+        assert all(dag["params"].values()), f"{dag['dag_id']}: a parameter without a description in {dag['params']}"
+        assert dag["deadlines"]
+        assert set(dag["policies"]) == {"FaultClassPolicy"}
+
+
+def test_the_folder_of_dags_has_no_import_error(airflow: Path) -> None:
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(str(ROOT / "dags"), collect_dags=True)
+    assert bag.import_errors == {}
+    assert len(bag.dags) >= len(FILES)

@@ -1,0 +1,131 @@
+"""The watch over a streaming job: what is a fault, what is not, and how long to pause before a restart."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.ops.launch import JobError, RunState, RunStatus
+from millrace.ops.operation import write_json
+from millrace.settings import Settings
+from millrace_airflow.watch import Backoff, StreamingWatch
+
+APP = "millrace-streaming-node"
+PID = 4711
+
+
+def watch_of(settings: Settings) -> StreamingWatch:
+    return StreamingWatch(
+        settings,
+        app_name=APP,
+        backoff=Backoff(settings, "streaming-node"),
+        stale_after=60.0,
+        stuck_after=900.0,
+        say_every=0.0,
+    )
+
+
+def status_of(**changes: Any) -> RunStatus:
+    known: dict[str, Any] = {
+        "run_id": "streaming-node",
+        "job": "streaming_node",
+        "attempt": 1,
+        "state": RunState.RUNNING,
+        "pid": PID,
+        "started_at": time.time() - 100,
+        "ended_at": None,
+        "params": {},
+        "progress": None,
+        "report": None,
+        "error": None,
+        "collected": False,
+        "log": Path("log"),
+    }
+    return RunStatus(**known | changes)
+
+
+def beat(settings: Settings, *, age: float = 0.0, pid: int = PID, busy: float = 0.0) -> None:
+    query = {
+        "active": True,
+        "message": "Waiting for data to arrive",
+        "batches": 3,
+        "rows": 1234,
+        "rows_per_second": 56.0,
+        "busy_seconds": busy,
+        "last_commit": time.time() - 2,
+        "lag_seconds": 0.4,
+        "parked": [],
+    }
+    value = {"pid": pid, "at": time.time() - age, "spark_ui": None, "queries": {"streaming-node": query}}
+    write_json(settings.run_path / f"{APP}.heartbeat.json", value)
+
+
+def test_a_job_with_a_fresh_heartbeat_is_well_and_says_how_it_is(settings: Settings) -> None:
+    beat(settings)
+    assert watch_of(settings).fault(status_of()) is None
+    words = watch_of(settings).words(status_of())
+    assert words == "streaming-node: 1,234 rows, 56 rows/s, last commit 2 s ago, lag 0.4 s"
+
+
+def test_a_heartbeat_that_grew_old_is_a_hang(settings: Settings) -> None:
+    beat(settings, age=61)
+    fault = watch_of(settings).fault(status_of())
+    assert fault is not None
+    assert (fault.code, fault.retriable) == ("HEARTBEAT_STALE", True)
+
+
+def test_a_job_that_starts_is_given_its_time_and_no_more(settings: Settings) -> None:
+    allowed = settings.start_deadline + 60
+    assert watch_of(settings).fault(status_of(started_at=time.time() - allowed + 5)) is None
+    assert watch_of(settings).fault(status_of(started_at=time.time() - allowed - 5)) is not None
+
+
+def test_the_heartbeat_of_an_earlier_process_says_nothing_of_this_one(settings: Settings) -> None:
+    beat(settings, age=1000, pid=PID + 1)
+    assert watch_of(settings).fault(status_of(started_at=time.time() - 10)) is None
+
+
+def test_a_micro_batch_without_an_end_is_a_hang(settings: Settings) -> None:
+    beat(settings, busy=901)
+    fault = watch_of(settings).fault(status_of())
+    assert fault is not None
+    assert fault.code == "QUERY_STUCK"
+
+
+def test_a_job_that_somebody_else_started_is_seen_while_it_lives(settings: Settings) -> None:
+    assert watch_of(settings).foreign() is None
+    beat(settings, pid=os.getpid())
+    assert watch_of(settings).foreign() == os.getpid()
+    beat(settings, pid=os.getpid(), age=61)
+    assert watch_of(settings).foreign() is None
+    beat(settings, pid=(1 << 22) + 1)  # beyond the largest process id
+    assert watch_of(settings).foreign() is None
+
+
+@pytest.mark.parametrize("retriable", [True, False])
+def test_a_job_that_ended_is_a_fault_of_its_own_kind(settings: Settings, retriable: bool) -> None:
+    error = JobError("WAL_GAP", "rows are missing", retriable)
+    fault = watch_of(settings).fault(status_of(state=RunState.FAILED, error=error))
+    assert fault is not None
+    assert (str(fault), fault.retriable) == ("WAL_GAP: rows are missing", retriable)
+
+
+def test_the_pause_doubles_outlives_the_task_and_is_forgiven(settings: Settings) -> None:
+    assert Backoff(settings, "a").pause() == 0
+    Backoff(settings, "a").failed("first")
+    assert 1.5 < Backoff(settings, "a").pause() <= 2
+    for _ in range(2):
+        Backoff(settings, "a").failed("again")
+    assert 7.5 < Backoff(settings, "a").pause() <= 8
+    for _ in range(20):
+        Backoff(settings, "a").failed("again")
+    assert 299 < Backoff(settings, "a").pause() <= 300
+    beat(settings)
+    watch = watch_of(settings)
+    watch.backoff.failed("once")
+    assert watch.fault(status_of(started_at=time.time() - 301)) is None
+    assert watch.backoff.pause() == 0

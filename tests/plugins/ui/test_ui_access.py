@@ -1,0 +1,93 @@
+"""Everything is behind Airflow's login; viewers read, runs need the permission to trigger; metrics take a token of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.airflow_home import ROOT
+from tests.plugins.ui.conftest import Site
+
+SAMPLES = {"name": "users", "message_id": "0:1:0:0", "pchannel": "dml_0"}
+
+
+def _paths(site: Site) -> list[str]:
+    found = [route.path.replace("{path:path}", "index.html").format(**SAMPLES).lstrip("/") for route in site.app.routes]
+    return [*found, "static/millrace.js"]
+
+
+@pytest.mark.parametrize(("role", "status"), [(None, 401), ("stranger", 403)])
+def test_no_route_answers_who_may_not_read(site: Site, role: str | None, status: int) -> None:
+    paths = _paths(site)
+    assert len(paths) > 25
+    for path in paths:
+        answer = site.get(path, role=role)
+        assert answer.status_code == status, f"{path}: {answer.status_code}"
+        assert answer.json()["error"]["code"] in {"UNAUTHORIZED", "FORBIDDEN"}, path
+
+
+def test_a_browser_without_login_gets_a_page_that_leads_to_it(site: Site) -> None:
+    answer = site.get("", role=None, html=True)
+    assert answer.status_code == 401
+    assert "/auth/login" in answer.text
+    assert "dml_0" not in answer.text
+
+
+def test_a_forged_token_is_refused(site: Site) -> None:
+    answer = site.client.get("/millrace/api/v1/overview", headers={"Authorization": "Bearer nonsense"})
+    assert answer.status_code in {401, 403}
+
+
+@pytest.mark.parametrize("role", ["viewer", "user", "admin"])
+def test_who_has_a_role_reads(site: Site, role: str) -> None:
+    assert site.get("api/v1/overview", role=role).status_code == 200
+    assert site.get("", role=role, html=True).status_code == 200
+
+
+def test_actions_are_offered_to_who_may_trigger_the_dag(site: Site) -> None:
+    seen = site.get("api/v1/actions", role="viewer").json()
+    assert {each["dag_id"] for each in seen} <= {path.stem for path in (ROOT / "dags").glob("*.py")}
+    assert len(seen) >= 7
+    assert not any(each["allowed"] for each in seen)
+    assert all(each["allowed"] for each in site.get("api/v1/actions", role="admin").json())
+    assert "disabled" in site.get("actions", role="viewer", html=True).text
+    assert "disabled" not in site.get("actions", role="admin", html=True).text
+
+
+def test_metrics_take_a_login_or_the_token_of_the_environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def status(token: str) -> int:
+        return int(site.client.get("/millrace/metrics", headers={"Authorization": f"Bearer {token}"}).status_code)
+
+    assert status("scrape-me") in {401, 403}
+    assert status(site.tokens["viewer"]) == 200
+    monkeypatch.setenv("MILLRACE_METRICS_TOKEN", "scrape-me")
+    assert status("scrape-me") == 200
+    assert status("scrape-you") in {401, 403}
+    monkeypatch.setenv("MILLRACE_METRICS_TOKEN", "")
+    assert site.client.get("/millrace/metrics", headers={"Authorization": "Bearer "}).status_code == 401
+    # The token reads the metrics and nothing else.
+    monkeypatch.setenv("MILLRACE_METRICS_TOKEN", "scrape-me")
+    answer = site.client.get("/millrace/api/v1/overview", headers={"Authorization": "Bearer scrape-me"})
+    assert answer.status_code in {401, 403}
+
+
+def test_nothing_can_be_changed_through_it(site: Site) -> None:
+    for path in _paths(site):
+        for method in ("post", "put", "patch", "delete"):
+            answer = getattr(site.client, method)(
+                f"/millrace/{path}", headers={"Authorization": f"Bearer {site.tokens['admin']}"}
+            )
+            assert answer.status_code in {404, 405}, f"{method} {path}"
+
+
+def test_pages_take_nothing_from_elsewhere(site: Site) -> None:
+    answer = site.get("", html=True)
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    for path in ("", "collections", "rejections", "docs"):
+        page = site.page(path)
+        assert 'src="http' not in page
+        assert 'href="http' not in page
+        assert "<script>" not in page
+        assert " style=" not in page

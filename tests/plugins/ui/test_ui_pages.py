@@ -1,0 +1,189 @@
+"""The pages and the API over a real deployment: what they show, what they escape, how they page, what they refuse."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from millrace.ops.quality.results import docs_path
+from tests.ops.observe_world import HOSTILE, World
+from tests.plugins.ui.conftest import Site
+
+PAGES = ("", "collections", "transactions", "rejections", "checkpoints", "maintenance", "quality", "actions", "docs")
+VIEWS = ("schema", "rows", "segments", "files")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_is_served_over_a_deployment_and_over_nothing(site: Site, empty_site: Site, path: str) -> None:
+    for each in (site, empty_site):
+        page = each.page(path)
+        assert page.count("<main") == 1
+        assert "Undefined" not in page
+
+
+def test_nothing_yet_is_said_in_words(empty_site: Site) -> None:
+    assert empty_site.json("overview")["state"] == "empty"
+    assert "No PChannels yet" in empty_site.page("")
+    assert "No collections yet" in empty_site.page("collections")
+    assert "No rejections" in empty_site.page("rejections")
+    assert "None open" in empty_site.page("transactions")
+    assert "No checkpoints yet" in empty_site.page("checkpoints")
+    assert "No tables yet" in empty_site.page("maintenance")
+    assert "No results yet" in empty_site.page("quality")
+    assert empty_site.json("rejections") | {"reasons": []} == {
+        "version": None, "next": None, "complete": True, "items": [], "reasons": []
+    }  # fmt: skip
+    assert empty_site.fault("api/v1/collections/users") == (404, "COLLECTION_NOT_FOUND")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_collection_is_shown_from_every_side(site: Site, view: str) -> None:
+    page = site.page("collections/users", view=view)
+    assert {"schema": "primary key", "rows": "_time_tick", "segments": "growing", "files": ".parquet"}[view] in page
+    assert page.replace("1", "") == site.page("collections/1", view=view).replace("1", "") or view != "schema"
+
+
+def test_what_producers_write_is_never_markup(site: Site, world: World) -> None:
+    rejected = next(each for each in site.json("rejections")["items"] if each["type"] == "CREATE_PARTITION")
+    message = site.json(f"messages/{rejected['pchannel']}/{rejected['id']}")
+    assert message["payload"] == {"name": HOSTILE}
+    shown = site.page(f"messages/{rejected['pchannel']}/{rejected['id']}")
+    rows = site.page("collections/users", view="rows", at=str(_settled(site)))
+    assert "&lt;script&gt;" in shown
+    assert "&lt;script&gt;" in rows
+    echoes = [site.page("rejections", pchannel=HOSTILE, vchannel=HOSTILE), site.page("maintenance", job=HOSTILE)]
+    echoes.append(site.page("collections/users", view="rows", at=HOSTILE))
+    echoes.append(site.get(f"collections/{HOSTILE.replace('/', '')}", html=True).text)
+    for page in (shown, rows, *echoes):
+        assert "<script>alert" not in page
+        assert "<img" not in page
+
+
+def _settled(site: Site) -> int:
+    return int(site.json("collections/users/sample")["tick"])
+
+
+def test_rejections_are_paged_newest_first_without_gap_or_double(site: Site) -> None:
+    every = site.json("rejections")["items"]
+    assert len(every) == 6
+    assert {each["reason"] for each in every} == {"COLLECTION_NOT_FOUND", "MALFORMED"}
+    seen, before = [], ""
+    for _ in range(10):
+        page = site.json("rejections", limit=2, before=before)
+        seen += page["items"]
+        before = page["next"]
+        if before is None:
+            break
+    assert [each["id"] for each in seen] == [each["id"] for each in every]
+    assert [each["id"] for each in site.json("rejections", reason="MALFORMED")["items"]] == [
+        each["id"] for each in every if each["reason"] == "MALFORMED"
+    ]
+    older = re.search(r'href="([^"]*before=[^"]+)"', site.page("rejections"))
+    assert older is None
+    assert site.json("rejections", since="2001-01-01", until="2001-01-02")["items"] == []
+    assert len(site.json("rejections", since="2001-01-01")["items"]) == 6
+
+
+def test_transactions_are_open_committed_or_rolled_back(site: Site) -> None:
+    found = site.json("transactions")
+    assert [each["txn_id"] for each in found["open"]] == ["77"]
+    assert sorted(each["state"] for each in found["items"]) == ["committed", "rolled back"]
+    assert [each["state"] for each in site.json("transactions", state="committed")["items"]] == ["committed"]
+    end = found["items"][0]
+    assert site.json(f"messages/{end['pchannel']}/{end['end_id']}")["txn_id"] == end["txn_id"]
+    assert site.json("transactions", txn="1")["items"] == []
+
+
+def test_segments_and_files_are_paged(site: Site) -> None:
+    found = site.json("collections/users/segments")
+    pages = [site.json("collections/users/segments", offset=at, limit=1)["items"] for at in range(found["total"] + 1)]
+    assert [each["segment_id"] for page in pages for each in page] == [each["segment_id"] for each in found["items"]]
+    assert pages[-1] == []
+    files = site.json("collections/users/files", order="rows")
+    assert [each["rows"] for each in files["items"]] == sorted((each["rows"] for each in files["items"]), reverse=True)
+    assert sum(each["rows"] for each in files["items"]) == site.json("collections/users")["rows"]
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status", "code"),
+    [
+        ("api/v1/history", {"window": "7y"}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/collections/nope", {}, 404, "COLLECTION_NOT_FOUND"),
+        ("api/v1/collections/..%2F..%2Fetc%2Fpasswd", {}, 404, None),
+        ("api/v1/collections/users/segments", {"state": "odd"}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/collections/users/segments", {"limit": 100000}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/collections/users/segments", {"offset": -1}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/collections/users/files", {"order": "x"}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/collections/users/sample", {"at": "soon"}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/collections/users/sample", {"at": str(1 << 64)}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/collections/users/sample", {"at": "1"}, 404, "COLLECTION_NOT_FOUND"),
+        ("api/v1/rejections", {"reason": "WHIM"}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/rejections", {"before": "1~2"}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/rejections", {"before": f"{1 << 63}~dml_0~0~0~0~0"}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/rejections", {"collection": "1e9"}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/rejections", {"producer": "9" * 30}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/rejections", {"producer": "--1"}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/rejections", {"since": "yesterday"}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/rejections", {"since": "9" * 40}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/rejections", {"pchannel": "x" * 1000}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/rejections", {"limit": 0}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/transactions", {"state": "eaten"}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/messages/dml_0/17", {}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/messages/dml_0/0:9:9:9", {}, 404, "CHANNEL_NOT_FOUND"),
+        (f"api/v1/messages/dml_0/0:{1 << 64}:0:0", {}, 422, "INVALID_ARGUMENT"),
+        ("api/v1/maintenance", {"limit": 10**9}, 422, "INVALID_ARGUMENT"),
+        ("static/..%2Fapp.py", {}, 404, None),
+        ("static/app.py", {}, 404, "NOT_FOUND"),
+        ("collections/users", {"view": "source"}, 404, "NOT_FOUND"),
+    ],
+)
+def test_what_can_not_be_right_is_a_typed_answer(
+    site: Site, path: str, query: dict[str, str], status: int, code: str | None
+) -> None:
+    found = site.fault(path, **query)
+    assert found == (status, code or found[1])
+
+
+def test_a_wrong_search_is_a_page_with_the_reason(site: Site) -> None:
+    answer = site.get("rejections", html=True, since="yesterday")
+    assert answer.status_code == 422
+    assert "a moment such as" in answer.text
+    assert "TICK_NOT_REACHED" in site.page("collections/users", view="rows", at="2099-01-01T00:00")
+
+
+def test_the_api_describes_itself_and_keeps_64_bits(site: Site) -> None:
+    schema = site.get("openapi.json").json()
+    assert {"/api/v1/overview", "/api/v1/rejections", "/metrics"} <= schema["paths"].keys()
+    for path, methods in schema["paths"].items():
+        assert list(methods) == ["get"], path
+        assert methods["get"]["description"], path
+    tick = site.json("overview")["pchannels"][0]["time_tick"]
+    assert isinstance(tick, str)
+    assert int(tick) > 1 << 53
+
+
+def test_the_views_of_the_navigation_lead_to_pages() -> None:
+    from millrace_airflow.ui import EXTERNAL_VIEWS, FASTAPI_APPS, URL_PREFIX
+
+    (view,) = EXTERNAL_VIEWS
+    assert (view["destination"], view["url_route"]) == ("nav", "millrace")
+    assert view["href"].startswith(URL_PREFIX)
+    assert [each["url_prefix"] for each in FASTAPI_APPS] == [URL_PREFIX]
+
+
+def test_data_docs_are_files_of_their_folder_without_scripts(site: Site, world: World) -> None:
+    folder = docs_path(world.settings)
+    assert site.fault("data-docs/index.html") == (404, "NOT_FOUND")
+    (folder / "validations").mkdir(parents=True)
+    (folder / "index.html").write_text(f"<html>{HOSTILE}</html>")
+    (folder / "secret.json").write_text("{}")
+    (folder.parent / "outside.html").write_text("outside")
+    (folder / "link.html").symlink_to(folder.parent / "outside.html")
+    answer = site.get("data-docs/index.html")
+    assert answer.status_code == 200
+    assert "script-src" not in answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    for path in ("secret.json", "link.html", "validations", "..%2Foutside.html", "%2Fetc%2Fpasswd", "a%00b.html"):
+        assert site.fault(f"data-docs/{path}") == (404, "NOT_FOUND"), path
+    assert 'href="/millrace/data-docs/index.html"' in site.page("quality")
