@@ -35,10 +35,21 @@ jars: java ## Fetch Delta's jars into the cache, once
 
 # --- use -------------------------------------------------------------------------------------------------------
 
-.PHONY: run demo
-run: jars ## Run the demo: a year of flights through the whole flow (ARGS="--fresh" starts anew; ARGS="--help")
+.PHONY: up down status demo run
+up: jars ## Start the whole system: Airflow, the log, the streaming jobs (ARGS="--detach", "--port N"); Ctrl-C stops it
+	@$(BIN)/python -m millrace system up $(ARGS)
+
+down: $(STAMP) ## Stop all of it
+	@$(BIN)/python -m millrace system down $(ARGS)
+
+status: $(STAMP) ## Show how it is: components, rows/s, lag, memory
+	@$(BIN)/python -m millrace system status $(ARGS)
+
+demo: jars ## Put a year of flights through the running system (started if it is not), and say where to look
+	@$(BIN)/python -m millrace.demo.running $(ARGS)
+
+run: jars ## The demo without Airflow: a year of flights through the whole flow (ARGS="--fresh"; ARGS="--help")
 	@$(BIN)/python -m millrace.demo $(ARGS)
-demo: run ## The same as run
 
 # --- check -----------------------------------------------------------------------------------------------------
 
@@ -74,7 +85,8 @@ clean: ## Remove the virtual environment and every cache in the checkout (not th
 	@rm -rf "$(VENV)" .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist include/*.egg-info
 	@find . -path ./.git -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
-clean-data: ## Remove the data folder of the demo: log, tables, checkpoints (asks; YES=1 does not)
+clean-data: ## Remove the data folder: log, tables, Airflow's state (asks; YES=1 does not); stops the system first
 	@if [ ! -e "$(DATA)" ]; then echo "Nothing at $(DATA)."; \
 	elif [ ! -d "$(DATA)/run" ] && [ ! -d "$(DATA)/log" ]; then echo "$(DATA) does not look like Millrace's data; left alone." >&2; exit 1; \
-	else if [ "$${YES:-}" != 1 ]; then read -r -p "Remove $(DATA)? [y/N] " answer; [ "$$answer" = y ] || exit 1; fi; rm -rf "$(DATA)"; fi
+	else if [ "$${YES:-}" != 1 ]; then read -r -p "Remove $(DATA)? [y/N] " answer; [ "$$answer" = y ] || exit 1; fi; \
+	if [ -d "$(DATA)/airflow" ] && [ -x "$(BIN)/python" ]; then $(BIN)/python -m millrace system down; fi; rm -rf "$(DATA)"; fi

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from millrace.client.client import Client
+from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
 from millrace.demo.flights import flights
-from millrace.demo.load import Load, ensure_collection
-from millrace.demo.summary import Interrupted, Watch, summarise
-from millrace.errors import LogUnavailable, MillraceError
+from millrace.demo.load import ensure_collection
+from millrace.demo.summary import JOB, Interrupted, Watch, summarise
+from millrace.errors import InvalidSettings, LogUnavailable, MillraceError
 from millrace.log.remote import RemoteLogService
 from millrace.node.processes import Job
+from millrace.node.streaming import started_path
+from millrace.ops.installation_config import state_of
+from millrace.ops.installation_keeper import read_record
 from millrace.settings import Settings
 
 ROOT = Path(__file__).parents[3]
@@ -39,23 +38,30 @@ def main() -> int:
     options = _options()
     console = Console(highlight=False)
     settings = Settings.load()
-    if options.fresh:
-        _start_afresh(settings, console)
-    stop = threading.Event()
-    previous = [signal.signal(number, _setting(stop)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        return _run(settings, options, console, stop)
-    except Interrupted:
-        console.print(
-            "\nStopped. Everything that was acknowledged is in the log; [bold]make run[/] goes on from there."
+    with told_to_stop() as stop:
+        try:
+            _refuse_beside_the_system(settings)
+            if options.fresh:
+                _start_afresh(settings, console)
+            return _run(settings, options, console, stop)
+        except Interrupted:
+            console.print(
+                "\nStopped. Everything that was acknowledged is in the log; [bold]make run[/] goes on from there."
+            )
+            return 130
+        except MillraceError as error:
+            console.print(f"[bold red]{error.code}[/]: {error}")
+            return 1
+
+
+def _refuse_beside_the_system(settings: Settings) -> None:
+    """Two streaming nodes on one data folder are no way to work. Raises InvalidSettings where the system runs on it."""
+    record = read_record(state_of(settings))
+    if record is not None and record.process() is not None:
+        raise InvalidSettings(
+            f"the whole system runs on {settings.data_dir} ({record.address}): put the flights through it with `make demo`,"
+            " or stop it with `make down`"
         )
-        return 130
-    except MillraceError as error:
-        console.print(f"[bold red]{error.code}[/]: {error}")
-        return 1
-    finally:
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), previous, strict=True):
-            signal.signal(number, handler)
 
 
 def _run(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
@@ -67,6 +73,7 @@ def _run(settings: Settings, options: argparse.Namespace, console: Console, stop
         table = flights().slice(0, options.rows)
         console.print(f"Log and append host are up; starting Spark with streaming node and flusher (log: {log_file}) …")
         watch = Watch(settings, client, stop)
+        started_path(settings, JOB).unlink(missing_ok=True)  # an earlier run's
         job = Job(
             [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), "--with-flusher"],
             log_file=log_file,
@@ -74,19 +81,7 @@ def _run(settings: Settings, options: argparse.Namespace, console: Console, stop
         )
         try:
             watch.wait_started(job)
-            load = Load(client, collection, table, prefix=f"{time.time_ns() // 1_000_000:x}/")
-            phases: list[tuple[str, Callable[[], None]]] = [
-                (f"the year in {options.seconds:.0f} s", partial(load.paced, options.seconds)),
-                ("transactions, a repeat, a flush", load.special_cases),
-                (f"full speed, {options.times} times", partial(load.full_speed, options.times)),
-            ]
-            with _progress(console) as progress:
-                task = progress.add_task("starting", total=len(table) * (1 + options.times), rate="", lag="")
-                update = partial(progress.update, task)
-                for name, work in phases:
-                    watch.drive(name, work, load, job, update)
-                waited = watch.wait_flushed(client.coordinator.flush(collection.name), load, job, update)
-            console.print(f"Everything lies in the collection's table, {waited:.1f} s after the last append.")
+            load = feed(client, collection, table, watch, job, console, options)
         finally:
             job.stop(deadline=settings.stop_deadline)
         return summarise(settings, client, collection, load.counts, watch, console)
@@ -101,30 +96,14 @@ def _serving(client: Client) -> Iterator[None]:
         client.append.service.shutdown()
 
 
-def _progress(console: Console) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description:<32}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:>9,.0f} rows"),
-        TextColumn("{task.fields[rate]:>22}"),
-        TextColumn("{task.fields[lag]}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--fresh", action="store_true", help="remove the data folder first (default: continue in it)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long the paced year takes (default: 60)")
-    parser.add_argument("--times", type=int, default=20, help="how often the year is sent at full speed (default: 20)")
-    parser.add_argument("--rows", type=int, default=None, help="only the first ROWS flights (default: all 336,776)")
+    add_load_options(parser)
     options = parser.parse_args()
-    if options.seconds <= 0 or options.times < 0 or (options.rows is not None and options.rows < 1):
-        parser.error("--seconds and --rows must be positive, --times not negative")
+    check_load_options(parser, options)
     return options
 
 
@@ -134,6 +113,7 @@ def _start_afresh(settings: Settings, console: Console) -> None:
     if not folder.exists():
         return
     known = {"log", "wal", "collections", "deletes", "segments", "checkpoints", "coord", "run", "spark", "parked"}
+    known |= {"airflow", "bases", "derived", "quality", "recovery_checkpoints", "restores", "wal_trims"}
     strange = sorted({path.name for path in folder.iterdir()} - known)
     if strange:
         raise SystemExit(
@@ -152,13 +132,6 @@ def _stop_server(settings: Settings) -> None:
         return
     service.shutdown()
     service.close()
-
-
-def _setting(stop: threading.Event) -> Callable[[int, FrameType | None], None]:
-    def handler(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    return handler
 
 
 if __name__ == "__main__":

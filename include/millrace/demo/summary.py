@@ -7,7 +7,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -34,6 +35,16 @@ FLUSH_DEADLINE: Final = 600.0
 Update = Callable[..., None]
 
 
+class Watched(Protocol):
+    """A streaming job that runs: the demo's own, or that of the running system."""
+
+    log_file: Path
+
+    def running(self) -> bool: ...
+
+    def tail(self) -> str: ...
+
+
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM: the demo stops in good order."""
 
@@ -47,14 +58,13 @@ class Watch:
         self._stop = stop
         self.phases: list[tuple[str, int, int, float]] = []
         """(name, rows, bytes, seconds) of each phase."""
-        started_path(settings, JOB).unlink(missing_ok=True)
 
     def wait_started(self, job: Job) -> None:
-        """Wait until the streaming job says that it runs."""
+        """Wait until the streaming job that was just started says that it runs."""
         path = started_path(self._settings, JOB)
         job.wait_ready(lambda: self._unless_stopped(path.exists()), deadline=self._settings.start_deadline)
 
-    def drive(self, name: str, work: Callable[[], None], load: Load, job: Job, update: Update) -> None:
+    def drive(self, name: str, work: Callable[[], None], load: Load, job: Watched, update: Update) -> None:
         """Run `work` in a thread of its own and show how it comes on. Raises what it raised, JobFailed, Interrupted."""
         failure: list[BaseException] = []
 
@@ -81,7 +91,7 @@ class Watch:
         seconds = time.monotonic() - start
         self.phases.append((name, load.counts.appended - rows, load.counts.bytes - size, seconds))
 
-    def wait_flushed(self, ticks: dict[str, int], load: Load, job: Job, update: Update) -> float:
+    def wait_flushed(self, ticks: dict[str, int], load: Load, job: Watched, update: Update) -> float:
         """Wait until the collection's tables hold everything up to `ticks` (by VChannel); the seconds that it took."""
         wanted: Counter[str] = Counter()
         for vchannel, tick in ticks.items():
@@ -113,7 +123,7 @@ class Watch:
             return ""
         return f"lag {max(0.0, time.time() - tick_physical_ms(min(ticks)) / 1e3):.1f} s" if ticks else ""
 
-    def _check(self, job: Job) -> None:
+    def _check(self, job: Watched) -> None:
         self._unless_stopped(True)
         if not job.running():
             raise JobFailed(f"the streaming job ended:\n{job.tail()}\n(log: {job.log_file})")

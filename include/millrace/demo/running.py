@@ -1,0 +1,116 @@
+"""``make demo``: a year of flights through the running system, and where to look at it in the browser.
+
+Starts the system where it does not run, and leaves it running. The flights are replayed in about a minute from several
+producers at once, then at full speed; then what the producers were told is held against the log, the WAL and the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from rich.console import Console
+
+from millrace.client.client import Client
+from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
+from millrace.demo.flights import flights
+from millrace.demo.load import COLLECTION, ensure_collection
+from millrace.demo.summary import Interrupted, Watch, summarise
+from millrace.errors import MillraceError
+from millrace.node.processes import JobFailed
+from millrace.ops.installation import STREAMING_DAG, Installation
+from millrace.ops.installation_secrets import USER
+from millrace.settings import Settings
+
+TIMES = 5
+"""How often the year is sent at full speed, unless it is said: enough for a picture in the charts."""
+
+
+class SystemJob:
+    """The streaming job of the running system. One that dies is started again by its DAG: it counts while that can be."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
+        self.log_file: Path = installation.log_file
+
+    def running(self) -> bool:
+        return self._installation.running() is not None
+
+    def tail(self) -> str:
+        return "The system was stopped."
+
+
+def main() -> int:
+    """Run the demo; the exit code is 0 where everything that was appended is accounted for."""
+    options = _options()
+    console = Console(highlight=False)
+    settings = Settings.load()
+    with told_to_stop() as stop:
+        try:
+            return _run(Installation(settings), settings, options, console, stop)
+        except Interrupted:
+            console.print(
+                "\nStopped; the system goes on ([bold]make down[/] stops it). Nothing that was acknowledged is lost."
+            )
+            return 130
+        except MillraceError as error:
+            console.print(f"[bold red]{error.code}[/]: {error}")
+            return 1
+
+
+def _run(
+    installation: Installation,
+    settings: Settings,
+    options: argparse.Namespace,
+    console: Console,
+    stop: threading.Event,
+) -> int:
+    if installation.running() is None or not installation.streaming_runs():
+        # A process of its own: it says what it does, and a Ctrl-C reaches it too.
+        done = subprocess.run([sys.executable, "-m", "millrace", "system", "up", "--detach"], check=False)
+        if done.returncode:
+            raise JobFailed("the system could not be started; what it said stands above")
+    with Client.connect(settings) as client:
+        client.coordinator.ensure_pchannels(settings.pchannels)
+        collection = ensure_collection(client)
+        watch = Watch(settings, client, stop)
+        table = flights().slice(0, options.rows)
+        _print_pages(installation, console)
+        load = feed(client, collection, table, watch, SystemJob(installation), console, options)
+        code = summarise(settings, client, collection, load.counts, watch, console)
+    _print_pages(installation, console)
+    return code
+
+
+def _print_pages(installation: Installation, console: Console) -> None:
+    running = installation.running()
+    if running is None:
+        raise JobFailed("the system was stopped meanwhile; `make up` starts it")
+    address = running.address
+    console.print(f"\nLook at it: {address}  (user {USER}, password {installation.secrets().password})")
+    for words, path in (
+        ("throughput, lag, PChannels", "/plugin/millrace"),
+        ("the collection and its rows", f"/millrace/collections/{COLLECTION}"),
+        ("the rolled-back transaction; what was rejected", "/millrace/transactions"),
+        ("the streaming job under supervision", f"/dags/{STREAMING_DAG}"),
+        ("everything that can be run with a form", "/millrace/actions"),
+    ):
+        console.print(f"  {words:<48} {address}{path}", soft_wrap=True)
+    console.print("")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_load_options(parser, times=TIMES)
+    options = parser.parse_args()
+    check_load_options(parser, options)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

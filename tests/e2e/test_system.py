@@ -1,0 +1,165 @@
+"""The whole system as its user has it: a real Airflow, the streaming job that its DAG starts, the log; up, killed, up, down."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millrace.client.client import Client
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.ops.installation import Installation
+from millrace.ops.installation_api import AirflowApi
+from millrace.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+GIB = 1 << 30
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
+
+
+class System:
+    """`millrace system` on a data folder of the test's own."""
+
+    def __init__(self, data: Path) -> None:
+        self.settings = Settings(data_dir=data, start_deadline=240.0, stop_deadline=30.0)
+        self.installation = Installation(self.settings)
+        self.env = {
+            **os.environ,
+            **self.settings.environment(),
+            "PYTHONPATH": str(ROOT / "include"),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        }
+
+    def popen(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "millrace", "system", *arguments]
+        return subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, *arguments: str) -> str:
+        running = self.popen(*arguments)
+        output, _ = running.communicate(timeout=600)
+        assert running.returncode == 0, output
+        return output
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.run("status", "--json"))
+
+    def kill_everything(self) -> None:
+        victims = self.installation.processes()
+        for each in victims:
+            os.kill(each.pid, signal.SIGKILL)
+        end = time.monotonic() + 20
+        while any(each.alive() for each in victims):
+            assert time.monotonic() < end
+            time.sleep(0.05)  # the poll interval of a wait with a deadline
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[System]:
+    made = System(tmp_path / "data")
+    yield made
+    made.installation.stop()
+
+
+def said(output: str) -> tuple[str, str]:
+    """The address and the password that `up` printed."""
+    address = re.search(r"^Address +(\S+)$", output, re.MULTILINE)
+    password = re.search(r"^User +admin, password (\S+) ", output, re.MULTILINE)
+    assert address is not None, output
+    assert password is not None, output
+    return address[1], password[1]
+
+
+def status_of(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def append(settings: Settings, ids: list[int]) -> list[int]:
+    """Append rows with these ids; the ids that a read gives then."""
+    with Client.connect(settings) as client:
+        if "users" not in [each.name for each in client.coordinator.collections()]:
+            client.coordinator.create_collection("users", CollectionSchema((FieldSpec("id", "int64", False),), "id"))
+        users = client.collection("users")
+        client.producer().insert(users, pa.table({"id": ids}))
+        return sorted(client.read("users", deadline=120.0)["id"].to_pylist())
+
+
+@pytest.mark.timeout(1500)
+def test_up_and_kill_9_of_everything_and_up_again_and_down(system: System) -> None:
+    address, password = said(system.run("up", "--detach", "--port", "0"))
+    assert status_of(f"{address}/api/v2/monitor/health") == 200
+    api = AirflowApi(address, user="admin", password=password)
+    api.login()
+    assert api.knows("streaming")
+    assert not api.import_errors()
+    assert status_of(f"{address}/api/v2/dags") == 401
+
+    again = system.run("up", "--detach")
+    assert "runs already" in again
+    assert said(again) == (address, password)
+
+    demo = [sys.executable, "-m", "millrace.demo.running", "--rows", "3000", "--seconds", "2", "--times", "1"]
+    shown = subprocess.run(demo, env=system.env, capture_output=True, text=True, timeout=300, check=False)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert shown.stdout.count("✓") == 5
+    assert f"{address}/millrace/collections/flights" in shown.stdout
+    beside = subprocess.run([*demo[:2], "millrace.demo"], env=system.env, capture_output=True, text=True, check=False)
+    assert "make demo" in beside.stdout  # `make run` refuses to start a second streaming job on the same data
+    assert append(system.settings, [1, 2]) == [1, 2]
+    found = system.status()
+    assert found["healthy"]
+    assert 0.5 * GIB < found["total_pss_bytes"] <= 3.5 * GIB
+    assert "streaming" in system.run("airflow", "dags", "list")
+
+    system.kill_everything()
+    assert not system.installation.processes()
+    watching = system.popen("up", "--port", "0")  # this one stays, until it is stopped from elsewhere
+    try:
+        end = time.monotonic() + 600
+        while not (system.installation.running() and system.installation.streaming_runs()):
+            assert watching.poll() is None, watching.communicate()[0]
+            assert time.monotonic() < end
+            time.sleep(0.5)  # the poll interval of a wait with a deadline
+        assert append(system.settings, [3]) == [1, 2, 3]
+        stopped = system.run("down")
+        output, _ = watching.communicate(timeout=120)
+    finally:
+        if watching.poll() is None:
+            watching.kill()
+            watching.communicate()
+    assert "none is left" in stopped
+    assert watching.returncode == 0, output
+    assert "stopped from elsewhere" in output
+    assert said(output)[1] == password
+    assert not system.installation.processes()
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_while_it_starts_stops_what_was_started(system: System) -> None:
+    starting = system.popen("up", "--port", "0")
+    end = time.monotonic() + 120
+    while len(system.installation.processes()) < 6:  # the keeper, Airflow, and its components at least
+        assert starting.poll() is None, starting.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.1)  # the poll interval of a wait with a deadline
+    starting.send_signal(signal.SIGINT)
+    output, _ = starting.communicate(timeout=120)
+    assert starting.returncode == 0, output
+    assert "none is left" in output
+    assert not system.installation.processes()
