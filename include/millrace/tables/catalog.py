@@ -63,6 +63,7 @@ class SegmentEvent(NamedTuple):
     policy: str
     created_tick: int
     time_tick: int
+    merged_into: int = 0
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import CommitFailedError
 
 from millrace.errors import ChannelParked
@@ -52,6 +52,18 @@ STATS_COLUMNS: Final = ("_time_tick", "_write_tick")
 
 BASE_TICK: Final = "millrace.baseTick"
 """Table property: deletes up to this tick are folded into the rows, so that no earlier tick can be read any more."""
+
+REWRITES: Final = "millrace/rewrites"
+"""App id that each commit moves by one which replaces or removes files of a table: of two rewriters, the second is fenced."""
+
+FOLDED: Final = "millrace/folded"
+"""App id of the rows table; its version is the tick up to which no row is left that a delete or a drop hides: deletes up to
+it may be gone from the deletes table. Whoever adds rows at or below it again must leave out those that are dead there."""
+
+
+def base_tick(rows: DeltaTable | None) -> int:
+    """The least tick that the rows table, at the version of `rows`, can be read at (BASE_TICK); 0 without a table."""
+    return 0 if rows is None else int(rows.metadata().configuration.get(BASE_TICK) or 0)
 
 
 def rows_path(settings: Settings, collection_id: int) -> Path:
@@ -104,18 +116,27 @@ def add_fields(table: DeltaTable, wanted: pa.Schema) -> None:
         _add_fields(table, wanted)
 
 
+def fields_lacking(table: DeltaTable, wanted: pa.Schema) -> list[Field]:
+    """The columns of `wanted` that `table`, at the version of the handle, does not have.
+
+    Raises ChannelParked where a column is there with another type: a collection of the same id was made before.
+    """
+    lacking = []
+    have = {field.name: field.type for field in table.schema().fields}
+    for field in Schema.from_arrow(wanted).fields:
+        if field.name not in have:
+            lacking.append(field)
+        elif have[field.name] != field.type:
+            raise ChannelParked(
+                f"{table.table_uri} has {field.name} as {have[field.name]}, the collection wants {field.type}: "
+                "a dropped collection of the same id had another schema; create it under a new id"
+            )
+    return lacking
+
+
 def _add_fields(table: DeltaTable, wanted: pa.Schema) -> None:
     while True:
-        lacking = []
-        have = {field.name: field.type for field in table.schema().fields}
-        for field in Schema.from_arrow(wanted).fields:
-            if field.name not in have:
-                lacking.append(field)
-            elif have[field.name] != field.type:
-                raise ChannelParked(
-                    f"{table.table_uri} has {field.name} as {have[field.name]}, the collection wants {field.type}: "
-                    "a dropped collection of the same id had another schema; create it under a new id"
-                )
+        lacking = fields_lacking(table, wanted)
         if not lacking:
             return
         try:

@@ -23,7 +23,9 @@ from deltalake.transaction import RemoveAction
 
 from millrace.message.ids import MessageId
 from millrace.tables.catalog import Catalog, SegmentEvent
+from millrace.tables.collection_table import add_fields
 from millrace.tables.delta_files import FileAction, FileSink, create_table
+from millrace.tables.visible_rows import conform
 from millrace.tables.wal_reader import FIRST_ID
 
 PCHANNEL: Final = "pchannel"
@@ -40,6 +42,7 @@ SEGMENT_COLUMNS: Final = pa.schema(
         pa.field("policy", pa.utf8()),  # why it was sealed; "" while it grows
         pa.field("created_tick", pa.int64()),
         pa.field("time_tick", pa.int64()),  # from which on it has this state
+        pa.field("merged_into", pa.int64()),  # the segment that compaction joined it to; 0: none
     ]
 )
 """Columns of the files of ``segments``; the table is partitioned by PChannel."""
@@ -109,7 +112,9 @@ class Checkpoint:
 
 def ensure_segments(path: Path) -> DeltaTable:
     """The ``segments`` table, created if there is none."""
-    return create_table(path, _with_pchannel(SEGMENT_COLUMNS), partition_by=[PCHANNEL])
+    table = create_table(path, _with_pchannel(SEGMENT_COLUMNS), partition_by=[PCHANNEL])
+    add_fields(table, _with_pchannel(SEGMENT_COLUMNS))  # one made before compaction was there has no merged_into
+    return table
 
 
 def ensure_checkpoints(path: Path) -> DeltaTable:
@@ -198,9 +203,11 @@ def read_segments(
     for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         owner = action[f"partition.{PCHANNEL}"]
         if pchannel is None or owner == pchannel:
-            rows = pq.ParquetFile(path / action["path"]).read()
+            rows = conform(pq.ParquetFile(path / action["path"]).read(), SEGMENT_COLUMNS)
             parts.append(rows.append_column(PCHANNEL, pa.array([owner] * rows.num_rows, pa.utf8())).cast(schema))
     rows = pa.concat_tables(parts)
+    merged = schema.get_field_index("merged_into")
+    rows = rows.set_column(merged, schema.field(merged), pc.fill_null(rows["merged_into"], 0))
     if vchannels is not None:
         rows = rows.filter(pc.is_in(rows["vchannel"], pa.array(list(vchannels), pa.utf8())))
     rows = rows.sort_by([("pchannel", "ascending"), ("segment_id", "ascending"), ("time_tick", "ascending")])

@@ -1,7 +1,7 @@
 """A read at a time tick, planned: which tick, from which versions of which tables, and what of the WAL's tail goes with it.
 
-All versions are pinned here, once, in the order checkpoints, rows, deletes, wal, so that whatever a table holds up to its
-tick the pinned ``wal`` has behind it. What a VChannel's rows table holds up to F (and its deletes table up to its own F)
+All versions are pinned here, once, in the order checkpoints, deletes, rows, wal, so that whatever a table holds up to its
+tick the pinned ``wal`` has behind it, and a delete that compaction folded in and took away is gone from the rows, too. What a VChannel's rows table holds up to F (and its deletes table up to its own F)
 comes from the table, the rest up to T from the WAL; a row is seen once, however far flusher and WAL are apart.
 """
 
@@ -25,7 +25,7 @@ from millrace.message.schema import CollectionSchema
 from millrace.settings import Settings
 from millrace.tables.catalog import Catalog, VChannelInfo
 from millrace.tables.collection_table import (
-    BASE_TICK,
+    base_tick,
     delete_file_schema,
     deletes_path,
     file_schema,
@@ -165,8 +165,8 @@ def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Map
     """The plan; or the tick that was reached, where that is not the wanted one yet."""
     path = settings.checkpoints_path
     checkpoints = read_checkpoints(open_table(path), path)
+    deletes = open_table(deletes_path(settings, collection_id))  # before the rows: see above
     rows = open_table(rows_path(settings, collection_id))
-    deletes = open_table(deletes_path(settings, collection_id))
     wal = WalSnapshot.open(settings.wal_path)
     if wal is None:
         raise CollectionNotFound(f"no collection {collection_id}: there is no WAL yet")
@@ -237,10 +237,10 @@ def _ticks(table: DeltaTable | None, vchannels: dict[str, VChannelInfo], checkpo
 
 
 def _check_base(rows: DeltaTable | None, tick: int) -> None:
-    base = 0 if rows is None else int(rows.metadata().configuration.get(BASE_TICK) or 0)
+    base = base_tick(rows)
     if tick < base:
         raise TickTooOld(
-            f"the oldest tick that can still be read is {base}, not {tick}: deletes up to it were folded in"
+            f"the oldest tick that can still be read is {base}, not {tick}: what lies before it was folded in by compaction, or trimmed with the WAL"
         )
 
 

@@ -146,7 +146,7 @@ class TailDataSource(DataSource):
         return FORMAT
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return TailReader(dict(self.options), to_arrow_schema(schema))
+        return TailReader(dict(self.options), to_arrow_schema(schema, timezone="UTC"))
 
 
 class TailPartition(InputPartition):

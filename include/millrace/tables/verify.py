@@ -2,12 +2,15 @@
 
 What was acknowledged stands in the log; running the chain over it again must give the WAL, row for row; the visible rows of
 the WAL must be those of the collection tables. Digests are sums over rows, so neither order nor files matter. Collection
-tables are read with DuckDB, which shares no code with what wrote them.
+tables are read with DuckDB, which shares no code with what wrote them. Where compaction has folded deletes in, rows that no
+read from the base tick on can see are left out on both sides: the table may have them still, or not any more.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,17 +24,22 @@ from millrace.errors import WalGap
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
 from millrace.settings import Settings
+from millrace.tables.bases import Base, trimmed_bases
 from millrace.tables.catalog import Catalog
-from millrace.tables.collection_table import deletes_path, file_schema, rows_path
+from millrace.tables.collection_table import base_tick, delete_file_schema, deletes_path, file_schema, rows_path
+from millrace.tables.dead_rows import Drops, dead, drops_at
+from millrace.tables.delta_files import open_table
 from millrace.tables.visible_rows import collection_rows, conform
 from millrace.tables.wal_reader import WalSnapshot
-from millrace.tables.wal_table import WalTable
+from millrace.tables.wal_table import Totals, WalTable
+from millrace.tables.wal_trims import trimmed_totals
 from millrace.wal.chain import Chain
 from millrace.wal.digest import Digest, digest
 from millrace.wal.state import ChannelState
 from millrace.wal.txn_buffer import TxnBuffer
 
 LOG_SLICE_BYTES: Final = 32 << 20
+TXN_TYPES: Final = ("BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN")
 DDL_TYPES: Final = ("CREATE_COLLECTION", "DROP_COLLECTION", "CREATE_PARTITION", "DROP_PARTITION", "SCHEMA_CHANGE")
 _ROW_MASK: Final = (1 << 64) - 1
 
@@ -67,6 +75,8 @@ class CollectionReport:
     """Visible inserted rows that a later delete hit."""
     stored: int = 0
     """Rows of the table."""
+    folded: int = 0
+    """Visible inserted rows that compaction has taken out of the table; counted as deleted, too."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Insert rows by reason; duplicates stand under DUPLICATE and ALREADY_APPLIED."""
     wal_digest: int = 0
@@ -84,7 +94,7 @@ class CollectionReport:
     @property
     def ok(self) -> bool:
         """Whether the table holds just what became visible. (Meaningful once the flusher has caught up.)"""
-        return self.stored == self.visible_inserted and self.wal_digest == self.table_digest
+        return self.stored + self.folded == self.visible_inserted and self.wal_digest == self.table_digest
 
 
 def verify_channel(snapshot: WalSnapshot, wal: WalTable, log: LogService | None, pchannel: str) -> ChannelReport:
@@ -93,7 +103,7 @@ def verify_channel(snapshot: WalSnapshot, wal: WalTable, log: LogService | None,
     Raises WalGap.
     """
     position = wal.position(pchannel)
-    stored = Digest()
+    stored = trimmed_totals(wal).get(pchannel, Totals()).digest  # what retention took is known by its digest
     last_tick = 0
     for rows in snapshot.messages(pchannel):
         stored += digest(rows)
@@ -132,18 +142,30 @@ def _replayed(service: LogService, pchannel: str, committed: ChannelState | None
 
 
 def verify_collections(settings: Settings, snapshot: WalSnapshot, wal: WalTable) -> dict[int, CollectionReport]:
-    """Account for every row of every collection, from one version of the WAL and the tables as they are now."""
+    """Account for every row of every collection, from one version of the WAL and the tables as they are now.
+
+    Where retention has trimmed the WAL of a PChannel, for the rows behind its base alone: those before were verified for it.
+    """
+    trimmed = trimmed_bases(wal.path, snapshot)
     reports: dict[int, CollectionReport] = {}
 
     def report(collection_id: int) -> CollectionReport:
         return reports.setdefault(collection_id, CollectionReport(collection_id))
 
+    bases: dict[int, int] = {}
+    dropped: dict[int, list[Drops]] = {}
     with duckdb.connect() as db:
         for pchannel in snapshot.pchannels():
-            newest = _newest_schemas(snapshot, pchannel)
-            catalog, buffer = Catalog(), TxnBuffer()
-            for messages in snapshot.messages(pchannel):
-                inserts = messages.filter(pc.equal(messages["type"].cast(pa.utf8()), "INSERT"))
+            base = trimmed.get(pchannel, Base(pchannel))
+            newest = _newest_schemas(snapshot, base)
+            bases |= {
+                number: base_tick(open_table(rows_path(settings, number))) for number in newest if number not in bases
+            }
+            hidden = _hidden(snapshot, base, bases)
+            catalog, buffer = _begin(base)
+            for messages in snapshot.messages(pchannel, start=base.confirmed):
+                behind = pc.greater(messages["time_tick"], base.time_tick)
+                inserts = messages.filter(pc.and_(behind, pc.equal(messages["type"].cast(pa.utf8()), "INSERT")))
                 for row in inserts.group_by("collection_id").aggregate([("rows", "sum")]).to_pylist():
                     report(row["collection_id"]).inserted += row["rows_sum"]
                 for stretch in catalog.apply(buffer.push(messages)):
@@ -152,20 +174,64 @@ def verify_collections(settings: Settings, snapshot: WalSnapshot, wal: WalTable)
                             found = report(part.collection_id)
                             found.visible_inserted += part.rows.num_rows
                             rows = conform(part.rows, newest[part.collection_id])
+                            if part.collection_id in hidden:
+                                living = hidden[part.collection_id].living(rows)
+                                found.folded += rows.num_rows - living.num_rows
+                                rows = living
                             found.wal_digest = (found.wal_digest + _row_digest(db, rows)) & _ROW_MASK
+            for number, each in hidden.items():
+                dropped.setdefault(number, []).append(each.drops)
             for path in _files(wal.delta, "rejection", pchannel):
                 for row in _rejections(path).select(["type", "collection_id", "reason", "rows"]).to_pylist():
                     if row["type"] == "INSERT":
                         report(row["collection_id"]).rejected[row["reason"]] += row["rows"]
         for found in reports.values():
-            _count_table(db, settings, found)
+            number = found.collection_id
+            _count_table(db, settings, found, bases.get(number, 0), dropped.get(number, []), trimmed.values())
     return reports
 
 
-def _newest_schemas(snapshot: WalSnapshot, pchannel: str) -> dict[int, pa.Schema]:
+@dataclass(slots=True)
+class _Hidden:
+    """What hides rows of one collection from every read from its base tick on, by the WAL of one PChannel."""
+
+    key: str
+    deletes: pa.Table
+    drops: Drops
+
+    def living(self, rows: pa.Table) -> pa.Table:
+        return rows.filter(pa.array(~dead(rows, self.deletes, key=self.key, drops=self.drops)))
+
+
+def _hidden(snapshot: WalSnapshot, base: Base, bases: Mapping[int, int]) -> dict[int, _Hidden]:
+    """By collection, for those with a base tick."""
+    if not any(bases.values()):
+        return {}
+    catalog, buffer = _begin(base)
+    parts: dict[int, list[pa.Table]] = {}
+    for messages in snapshot.messages(base.pchannel, start=base.confirmed, types=(*DDL_TYPES, *TXN_TYPES, "DELETE")):
+        for stretch in catalog.apply(buffer.push(messages)):
+            for part in collection_rows(stretch, catalog):
+                early = part.rows.filter(pc.less_equal(part.rows["_time_tick"], bases.get(part.collection_id, 0)))
+                parts.setdefault(part.collection_id, []).append(early)
+    found = {}
+    for number in {info.collection_id for info in catalog.vchannels.values() if bases.get(info.collection_id)}:
+        infos = catalog.of_collection(number)
+        schema = next(iter(infos.values())).newest_schema
+        deletes = pa.concat_tables([delete_file_schema(schema).empty_table(), *parts.get(number, [])])
+        found[number] = _Hidden(schema.primary_key, deletes, drops_at(infos, bases[number]))
+    return found
+
+
+def _begin(base: Base) -> tuple[Catalog, TxnBuffer]:
+    """What a reader of a PChannel's WAL begins with at its base."""
+    return Catalog.from_bytes(base.catalog_bytes), TxnBuffer(after_tick=base.time_tick)
+
+
+def _newest_schemas(snapshot: WalSnapshot, base: Base) -> dict[int, pa.Schema]:
     """By collection: the columns of its table once every schema change was applied (a row lacks later ones: null)."""
-    catalog, buffer = Catalog(), TxnBuffer()
-    for messages in snapshot.messages(pchannel, types=DDL_TYPES):
+    catalog, buffer = _begin(base)
+    for messages in snapshot.messages(base.pchannel, start=base.confirmed, types=DDL_TYPES):
         for _ in catalog.apply(buffer.push(messages)):
             pass
     return {info.collection_id: file_schema(info.newest_schema) for info in catalog.vchannels.values()}
@@ -178,40 +244,82 @@ def _row_digest(db: duckdb.DuckDBPyConnection, rows: pa.Table) -> int:
     return int(value or 0) & _ROW_MASK
 
 
-def _count_table(db: duckdb.DuckDBPyConnection, settings: Settings, found: CollectionReport) -> None:
+def _count_table(
+    db: duckdb.DuckDBPyConnection,
+    settings: Settings,
+    found: CollectionReport,
+    base: int,
+    drops: list[Drops],
+    trimmed: Iterable[Base],
+) -> None:
     path = rows_path(settings, found.collection_id)
     if not DeltaTable.is_deltatable(str(path)):
         return
+    deletes = _delete_files(settings, found.collection_id)  # before the rows: compaction takes deletes away behind them
     table = DeltaTable(str(path))
     names = [item.name for item in table.schema().fields if item.name != "_date"]
     files = table.file_uris()
+    found.deleted = found.folded
     if not files:
         return
     columns = ", ".join(f'"{name}"' for name in sorted(names))
     # With the table's own columns: an added field that no file has yet is null in every row.
     db.register("whole", pa.schema(table.schema().to_arrow()).empty_table().drop_columns("_date"))
-    source = "(from whole union all by name from read_parquet(?, union_by_name=true, hive_partitioning=false))"
-    [(stored, value)] = db.execute(
-        f"select count(*), sum(hash({columns})::hugeint) from {source}", [files]
+    behind = " and ".join(
+        [
+            "true",
+            *(
+                f"not (regexp_full_match(_vchannel, '{re.escape(b.pchannel)}_[0-9]+v[0-9]+') and _time_tick <= {b.time_tick})"
+                for b in trimmed
+            ),
+        ]
+    )
+    source = (
+        "(from (from whole union all by name from read_parquet($rows, union_by_name=true, hive_partitioning=false)) "
+        f"where {behind})"
+    )
+    [(stored,)] = db.execute(f"select count(*) from {source}", {"rows": files}).fetchall()
+    values: dict[str, list[str]] = {"rows": files}
+    living = " and ".join(["true", *(f"not ({each})" for each in _drop_conditions(drops))])
+    if base and deletes:
+        values["deletes"] = deletes
+        living += f" and not exists ({_HIT.format(key=_key(settings, found.collection_id))} and d._time_tick <= {base})"
+    [(kept, value)] = db.execute(
+        f"select count(*), sum(hash({columns})::hugeint) from {source} r where {living}", values
     ).fetchall()  # to its end: the connection registers no table while a result is open
     found.stored, found.table_digest = int(stored), int(value or 0) & _ROW_MASK
-    found.deleted = _count_deleted(db, settings, found.collection_id, files)
+    found.folded -= int(stored) - int(kept)
+    found.deleted = found.folded
+    if deletes:
+        hit = _HIT.format(key=_key(settings, found.collection_id))
+        [(deleted,)] = db.execute(
+            f"select count(*) from {source} r where exists ({hit})", {"rows": files, "deletes": deletes}
+        ).fetchall()
+        found.deleted += int(deleted)
 
 
-def _count_deleted(db: duckdb.DuckDBPyConnection, settings: Settings, collection_id: int, files: list[str]) -> int:
+_HIT: Final = """select 1 from read_parquet($deletes, hive_partitioning=false) d
+    where d."{key}" = r."{key}" and d._partition_id in (0, r._partition_id)
+    and (d._time_tick > r._time_tick or (d._time_tick = r._time_tick and d._write_tick > r._write_tick))"""
+
+
+def _key(settings: Settings, collection_id: int) -> str:
+    """The name of the primary key: the first column of the deletes table."""
+    name: str = DeltaTable(str(deletes_path(settings, collection_id))).schema().fields[0].name
+    return name.replace('"', '""')
+
+
+def _drop_conditions(drops: list[Drops]) -> Iterator[str]:
+    for each in drops:
+        for vchannel, number, tick in each.partitions:
+            yield f"r._vchannel = '{vchannel}' and r._partition_id = {number} and r._time_tick < {tick}"
+        for vchannel, tick in each.vchannels:
+            yield f"r._vchannel = '{vchannel}' and r._time_tick < {tick}"
+
+
+def _delete_files(settings: Settings, collection_id: int) -> list[str]:
     path = deletes_path(settings, collection_id)
-    deletes = DeltaTable(str(path)).file_uris() if DeltaTable.is_deltatable(str(path)) else []
-    if not deletes:
-        return 0
-    key = DeltaTable(str(path)).schema().fields[0].name
-    [(hit,)] = db.execute(
-        f'''select count(*) from read_parquet($rows, union_by_name=true, hive_partitioning=false) r where exists (
-            select 1 from read_parquet($deletes, hive_partitioning=false) d
-            where d."{key}" = r."{key}" and d._partition_id in (0, r._partition_id)
-            and (d._time_tick > r._time_tick or (d._time_tick = r._time_tick and d._write_tick > r._write_tick)))''',
-        {"rows": files, "deletes": deletes},
-    ).fetchall()
-    return int(hit)
+    return DeltaTable(str(path)).file_uris() if DeltaTable.is_deltatable(str(path)) else []
 
 
 def _files(delta: DeltaTable, kind: str, pchannel: str) -> list[str]:

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from millrace.errors import WalGap
-from millrace.message.ids import MessageId
+from millrace.errors import PositionTruncated, WalGap
+from millrace.message.ids import LogId, MessageId
 from millrace.tables.delta_files import open_table
 from millrace.wal.schema import KIND_MESSAGE, ROW_SCHEMA
 
@@ -32,6 +32,10 @@ BATCH_BYTES: Final = 32 << 20
 """Uncompressed Parquet bytes that one batch holds, about."""
 
 MAX_TICK: Final = (1 << 63) - 1
+
+TRIMMED_APP_SUFFIX: Final = "/trimmed"
+"""``<pchannel>/trimmed`` is the app id whose version is the tick up to which retention may have taken rows away; its parts
+``/ledger`` and ``/entry`` name the first log entry of which all rows are there, transactions included."""
 FIRST_ID: Final = MessageId(0, 0, 0, 0)
 
 _DICTIONARIES: Final = [field.name for field in ROW_SCHEMA if pa.types.is_dictionary(field.type)]
@@ -136,6 +140,12 @@ class WalSnapshot:
         version = self._table.transaction_version(pchannel)
         return 0 if version is None else int(version)
 
+    def trimmed(self, pchannel: str) -> tuple[int, LogId]:
+        """Up to which tick retention may have taken rows away, and the first entry that a reader may begin at."""
+        app = pchannel + TRIMMED_APP_SUFFIX
+        tick, ledger, entry = (self._table.transaction_version(app + part) or 0 for part in ("", "/ledger", "/entry"))
+        return int(tick), LogId(int(ledger), int(entry))
+
     def plan(
         self,
         pchannel: str,
@@ -148,9 +158,18 @@ class WalSnapshot:
         """The messages of `pchannel` with id >= `start` and after_tick < time_tick <= up_to_tick, as a range to read.
 
         `max_bytes` (of files) ends it earlier, behind a whole file, but lets at least one file in that reaches past
-        `after_tick`. Its ``up_to_tick`` then tells where. Raises WalGap where files hold ticks of the same range.
+        `after_tick`. Its ``up_to_tick`` then tells where. Raises WalGap where files hold ticks of the same range,
+        PositionTruncated where `start` lies before what retention has left.
         """
         begin = start or FIRST_ID
+        if start is not None:
+            tick, earliest = self.trimmed(pchannel)
+            if start.log_id < earliest:
+                raise PositionTruncated(
+                    f"the WAL of {pchannel} was trimmed up to tick {tick}: a reader begins at {earliest} or behind it, "
+                    f"not at {start}; what lies before stands in the collections' tables",
+                    earliest=earliest,
+                )
         chosen = [
             file
             for file in self._files.get(pchannel, [])

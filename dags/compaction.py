@@ -1,0 +1,44 @@
+"""Compaction: small files and segments into larger ones, deletes folded in, replaced files removed.
+
+Starts when the flusher has brought segments to an end (asset `segments_flushed`) and every hour. `needed` measures first, from
+the Delta logs alone, and skips the rest where a run would gain too little; a run that a person starts always goes on.
+`compact` runs the job beside the streaming jobs: neither waits for the other. Its report says what was merged, folded in and
+freed. With `dry_run` it only says what it would do. VACUUM waits while a critical expectation stands failed (*quality*).
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable, task
+
+from millrace.ops.compaction.params import CompactionParams
+from millrace_airflow.assets import segments_flushed
+from millrace_airflow.defaults import millrace_dag
+from millrace_airflow.forms import form, values
+from millrace_airflow.hooks import MillraceHook
+from millrace_airflow.operators import JobOperator
+
+with millrace_dag(
+    "compaction",
+    doc=__doc__,
+    schedule=AssetOrTimeSchedule(
+        timetable=CronTriggerTimetable("17 * * * *", timezone="UTC"), assets=[segments_flushed]
+    ),
+    tags=["compaction"],
+    params=form(CompactionParams),
+    deadline=timedelta(hours=3),
+) as dag:
+
+    @task.short_circuit(task_id="needed")
+    def worth_its_cost(params: dict[str, Any] | None = None, dag_run: Any = None) -> bool:
+        """Go on where there is enough to do; says why in the log."""
+        from millrace.ops.compaction.need import need
+
+        found = need(MillraceHook().settings, CompactionParams.parse(values(CompactionParams, params or {})))
+        logging.getLogger(__name__).info("%s", "; ".join(found.why) or "nothing that is worth a run")
+        return found.needed or dag_run.run_type == "manual"
+
+    worth_its_cost() >> JobOperator(task_id="compact", job="compaction", params_class=CompactionParams)

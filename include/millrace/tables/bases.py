@@ -1,0 +1,117 @@
+"""The Delta table ``bases``: per PChannel the tick up to which the collections' tables were verified against the WAL.
+
+A base at tick B says: what became visible up to B stands in the tables of each collection, as the WAL had it. So the WAL before
+B may go; a rebuild begins with the tables up to B, reads on at the LastConfirmed beside it (transactions that were open at B
+begin behind that), with the catalog beside it. One live row a PChannel; earlier bases are earlier versions.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.transaction import RemoveAction
+
+from millrace.failpoint import hit
+from millrace.message.ids import MessageId
+from millrace.tables.catalog import Catalog
+from millrace.tables.delta_files import AppMove, Fenced, FileSink, commit, create_table, drop_files, open_table
+from millrace.tables.wal_reader import FIRST_ID, WalSnapshot
+
+PCHANNEL: Final = "pchannel"
+COLUMNS: Final = pa.schema(
+    [
+        pa.field("time_tick", pa.int64()),
+        pa.field("lc_ledger", pa.int64()),  # LastConfirmed at that tick: where a rebuild begins to read the WAL
+        pa.field("lc_entry", pa.int64()),
+        pa.field("lc_index", pa.int32()),
+        pa.field("lc_ordinal", pa.int32()),
+        pa.field("catalog", pa.binary()),
+        pa.field("collections", pa.utf8()),  # JSON: collection -> rows and deletes verified, all bases together
+        pa.field("verified_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A verified base of one PChannel; the default one is the beginning."""
+
+    pchannel: str
+    time_tick: int = 0
+    confirmed: MessageId = FIRST_ID
+    catalog_bytes: bytes = field(default_factory=lambda: Catalog().to_bytes())
+    collections: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """By collection: rows and deletes that were compared."""
+    path: str | None = None
+
+
+def bases_path(wal: Path) -> Path:
+    """Beside the ``wal`` table at `wal`."""
+    return wal.parent / "bases"
+
+
+def read_bases(wal: Path) -> dict[str, Base]:
+    """The newest base of each PChannel that has one."""
+    path = bases_path(wal)
+    table = open_table(path)
+    if table is None:
+        return {}
+    found = {}
+    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        row = pq.ParquetFile(path / action["path"]).read().to_pylist()[0]
+        pchannel = action[f"partition.{PCHANNEL}"]
+        found[pchannel] = Base(
+            pchannel,
+            row["time_tick"],
+            MessageId(row["lc_ledger"], row["lc_entry"], row["lc_index"], row["lc_ordinal"]),
+            row["catalog"],
+            {int(number): (rows, deletes) for number, (rows, deletes) in json.loads(row["collections"]).items()},
+            action["path"],
+        )
+    return found
+
+
+def write_base(wal: Path, before: Base, base: Base, *, seam: Callable[[str], None] = hit) -> bool:
+    """Put `base` in the place of `before`; False where another run was first."""
+    path = bases_path(wal)
+    create_table(path, pa.schema([*COLUMNS, pa.field(PCHANNEL, pa.utf8())]), partition_by=[PCHANNEL])
+    sink = FileSink(path, COLUMNS, ("time_tick",))
+    lc = base.confirmed
+    row = {
+        "time_tick": base.time_tick,
+        "lc_ledger": lc.ledger,
+        "lc_entry": lc.entry,
+        "lc_index": lc.index,
+        "lc_ordinal": lc.ordinal,
+        "catalog": base.catalog_bytes,
+        "collections": json.dumps({str(number): list(counts) for number, counts in base.collections.items()}),
+        "verified_at": time.time_ns() // 1000,
+    }
+    sink.write(pa.Table.from_pylist([row], schema=COLUMNS), {PCHANNEL: base.pchannel})
+    actions, removes = sink.finish(), []
+    if before.path is not None:
+        values: dict[str, str | None] = {PCHANNEL: base.pchannel}
+        removes = [RemoveAction(before.path, True, int(time.time() * 1000), partition_values=values)]
+    move = AppMove(before.time_tick or None, base.time_tick)
+    try:
+        commit(DeltaTable(str(path)), actions, moves={base.pchannel: move}, removes=removes, seam=seam)
+    except Fenced as error:
+        if not error.attempted:
+            drop_files(path, actions)
+        return False
+    return True
+
+
+def trimmed_bases(wal: Path, snapshot: WalSnapshot) -> dict[str, Base]:
+    """The bases of the PChannels whose WAL was trimmed: where a reader of the whole WAL has to begin."""
+    trimmed = [name for name in snapshot.pchannels() if snapshot.trimmed(name)[0]]
+    found = read_bases(wal) if trimmed else {}
+    return {name: found[name] for name in trimmed}
