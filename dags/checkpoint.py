@@ -1,0 +1,43 @@
+"""Checkpoint: write a checkpoint of each PChannel, verify it by a replay, and give up what stands behind it.
+
+One task, one job, every five minutes. Its report says what was replayed, what each log gave up and what the WAL's retention took
+away. It fails where a replay did not confirm a checkpoint: then the DAG *recovery* finds what is wrong, and nothing was
+removed of that PChannel. While a critical expectation stands failed (*quality*) checkpoints are written and nothing is removed.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from millrace.ops.checkpoint.params import CheckpointParams
+from millrace_airflow.assets import checkpoint_written
+from millrace_airflow.defaults import millrace_dag
+from millrace_airflow.forms import form
+from millrace_airflow.operators import JobOperator
+
+
+def must_be_confirmed(report: dict[str, Any]) -> None:
+    """Fail the task, for good, where a replay and the WAL differ: the same bytes differ again."""
+    problems = [f"{each['pchannel']}: {each['problem']}" for each in report["channels"] if each["problem"]]
+    if problems:
+        raise AirflowFailException(f"not confirmed: {'; '.join(problems)}. Run the DAG recovery.")
+
+
+with millrace_dag(
+    "checkpoint",
+    doc=__doc__,
+    schedule="*/5 * * * *",
+    tags=["checkpoint"],
+    params=form(CheckpointParams),
+    deadline=timedelta(minutes=30),
+) as dag:
+    JobOperator(
+        task_id="checkpoint",
+        job="checkpoint",
+        params_class=CheckpointParams,
+        outlets=[checkpoint_written],
+        check=must_be_confirmed,
+    )

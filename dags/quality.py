@@ -1,0 +1,38 @@
+"""Quality: the laws on the WAL, segments and checkpoints, and each collection's suite, over what came since the last check.
+
+`check` runs Great Expectations in a job. It fails where a critical expectation failed; its report names them, and what stands
+failed keeps truncation and VACUUM back until a later check passes over the same range, or until *quality_release*. Where all
+passed it tells the asset `quality_passed`. The range can be set by hand: time ticks, or timestamps with their zone. Users'
+suites lie in the data folder under `quality/<collection>.json` (docs/quality.md).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from millrace.ops.quality.params import QualityParams
+from millrace_airflow.assets import quality_passed
+from millrace_airflow.defaults import millrace_dag
+from millrace_airflow.forms import form
+from millrace_airflow.operators import JobOperator
+
+
+def must_pass(report: dict[str, Any]) -> None:
+    """Fail the task, for good, where a critical expectation failed: the same data fail again."""
+    if not report["passed"]:
+        failed = [f"{each['table']} {each['expectation']}" for each in report["failed"] if each["critical"]]
+        raise AirflowFailException(f"critical expectations failed: {', '.join(failed)}; blocks: {report['blocks']}")
+
+
+with millrace_dag(
+    "quality",
+    doc=__doc__,
+    schedule="*/30 * * * *",
+    tags=["quality"],
+    params=form(QualityParams),
+    deadline=timedelta(hours=1),
+) as dag:
+    JobOperator(task_id="check", job="quality", params_class=QualityParams, outlets=[quality_passed], check=must_pass)

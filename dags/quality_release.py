@@ -1,0 +1,33 @@
+"""Release: a person accepts what failed a critical expectation, so that truncation and VACUUM go on.
+
+Give the ids of the blocks (the quality page and the report of *quality* show them). `approve` waits for a person; rejecting
+leaves everything as it is. `release` then lifts the blocks and the quarantine of their slices, and records who asked for it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+
+from millrace.ops.quality.params import ReleaseParams
+from millrace_airflow.defaults import millrace_dag
+from millrace_airflow.forms import form
+from millrace_airflow.operators import JobOperator
+
+with millrace_dag(
+    "quality_release",
+    doc=__doc__,
+    schedule=None,
+    tags=["quality"],
+    params=form(ReleaseParams),
+    deadline=timedelta(days=1),
+    task_defaults={"retries": 1},
+) as dag:
+    approve = ApprovalOperator(
+        task_id="approve",
+        subject="Release data that failed a critical expectation",
+        body="Blocks: {{ params.blocks | join(', ') }}\n\nAsked by {{ params.by }}: {{ params.note }}",
+    )
+    release = JobOperator(task_id="release", job="quality_release", params_class=ReleaseParams)
+    approve >> release

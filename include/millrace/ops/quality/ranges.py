@@ -1,0 +1,56 @@
+"""The range of a check: for each PChannel the ticks (after, up_to], so that what was checked is not read again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class TickRange(NamedTuple):
+    """Ticks t with after < t <= up_to."""
+
+    after: int
+    up_to: int
+
+    @property
+    def empty(self) -> bool:
+        return self.up_to <= self.after
+
+
+Ranges = Mapping[str, TickRange]
+"""By PChannel. Without any: the whole table, as one thing."""
+
+
+def choose(
+    reached: Mapping[str, int], checked: Mapping[str, int], *, start: int | None = None, end: int | None = None
+) -> dict[str, TickRange]:
+    """What to check of each PChannel that has `reached` a tick: [start, end) where given, else behind `checked`, up to it."""
+    found = {}
+    for pchannel, tick in sorted(reached.items()):
+        after = checked.get(pchannel, 0) if start is None else max(start - 1, 0)
+        up_to = tick if end is None else min(tick, end - 1)
+        found[pchannel] = TickRange(after, max(after, up_to))
+    return found
+
+
+def has_ticks(ranges: Ranges) -> bool:
+    """Whether there is anything to look at."""
+    return any(not each.empty for each in ranges.values())
+
+
+def covers(outer: Ranges, inner: Ranges) -> bool:
+    """Whether a check over `outer` looked at everything that one over `inner` did."""
+    if not inner:
+        return True
+    return all(
+        pchannel in outer and outer[pchannel].after <= each.after and outer[pchannel].up_to >= each.up_to
+        for pchannel, each in inner.items()
+    )
+
+
+def to_json(ranges: Ranges) -> dict[str, list[int]]:
+    return {pchannel: list(each) for pchannel, each in ranges.items()}
+
+
+def from_json(value: Mapping[str, list[int]]) -> dict[str, TickRange]:
+    return {pchannel: TickRange(*each) for pchannel, each in value.items()}

@@ -1,0 +1,103 @@
+"""Law 7 under retention: whatever was trimmed and when, the collection and the WAL's account of itself come out the same."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from millrace.message import builders
+from millrace.node.flusher_run import flush
+from millrace.ops.checkpoint.params import CheckpointParams
+from millrace.ops.checkpoint.run import checkpoint
+from millrace.ops.operation import Progress
+from millrace.tables.arrow_read import read_arrow
+from millrace.tables.verify import verify_channel, verify_collections
+from millrace.tables.wal_reader import WalSnapshot
+from millrace.tables.wal_table import WalTable
+from tests.ops.log_maker import Things
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["insert", "delete", "begin", "body", "commit", "flush", "checkpoint"]), st.integers(0, 1)
+    ),
+    min_size=8,
+    max_size=30,
+)
+
+
+class Story:
+    """A deployment and a model of it: what is visible once everything is flushed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.things = Things(folder)
+        self.settings = replace(self.things.settings, wal_retention=0.001)
+        self.visible: dict[int, str] = {}
+        self.open: dict[str, dict[int, str]] = {}
+        self.txn = 0
+        self.ids: dict[str, int] = {}
+
+    def step(self, kind: str, number: int) -> None:
+        collection = self.things.collection
+        vchannel = collection.vchannels[number]
+        if kind in ("insert", "body"):
+            place = self.things.next[vchannel]
+            self.things.next[vchannel] = place + 1
+            (key,) = collection.keys_of(vchannel, place + 1)[place:]
+            in_txn = kind == "body" and vchannel in self.open
+            txn = self.ids[vchannel] if in_txn else 0
+            rows: dict[str, list[object]] = {"id": [key], "body": [f"{kind} {key}"]}
+            collection.append(vchannel, collection.insert(rows, vchannel=vchannel, txn=txn))
+            (self.open[vchannel] if in_txn else self.visible)[key] = f"{kind} {key}"
+        elif kind == "delete":
+            mine = [key for key in self.visible if collection.home(key) == vchannel]
+            if mine:
+                collection.append(vchannel, collection.delete(mine[:1], vchannel=vchannel))
+                del self.visible[mine[0]]
+        elif kind == "begin" and vchannel not in self.open:
+            self.open[vchannel] = {}
+            self.txn += 1
+            self.ids[vchannel] = self.txn
+            collection.append(vchannel, collection.begin(vchannel, self.txn))
+        elif kind == "commit" and vchannel in self.open:
+            collection.append(vchannel, collection.end(vchannel, self.ids[vchannel]))
+            self.visible.update(self.open.pop(vchannel))
+        elif kind == "flush":
+            self.things.maker.commit()
+            flush(self.settings)
+        elif kind == "checkpoint":
+            self.things.maker.commit()
+            assert checkpoint(self.settings, self.things.log, CheckpointParams(), Progress()).ok
+
+    def finish(self) -> None:
+        """Bring everything in, move every PChannel's tick behind it, and hold the deployment against the model."""
+        for vchannel in list(self.open):
+            self.step("commit", self.things.collection.vchannels.index(vchannel))
+        for pchannel in self.things.maker.pchannels:
+            self.things.maker.append(pchannel, [builders.flush_all(term=1)])
+        self.step("flush", 0)
+        self.step("checkpoint", 0)
+        found = {row["id"]: row["body"] for row in read_arrow(self.settings, 1).to_pylist()}
+        assert found == self.visible
+        snapshot, wal = WalSnapshot.open(self.settings.wal_path), WalTable.open(self.settings.wal_path)
+        assert snapshot is not None
+        assert all(verify_channel(snapshot, wal, None, name).ok for name in wal.pchannels())
+        for report in verify_collections(self.settings, snapshot, wal).values():
+            assert report.ok, report
+
+
+# Without shrinking: an example takes about a second.
+@settings(max_examples=8, phases=[Phase.explicit, Phase.generate])
+@given(STEPS)
+def test_a_collection_comes_out_the_same_whatever_was_trimmed(steps: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        story = Story(Path(folder))
+        try:
+            for kind, number in steps:
+                story.step(kind, number)
+            story.finish()
+        finally:
+            story.things.close()
