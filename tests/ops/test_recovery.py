@@ -26,6 +26,8 @@ from millrace.node.flusher_run import flush
 from millrace.node.node_run import catch_up
 from millrace.node.parking import Parked, park, parked_names
 from millrace.node.truncation import truncate_log
+from millrace.ops.compaction.params import CompactionParams
+from millrace.ops.compaction.run import compact
 from millrace.ops.operation import Progress
 from millrace.ops.recovery.findings import RecoveryReport
 from millrace.ops.recovery.params import RecoveryParams
@@ -261,3 +263,21 @@ def test_a_repair_that_is_killed_before_its_commit_is_done_by_the_next(client: C
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert recover(client, "repair").healthy
     assert keys(client) == expected
+
+
+def test_a_collection_whose_deletes_were_folded_in_is_made_again_and_folds_again(client: Client) -> None:
+    params = CompactionParams(min_files=2, fold="always", keep_history_hours=0, vacuum=False)
+    flush(client.settings)
+    compact(client.settings, params)
+    expected = keys(client)
+    live(client.settings.collections_path(1))[0].unlink()
+    assert recover(client, "repair").healthy
+    assert keys(client) == expected
+    for _ in range(2):
+        compact(client.settings, params)
+        assert keys(client) == expected, "no deleted row came back with the repair"
+    insert(client, [200])
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+    assert keys(client) == [*expected, 200]
+    assert recover(client, "diagnose").healthy

@@ -1,8 +1,9 @@
 """A shallow clone of the tables: logs copied, data files hard-linked, nothing of it seen by the running system.
 
 Diagnosis and rehearsal work on it: what they see stands still, and what they change is thrown away. The tables are taken
-in the reverse order of the flusher's commits and ``wal`` last, so that each may be ahead of the ones before it, never behind:
-that is how a flusher that died between two commits leaves them.
+in the reverse order of the flusher's commits and ``wal`` behind them, so that each may be ahead of the ones before it, never
+behind: that is how a flusher that died between two commits leaves them. What is written before a commit to ``wal`` that means
+it (bases, trims) is taken last.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from millrace.settings import Settings
+from millrace.tables.bases import bases_path
 from millrace.tables.delta_files import open_table
 from millrace.tables.delta_log import commit_lease
+from millrace.tables.wal_trims import trims_path
 
 
 def table_paths(settings: Settings) -> list[Path]:
@@ -29,7 +32,8 @@ def table_paths(settings: Settings) -> list[Path]:
     found = [settings.checkpoints_path, settings.segments_path]
     for parent in (settings.collections_path(0).parent, settings.deletes_path(0).parent):
         found.extend(sorted(parent.iterdir()) if parent.is_dir() else [])
-    return [path for path in [*found, settings.wal_path] if DeltaTable.is_deltatable(str(path))]
+    beside = [bases_path(settings.wal_path), trims_path(settings.wal_path)]
+    return [path for path in [*found, settings.wal_path, *beside] if DeltaTable.is_deltatable(str(path))]
 
 
 def table_name(settings: Settings, path: Path) -> str:

@@ -25,17 +25,43 @@ from millrace.node.flusher_commit import FlushCommitter
 from millrace.ops.operation import Progress
 from millrace.ops.recovery.clone import clone_table, live_files
 from millrace.settings import Settings
-from millrace.tables.delta_files import FileAction, commit, open_table
+from millrace.tables.collection_table import FOLDED, REWRITES
+from millrace.tables.delta_files import AppMove, Fenced, FileAction, commit, open_table
 from millrace.tables.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.parquet_file import sync
 from millrace.tables.wal_reader import WalSnapshot
+from millrace.tables.wal_table import WalTable
+from millrace.tables.wal_trims import trimmed_totals
+
+_TRIES = 20
 
 
 def rebuild_collection(settings: Settings, collection_id: int, *, progress: Progress) -> int:
     """Make rows and deletes of a collection anew; the files that were put in place."""
-    return _rebuild(
-        settings, [settings.deletes_path(collection_id), settings.collections_path(collection_id)], progress=progress
-    )
+    deletes, rows = settings.deletes_path(collection_id), settings.collections_path(collection_id)
+    table = open_table(rows)
+    rewrites = 0 if table is None else _unfold(table)
+    return _rebuild(settings, [deletes, rows], rewrites={rows: rewrites}, progress=progress)
+
+
+def _unfold(table: DeltaTable) -> int:
+    """Take back that no dead row is in the table, before there are some again; its count of rewrites.
+
+    From here on compaction lets no delete go, until it has folded anew: and then the rows' commit is fenced.
+    """
+    for _ in range(_TRIES):
+        table.update_incremental()
+        rewrites = table.transaction_version(REWRITES)
+        moves = {
+            REWRITES: AppMove(rewrites, (rewrites or 0) + 1),
+            FOLDED: AppMove(table.transaction_version(FOLDED), 0),
+        }
+        try:
+            commit(table, [], moves=moves, data_change=False)
+        except Fenced:
+            continue
+        return (rewrites or 0) + 1
+    raise RepairImpossible(f"compaction rewrote {table.table_uri} {_TRIES} times in between: run it again")
 
 
 def rebuild_segments(settings: Settings, *, progress: Progress) -> int:
@@ -48,12 +74,20 @@ def rebuild_checkpoints(settings: Settings, *, progress: Progress) -> int:
     return _rebuild(settings, [settings.checkpoints_path], progress=progress)
 
 
-def _rebuild(settings: Settings, paths: Sequence[Path], *, progress: Progress) -> int:
+def _rebuild(
+    settings: Settings, paths: Sequence[Path], *, rewrites: Mapping[Path, int] | None = None, progress: Progress
+) -> int:
     # The checkpoints before the tables: a table may be ahead of what the checkpoint says, and then says so itself. The
     # other way round, rows that came in between would be made here and stand in the table already.
     wal = WalSnapshot.open(settings.wal_path)
     if wal is None:
         raise RepairImpossible("there is no wal table to make anything from: restore it from a backup")
+    trimmed = trimmed_totals(WalTable.open(settings.wal_path))
+    if trimmed:
+        raise RepairImpossible(
+            f"retention has trimmed the WAL of {', '.join(sorted(trimmed))}: what lay before it is in the collections alone; "
+            "restore the table from a backup"
+        )
     reached = _checkpoint_ticks(settings, wal)
     tables = {path: table for path in paths if (table := open_table(path)) is not None}
     files = 0
@@ -65,7 +99,10 @@ def _rebuild(settings: Settings, paths: Sequence[Path], *, progress: Progress) -
         try:
             clone_table(settings.wal_path, scratch.wal_path)
             _flush_up_to(scratch, ticks, progress)
-            files += _put_in_place(path, table, home / path.relative_to(settings.data_dir))
+            moves = {}
+            if rewrites is not None and path in rewrites:
+                moves[REWRITES] = AppMove(rewrites[path], rewrites[path] + 1)
+            files += _put_in_place(path, table, home / path.relative_to(settings.data_dir), moves)
         finally:
             shutil.rmtree(home, ignore_errors=True)
     return files
@@ -108,7 +145,7 @@ def _flush_up_to(scratch: Settings, ticks: Mapping[str, int], progress: Progress
             committer.commit([run_flush(scratch, plan)])
 
 
-def _put_in_place(path: Path, table: DeltaTable, made: Path) -> int:
+def _put_in_place(path: Path, table: DeltaTable, made: Path, moves: Mapping[str, AppMove]) -> int:
     """Move the files of the table at `made` under `path` and commit them for those of the version `table` stands at."""
     old = live_files(table)
     actions = _adds(made)
@@ -123,7 +160,7 @@ def _put_in_place(path: Path, table: DeltaTable, made: Path) -> int:
     hit("recovery.written")
     now = int(time.time() * 1000)
     removes = [RemoveAction(name, False, now, partition_values=_values(name)) for name in old]
-    commit(table, actions, moves={}, removes=removes, data_change=False)
+    commit(table, actions, moves=moves, removes=removes, data_change=False)
     return len(actions)
 
 

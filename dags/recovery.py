@@ -1,0 +1,83 @@
+"""Recovery: find what is wrong between log, WAL and collections, repair it, prove the repair.
+
+1. `diagnose` looks and changes nothing. Its report names each finding; where there is none, the rest is skipped.
+2. `rehearse` repairs a shallow clone of the tables and throws it away. Where the rehearsal ends unsound, nothing is touched.
+3. `approve` waits for a person where a repair would remove rows that no message of the WAL backs. Rejecting leaves all as it is.
+4. `repair` repairs, looks again, and fails where something is still wrong; its report says what is left and why.
+
+Mode *diagnose* stops behind the first step. What each finding means and does: docs/operating.md, "Recovery".
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import task
+
+from millrace.ops.recovery.params import RecoveryParams
+from millrace_airflow.defaults import millrace_dag
+from millrace_airflow.forms import form
+from millrace_airflow.operators import JobOperator
+
+
+def must_be_healthy(report: dict[str, Any]) -> None:
+    """Fail the task where something is still wrong behind the repairs."""
+    left = "; ".join(f"{each['kind']} {each['subject']}: {each['words']}" for each in report["remaining"])
+    if not report["healthy"]:
+        raise RuntimeError(f"not repaired: {left}. The report of the task says what was tried.")
+
+
+with millrace_dag(
+    "recovery",
+    doc=__doc__,
+    schedule="*/30 * * * *",
+    tags=["recovery"],
+    params=form(RecoveryParams, mode="repair"),
+    deadline=timedelta(hours=6),
+    task_defaults={"retries": 1},
+) as dag:
+    diagnose = JobOperator(
+        task_id="diagnose", job="recovery", params_class=RecoveryParams, job_params={"mode": "diagnose"}
+    )
+
+    @task.short_circuit(task_id="wrong")
+    def something_to_repair(report: dict[str, Any], params: dict[str, Any] | None = None) -> bool:
+        """Go on where something is wrong and the run may repair it."""
+        return not report["healthy"] and (params or {})["mode"] != "diagnose"
+
+    rehearse = JobOperator(
+        task_id="rehearse",
+        job="recovery",
+        params_class=RecoveryParams,
+        job_params={"mode": "rehearse", "allow_destructive": True},
+        check=must_be_healthy,
+    )
+
+    @task.branch(task_id="who_decides")
+    def approval_or_not(report: dict[str, Any], params: dict[str, Any] | None = None) -> str | None:
+        """A person decides about what gives up rows; a rehearsal ends here."""
+        chosen = params or {}
+        if chosen["mode"] == "rehearse":
+            return None
+        return "approve" if report["needs_approval"] and not chosen["allow_destructive"] else "repair"
+
+    approve = ApprovalOperator(
+        task_id="approve",
+        subject="Recovery would remove rows that no message of the WAL backs",
+        body="{% for each in ti.xcom_pull(task_ids='diagnose')['findings'] if each['destructive'] %}"
+        "- `{{ each['subject'] }}`: {{ each['words'] }}\n{% endfor %}",
+    )
+
+    repair = JobOperator(
+        task_id="repair",
+        job="recovery",
+        params_class=RecoveryParams,
+        job_params={"mode": "repair", "allow_destructive": "{{ ti.xcom_pull(task_ids='diagnose')['needs_approval'] }}"},
+        check=must_be_healthy,
+        trigger_rule="none_failed_min_one_success",
+    )
+
+    something_to_repair(diagnose.output) >> rehearse >> approval_or_not(diagnose.output) >> [approve, repair]
+    approve >> repair

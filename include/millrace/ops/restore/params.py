@@ -1,0 +1,46 @@
+"""What a restore is asked for."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from millrace.ops.operation import OperationParams
+
+
+class RestoreParams(OperationParams):
+    """Parameters of the operation ``restore``."""
+
+    collection: str = Field(
+        title="Collection", min_length=1, description="Its name. A dropped collection is named by its id."
+    )
+    into: str = Field(
+        title="Into",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="The name of the collection that is made; it must not exist.",
+    )
+    at: str = Field(
+        "",
+        title="At",
+        description="A time tick, or a moment in ISO 8601 (without a zone: UTC). Empty: now.",
+        examples=["2026-11-21T12:00:00Z"],
+    )
+    rows_per_slice: int = Field(
+        500_000,
+        ge=1,
+        le=50_000_000,
+        title="Rows a slice",
+        description="Rows that are in memory at once.",
+        json_schema_extra={"section": "Tuning"},
+    )
+    dry_run: bool = Field(
+        False, title="Dry run", description="Only check that the moment can be read, and count the rows."
+    )
+
+    @field_validator("at")
+    @classmethod
+    def _moment(cls, value: str) -> str:
+        from datetime import datetime
+
+        if value and not (value.isascii() and value.isdigit()):
+            datetime.fromisoformat(value)  # its ValueError says what is wrong
+        return value

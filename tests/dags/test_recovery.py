@@ -1,0 +1,59 @@
+"""The recovery DAG on a real deployment: sound, damaged, and damaged in a way that a person decides about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from millrace.client.client import Client
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
+from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+from tests.dags.conftest import RunDag
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[Client]:
+    with Client.connect(settings) as made:
+        made.coordinator.ensure_pchannels(1)
+        made.producer().insert(made.coordinator.create_collection("c", SCHEMA), pa.table({"id": list(range(9))}))
+        catch_up(settings, made.log)
+        flush(settings)
+        yield made
+        made.append.service.shutdown()
+
+
+def test_a_sound_system_is_looked_at_and_left_alone(run_dag: RunDag, client: Client) -> None:
+    ran = run_dag("recovery")
+    assert ran.state == "success"
+    assert ran.results["diagnose"]["healthy"]
+    assert (ran.tasks["rehearse"], ran.tasks["repair"]) == ("skipped", "skipped")
+
+
+@pytest.mark.slow
+def test_a_lost_file_is_rehearsed_repaired_and_proved_without_anybody(run_dag: RunDag, client: Client) -> None:
+    settings = client.settings
+    next(settings.collections_path(1).rglob("part-*.parquet")).unlink()
+    looked = run_dag("recovery", {"mode": "diagnose"})
+    assert [each["kind"] for each in looked.results["diagnose"]["findings"]] == ["table_file_damaged"]
+    assert looked.tasks["repair"] == "skipped"
+    ran = run_dag("recovery")
+    assert (ran.state, ran.tasks["approve"], ran.tasks["repair"]) == ("success", "skipped", "success")
+    assert ran.results["repair"]["healthy"]
+    assert sorted(read_arrow(settings, 1)["id"].to_pylist()) == list(range(9))
+
+
+@pytest.mark.slow
+def test_only_a_person_lets_rows_go(run_dag: RunDag, client: Client) -> None:
+    settings = client.settings
+    DeltaTable(str(settings.collections_path(1))).update(updates={"id": "id + 100"}, predicate="id = 3")
+    ran = run_dag("recovery", {"allow_destructive": True})
+    assert (ran.state, ran.results["repair"]["healthy"]) == ("success", True)
+    assert sorted(read_arrow(settings, 1)["id"].to_pylist()) == list(range(9))

@@ -1,0 +1,126 @@
+"""A collection at an earlier tick becomes a new one, whole and once, whatever dies in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from millrace.client.client import Client
+from millrace.errors import CollectionExists, CollectionNotFound, InvalidArgument, MillraceError
+from millrace.failpoint import VARIABLE
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
+from millrace.ops.operation import Progress
+from millrace.ops.restore.params import RestoreParams
+from millrace.ops.restore.run import RestoreReport, run
+from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+
+pytestmark = pytest.mark.spark
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
+ROOT = Path(__file__).resolve().parents[2]
+Rows = list[tuple[int, str | None]]
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[Client]:
+    with Client.connect(settings) as made:
+        made.coordinator.ensure_pchannels(2)
+        made.coordinator.create_collection("c", SCHEMA, vchannels=2, partitions=["even", "odd"])
+        yield made
+        made.append.service.shutdown()
+
+
+def write(client: Client, *keys: int) -> None:
+    for name, chosen in (("even", [k for k in keys if k % 2 == 0]), ("odd", [k for k in keys if k % 2])):
+        if chosen:
+            names = [f"n{key}" if key % 3 else None for key in chosen]
+            rows = pa.table({"id": chosen, "name": names})
+            client.producer().insert(client.collection("c"), rows, partition=name)
+
+
+def settle(client: Client) -> int:
+    """Everything flushed; a tick behind all of it."""
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+    return max(client.append.tick(name) for name in client.log.names())
+
+
+def content(client: Client, name: str, at: int | None = None) -> Rows:
+    return sorted((row["id"], row["name"]) for row in client.read(name, at=at).to_pylist())
+
+
+def restore(client: Client, spark: SparkSession, **params: object) -> RestoreReport:
+    chosen = RestoreParams.parse({"collection": "c", "into": "restored", **params})
+    return run(spark, client.settings, chosen, Progress())
+
+
+def test_the_rows_of_a_tick_come_back_with_their_partitions_and_the_source_stays(
+    client: Client, spark: SparkSession
+) -> None:
+    write(client, *range(40))
+    tick = settle(client)
+    before = content(client, "c", tick)
+    client.producer().delete(client.collection("c"), pa.array(range(20)))
+    write(client, *range(100, 110))
+    now = content(client, "c", settle(client))
+    planned = restore(client, spark, at=str(tick), dry_run=True)
+    assert (planned.rows, planned.into_id) == (len(before), None)
+    assert [each.name for each in client.coordinator.collections()] == ["c"]
+    report = restore(client, spark, at=str(tick), rows_per_slice=7)
+    assert (report.rows, report.tick) == (len(before), tick)
+    settle(client)
+    assert content(client, "restored") == before
+    made = client.collection("restored")
+    assert sorted(made.partitions) == ["even", "odd"]
+    rows = read_arrow(client.settings, made.id, with_ticks=True).to_pylist()
+    assert {(row["id"] % 2, row["_partition"]) for row in rows} == {(0, "even"), (1, "odd")}
+    assert content(client, "c") == now
+    with pytest.raises(CollectionExists, match="another name"):
+        restore(client, spark, at=str(tick))
+
+
+def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Client, spark: SparkSession) -> None:
+    write(client, 1)
+    settle(client)
+    with pytest.raises(CollectionNotFound):
+        restore(client, spark, collection="nobody")
+    with pytest.raises(MillraceError):
+        restore(client, spark, at="1")
+    for wrong in ({"at": "yesterday"}, {"into": "a b"}, {"speed": 1}):
+        with pytest.raises(InvalidArgument):
+            restore(client, spark, **wrong)
+    assert [each.name for each in client.coordinator.collections()] == ["c"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["restore.recorded", "restore.inserted", "restore.inserted@3"])
+def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Client, spark: SparkSession, place: str) -> None:
+    write(client, *range(40))
+    tick = settle(client)
+    before = content(client, "c", tick)
+    params = f'{{"collection": "c", "into": "restored", "at": "{tick}", "rows_per_slice": 10}}'
+    environment = {
+        **os.environ,
+        **client.settings.environment(),
+        VARIABLE: place,
+        "PYTHONPATH": str(ROOT / "include"),
+    }
+    command = [sys.executable, str(ROOT / "jobs" / "restore.py"), "--params", params]
+    log = client.settings.data_dir / "killed.log"
+    with log.open("w") as output:  # no pipe: the driver's JVM would hold it open for a moment
+        ended = subprocess.run(command, env=environment, timeout=110, stdout=output, stderr=output, check=False)
+    assert ended.returncode == -signal.SIGKILL, log.read_text()
+    report = restore(client, spark, at=str(tick), rows_per_slice=10)
+    assert report.rows == len(before)
+    settle(client)
+    assert content(client, "restored") == before
