@@ -1,0 +1,123 @@
+"""What the log's server says, where one runs: ends, what the WAL lacks, terms, parked channels, its metrics. Starts none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from millrace.client.append_client import AppendClient
+from millrace.client.freshness import lacks_rows
+from millrace.errors import LogUnavailable, MillraceError
+from millrace.log.protocol import Log, LogDescription
+from millrace.message.ids import EARLIEST
+from millrace.settings import Settings
+from millrace.tables.wal_table import WalPosition, WalTable
+
+DEADLINE: Final = 3.0
+"""Seconds that one question to the server may take."""
+
+
+@dataclass(frozen=True)
+class ChannelLog:
+    """One PChannel by its log and the append host."""
+
+    description: LogDescription
+    lag_seconds: float
+    term: int
+    parked: str | None
+
+
+@dataclass(frozen=True)
+class LogView:
+    """All PChannels of the log; `running` is False where no server runs (nothing else is known then)."""
+
+    running: bool
+    channels: dict[str, ChannelLog] = field(default_factory=dict)
+
+
+class LogWatch:
+    """Holds one connection to the log's server. Thread-safe: one question at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._client: AppendClient | None = None
+
+    @contextmanager
+    def client(self) -> Iterator[AppendClient]:
+        """The connection, for one caller. Raises LogUnavailable where no server runs."""
+        with self._lock:
+            if not (self._settings.log_path / "server.json").exists():
+                raise LogUnavailable("no log server runs; it starts with the first producer or with the streaming job")
+            if self._client is None:
+                self._client = AppendClient.connect(self._settings.data_dir, start=False, deadline=DEADLINE)
+            try:
+                yield self._client
+            except LogUnavailable:
+                self._client.close()
+                self._client = None
+                raise
+
+    def look(self, wal: WalTable | None) -> LogView:
+        """How each PChannel's log stands to `wal`."""
+        try:
+            with self.client() as client:
+                positions = wal.positions(wal.pchannels()) if wal is not None else {}
+                return LogView(True, dict(_channels(client, wal, positions)))
+        except LogUnavailable:
+            return LogView(False)
+
+    def metrics(self) -> str:
+        """The append host's metrics in the Prometheus text format; "" where no server runs."""
+        try:
+            with self.client() as client:
+                return client.metrics()
+        except LogUnavailable:
+            return ""
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+
+def _channels(
+    client: AppendClient, wal: WalTable | None, positions: dict[str, WalPosition]
+) -> Iterator[tuple[str, ChannelLog]]:
+    for name in client.service.names():
+        log = client.service.open(name)
+        try:
+            described = log.describe()
+            position = positions.get(name)
+            begin = max((position.position if position is not None else None) or EARLIEST, described.begin)
+            lag = _lag(log, wal, name, begin) if described.end > begin else 0.0
+            yield name, ChannelLog(described, lag, *_hosted(client, name))
+        finally:
+            log.close()
+
+
+def _lag(log: Log, wal: WalTable | None, name: str, begin: Any) -> float:
+    """Age of the oldest entry that the WAL lacks; 0.0 where all that is behind it are time ticks without news."""
+    if not lacks_rows(wal, log, name):
+        return 0.0
+    entries = log.read(begin, max_bytes=1)
+    if not entries.batch.num_rows:
+        return 0.0
+    return round(max(0.001, time.time() - entries.batch["physical_ms"][0].as_py() / 1e3), 3)
+
+
+def _hosted(client: AppendClient, name: str) -> tuple[int, str | None]:
+    """Term, and why the append host stands still, if it does."""
+    try:
+        host = client.describe(name)
+    except LogUnavailable:
+        raise
+    except MillraceError as error:
+        return 0, f"append host: {error.code}: {error}"
+    return int(host["term"]), f"append host: {host['parked']}" if host["parked"] else None
