@@ -27,7 +27,9 @@ from rich.console import Console
 
 from bench import (
     append_host_bench,
+    backfill_bench,
     commit_bench,
+    compaction_bench,
     flusher_bench,
     freshness_bench,
     log_bench,
@@ -200,6 +202,11 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "backlog": _backlog,
     "flusher": lambda folder, quick: flusher_bench.flusher(folder, pairs=2 if quick else 7),
     "freshness": lambda folder, quick: freshness_bench.freshness(folder, seconds=10.0 if quick else 60.0),
+    "compaction": lambda folder, quick: compaction_bench.compaction(
+        folder, files=200 if quick else 1000, pairs=2 if quick else 5
+    ),
+    "beside": lambda folder, quick: compaction_bench.beside(folder, seconds=10.0 if quick else 60.0),
+    "backfill": lambda folder, quick: backfill_bench.backfill(folder, pairs=2 if quick else 7, times=1 if quick else 3),
     "commits": lambda folder, quick: commit_bench.commits(folder, marks=(100, 300) if quick else (1000, 20_000)),
 }
 

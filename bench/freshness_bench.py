@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from bench.deployment import deployment, rows, spark_job
 from millrace.coord.store import pchannel_of
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
+from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from millrace.tables.wal_table import WalTable
 
@@ -21,8 +24,17 @@ CALL_MESSAGES = 40
 WARM_UP_SECONDS = 15.0
 
 
-def freshness(folder: Path, *, seconds: float = 40.0) -> dict[str, Any]:
-    """Percentiles in seconds: append → committed in ``wal``; append → returned by a read that starts then."""
+def _nothing(_settings: Settings) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+def freshness(
+    folder: Path, *, seconds: float = 40.0, beside: Callable[[Settings], AbstractContextManager[object]] = _nothing
+) -> dict[str, Any]:
+    """Percentiles in seconds: append → committed in ``wal``; append → returned by a read that starts then.
+
+    What is measured is measured inside the context that `beside` makes.
+    """
     with deployment(folder) as (settings, client, collection), spark_job(settings, "--with-flusher"):
         stop = threading.Event()
         appended: dict[str, list[tuple[float, int]]] = {}
@@ -57,8 +69,9 @@ def freshness(folder: Path, *, seconds: float = 40.0) -> dict[str, Any]:
         thread.start()
         try:
             stop.wait(WARM_UP_SECONDS)
-            visible = _watch(settings.wal_path, appended, seconds / 2)
-            reads = _read(settings, collection.id, appended, seconds / 2)
+            with beside(settings):
+                visible = _watch(settings.wal_path, appended, seconds / 2)
+                reads = _read(settings, collection.id, appended, seconds / 2)
         finally:
             stop.set()
             thread.join()

@@ -12,10 +12,14 @@ import pyarrow as pa
 import pytest
 
 from millrace.client.client import Client
+from millrace.ops.checkpoint.store import checkpoints_path as recovery_checkpoints_path
+from millrace.ops.quality.results import quality_path
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
+from millrace.tables.bases import bases_path
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.tables.wal_table import WalTable
+from millrace.tables.wal_trims import trims_path
 from tests.docs.deployment import commit_what_the_logs_hold, flush_what_is_committed
 from tests.docs.pages import python_blocks, table
 
@@ -95,6 +99,9 @@ def test_every_folder_of_a_deployment_is_in_the_operating_page(readme: dict[str,
     caught_up(settings, flushed=True)
     made = {path.name for path in settings.data_dir.iterdir()}
     made |= {settings.run_path.name, settings.spark_checkpoint_path("q").parent.name, settings.parked_path.name}
+    # What operations add once they have run.
+    made |= {recovery_checkpoints_path(settings).name, quality_path(settings).name, "derived", "staged"}
+    made |= {bases_path(settings.wal_path).name, trims_path(settings.wal_path).name}
     cells = [row[0] for row in table("docs/operating.md", "The data folder")]
     assert {place.strip().split("/")[0] for cell in cells for place in cell.split(",")} == made
 

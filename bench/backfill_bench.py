@@ -1,0 +1,128 @@
+"""Backfill against plain Spark, and a load of files against a producer: the same rows, in the same session or server."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from bench.deployment import deployment
+from millrace.client.client import Client
+from millrace.coord.store import Collection
+from millrace.demo.flights import flights
+from millrace.demo.flights_hourly import TABLES
+from millrace.demo.load import ensure_collection
+from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
+from millrace.ops.backfill import load
+from millrace.ops.backfill.params import BackfillParams, LoadParams
+from millrace.ops.backfill.run import run
+from millrace.ops.operation import Progress
+from millrace.settings import Settings
+from millrace.spark import session
+from millrace.tables.collection_table import rows_path
+
+SLICE_HOURS = {"one slice": 8784, "slices of 30 days": 720}
+
+
+def backfill(folder: Path, *, pairs: int = 7, times: int = 3) -> dict[str, Any]:
+    """Source rows a second of a year's rebuild and its ratio to plain Spark; and of a load to a producer's inserts."""
+    with deployment(folder) as (settings, client, _):
+        collection = ensure_collection(client)
+        year = flights()
+        found = {"load": _load(folder, client, collection, year, times=times)}
+        catch_up(settings, client.log)
+        flush(settings)
+        rows = times * 2 * len(year)
+        spark = session("bench-backfill", settings=settings)
+        try:
+            for name, hours in SLICE_HOURS.items():
+                found[name] = _rebuild(spark, settings, collection, rows, hours=hours, pairs=pairs)
+        finally:
+            spark.stop()
+    return found
+
+
+def _rebuild(
+    spark: SparkSession, settings: Settings, collection: Collection, rows: int, *, hours: int, pairs: int
+) -> dict[str, Any]:
+    params = BackfillParams(
+        start=datetime(2013, 1, 1, tzinfo=UTC), end=datetime(2014, 1, 2, tzinfo=UTC), slice_hours=hours
+    )
+    target = settings.data_dir / "plain.delta"
+    ours: list[float] = []
+    plain: list[float] = []
+    for _ in range(pairs + 1):
+        start = time.perf_counter()
+        report = run(spark, settings, params, Progress())
+        ours.append(rows / (time.perf_counter() - start))
+        assert {each.outcome for each in report.slices} == {"written"}
+        start = time.perf_counter()
+        source = spark.read.format("delta").load(str(rows_path(settings, collection.id)))
+        made = TABLES[0].build(source).withColumn("date", F.to_date("hour"))
+        made.write.format("delta").mode("overwrite").partitionBy("date").save(str(target))
+        plain.append(rows / (time.perf_counter() - start))
+    assert report.rows == spark.read.format("delta").load(str(target)).count()
+    return {
+        "source_rows": rows,
+        "rows": report.rows,
+        "slices": len(report.slices),
+        "pairs": pairs,
+        "backfill_rows_per_s": round(statistics.median(ours[1:])),
+        "spark_rows_per_s": round(statistics.median(plain[1:])),
+        **_ratio(ours, plain),
+    }
+
+
+def _load(folder: Path, client: Client, collection: Collection, year: pa.Table, *, times: int) -> dict[str, Any]:
+    loaded: list[float] = []
+    produced: list[float] = []
+    for number in range(times):
+        file = folder / f"input-{number}.parquet"
+        pq.write_table(_keyed(year, f"l{number}/"), file)
+        params = LoadParams(collection=collection.name, files=[str(file)], partition_by="origin")
+        start = time.perf_counter()
+        assert load.run(client.settings, params, Progress()).rows == len(year)
+        loaded.append(len(year) / (time.perf_counter() - start))
+        again = _again(year, folder)
+        start = time.perf_counter()
+        client.producer().insert(collection, pq.read_table(again), partition_by="origin")
+        produced.append(len(year) / (time.perf_counter() - start))
+        shutil.rmtree(folder / "staged", ignore_errors=True)
+    return {
+        "rows": len(year),
+        "load_rows_per_s": round(statistics.median(loaded[1:] or loaded)),
+        "producer_rows_per_s": round(statistics.median(produced[1:] or produced)),
+        **_ratio(loaded, produced),
+    }
+
+
+def _again(year: pa.Table, folder: Path) -> Path:
+    """The same rows under keys of their own, as a file."""
+    file = folder / "produced.parquet"
+    pq.write_table(_keyed(year, f"p{time.monotonic_ns()}/"), file)
+    return file
+
+
+def _keyed(rows: pa.Table, prefix: str) -> pa.Table:
+    place = rows.column_names.index("id")
+    return rows.set_column(place, "id", pc.binary_join_element_wise(prefix, rows.column("id"), ""))
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """Of the pairs behind the first, which warms both up."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)][1 if len(ours) > 1 else 0 :]
+    return {
+        "ratio": round(statistics.median(ratios), 2),
+        "ratio_min": round(min(ratios), 2),
+        "ratio_max": round(max(ratios), 2),
+    }

@@ -1,0 +1,103 @@
+"""The two DAGs of backfill, run as Airflow runs them, over real flights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from millrace.client.client import Client
+from millrace.demo.flights import flights
+from millrace.demo.load import ensure_collection
+from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
+from millrace.ops.backfill.derived import derived_path
+from millrace.ops.backfill.slices import recorded
+from millrace.settings import Settings
+from tests.dags.conftest import RunDag, load_dag
+
+START = datetime(2013, 1, 2, tzinfo=UTC)
+
+
+def test_the_form_asks_for_what_the_run_does_not_know(airflow: object) -> None:
+    assert {"start", "end", "at", "run_id"}.isdisjoint(load_dag("backfill").params)
+    ranged = load_dag("backfill_range")
+    assert {"start", "end", "range_of", "slice_hours", "dry_run"} <= set(ranged.params)
+    assert ranged.params.get_param("start").schema["format"] == "date-time"
+    settings = Settings.load()
+    assert ranged.get_task("rebuild").partial_kwargs["max_active_tis_per_dagrun"] == settings.backfill_parallel
+
+
+@pytest.fixture
+def of_flights(settings: Settings) -> Iterator[Settings]:
+    """A deployment with the flights of the first days of the year."""
+    settings = replace(settings, spark_memory="700m")
+    with Client.connect(settings) as client:
+        client.coordinator.ensure_pchannels(2)
+        collection = ensure_collection(client)
+        rows = flights()
+        rows = rows.filter(pc.less(rows["time_hour"], START + timedelta(days=3)))
+        client.producer().insert(collection, rows, partition_by="origin")
+        catch_up(settings, client.log)
+        flush(settings)
+        yield settings
+        client.append.service.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_day_by_its_interval_then_a_range_by_its_form(of_flights: Settings, run_dag: RunDag) -> None:
+    day = run_dag("backfill", logical_date=START + timedelta(days=1))
+    assert day.tasks == {"rebuild": "success"}
+    (one,) = day.results["rebuild"]["slices"]
+    assert (one["start"], one["outcome"]) == ("2013-01-02T00:00:00Z", "written")
+    assert set(_hours(of_flights)) == {START + timedelta(hours=hour) for hour in range(24)} & set(_hours(of_flights))
+
+    moments = {"start": START.isoformat(), "end": (START + timedelta(days=3)).isoformat()}
+    dry = run_dag("backfill_range", {**moments, "dry_run": True})
+    assert len(dry.results["plan"]["slices"]) == 3
+    assert dry.tasks["rebuild"] == "skipped"
+    ran = run_dag("backfill_range", moments)
+    assert ran.state == "success"
+    summary = ran.results["summary"]
+    assert (summary["planned"], summary["rebuilt"]) == (3, 3)
+    assert summary["rows"] == len(_hours(of_flights))
+    assert recorded(of_flights, table="flights_hourly").num_rows == 4
+
+
+@pytest.mark.slow
+def test_a_run_without_an_interval_is_refused_in_words(of_flights: Settings, run_dag: RunDag) -> None:
+    ran = run_dag("backfill", logical_date=None)
+    assert ran.state == "failed"
+    assert recorded(of_flights).num_rows == 0
+
+
+@pytest.mark.slow
+def test_files_are_loaded_by_tasks_of_their_own_and_once(of_flights: Settings, run_dag: RunDag, tmp_path: Path) -> None:
+    rows = flights().slice(10_000, 4_000)
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    with Client.connect(of_flights) as client:
+        before = client.read("flights").num_rows
+    conf = {"collection": "flights", "files": [str(tmp_path / "*.parquet")], "partition_by": "origin"}
+    conf["slice_bytes"] = 1 << 18
+    dry = run_dag("load_files", {**conf, "dry_run": True})
+    assert (dry.results["stage"]["rows"], dry.tasks["load"]) == (4_000, "skipped")
+    for _ in range(2):
+        ran = run_dag("load_files", conf)
+        assert ran.state == "success"
+        assert sum(each["rows"] for report in ran.results["load"] for each in report["loaded"]) == 4_000
+    with Client.connect(of_flights) as client:
+        catch_up(of_flights, client.log)
+        assert client.read("flights").num_rows == before + 4_000
+
+
+def _hours(settings: Settings) -> list[Any]:
+    table = DeltaTable(str(derived_path(settings, "flights_hourly"))).to_pyarrow_table()
+    return list(table["hour"].to_pylist())
