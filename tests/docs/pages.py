@@ -7,7 +7,15 @@ from typing import NamedTuple
 
 from tests.docs.code_facts import ROOT
 
-PAGES = ("README.md", "docs/concepts.md", "docs/architecture.md", "docs/operating.md", "docs/tables.md", "docs/ui.md", "docs/airflow.md")
+PAGES = (
+    "README.md",
+    "docs/concepts.md",
+    "docs/architecture.md",
+    "docs/operating.md",
+    "docs/tables.md",
+    "docs/ui.md",
+    "docs/airflow.md",
+)
 
 
 class Code(NamedTuple):

@@ -100,7 +100,7 @@ def test_every_folder_of_a_deployment_is_in_the_operating_page(readme: dict[str,
     made = {path.name for path in settings.data_dir.iterdir()}
     made |= {settings.run_path.name, settings.spark_checkpoint_path("q").parent.name, settings.parked_path.name}
     # What operations add once they have run.
-    made |= {recovery_checkpoints_path(settings).name, quality_path(settings).name, "derived", "staged"}
+    made |= {recovery_checkpoints_path(settings).name, quality_path(settings).name, "derived", "staged", "restores"}
     made |= {bases_path(settings.wal_path).name, trims_path(settings.wal_path).name}
     cells = [row[0] for row in table("docs/operating.md", "The data folder")]
     assert {place.strip().split("/")[0] for cell in cells for place in cell.split(",")} == made

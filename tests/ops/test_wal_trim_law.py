@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +77,10 @@ class Story:
         """Bring everything in, move every PChannel's tick behind it, and hold the deployment against the model."""
         for vchannel in list(self.open):
             self.step("commit", self.things.collection.vchannels.index(vchannel))
+        # In a millisecond of its own: ticks of one millisecond differ by channel, and a read goes up to the least of them.
+        now = time.time_ns() // 1_000_000
+        while time.time_ns() // 1_000_000 <= now:
+            pass
         for pchannel in self.things.maker.pchannels:
             self.things.maker.append(pchannel, [builders.flush_all(term=1)])
         self.step("flush", 0)
