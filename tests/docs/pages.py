@@ -14,7 +14,7 @@ PAGES = (
     "docs/operating.md",
     "docs/tables.md",
     "docs/ui.md",
-    "docs/airflow.md",
+    "docs/restore.md",
 )
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 import millrace.tables.reader as reader
+from millrace.client.client import Client
 from millrace.message import builders
+from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from tests.tables.read_model import do
@@ -80,3 +85,30 @@ def test_what_was_read_stays_what_it_was(spark: SparkSession, settings: Settings
     flush(settings)
     assert (frame.count(), before > 0) == (before, True)
     assert reader.read(spark, settings, 1).count() > before
+
+
+def test_times_and_dates_come_through_tasks_as_they_were_written(
+    spark: SparkSession, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "SMALL_TAIL_BYTES", 0)
+    moment = datetime(2013, 1, 1, 5, 15, 0, 1, tzinfo=UTC)
+    schema = CollectionSchema(
+        (
+            FieldSpec("id", "int64", False),
+            FieldSpec("at", "timestamp", True),
+            FieldSpec("day", "date", True),
+            FieldSpec("stops", "list<timestamp>", True),
+        ),
+        "id",
+    )
+    rows = pa.table(
+        {"id": [1, 2], "at": [moment, None], "day": [moment.date(), None], "stops": [[moment, moment], None]},
+        schema=schema.arrow(),
+    )
+    with Client.connect(settings) as client:
+        made = client.coordinator.create_collection("c", schema)
+        client.producer().insert(made, rows)
+        catch_up(settings, client.log)
+        client.append.service.shutdown()
+    found = reader.read(spark, settings, made.id).toArrow().sort_by("id")
+    assert found.to_pylist() == rows.to_pylist() == read_arrow(settings, made.id).sort_by("id").to_pylist()
