@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from datetime import datetime
@@ -12,6 +13,8 @@ from typing import Any, Final
 from millrace.errors import AirflowUnavailable
 
 CALL_SECONDS: Final = 10.0
+ATTEMPTS: Final = 8
+PAUSE_SECONDS: Final = 2.0
 COMPONENTS: Final = ("metadatabase", "scheduler", "triggerer", "dag_processor")
 
 _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -58,15 +61,20 @@ class AirflowApi:
         return [f"{each['filename']}: {str(each['stack_trace']).strip().splitlines()[-1]}" for each in found]
 
     def _authorised(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        if not self._token:
-            self.login()
-        try:
-            return self._call(method, path, body)
-        except AirflowUnavailable as error:
-            if error.status != 401:
-                raise
-        self.login()  # the token has run out
-        return self._call(method, path, body)
+        """A call that may be repeated, and is: while Airflow reads its DAGs its SQLite database is locked now and then."""
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                if not self._token:
+                    self.login()
+                return self._call(method, path, body)
+            except AirflowUnavailable as error:
+                if error.status == 401 and self._token and left:
+                    self._token = ""  # it has run out
+                elif error.status is not None and error.status >= 500 and left:
+                    time.sleep(PAUSE_SECONDS)
+                else:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         headers = {"Content-Type": "application/json"} | (
