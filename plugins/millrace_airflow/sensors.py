@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MillraceSensor(BaseOperator):
-    """What the sensors share; subclasses name the condition and its arguments."""
+    """What the sensors share. A subclass names the condition and, where it takes arguments, gives them."""
 
     template_fields: ClassVar[Sequence[str]] = ("data_dir",)
     condition: ClassVar[str]
@@ -43,7 +43,7 @@ class MillraceSensor(BaseOperator):
 
     def condition_arguments(self) -> dict[str, Any]:
         """The condition's arguments, from the rendered fields."""
-        raise NotImplementedError
+        return {}
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Look once; wait in the triggerer where it is not so yet."""

@@ -36,7 +36,7 @@ status.gather = gather
 sys.argv = ["millrace", "status"]
 main()
 """
-"""A command that swallows what the signal's handler raises, and goes on."""
+"""A command that swallows what the signal's handler raises, and goes on. It sleeps for the signal to find it there."""
 
 MADE_ANOTHER = LOST.replace("pass", "raise millrace.commands.command_line.InvalidArgument('no') from None")
 """A command in which a library makes an error of its own of it."""
@@ -152,7 +152,7 @@ def test_a_second_ctrl_c_does_not_wait_for_an_orderly_end() -> None:
     process.send_signal(signal.SIGINT)
     while process.poll() is None and time.monotonic() - begun < SECONDS:
         process.send_signal(signal.SIGINT)
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two presses of the key; the loop has a deadline
     took = time.monotonic() - begun
     _, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (130, b"")

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from millrace.client.client import Client
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
 from millrace.ops.launch import Launcher
 from millrace.settings import Settings
 from tests.airflow_home import HOME, ROOT
@@ -101,6 +106,19 @@ def _result(run: Any, ti: Any) -> Any:
         ).all()
         values = [XComModel.deserialize_value(row) for row in sorted(rows, key=lambda row: row.map_index)]
     return values if ti.map_index >= 0 else (values[0] if values else None)
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[Client]:
+    """A deployment with nine flushed rows, ids 0 to 8, in collection `c` on one PChannel."""
+    schema = CollectionSchema((FieldSpec("id", "int64", False),), "id")
+    with Client.connect(settings) as made:
+        made.coordinator.ensure_pchannels(1)
+        made.producer().insert(made.coordinator.create_collection("c", schema), pa.table({"id": list(range(9))}))
+        catch_up(settings, made.log)
+        flush(settings)
+        yield made
+        made.append.service.shutdown()
 
 
 assert os.environ["AIRFLOW_HOME"] == str(HOME)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,24 +9,7 @@ from deltalake import DeltaTable
 
 from millrace.client.client import Client
 from millrace.message.ids import EARLIEST
-from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.settings import Settings
 from tests.dags.conftest import RunDag
-
-SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
-
-
-@pytest.fixture
-def client(settings: Settings) -> Iterator[Client]:
-    with Client.connect(settings) as made:
-        made.coordinator.ensure_pchannels(1)
-        made.producer().insert(made.coordinator.create_collection("c", SCHEMA), pa.table({"id": list(range(9))}))
-        catch_up(settings, made.log)
-        flush(settings)
-        yield made
-        made.append.service.shutdown()
 
 
 def test_a_checkpoint_is_written_and_the_log_truncated(run_dag: RunDag, client: Client) -> None:

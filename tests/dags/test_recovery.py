@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from millrace.client.client import Client
-from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from tests.dags.conftest import RunDag
-
-SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
-
-
-@pytest.fixture
-def client(settings: Settings) -> Iterator[Client]:
-    with Client.connect(settings) as made:
-        made.coordinator.ensure_pchannels(1)
-        made.producer().insert(made.coordinator.create_collection("c", SCHEMA), pa.table({"id": list(range(9))}))
-        catch_up(settings, made.log)
-        flush(settings)
-        yield made
-        made.append.service.shutdown()
 
 
 def test_a_sound_system_is_looked_at_and_left_alone(run_dag: RunDag, client: Client) -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.tables import parquet_file
+from millrace.tables import fsync, parquet_file
 from millrace.tables.parquet_file import ParquetFile
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
@@ -39,8 +39,9 @@ def test_the_file_and_each_new_folder_are_durable_in_the_folder_above(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    real = parquet_file.sync
-    monkeypatch.setattr(parquet_file, "sync", lambda path: (synced.append(path), real(path)))
+    real = fsync.sync
+    for module in (parquet_file, fsync):
+        monkeypatch.setattr(module, "sync", lambda path: (synced.append(path), real(path)))
     file = ParquetFile(tmp_path / "a" / "b" / "file.parquet", SCHEMA, options={})
     assert synced == [tmp_path, tmp_path / "a"]
     file.write(rows(1))

@@ -17,7 +17,7 @@ from typing import Self
 from millrace.errors import ChannelNotFound, ChannelParked
 from millrace.message.ids import LogId
 from millrace.node.ranges import Failure
-from millrace.tables.wal_table import sync_directory, sync_file
+from millrace.tables.fsync import sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ def park(folder: Path, parked: Parked) -> None:
     path = folder / f"{parked.pchannel}.json"
     draft = path.with_suffix(f".{os.getpid()}.draft")
     draft.write_text(json.dumps(asdict(parked), indent=1) + "\n", encoding="utf-8")
-    sync_file(draft)
+    sync(draft)
     draft.replace(path)
-    sync_directory(folder)
+    sync(folder)
 
 
 def unpark(folder: Path, pchannel: str) -> None:
@@ -64,7 +64,7 @@ def unpark(folder: Path, pchannel: str) -> None:
         (folder / f"{pchannel}.json").unlink()
     except FileNotFoundError:
         raise ChannelNotFound(f"{pchannel} is not parked") from None
-    sync_directory(folder)
+    sync(folder)
 
 
 def parked_names(folder: Path) -> frozenset[str]:

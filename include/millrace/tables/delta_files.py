@@ -24,7 +24,8 @@ from deltalake.transaction import AddAction, CommitProperties, PostCommitHookPro
 from millrace.errors import CommitFenced, DeadlineExceeded
 from millrace.failpoint import hit
 from millrace.tables.delta_log import TABLE_COMMITS, commit_lease, last_checkpoint, trim
-from millrace.tables.parquet_file import ParquetFile, Written, make_folder, sync
+from millrace.tables.fsync import make_folder, sync
+from millrace.tables.parquet_file import ParquetFile, Written
 
 COMPRESSION: Final = "snappy"
 MAX_FILE_BYTES: Final = 256 << 20

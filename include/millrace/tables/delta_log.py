@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from millrace.failpoint import hit
+from millrace.tables.fsync import sync
 
 WAL_COMMITS: Final = 1000
 """Versions of ``wal`` that stay behind: four minutes at the fastest that a streaming node commits."""
@@ -90,7 +91,7 @@ def _trim(log: Path, keep: int) -> int:
     if doomed:
         # delta-rs syncs nothing. What replaces the entries must be there for good before they go.
         for path in (log / bases[-1], log):
-            _sync(path)
+            sync(path)
     for name in doomed:
         (log / name).unlink(missing_ok=True)
         hit("trim.removed")
@@ -103,11 +104,3 @@ def _entry(table: Path, version: int) -> Path:
 
 def _version(name: str) -> int:
     return int(name[:20])
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,7 +7,6 @@ no other attempt has: a file that is there already is never written over.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace.tables.direct_file import DirectFile
+from millrace.tables.fsync import make_folder, sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +75,3 @@ class ParquetFile:
             with suppress(OSError, pa.ArrowException, RuntimeError):
                 stream.close()
         self.path.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's entries, durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def make_folder(folder: Path) -> None:
-    """Make `folder`, durable up to the first parent that was there: each new level is an entry of the level above."""
-    if folder.is_dir():
-        return
-    make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    sync(folder.parent)

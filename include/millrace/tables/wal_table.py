@@ -8,7 +8,6 @@ The truth about a position is the one live row of kind ``state`` that a PChannel
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from millrace.errors import InvalidArgument, Malformed
 from millrace.message.ids import LogId
 from millrace.tables.delta_log import moved, stands
+from millrace.tables.fsync import sync
 from millrace.wal.digest import Digest
 from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
 from millrace.wal.state import ChannelState
@@ -157,7 +157,7 @@ class WalTable:
             # Another process was first: version 0 exists once, whoever wrote it.
             pass
         for folder in (path / "_delta_log", path, path.parent):
-            sync_directory(folder)
+            sync(folder)
         return cls.open(path)
 
     @staticmethod
@@ -287,26 +287,8 @@ def _at(position: WalPosition, version: int) -> WalPosition:
     )
 
 
-def sync_directory(path: Path) -> None:
-    """Make the entries of a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_file(path: Path) -> None:
-    """Make the bytes of a file durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_log(path: Path, version: int) -> None:
     """Make one commit of the table at `path` durable: the log is truncated only behind what a power loss leaves standing."""
     folder = path / "_delta_log"
-    sync_file(folder / f"{version:020d}.json")
-    sync_directory(folder)
+    sync(folder / f"{version:020d}.json")
+    sync(folder)

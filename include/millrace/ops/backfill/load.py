@@ -32,7 +32,7 @@ from millrace.ops.backfill.params import LoadParams
 from millrace.ops.backfill.staging import Manifest, StagedSlice, digest_of, stage, staged_path
 from millrace.ops.operation import OperationReport, Progress, write_json
 from millrace.settings import Settings
-from millrace.tables.parquet_file import sync
+from millrace.tables.fsync import sync
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.wal.reasons import Reason
 

@@ -28,7 +28,7 @@ from millrace.errors import InvalidArgument
 from millrace.ops.backfill.params import LoadParams
 from millrace.ops.operation import Progress
 from millrace.settings import Settings
-from millrace.tables.parquet_file import sync
+from millrace.tables.fsync import sync
 
 BATCH_ROWS: Final = 50_000
 MANIFEST: Final = "manifest.json"

@@ -8,7 +8,6 @@ commits since. Which versions are known to be synced stands in a file that may b
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ from deltalake import DeltaTable
 from millrace.ops.operation import write_json
 from millrace.settings import Settings
 from millrace.tables.delta_files import open_table
+from millrace.tables.fsync import sync
 
 MEMORY: Final = "checkpoint-synced.json"
 
@@ -99,13 +99,9 @@ def _folders(path: Path, name: str) -> Iterator[Path]:
 def _sync(path: Path) -> int:
     """fsync; 0 where there is nothing any more."""
     try:
-        handle = os.open(path, os.O_RDONLY)
+        sync(path)
     except FileNotFoundError:
         return 0
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
     return 1
 
 

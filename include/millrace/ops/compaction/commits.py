@@ -27,7 +27,7 @@ from millrace.ops.compaction.rewrite import Job, Mapper, Rewritten
 from millrace.tables.collection_table import BASE_TICK, FOLDED, REWRITES, base_tick
 from millrace.tables.delta_files import ATTEMPTS, AppMove, Fenced, commit, drop_files
 from millrace.tables.delta_log import commit_lease
-from millrace.tables.parquet_file import sync
+from millrace.tables.fsync import sync
 
 _HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 

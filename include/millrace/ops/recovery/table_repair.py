@@ -28,7 +28,7 @@ from millrace.settings import Settings
 from millrace.tables.collection_table import FOLDED, REWRITES
 from millrace.tables.delta_files import AppMove, Fenced, FileAction, commit, open_table
 from millrace.tables.flush_tables import Checkpoint, read_checkpoints
-from millrace.tables.parquet_file import sync
+from millrace.tables.fsync import sync
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.tables.wal_table import WalTable
 from millrace.tables.wal_trims import trimmed_totals
