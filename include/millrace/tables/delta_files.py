@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -261,16 +262,18 @@ def _commit(
 
 
 def _holds(table: DeltaTable, adds: Sequence[AddAction]) -> bool:
-    live = _live(table)
+    live = live_files(table)
     return all(add.path in live for add in adds)
 
 
 def _gone(table: DeltaTable, removes: Sequence[RemoveAction]) -> list[str]:
     if not removes:
         return []
-    live = _live(table)
+    live = live_files(table)
     return [remove.path for remove in removes if remove.path not in live]
 
 
-def _live(table: DeltaTable) -> set[str]:
-    return set(pa.table(table.get_add_actions())["path"].to_pylist())
+def live_files(table: DeltaTable) -> dict[str, int]:
+    """Live files at the version of `table`, relative to it, with their sizes in bytes."""
+    actions = pa.table(table.get_add_actions())
+    return dict(zip(map(unquote, actions["path"].to_pylist()), actions["size_bytes"].to_pylist(), strict=True))

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from millrace.ops.operation import write_json
 from millrace.settings import Settings
-from millrace.tables.delta_files import open_table
+from millrace.tables.delta_files import live_files, open_table
 from millrace.tables.fsync import sync
 
 MEMORY: Final = "checkpoint-synced.json"
@@ -53,7 +52,7 @@ def _sync_table(table: DeltaTable, path: Path, known: int | None) -> int:
     if known == int(table.version()):
         return 0
     entries = _entries(path, known, int(table.version()))
-    files = _live(table) if entries is None else _added(entries)
+    files = live_files(table) if entries is None else _added(entries)
     log = path / "_delta_log"
     folders = {log, path}
     count = 0
@@ -81,11 +80,6 @@ def _added(entries: list[Path]) -> Iterator[str]:
         for line in entry.read_text().splitlines():
             if line.startswith('{"add"'):
                 yield unquote(json.loads(line)["add"]["path"])
-
-
-def _live(table: DeltaTable) -> list[str]:
-    paths: list[str] = pa.table(table.get_add_actions())["path"].to_pylist()
-    return [unquote(each) for each in paths]
 
 
 def _folders(path: Path, name: str) -> Iterator[Path]:

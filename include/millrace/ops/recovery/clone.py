@@ -15,14 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from millrace.settings import Settings
 from millrace.tables.bases import bases_path
-from millrace.tables.delta_files import open_table
+from millrace.tables.delta_files import live_files, open_table
 from millrace.tables.delta_log import commit_lease
 from millrace.tables.wal_trims import trims_path
 
@@ -39,12 +37,6 @@ def table_paths(settings: Settings) -> list[Path]:
 def table_name(settings: Settings, path: Path) -> str:
     """A table's folder relative to the data folder."""
     return str(path.relative_to(settings.data_dir))
-
-
-def live_files(table: DeltaTable) -> dict[str, int]:
-    """Live files of a table, relative to it, with their sizes in bytes."""
-    actions = pa.table(table.get_add_actions())
-    return dict(zip(map(unquote, actions["path"].to_pylist()), actions["size_bytes"].to_pylist(), strict=True))
 
 
 @contextmanager

@@ -23,11 +23,11 @@ from millrace.node.flusher_run import flush
 from millrace.node.parking import read_parked
 from millrace.node.ranges import check_not_regressed
 from millrace.ops.operation import Progress
-from millrace.ops.recovery.clone import clone, live_files, table_name, table_paths
+from millrace.ops.recovery.clone import clone, table_name, table_paths
 from millrace.ops.recovery.findings import Finding
 from millrace.ops.recovery.replay import replay_log, replayed_state
 from millrace.settings import Settings
-from millrace.tables.delta_files import open_table
+from millrace.tables.delta_files import live_files, open_table
 from millrace.tables.verify import verify_channel, verify_collections
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.tables.wal_table import WalTable

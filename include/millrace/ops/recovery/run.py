@@ -1,6 +1,7 @@
 """One recovery run: diagnose, repair what can be, diagnose again.
 
-A rehearsal does all of it on a clone of the tables, with the real log, and throws the clone away. A repair that would give
+A rehearsal does all of it on a clone of the tables and throws the clone away; from the real log it only reads, but that a
+stuck transaction needs a time tick, which is appended: it says nothing of any row. A repair that would give
 up rows is left undone unless it was allowed. What one repair makes good may be what another finding meant, so repairs go in
 the order WAL, state, tables, channels, jobs, and each looks at what it is about to change.
 """
@@ -152,7 +153,8 @@ class _Run:
         catch_up(self._settings, self._client.service)  # parks it again, and raises, where the cause is still there
         if finding.subject in parked_names(self._settings.parked_path):
             return "tried again, and parked again"
-        self._client.restart(finding.subject)
+        if self._params.mode == "repair":  # in a rehearsal the running follower is left alone
+            self._client.restart(finding.subject)
         return "tried again: it goes on"
 
     def _tick(self, finding: Finding) -> str:

@@ -23,10 +23,10 @@ from millrace.failpoint import hit
 from millrace.node.flusher import plan_flush, run_flush
 from millrace.node.flusher_commit import FlushCommitter
 from millrace.ops.operation import Progress
-from millrace.ops.recovery.clone import clone_table, live_files
+from millrace.ops.recovery.clone import clone_table
 from millrace.settings import Settings
 from millrace.tables.collection_table import FOLDED, REWRITES
-from millrace.tables.delta_files import AppMove, Fenced, FileAction, commit, open_table
+from millrace.tables.delta_files import AppMove, Fenced, FileAction, commit, live_files, open_table
 from millrace.tables.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.fsync import sync
 from millrace.tables.wal_reader import WalSnapshot
