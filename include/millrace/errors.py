@@ -113,6 +113,12 @@ class LogBusy(LogError):
     retriable = True
 
 
+class LogFenced(LogError):
+    """A newer writer took this log over: this handle appends nothing any more, though it still reads. The newer one goes on."""
+
+    code = "LOG_FENCED"
+
+
 class AppendRejected(MillraceError):
     """The chain judged a message and rejected it; ``reason`` is a name of :class:`millrace.wal.reasons.Reason`."""
 
@@ -130,6 +136,72 @@ def _append_rejected(message: str, reason: str) -> AppendRejected:
     return AppendRejected(message, reason=reason)
 
 
+class ProducerFenced(AppendRejected):
+    """A newer producer of this id took over: this one appends nothing any more. Close it; the newer one goes on."""
+
+    code = "PRODUCER_FENCED"
+
+    def __init__(self, message: str, *, reason: str = "PRODUCER_FENCED") -> None:
+        super().__init__(message, reason=reason)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ProducerFenced, (str(self),))
+
+
+class AppendUnresolved(LogUnavailable):
+    """The log could not be asked what became of an append: it is in the log once, or not at all. Do not send its rows again:
+    the producer holds them and repeats them, with the sequences they have, before its next append, or on ``settle()``."""
+
+    code = "APPEND_UNRESOLVED"
+    retriable = False
+
+
+class BufferFull(MillraceError):
+    """A producer's buffer held as much as it may until the deadline: nothing of this append was taken. Append again later."""
+
+    code = "BUFFER_FULL"
+    retriable = True
+
+
+class SpoolFull(MillraceError):
+    """The log cannot be reached and the spool holds as much as it may: nothing of this append was taken. Wait, or enlarge it."""
+
+    code = "SPOOL_FULL"
+    retriable = True
+
+
+class SpoolBusy(MillraceError):
+    """Another process holds this spool: one spool belongs to one producer at a time."""
+
+    code = "SPOOL_BUSY"
+
+
+class SpoolCorrupted(MillraceError):
+    """A whole record of the spool fails its checksum: it was damaged on the disk. Keep the folder, and look what is in it."""
+
+    code = "SPOOL_CORRUPTED"
+
+
+class TransactionLost(AppendRejected):
+    """A transaction ended before its commit (its lease or lifetime ran out, or DDL or a flush came): nothing of it is visible.
+    Begin a new one with the same rows."""
+
+    code = "TRANSACTION_LOST"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_transaction_lost, (str(self), self.reason))
+
+
+def _transaction_lost(message: str, reason: str) -> TransactionLost:
+    return TransactionLost(message, reason=reason)
+
+
+class GroupBusy(MillraceError):
+    """Another consumer of this group reads this channel: a group has one consumer a channel at a time."""
+
+    code = "GROUP_BUSY"
+
+
 class ChannelParked(MillraceError):
     """An entry of this PChannel cannot be processed; the PChannel waits for a person, the others go on."""
 
@@ -140,6 +212,13 @@ class CommitFenced(MillraceError):
     """Another committer moved the PChannel since this range was planned: drop the files, plan anew."""
 
     code = "COMMIT_FENCED"
+    retriable = True
+
+
+class TableUnavailable(MillraceError):
+    """A range cannot be written or read now, for want of room or storage; nothing of it was committed."""
+
+    code = "TABLE_UNAVAILABLE"
     retriable = True
 
 
@@ -179,6 +258,54 @@ class DeadlineExceeded(MillraceError):
 
     code = "DEADLINE_EXCEEDED"
     retriable = True
+
+
+class RateLimited(MillraceError):
+    """The host takes no more row changes now, or not so many; nothing was appended. Try again in ``retry_after`` seconds."""
+
+    code = "RATE_LIMITED"
+    retriable = True
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rate_limited, (str(self), self.retry_after))
+
+
+def _rate_limited(message: str, retry_after: float) -> RateLimited:
+    return RateLimited(message, retry_after=retry_after)
+
+
+class StreamClosed(MillraceError):
+    """A message stream that was closed, before the call or while it waited: make another."""
+
+    code = "STREAM_CLOSED"
+
+
+class PackTooLarge(MillraceError):
+    """A time-tick stream holds more than it may while it waits for ticks: have ticks sent more often, or raise
+    ``max_pack_bytes``; the stream's positions are where they were."""
+
+    code = "PACK_TOO_LARGE"
+
+
+class MessagesRefused(MillraceError):
+    """A pack came with messages that cannot be delivered, late or malformed; ``pack`` has them, and the good ones."""
+
+    code = "MESSAGES_REFUSED"
+
+    def __init__(self, message: str, *, pack: object) -> None:
+        super().__init__(message)
+        self.pack = pack
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_messages_refused, (str(self), self.pack))
+
+
+def _messages_refused(message: str, pack: object) -> MessagesRefused:
+    return MessagesRefused(message, pack=pack)
 
 
 class InvalidSuite(MillraceError):

@@ -67,6 +67,11 @@ FAMILIES: Final[dict[str, Family]] = {
     "wal_lag_bytes": Family("gauge", "Log bytes that are not in the wal table yet.", ("pchannel",)),
     "wal_lag_seconds": Family("gauge", "Age of the oldest log entry not in the wal table.", ("pchannel",)),
     "wal_parked": Family("gauge", "1 where an entry that cannot be processed holds the PChannel.", ("pchannel",)),
+    "wal_rate_limit_state": Family("gauge", "1 for the mode that flow control is in.", ("mode",)),
+    "wal_rate_limit_bytes_per_second": Family("gauge", "Rate that appends are held to; -1 where none binds.", ()),
+    "wal_rate_limit_reading": Family("gauge", "What flow control decides by.", ("watermark",)),
+    "wal_rate_limit_delayed": Family("gauge", "Appends that flow control let wait since the host started.", ()),
+    "wal_rate_limit_refused": Family("gauge", "Appends that flow control refused since the host started.", ()),
     # Read: scanners and reads at a time tick.
     "wal_scanner_total": Family("gauge", "Scanners that are open.", ("pchannel",)),
     "wal_scan_message_total": Family("counter", "Messages delivered by scanners.", ("pchannel", "type")),
@@ -129,6 +134,11 @@ class Metrics:
         self.wal_lag_seconds = gauge("wal_lag_seconds")
         self.wal_parked = gauge("wal_parked")
 
+        self.wal_rate_limit_state = gauge("wal_rate_limit_state")
+        self.wal_rate_limit_bytes_per_second = gauge("wal_rate_limit_bytes_per_second")
+        self.wal_rate_limit_reading = gauge("wal_rate_limit_reading")
+        self.wal_rate_limit_delayed = gauge("wal_rate_limit_delayed")
+        self.wal_rate_limit_refused = gauge("wal_rate_limit_refused")
         self.wal_scanner_total = gauge("wal_scanner_total")
         self.wal_scan_message_total = counter("wal_scan_message_total")
         self.wal_scan_message_bytes_total = counter("wal_scan_message_bytes_total")

@@ -139,6 +139,38 @@ class Settings:
     stop_deadline: float = _setting(30.0, "Longest wait for a clean stop before a kill.", low=0.1, high=86400)
     read_deadline: float = _setting(30.0, "Longest wait of a read for its time tick.", low=0.001, high=86400)
 
+    flow_memory_slow: float = _setting(
+        0.9, "Part of this host's memory in use above which appends are slowed; 0 does not look at it.", low=0, high=1
+    )
+    flow_memory_reject: float = _setting(
+        0.97, "Part of this host's memory in use above which appends are refused.", low=0, high=1
+    )
+    flow_disk_slow: int = _setting(
+        2 << 30,
+        "Free space of the data folder's disk below which it is relieved and appends are slowed; 0 does not look at it.",
+        low=0,
+        high=1 << 50,
+        is_bytes=True,
+    )
+    flow_disk_reject: int = _setting(
+        512 << 20, "Free space below which appends are refused.", low=0, high=1 << 50, is_bytes=True
+    )
+    flow_lag_slow: float = _setting(
+        0.0,
+        "Wait of a row for the flusher above which appends are slowed; 0 does not look at it.",
+        low=0,
+        high=31_536_000,
+    )
+    flow_lag_reject: float = _setting(
+        0.0, "Wait of a row for the flusher above which appends are refused.", low=0, high=31_536_000
+    )
+    flow_start_rate: int = _setting(
+        64 << 20, "Bytes a second at which a slowdown starts.", low=1 << 10, high=1 << 40, is_bytes=True
+    )
+    flow_least_rate: int = _setting(
+        256 << 10, "Bytes a second that a slowdown leaves at least.", low=1 << 10, high=1 << 40, is_bytes=True
+    )
+
     backfill_parallel: int = _setting(2, "Slices of a backfill that are rebuilt or loaded at once.", low=1, high=64)
     derived_modules: str = _setting("", "Modules with derived tables of your own, separated by commas.")
 

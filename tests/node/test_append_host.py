@@ -335,6 +335,17 @@ def test_no_tick_before_a_term_is_open(service: RocksMQ) -> None:
         host.tick(PCHANNEL)
 
 
+def test_a_tick_that_is_asked_for_before_the_host_has_read_its_log_waits_for_it(service: RocksMQ) -> None:
+    log = service.open(PCHANNEL)
+    log.append(opening())
+    for key in range(200):
+        log.append([encode_entry([insert(key)])])
+    with AppendHost(service, ChannelState.new) as host:
+        tick = host.tick(PCHANNEL)
+        assert host.state(PCHANNEL).last_tick >= tick
+    assert judged(service).messages.num_rows > 200
+
+
 # --- the tail ---------------------------------------------------------------------------------------------------------------
 
 

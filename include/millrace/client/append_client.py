@@ -131,6 +131,10 @@ class AppendClient:
 
         return self.service.repeated(call, seconds=self.service.deadline)
 
+    def flow(self) -> dict[str, Any]:
+        """The state of the host's flow control: mode, rate (bytes/s, or None), why, readings, levels, delayed, refused."""
+        return self._act("flow", {}, self.service.deadline)
+
     def restart(self, pchannel: str) -> None:
         """Have the host follow the PChannel anew, once what parked it is cured."""
         self._act("restart", {"pchannel": pchannel}, self.service.deadline)

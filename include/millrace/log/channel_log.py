@@ -27,7 +27,7 @@ from millrace.errors import InvalidArgument, LogCorrupted, LogUnavailable, Posit
 from millrace.log.disk import Buffer, Disk, unavailable_on_failure
 from millrace.log.group_commit import GroupCommit, NoRoom, PendingAppend
 from millrace.log.index import Pointer, PointerIndex
-from millrace.log.manifest import Manifest
+from millrace.log.manifest import Manifest, keep_reserve
 from millrace.log.protocol import LogDescription, LogEntries
 from millrace.log.reader import Run, SegmentRange, empty_batch, read_run
 from millrace.log.record import frame
@@ -66,6 +66,7 @@ class ChannelLog:
     ) -> None:
         """Recover the channel in `directory`. Raises LogCorrupted, UnsupportedVersion."""
         manifest = Manifest.load(directory)
+        keep_reserve(directory)
         self._directory = directory
         self._files = SegmentFiles(
             directory, disk, segment_bytes=settings.segment_bytes, spare_files=settings.spare_files
@@ -338,6 +339,7 @@ class ChannelLog:
                 self._grown.notify_all()
             for number in idle:
                 self._files.recycle(number)
+            keep_reserve(self._directory)
             self._mirror_begin(entry, doomed[-1].last + 1 if doomed else 0)
         return sum(segment.end for segment in doomed)
 

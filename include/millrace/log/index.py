@@ -13,6 +13,7 @@ folder to one process.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import struct
 import time
@@ -23,6 +24,8 @@ from typing import Any, Final, NamedTuple
 from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch
 
 from millrace.errors import LogBusy, LogUnavailable
+
+_log = logging.getLogger(__name__)
 
 _POINTER: Final = struct.Struct("<QQQI")
 _END: Final = struct.Struct("<QQ")
@@ -48,7 +51,11 @@ class PointerIndex:
         self._db = _open(path, lock_wait)
 
     def close(self) -> None:
-        self._db.close()
+        """Close it. What it could not write is no loss, so that it says so in the process's log and raises nothing."""
+        try:
+            self._db.close()
+        except Exception as error:
+            _log.warning("the pointer index at %s did not close cleanly; it is made anew: %s", self._path, error)
 
     def put(self, channel: str, incarnation: int, pointers: Iterable[Pointer], end: int) -> None:
         """Add `pointers`, and that all records with ids below `end` are indexed."""
@@ -98,10 +105,13 @@ class PointerIndex:
     def set_current(self, group: str, channel: str, entry: int | None) -> None:
         """Mirror a group's position."""
         key = f"{group}/{channel}/current_id".encode()
-        if entry is None:
-            self._db.delete(key)
-        else:
-            self._db.put(key, b"%020d" % entry)
+        try:
+            if entry is None:
+                self._db.delete(key)
+            else:
+                self._db.put(key, b"%020d" % entry)
+        except Exception as error:  # the position file has it
+            _log.warning("the pointer index at %s takes no positions: %s", self._path, error)
 
     def _drop_pointers(self, channel: str, start: int, stop: int) -> None:
         prefix = channel.encode() + b"/"

@@ -7,6 +7,7 @@ written in turn, so that a torn write leaves the former position. RocksDB mirror
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -60,7 +61,15 @@ class Manifest:
         return (self.incarnation << 32) | segment
 
     def store(self, directory: Path, disk: Disk) -> None:
-        """Replace the manifest in `directory`, durably."""
+        """Replace the manifest in `directory`, durably; on a full disk in the room that :func:`keep_reserve` kept."""
+        try:
+            self._store(directory, disk)
+        except OSError as error:
+            if error.errno not in _FULL or not _give_up_reserve(directory):
+                raise
+            self._store(directory, disk)
+
+    def _store(self, directory: Path, disk: Disk) -> None:
         text = json.dumps({"version": _VERSION, **asdict(self)}, sort_keys=True).encode()
         draft = directory / "manifest.new"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -84,6 +93,32 @@ class Manifest:
         if version != _VERSION:
             raise UnsupportedVersion(f"{directory / 'manifest'} has version {version}; this build knows {_VERSION}")
         return cls(**fields)
+
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_RESERVE: Final = "reserve"
+_RESERVE_BYTES: Final = 16 << 10
+
+
+def keep_reserve(directory: Path) -> None:
+    """Set a little room aside, so that a full disk can still be truncated; where there is none now, nothing happens."""
+    path = directory / _RESERVE
+    if path.exists():
+        return
+    try:
+        with path.open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+    except OSError:
+        path.unlink(missing_ok=True)
+
+
+def _give_up_reserve(directory: Path) -> bool:
+    """Whether there was a reserve; its room is free now."""
+    try:
+        (directory / _RESERVE).unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 _SLOT: Final = struct.Struct("<QQI")

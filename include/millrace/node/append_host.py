@@ -100,9 +100,12 @@ class AppendHost:
         Raises InvalidArgument where no term is open yet, and as :meth:`append` does.
         """
         follower = self._follower(pchannel)
+        end = time.monotonic() + deadline
+        if not follower.state.term:
+            follower.reach_end(timeout=deadline)  # it may have begun a moment ago, before the log's first term
         if not follower.state.term:
             raise InvalidArgument(f"no term is open on {pchannel} yet: nothing can be in it")
-        return follower.tick(timeout=deadline)
+        return follower.tick(timeout=max(0.001, end - time.monotonic()))
 
     def confirm(self, pchannel: str, tick: int, *, deadline: float = DEFAULT_DEADLINE) -> int:
         """Wait until everything up to `tick` is decided, with a time tick appended where that needs one.
@@ -133,6 +136,10 @@ class AppendHost:
         if follower.error is not None:
             raise copy(follower.error)
         return follower.state
+
+    def states(self) -> dict[str, ChannelState]:
+        """The newest states of the PChannels that are followed now; to be read only. Parked ones are left out."""
+        return {name: each.state for name, each in list(self._followers.items()) if each.error is None}
 
     def describe(self, pchannel: str) -> dict[str, Any]:
         """Where the host stands: position, last_tick, term, parked (the error's code and text, or None)."""

@@ -22,7 +22,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from millrace.errors import ChannelParked, LogUnavailable, MillraceError
+from millrace.errors import ChannelParked, DeadlineExceeded, LogUnavailable, MillraceError
 from millrace.log.protocol import Log, LogEntries
 from millrace.message.builders import time_tick
 from millrace.message.ids import LOGICAL_BITS, LogId
@@ -156,6 +156,16 @@ class Follower:
     def _note_tick(self, reason: str) -> None:
         if self._metrics is not None:
             self._metrics.ticked(reason)
+
+    def reach_end(self, *, timeout: float) -> None:
+        """Wait until everything that the log holds now is decided. Raises DeadlineExceeded, and what parked the PChannel."""
+        end, until = self._log.describe().end, time.monotonic() + timeout
+        while self._position < end:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise DeadlineExceeded(f"{self.pchannel} was followed to {self._position}, not yet to {end}: ask again")
+            self.tail.tail(self.tail.confirmed_tick, timeout=min(left, _SLICE))
+        self._check()
 
     def stop(self) -> None:
         """Let the thread end, without waiting for it."""

@@ -10,7 +10,7 @@ What crosses the wire, beside what the log's server says (millrace.log.server):
   arrive while the log is busy are appended together, and answers follow as they are decided.
 - DoGet, ticket `{"extension": "append", "tail": <pchannel>, "after": <tick>, "timeout": ..., "max_bytes": ...}`: messages
   (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
-- Action append/metrics: the host's metrics in the Prometheus text format.
+- Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control.
 - Actions append/tick `{"pchannel", "deadline"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/describe and
   append/restart `{"pchannel"}`.
 """
@@ -41,6 +41,7 @@ from millrace.metrics import Metrics
 from millrace.node.append_host import DEFAULT_DEADLINE, AppendHost, HostSettings
 from millrace.node.append_host_outcome import OUTCOME_SCHEMA
 from millrace.node.append_host_pending import PendingOutcome
+from millrace.node.flow_monitor import FlowMonitor
 from millrace.node.log_retention import LogRetention, wanted
 from millrace.node.tail_buffer import Evicted
 from millrace.settings import Settings
@@ -72,9 +73,12 @@ class AppendExtension:
 
     name = NAME
 
-    def __init__(self, host: AppendHost, *, retention: LogRetention | None = None) -> None:
+    def __init__(
+        self, host: AppendHost, *, retention: LogRetention | None = None, flow: FlowMonitor | None = None
+    ) -> None:
         self._host = host
         self._retention = retention
+        self._flow = flow
         self._closing = False
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
 
@@ -99,9 +103,11 @@ class AppendExtension:
         return self.submit(pchannel, [values])[0]
 
     def submit(self, pchannel: str, appends: Sequence[pa.LargeBinaryArray]) -> list[PendingOutcome]:
-        """Append several batches as one; each one's pending outcome. Raises NotTaken once the server stops."""
+        """Append several batches as one; each one's pending outcome. Raises NotTaken once the server stops, RateLimited."""
         if self._closing:
             raise NotTaken
+        if self._flow is not None:
+            self._flow.admit(appends)
         return self._host.submit_all(pchannel, appends)
 
     def do_get(self, ticket: flight.Ticket) -> flight.FlightDataStream:
@@ -123,6 +129,8 @@ class AppendExtension:
     def do_action(self, action: flight.Action) -> Sequence[bytes]:
         if action.type == f"{NAME}/metrics":
             return [self._host.metrics.render() if self._host.metrics is not None else b""]
+        if action.type == f"{NAME}/flow":
+            return [to_json({} if self._flow is None else self._flow.control.describe())]
         request = from_json(action.body.to_pybytes())
         pchannel = _pchannel(request)
         deadline = float(request.get("deadline", DEFAULT_DEADLINE))
@@ -155,8 +163,9 @@ class AppendExtension:
 
     def close(self) -> None:
         self._closing = True
-        if self._retention is not None:
-            self._retention.close()
+        for helper in (self._retention, self._flow):
+            if helper is not None:
+                helper.close()
         self._host.close()
 
 
@@ -246,14 +255,10 @@ class _Pipelined:
                 gone = True
 
 
-def append_extension(service: LogService) -> AppendExtension:
-    """The extension of a log server's process: follows from the newest state that the ``wal`` table has.
-
-    The table lies beside the log's folder; where the service does not tell its folder, where the settings say.
-    """
+def append_extension(service: LogService, folder: Path) -> AppendExtension:
+    """The extension of a log server's process: follows from the newest state that the ``wal`` table beside `folder` has."""
     settings = Settings.load()
-    folder = getattr(service, "path", None)
-    wal = Path(folder).parent / "wal" if folder is not None else settings.wal_path
+    wal = folder.absolute().parent / "wal"
     # The chain works in many short steps; with the default of 5 ms a thread that waits for an answer would get its turn late.
     sys.setswitchinterval(_SWITCH_SECONDS)
     host = AppendHost(
@@ -263,10 +268,12 @@ def append_extension(service: LogService) -> AppendExtension:
         metrics=Metrics(),
     )
     retention = None
-    if folder is not None and wanted(settings):
+    if wanted(settings):
         retention = LogRetention(replace(settings, data_dir=wal.parent), service)
         retention.start()
-    return AppendExtension(host, retention=retention)
+    flow = FlowMonitor(replace(settings, data_dir=wal.parent), host, service, metrics=host.metrics)
+    flow.start()
+    return AppendExtension(host, retention=retention, flow=flow)
 
 
 def committed_states(wal: Path) -> Callable[[str], ChannelState]:

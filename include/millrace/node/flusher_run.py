@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millrace.errors import MillraceError
+import pyarrow as pa
+
+from millrace.errors import MillraceError, TableUnavailable
 from millrace.failpoint import hit
 from millrace.metrics import Metrics
 from millrace.node.flusher import FlushPlan, plan_flush, run_flush
@@ -44,7 +46,7 @@ def flush(
     """Flush what the WAL has now (up to `up_to_tick`), in ranges of about `max_bytes`; the tick each PChannel has reached.
 
     Another flusher may be at work: what it commits first is not committed again. Raises what keeps a PChannel from being
-    flushed (ChannelParked, Malformed), once the others are flushed.
+    flushed (ChannelParked, Malformed, TableUnavailable), once the others are flushed.
     """
     wal = WalSnapshot.open(settings.wal_path)
     if wal is None:
@@ -65,6 +67,11 @@ def flush(
                 reports.append(run_flush(settings, plan))
             except MillraceError as error:
                 parked[plan.checkpoint.pchannel] = error
+            except (OSError, pa.ArrowException) as error:
+                parked[plan.checkpoint.pchannel] = TableUnavailable(
+                    f"{plan.checkpoint.pchannel} cannot be flushed now: {error}. Nothing of that range was committed; "
+                    "try again."
+                )
         result = committer.commit(reports)
         parked |= result.parked
         reached.update({report.pchannel: report.new_checkpoint.time_tick for report in result.committed})

@@ -5,6 +5,7 @@ jobs/streaming_node.py does the same with Spark's scheduling and retries around 
 
 from __future__ import annotations
 
+from millrace.errors import TableUnavailable
 from millrace.log.protocol import LogService
 from millrace.metrics import Metrics
 from millrace.node.committer import Committer
@@ -18,7 +19,9 @@ from millrace.tables.wal_table import WalTable
 def catch_up(settings: Settings, service: LogService, *, metrics: Metrics | None = None) -> dict[str, int]:
     """Bring the ``wal`` table to where the logs of `service` end now; the tick that each PChannel that moved has reached.
 
-    Another node may be at work: what it commits first is not committed again. Raises ChannelParked for a range that cannot be run, once the others are committed.
+    Another node may be at work: what it commits first is not committed again. Once
+    the others are committed, raises ChannelParked for a range that cannot be run, and TableUnavailable for one that may be
+    run later.
     """
     table = WalTable.create(settings.wal_path)
     planner = Planner(service, table, parked=settings.parked_path)
@@ -35,7 +38,13 @@ def catch_up(settings: Settings, service: LogService, *, metrics: Metrics | None
         result = committer.commit(reports)
         reached.update({item.pchannel: item.last_tick for item in result.committed})
         for report in reports:
-            if report.failure is not None:
-                raise Parked.of(report.pchannel, report.failure).error()
+            failure = report.failure
+            if failure is not None and failure.retriable:
+                raise TableUnavailable(
+                    f"{report.pchannel} cannot go on from {failure.position} now: {failure.code}: {failure.message}. "
+                    "Nothing of that range was committed; try again."
+                )
+            if failure is not None:
+                raise Parked.of(report.pchannel, failure).error()
         offset = following
     return reached

@@ -87,9 +87,8 @@ class DirectFile:
         if self.closed:
             return
         self.closed = True
-        self._view.release()
-        if self._buffer is not None:
-            self._buffer.close()
+        # After a failed write its traceback still holds a view: the buffer goes with the last one of them.
+        self._view, self._buffer = memoryview(b""), None
         os.close(self._descriptor)
 
     def _grow(self) -> None:

@@ -1,0 +1,170 @@
+"""Fills a small disk through the append host, to the last byte and beyond, makes room again, and says what it saw as JSON.
+
+    python fill_disk.py DIR        DIR is a tmpfs of some 200 MiB of its own, which this may remount with another size
+
+Log, streaming node and flusher run here, with real tables. What was acknowledged is kept outside of the disk, in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from millrace.client.client import Client
+from millrace.coord.store import Collection
+from millrace.errors import LogUnavailable, MillraceError, RateLimited, TableUnavailable
+from millrace.log.rocksmq import RocksMQ
+from millrace.log.rocksmq_settings import RocksMQSettings
+from millrace.message import builders
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.wire import encode_entry
+from millrace.node.append_host import AppendHost
+from millrace.node.append_host_server import AppendExtension, committed_states
+from millrace.node.flow_monitor import FlowMonitor
+from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
+from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+
+MIB = 1 << 20
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
+P = "dml_0"
+DEADLINE = 120.0
+
+
+class Writer:
+    """A producer: one row an append, with the key as its sequence. `acknowledged` is what the log promised to keep."""
+
+    def __init__(self, collection: Collection, term: int) -> None:
+        self._collection = collection
+        self._term = term
+        self.acknowledged: list[int] = []
+
+    def append(self, extension: AppendExtension) -> None:
+        key = len(self.acknowledged)
+        message = builders.insert(
+            pa.record_batch([pa.array([key]), pa.array([os.urandom(64 << 10)])], schema=SCHEMA.arrow()),
+            vchannel=self._collection.vchannels[0],
+            collection_id=self._collection.id,
+            partition_id=next(iter(self._collection.partitions.values())),
+            term=self._term,
+            producer_id=7,
+            epoch=1,
+            sequence=key,
+        )
+        values = pa.array([encode_entry([message])], pa.large_binary())
+        extension.submit_one(P, values).outcome(timeout=DEADLINE).result()
+        self.acknowledged.append(key)
+
+
+def until_refused(settings: Settings, engine: RocksMQ, host: AppendHost, writer: Writer) -> dict[str, Any]:
+    """Append until flow control refuses it, with the jobs at work: on the way the disk is relieved, and appends slowed."""
+    monitor = FlowMonitor(settings, host, engine, pause=0.05, relief_pause=1.0)
+    extension = AppendExtension(host, flow=monitor)
+    stop, begin = threading.Event(), engine.open(P).describe().begin
+    seen: dict[str, Any] = {"refused": "", "truncated": False}
+
+    def repeat(work: Callable[[], object]) -> None:
+        while not stop.wait(0.05):
+            try:
+                work()
+            except TableUnavailable as error:
+                seen["tables"] = str(error)
+
+    jobs = [lambda: catch_up(settings, engine), lambda: flush(settings)]
+    working = [threading.Thread(target=repeat, args=(job,)) for job in jobs]
+    for thread in working:
+        thread.start()
+    monitor.start()
+    until = time.monotonic() + DEADLINE
+    while not seen["refused"] and time.monotonic() < until:
+        try:
+            writer.append(extension)
+        except RateLimited as error:
+            if monitor.control.describe()["mode"] == "reject":
+                seen["refused"] = str(error)
+            stop.wait(0.05)
+        seen["truncated"] |= engine.open(P).describe().begin > begin
+    seen["delayed"] = monitor.control.describe()["delayed"]
+    stop.set()
+    for thread in working:
+        thread.join(DEADLINE)
+    monitor.close()
+    return seen
+
+
+def without_room(settings: Settings, engine: RocksMQ, host: AppendHost, writer: Writer) -> dict[str, Any]:
+    """Take the last byte of the disk, and append without flow control: what finds no room is a typed error."""
+    seen: dict[str, Any] = {"without room": [], "node without room": "nothing was left to do"}
+    ballast = settings.data_dir.parent / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 4096)
+        except OSError as error:
+            seen["errno"] = error.errno
+    try:
+        for _ in range(40):  # the log's file was allocated before: it has some room yet
+            writer.append(AppendExtension(host))
+    except LogUnavailable as error:
+        seen["without room"].append(str(error))
+    try:
+        catch_up(settings, engine)
+    except MillraceError as error:
+        seen["node without room"] = error.code
+    ballast.unlink()
+    return seen
+
+
+def with_room_again(settings: Settings, engine: RocksMQ, host: AppendHost, writer: Writer) -> None:
+    """Go on with the same sequences."""
+    subprocess.run(["mount", "-o", "remount,size=512m", str(settings.data_dir.parent)], check=True)
+    wanted, until = len(writer.acknowledged) + 5, time.monotonic() + DEADLINE
+    while len(writer.acknowledged) < wanted and time.monotonic() < until:
+        try:
+            writer.append(AppendExtension(host))
+        except LogUnavailable:
+            threading.Event().wait(0.05)
+    catch_up(settings, engine)
+    flush(settings)
+
+
+def main(folder: Path) -> None:
+    settings = Settings(
+        data_dir=folder / "data",
+        cache_dir=folder / "cache",
+        log_file_bytes=1 * MIB,
+        flow_disk_slow=88 * MIB,
+        flow_disk_reject=24 * MIB,
+        flow_start_rate=8 * MIB,
+        flow_memory_slow=0,
+        flow_memory_reject=0,
+    )
+    with Client.connect(settings) as client:
+        client.coordinator.ensure_pchannels(1)
+        writer = Writer(client.coordinator.create_collection("c", SCHEMA), client.coordinator.term(P))
+        client.append.service.shutdown()
+    log_settings = RocksMQSettings(segment_bytes=1 * MIB, spare_files=0)
+    with (
+        RocksMQ(settings.log_path, settings=log_settings) as engine,
+        AppendHost(engine, committed_states(settings.wal_path)) as host,
+    ):
+        host.tick(P)
+        seen = until_refused(settings, engine, host, writer)
+        seen |= without_room(settings, engine, host, writer)
+        with_room_again(settings, engine, host, writer)
+    found = sorted(read_arrow(settings, 1)["id"].to_pylist())
+    print(json.dumps(seen | {"acknowledged": len(writer.acknowledged), "each once": found == writer.acknowledged}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,183 @@
+"""The append host's flow control on a real log: what it reads, what it slows and refuses, and how it relieves a disk."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from millrace.client.client import Client
+from millrace.errors import RateLimited
+from millrace.log.rocksmq import RocksMQ
+from millrace.message import builders
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.wire import encode_entry
+from millrace.metrics import Metrics
+from millrace.node import flow_monitor
+from millrace.node.append_host import AppendHost
+from millrace.node.append_host_server import AppendExtension, committed_states
+from millrace.node.flow_control import Mode
+from millrace.node.flow_monitor import DISK, LAG, FlowMonitor, FlushLag, carries_rows, limits_of, memory_used
+from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
+from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+from tests.node.append_host_samples import insert
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
+P = "dml_0"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """A deployment with 20 rows of 200 KB in its log, over several files, whose server has ended."""
+    made = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_file_bytes=1 << 20)
+    with Client.connect(made) as client:
+        client.coordinator.ensure_pchannels(1)
+        client.coordinator.create_collection("c", SCHEMA)
+        for key in range(20):
+            client.producer().insert(client.collection("c"), pa.table({"id": [key], "body": [b"x" * 200_000]}))
+        client.append.service.shutdown()
+    return made
+
+
+@pytest.fixture
+def engine(settings: Settings) -> Iterator[RocksMQ]:
+    with RocksMQ(settings.log_path) as service:
+        yield service
+
+
+@pytest.fixture
+def host(settings: Settings, engine: RocksMQ) -> Iterator[AppendHost]:
+    with AppendHost(engine, committed_states(settings.wal_path), metrics=Metrics()) as host:
+        host.tick(P)
+        yield host
+
+
+def free_is(monkeypatch: pytest.MonkeyPatch, values: list[int]) -> None:
+    """Have the disk say that so much is free, look after look; the last value stays."""
+    left = deque(values)
+
+    def usage(_: object) -> SimpleNamespace:
+        return SimpleNamespace(free=left.popleft() if len(left) > 1 else left[0])
+
+    monkeypatch.setattr(flow_monitor.shutil, "disk_usage", usage)
+
+
+def test_inserts_and_deletes_and_what_does_not_decode_carry_rows_and_nothing_else_does() -> None:
+    def entry(*messages: object) -> pa.LargeBinaryArray:
+        return pa.array([encode_entry(list(messages))], pa.large_binary())  # type: ignore[arg-type]
+
+    assert carries_rows(entry(insert(1)))
+    assert carries_rows(entry(builders.flush_all(term=1), insert(1)))
+    assert carries_rows(pa.array([b"no entry"], pa.large_binary()))
+    assert not carries_rows(entry(builders.flush_all(term=1)))
+    assert not carries_rows(entry(builders.time_tick(term=1)))
+    assert not carries_rows(entry(builders.begin_txn(1, vchannel="p0_1v0", collection_id=1, term=1)))
+
+
+def test_memory_in_use_is_a_part_of_what_there_is() -> None:
+    assert 0.0 < memory_used() < 1.0
+
+
+def test_flush_lag_is_how_long_the_oldest_unflushed_row_waits() -> None:
+    lag = FlushLag()
+
+    def seconds(now: float, visible: int, flushed: int) -> float:
+        return lag.seconds({P: visible}, {P: SimpleNamespace(time_tick=flushed)}, now=now)  # type: ignore[dict-item]
+
+    assert seconds(0.0, 10, 10) == 0.0
+    assert seconds(1.0, 20, 10) == 0.0
+    assert seconds(4.0, 30, 10) == 3.0
+    assert seconds(5.0, 30, 20) == 1.0
+    assert seconds(9.0, 30, 30) == 0.0
+    assert [seconds(10.0 + each, 100 + each, 30) for each in range(2000)][-1] == 1999.0
+
+
+def test_a_row_that_no_flusher_takes_slows_and_then_stops_its_producers_until_one_does(
+    settings: Settings, engine: RocksMQ, host: AppendHost
+) -> None:
+    now = [0.0]
+    settings = replace(settings, flow_lag_slow=10.0, flow_lag_reject=20.0, flow_memory_slow=0, flow_disk_slow=0)
+    settings = replace(settings, flow_memory_reject=0, flow_disk_reject=0)
+    monitor = FlowMonitor(settings, host, engine, clock=lambda: now[0])
+    modes = []
+    for now[0] in (0.0, 9.0, 11.0, 21.0):
+        modes.append(monitor.look())
+    assert modes == [Mode.NORMAL, Mode.NORMAL, Mode.SLOWDOWN, Mode.REJECT]
+    catch_up(settings, engine)
+    flush(settings)
+    assert monitor.look() is Mode.RECOVERY
+    assert monitor.control.describe()["readings"][LAG] == 0.0
+
+
+def test_in_reject_mode_row_changes_are_refused_before_the_log_and_everything_else_passes(
+    settings: Settings, engine: RocksMQ, host: AppendHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_is(monkeypatch, [1])
+    monitor = FlowMonitor(settings, host, engine, metrics=host.metrics, relief_pause=1e9)
+    monitor._relieved = monitor._clock()
+    extension = AppendExtension(host, flow=monitor)
+    assert monitor.look() is Mode.REJECT
+    end = engine.open(P).describe().end
+    with pytest.raises(RateLimited, match="free disk bytes is 1 "):
+        extension.submit(P, [pa.array([encode_entry([insert(1)])], pa.large_binary())])
+    assert engine.open(P).describe().end == end
+    flushed = encode_entry([builders.flush_all(term=host.state(P).term)])
+    assert extension.submit(P, [pa.array([flushed], pa.large_binary())])[0].outcome(timeout=10).result().time_tick
+    assert host.metrics is not None
+    monitor.look()
+    text = host.metrics.render().decode()
+    assert 'millrace_wal_rate_limit_state{mode="reject"} 1.0' in text
+    assert "millrace_wal_rate_limit_refused 1.0" in text
+
+
+def test_a_disk_that_runs_full_is_flushed_and_the_log_truncated_before_anything_is_slowed(
+    settings: Settings, engine: RocksMQ, host: AppendHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = settings.flow_disk_slow
+    free_is(monkeypatch, [slow - 1, slow * 2])  # as if truncation had made that much room
+    before = engine.open(P).describe()
+    stop = threading.Event()
+
+    def flusher() -> None:
+        while not stop.wait(0.05):
+            catch_up(settings, engine)
+            flush(settings)
+
+    working = threading.Thread(target=flusher)
+    working.start()
+    try:
+        monitor = FlowMonitor(settings, host, engine)
+        monitor.look()
+        monitor.await_relief(timeout=30)
+        mode = monitor.look()
+    finally:
+        stop.set()
+        working.join(30)
+    assert not working.is_alive()
+    after = engine.open(P).describe()
+    assert after.begin > before.begin
+    assert after.bytes < before.bytes
+    assert mode is Mode.RECOVERY
+    assert monitor.control.describe()["readings"][DISK] == slow * 2
+    assert read_arrow(settings, 1).num_rows == 20
+
+
+def test_a_watermark_of_zero_is_not_looked_at() -> None:
+    off = {"flow_memory_slow": 0.0, "flow_memory_reject": 0.0, "flow_disk_slow": 0, "flow_disk_reject": 0}
+    assert limits_of(Settings(**off)).watermarks == ()  # type: ignore[arg-type]
+
+
+def test_the_host_of_a_deployment_tells_its_flow_state(settings: Settings) -> None:
+    with Client.connect(settings) as client:
+        found = client.append.flow()
+        client.append.service.shutdown()
+    assert found["mode"] == "normal"
+    assert found["rate"] is None
