@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from millrace.settings import PREFIX, TEST_PREFIX, Settings
+from tests import running_brokers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +54,7 @@ def nothing_outlives_the_run() -> Iterator[None]:
     mark = uuid.uuid4().hex
     os.environ[RUN_MARK] = mark
     yield
+    running_brokers.stop_all()
     _, alive = psutil.wait_procs(_processes_of_this_run(mark), timeout=15)
     left = [
         f"{process.pid} {' '.join(process.cmdline()) or process.name()}" for process in alive if process.is_running()

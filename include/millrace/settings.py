@@ -30,10 +30,15 @@ RESERVED: Final = frozenset(
         "MILLRACE_RUN_FOLDER",
         "MILLRACE_INSTALLATION",
         "MILLRACE_METRICS_TOKEN",
+        "MILLRACE_SERVER_TOKEN",
+        "MILLRACE_LOG_USERNAME",
+        "MILLRACE_LOG_PASSWORD",
+        "MILLRACE_LOG_TOKEN",
     }
 )
 """Not settings: the settings file to read, the checkout (airflow.cfg finds its folders by it), a launched job's folder, the
-installation that a process belongs to, and the token that reads the metrics (a secret: no file and no listing has it)."""
+installation that a process belongs to, and secrets, which no file and no listing has: the tokens that read the metrics and that
+reach the log, and what logs in to its brokers."""
 
 TEST_PREFIX: Final = "MILLRACE_TEST_"
 """Names that tests and the benchmark keep for themselves; never settings."""
@@ -90,12 +95,15 @@ class Settings:
 
     log: str = _setting(
         "rocksmq",
-        "The ingress log: embedded, or a broker's address.",
+        "The ingress log: embedded, or on brokers (docs/brokers.md).",
         pattern=_LOG,
-        allowed="rocksmq, kafka://host:port or pulsar://host:port",
+        allowed="rocksmq, kafka://host:port/prefix or pulsar://host:port/tenant/namespace, with ?option=value&...",
     )
     log_host: str = _setting("127.0.0.1", "Address that the servers of this host bind.")
     log_port: int = _setting(0, "Port of the embedded log's server; 0 takes a free one.", low=0, high=65535)
+    log_tls_cert: str = _setting("", "Certificate chain (PEM) of the log's server; empty: no TLS.")
+    log_tls_key: str = _setting("", "Key (PEM) of that certificate.")
+    log_tls_name: str = _setting("localhost", "A name in that certificate, which clients on this host look for.")
     log_file_bytes: int = _setting(
         64 << 20, "Size of one file of the embedded log.", low=1 << 20, high=4 << 30, is_bytes=True
     )
@@ -212,6 +220,8 @@ class Settings:
                 object.__setattr__(self, name, folder)
         for spec in _SPECS.values():
             _check(spec, getattr(self, spec.name), spec.env)
+        if bool(self.log_tls_cert) != bool(self.log_tls_key):
+            raise InvalidSettings("MILLRACE_LOG_TLS_CERT and MILLRACE_LOG_TLS_KEY belong together: give both, or none")
 
     @classmethod
     def load(cls, *, env: Mapping[str, str] | None = None, file: Path | str | None = None) -> Self:
@@ -242,6 +252,11 @@ class Settings:
     def environment(self) -> dict[str, str]:
         """These settings as ``MILLRACE_*`` variables: what a process that this one starts is handed."""
         return {spec.env: str(getattr(self, spec.name)) for spec in _SPECS.values()}
+
+    @property
+    def log_tls(self) -> tuple[str, str, str] | None:
+        """Certificate, key and name of the log's server; None: no TLS."""
+        return (self.log_tls_cert, self.log_tls_key, self.log_tls_name) if self.log_tls_cert else None
 
     @property
     def log_path(self) -> Path:

@@ -120,6 +120,9 @@ class LosesAnswers:
         self._client = client
         self.calls = 0
 
+    def append_stream(self, pchannel, *, deadline=None):  # type: ignore[no-untyped-def]
+        return self._client.append.append_stream(pchannel, deadline=deadline)
+
     def append(self, pchannel, entries, *, deadline=None):  # type: ignore[no-untyped-def]
         outcome = self._client.append.append(pchannel, entries, deadline=deadline)
         self.calls += 1

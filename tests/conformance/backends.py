@@ -1,21 +1,29 @@
 """The backends that the conformance suite runs on: one line each.
 
 A factory opens (or makes) the deployment that lives in a directory, with MAX_ENTRY_BYTES as the limit of an entry and files
-as small as the backend allows. Closing the service and calling the factory again with the same directory is a restart.
+as small as the backend allows. Closing the service and calling the factory again with the same directory is a restart. On a
+broker, which all tests of a run share, the directory's name is the deployment's.
+
+Where backends keep the protocol in different ways, PROMISES says which way is whose: nothing is left out silently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from millrace.log.discovery import ServerRecord, remove_record, write_record
 from millrace.log.protocol import LogService
+from millrace.log.registry import open_service
 from millrace.log.remote import RemoteLogService
 from millrace.log.rocksmq import RocksMQ
 from millrace.log.rocksmq_settings import RocksMQSettings
 from millrace.log.server_flight import LogServer
+from tests import running_brokers
+from tests.conformance.switching import Switching, behind_an_empty_generation
 
 MAX_ENTRY_BYTES = 1 << 20
 
@@ -31,7 +39,7 @@ class Served(RemoteLogService):
     @classmethod
     def over(cls, directory: Path) -> Served:
         draft = ServerRecord.of_this_process("")
-        server = LogServer(RocksMQ(directory, settings=SETTINGS), token=draft.token)
+        server = LogServer(RocksMQ(directory, settings=SETTINGS), tokens=[draft.token])
         record = replace(draft, address=server.address)
         write_record(directory, record)
         served = cls.connect(directory, start=False)
@@ -45,7 +53,54 @@ class Served(RemoteLogService):
             remove_record(Path(self._folder), self.record)
 
 
+def embedded(url: str) -> RocksMQ:
+    """The embedded log at a URL, with the settings of the suite."""
+    return RocksMQ(unquote(urlsplit(url).path), settings=SETTINGS)
+
+
+def kafka(directory: Path) -> LogService:
+    """A prefix of its own on the run's Kafka, read and written without a server between."""
+    return open_service(f"kafka://{running_brokers.kafka().address}/{deployment_name(directory)}", BROKER_SETTINGS)
+
+
+def pulsar(directory: Path) -> LogService:
+    """A prefix of its own on the run's Pulsar, read and written without a server between."""
+    broker = running_brokers.pulsar()
+    return open_service(f"{broker.base}/{deployment_name(directory)}", {"admin": broker.admin} | BROKER_SETTINGS)
+
+
+def deployment_name(directory: Path) -> str:
+    """A name that no other directory has."""
+    return "t" + sha256(str(directory).encode()).hexdigest()[:16]
+
+
+BROKER_SETTINGS = {"max_entry_bytes": MAX_ENTRY_BYTES}
+
 BACKENDS: dict[str, Callable[[Path], LogService]] = {
     "rocksmq": lambda directory: RocksMQ(directory, settings=SETTINGS),
     "rocksmq behind its server": Served.over,
+    "rocksmq behind an empty generation": lambda directory: behind_an_empty_generation(directory, embedded),
+    "rocksmq switched under way": lambda directory: Switching(directory, open_backend=embedded),
+    "kafka": kafka,
+    "pulsar": pulsar,
+}
+
+
+@dataclass(frozen=True)
+class Promises:
+    """How a backend keeps what the protocol leaves to it."""
+
+    dense: bool = False
+    """Its ids are (0, 0), (0, 1) and so on, so that EARLIEST may be an entry's id."""
+    frees_at_once: bool = True
+    """Truncation frees files before it returns, and says how much; a broker frees them later."""
+
+
+PROMISES: dict[str, Promises] = {
+    "rocksmq": Promises(),
+    "rocksmq behind its server": Promises(),
+    "rocksmq behind an empty generation": Promises(),
+    "rocksmq switched under way": Promises(),
+    "kafka": Promises(dense=True, frees_at_once=False),
+    "pulsar": Promises(frees_at_once=False),
 }

@@ -170,7 +170,7 @@ class Rig:
         self.extension = EchoExtension()
         self.record = ServerRecord.of_this_process("")
         self.server = LogServer(
-            self.engine, token=self.record.token, extensions=[self.extension], limits=limits or ReadLimits()
+            self.engine, tokens=[self.record.token], extensions=[self.extension], limits=limits or ReadLimits()
         )
         self.record = replace(self.record, address=self.server.address)
         write_record(folder, self.record)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ from millrace.log.server_wire import ack_from_bytes
 from millrace.node.append_host import DEFAULT_DEADLINE, Entries
 from millrace.node.append_host_outcome import AppendOutcome
 from millrace.node.append_host_server import LAUNCH, NAME, TIMEOUT, tailed_rows
+from millrace.node.catalog_calls import READS
 from millrace.node.tail_buffer import Evicted, Tailed
 
 _MARGIN: Final = 2.0
@@ -93,17 +95,24 @@ class AppendClient:
         raise InvalidArgument(f"{attempts} attempts: give 1 or more")
 
     def append_stream(
-        self, pchannel: str, *, appends: int = PIPELINE_APPENDS, bytes: int = PIPELINE_BYTES
+        self,
+        pchannel: str,
+        *,
+        appends: int = PIPELINE_APPENDS,
+        bytes: int = PIPELINE_BYTES,
+        deadline: float | None = None,
     ) -> Pipeline[AppendOutcome]:
         """Appends of one producer, in order, sent before the earlier ones are decided: at most `appends` or `bytes` of them.
 
-        What failed as ambiguous the caller sends again, in order, with the same sequences.
+        What failed as ambiguous the caller sends again, in order, with the same sequences. `deadline` bounds the wait for each
+        answer (default: the one of `connect`).
         """
 
         def stream(link: Link) -> _Stream:
             return _Stream(link, pchannel, pipelined=True)
 
-        return Pipeline(self.service, stream, appends=appends, bytes=bytes, margin=_MARGIN)
+        service = self.service if deadline is None else _Bounded(self.service, deadline)
+        return Pipeline(service, stream, appends=appends, bytes=bytes, margin=_MARGIN)
 
     def tick(self, pchannel: str, *, deadline: float = DEFAULT_DEADLINE) -> int:
         """Append a time tick; a tick up to which every earlier append is decided."""
@@ -134,6 +143,21 @@ class AppendClient:
     def flow(self) -> dict[str, Any]:
         """The state of the host's flow control: mode, rate (bytes/s, or None), why, readings, levels, delayed, refused."""
         return self._act("flow", {}, self.service.deadline)
+
+    def catalog(self, call: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """A call of the coordinator beside the host (millrace.node.catalog_calls). Raises what that call raises.
+
+        One that changes something is not repeated where its answer was lost: LogUnavailable says that it may have taken
+        effect.
+        """
+        request, seconds = {"call": call, "arguments": dict(arguments)}, self.service.deadline
+
+        def act(link: Link, deadline: float) -> dict[str, Any]:
+            return link.act(f"{NAME}/catalog", request, timeout=seconds)
+
+        if call in READS:
+            return self.service.repeated(act, seconds=seconds)
+        return self.service.sent_once(act, seconds=seconds, what=f"whether {call} took effect is unknown")
 
     def restart(self, pchannel: str) -> None:
         """Have the host follow the PChannel anew, once what parked it is cured."""
@@ -214,6 +238,20 @@ class AppendClient:
             self._idle = {key: streams for key, streams in self._idle.items() if streams and streams[0].link is link}
         for stream in old:
             stream.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounded:
+    """The service as a pipeline sees it, with another deadline."""
+
+    service: RemoteLogService
+    deadline: float
+
+    def link(self, deadline: float) -> Link:
+        return self.service.link(deadline)
+
+    def drop_link(self, link: Link) -> None:
+        self.service.drop_link(link)
 
 
 class _Stream(ExchangeStream):

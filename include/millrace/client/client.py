@@ -7,24 +7,33 @@ with Client.connect() as client:
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 
 from millrace.client.append_client import AppendClient
+from millrace.client.consumer import COMMIT_INTERVAL, Consumer
 from millrace.client.freshness import confirm
+from millrace.client.positions import Positions
 from millrace.client.producer import Producer
+from millrace.client.spool import DEFAULT_BYTES
+from millrace.client.spooling import OnRejected, SpoolSender
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.store import Collection
-from millrace.errors import TickNotReached
+from millrace.coord.store import Collection, pchannel_of
+from millrace.errors import CollectionNotFound, TickNotReached
 from millrace.log.protocol import LogService
-from millrace.node.append_host_server import LAUNCH
+from millrace.message.schema import CollectionSchema
+from millrace.metrics import Metrics
+from millrace.node.append_host_server import launch_of
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from millrace.tables.read_plan import resolve_tick
+from millrace.wal.scanner import DeliverPolicy, Filter
 
 
 class _OneByOne:
@@ -47,6 +56,8 @@ class Client:
         self.log: LogService = append.service
         self.coordinator = Coordinator(settings, log=self.log, append=_OneByOne(append, settings.append_deadline))
         self._producers: list[Producer] = []
+        self._consumers: list[Consumer] = []
+        self._schemas: dict[tuple[int, int], CollectionSchema] = {}
 
     @classmethod
     def connect(cls, settings: Settings | None = None, *, start: bool = True) -> Self:
@@ -55,26 +66,20 @@ class Client:
         Raises LogUnavailable where it cannot be reached (or must not be started).
         """
         settings = settings or Settings.load()
-        launch = replace(
-            LAUNCH,
-            host=settings.log_host,
-            port=settings.log_port,
-            settings=(
-                ("segment_bytes", str(settings.log_file_bytes)),
-                ("max_entry_bytes", str(settings.max_entry_bytes)),
-            ),
+        append = AppendClient.connect(
+            settings.data_dir, start=start, deadline=settings.start_deadline, launch=launch_of(settings)
         )
-        return cls(
-            settings,
-            AppendClient.connect(settings.data_dir, start=start, deadline=settings.start_deadline, launch=launch),
-        )
+        return cls(settings, append)
 
     def close(self) -> None:
-        for producer in self._producers:
-            producer.close()
-        self.coordinator.close()
-        self.append.close()
-        self.log.close()
+        """Close its consumers and producers, then the connection. Raises DeadlineExceeded where rows could not be sent."""
+        with ExitStack() as closing:
+            for close in (self.log.close, self.append.close, self.coordinator.close):
+                closing.callback(close)
+            for producer in self._producers:
+                closing.callback(producer.close)
+            for consumer in self._consumers:
+                closing.callback(consumer.close)
 
     def __enter__(self) -> Self:
         return self
@@ -88,11 +93,92 @@ class Client:
         """The definition of a collection. Raises CollectionNotFound."""
         return self.coordinator.collection(name)
 
-    def producer(self, *, producer_id: int | None = None) -> Producer:
-        """A new idempotent producer, closed with the client."""
-        producer = Producer(self.append, self.coordinator, self.settings, producer_id=producer_id)
+    def producer(
+        self,
+        *,
+        producer_id: int | None = None,
+        spool: Path | None = None,
+        spool_bytes: int = DEFAULT_BYTES,
+        on_rejected: OnRejected | None = None,
+        metrics: Metrics | None = None,
+    ) -> Producer:
+        """A new idempotent producer, closed with the client. With a folder `spool`, rows are kept there (at most `spool_bytes`)
+        while the log cannot be reached; `on_rejected` hears what the chain rejects of them. Raises SpoolBusy."""
+        sender = None
+        if spool is not None:
+            sender = SpoolSender(
+                spool,
+                max_bytes=spool_bytes,
+                on_rejected=on_rejected,
+                metrics=metrics,
+                retry_delay=self.settings.append_retry_delay,
+            )
+        producer = Producer(
+            self.append, self.coordinator, self.settings, producer_id=producer_id, reader=self._read_for, spool=sender
+        )
         self._producers.append(producer)
         return producer
+
+    def consumer(
+        self,
+        source: str | Collection | Sequence[str],
+        *,
+        group: str | None = None,
+        policy: DeliverPolicy | None = None,
+        filters: Sequence[Filter] = (),
+        until_tick: int | None = None,
+        metrics: Metrics | None = None,
+        commit_interval: float = COMMIT_INTERVAL,
+    ) -> Consumer:
+        """A consumer of a collection (or its name), or of channels; closed with the client.
+
+        A `group` goes on where it was, and `policy` (default: everything) counts for its first start alone. `filters` choose
+        among units. It goes on until it is closed, or has delivered everything up to `until_tick`. Raises GroupBusy,
+        CollectionNotFound, and what the scan raises.
+        """
+        if isinstance(source, str):
+            source = self.collection(source)
+        channels = source.vchannels if isinstance(source, Collection) else source
+        positions = None if group is None else Positions(self.settings.data_dir / "coord")
+        try:
+            made = Consumer(
+                channels,
+                wal=self.settings.wal_path,
+                tail=self.append,
+                group=group,
+                positions=positions,
+                policy=policy,
+                filters=filters,
+                until_tick=until_tick,
+                schemas=self._schema,
+                metrics=metrics,
+                commit_interval=commit_interval,
+            )
+        except BaseException:
+            if positions is not None:
+                positions.close()
+            raise
+        self._consumers.append(made)
+        return made
+
+    def _schema(self, collection_id: int, version: int) -> CollectionSchema:
+        """A schema by collection and version, of a dropped collection too. Raises CollectionNotFound."""
+        if (collection_id, version) not in self._schemas:
+            for each in self.coordinator.collections(dropped=True):
+                for number, schema in enumerate(each.schemas, start=1):
+                    self._schemas[each.id, number] = schema
+        try:
+            return self._schemas[collection_id, version]
+        except KeyError:
+            raise CollectionNotFound(
+                f"the coordinator knows no schema version {version} of collection {collection_id}"
+            ) from None
+
+    def _read_for(self, collection: Collection, at: int | None) -> tuple[int, pa.Table]:
+        """A collection at a tick; without one at a tick of now, which lies behind every append that was answered."""
+        if at is None:
+            at = max(self.append.tick(name) for name in {pchannel_of(vchannel) for vchannel in collection.vchannels})
+        return at, self.read(collection.name, at=at)
 
     def read(self, name: str, *, at: int | datetime | None = None, deadline: float | None = None) -> pa.Table:
         """The rows of a collection at the tick (or moment) `at`; without one everything that was decided before the call.

@@ -16,6 +16,7 @@ from millrace.commands.command_line import (
     print_rows,
     stamp,
 )
+from millrace.commands.log_switch import switch
 from millrace.errors import ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError
 from millrace.message.ids import LogId
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from millrace.settings import Settings
 
 app = command_group("Look into the ingress log, check it, stop its server.")
+
+app.command()(switch)
 
 READ_BYTES = 4 << 20
 _FOLLOW_SECONDS = 1.0
@@ -188,8 +191,9 @@ def read(
 
 def _client(settings: Settings) -> AppendClient:
     from millrace.client.append_client import AppendClient
+    from millrace.node.append_host_server import launch_of
 
-    return AppendClient.connect(settings.data_dir, deadline=settings.start_deadline)
+    return AppendClient.connect(settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings))
 
 
 def _names(client: AppendClient, pchannel: str | None) -> list[str]:

@@ -29,7 +29,8 @@ from millrace.commands.command_line import (
 from millrace.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from millrace.client.producer import Producer, Written
+    from millrace.client.producer import Producer
+    from millrace.client.written import Written
     from millrace.commands.rows_in import Batch
     from millrace.coord.store import Collection
 

@@ -109,13 +109,16 @@ def _rows(settings: Settings, found: Collection, at: int | datetime | None, wait
     from millrace.client.append_client import AppendClient
     from millrace.client.freshness import confirm
     from millrace.commands.status import streaming_job
+    from millrace.node.append_host_server import launch_of
     from millrace.tables.arrow_read import read_arrow
     from millrace.tables.read_plan import resolve_tick
 
     running = streaming_job(settings)["running"]
     tick = None if at is None else resolve_tick(at)
     seconds = wait if wait is not None else settings.read_deadline if running else 0.0
-    with AppendClient.connect(settings.data_dir, deadline=settings.start_deadline) as client:
+    with AppendClient.connect(
+        settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
+    ) as client:
         confirmed, whole = confirm(settings, found, client, at=tick, seconds=seconds)
     if not whole and tick is None:
         typer.echo(

@@ -32,12 +32,15 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
     Example: `millrace verify`
     """
     from millrace.client.append_client import AppendClient
+    from millrace.node.append_host_server import launch_of
     from millrace.tables.delta_files import open_table
 
     settings = load_settings(data)
     channels: list[dict[str, Any]] = []
     if open_table(settings.wal_path) is not None:  # no server is started for what has nothing to check
-        with AppendClient.connect(settings.data_dir, deadline=settings.start_deadline) as client:
+        with AppendClient.connect(
+            settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
+        ) as client:
             channels = check_channels(settings, log=client.service)
     collections = check_collections(settings) if all(each["holds"] for each in channels) else []
     holds = all(each["holds"] for each in [*channels, *collections])

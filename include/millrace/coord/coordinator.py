@@ -109,9 +109,12 @@ class Coordinator:
         """The newest term of `pchannel`: what its producers stamp."""
         return next(each.term for each in self._store.pchannels() if each.name == pchannel)
 
-    def next_epoch(self, producer_id: int) -> int:
-        """A new epoch for the producer `producer_id`: it fences every earlier producer of that id."""
-        return self._store.next_epoch(producer_id)
+    def next_epoch(self, producer_id: int, *, held: int | None = None) -> int:
+        """A new epoch for the producer `producer_id`: it fences every earlier producer of that id.
+
+        With `held`, the epoch the caller has, it is refused (ProducerFenced) to one that is fenced itself.
+        """
+        return self._store.next_epoch(producer_id, held=held)
 
     # -- collections --------------------------------------------------------------------------------------------------
 

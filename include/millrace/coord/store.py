@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from millrace.errors import CollectionExists, CollectionNotFound
+from millrace.errors import CollectionExists, CollectionNotFound, ProducerFenced
 from millrace.message.schema import CollectionSchema
 
 BUSY_SECONDS: Final = 30.0
@@ -142,9 +142,18 @@ class Store:
 
     # -- producers ----------------------------------------------------------------------------------------------------
 
-    def next_epoch(self, producer_id: int) -> int:
-        """The next epoch of a producer, from 1: kept before it is used, so that no epoch is ever given twice."""
+    def next_epoch(self, producer_id: int, *, held: int | None = None) -> int:
+        """The next epoch of a producer, from 1: kept before it is used, so that no epoch is ever given twice.
+
+        With `held`, the newest epoch that the caller was given: raises ProducerFenced where somebody took a newer one since.
+        """
         with self.transaction():
+            if held is not None:
+                newest = self._row("select epoch from producer where id = ?", (producer_id,))
+                if newest is not None and newest[0] != held:
+                    raise ProducerFenced(
+                        f"producer {producer_id} runs epoch {newest[0]} elsewhere, and this one has epoch {held}: close it"
+                    )
             self._db.execute(
                 "insert into producer values (?, 1) on conflict (id) do update set epoch = epoch + 1", (producer_id,)
             )

@@ -1,8 +1,11 @@
 """``make run``: the whole system on one machine, fed with a year of flights, and a summary that was checked.
 
-Starts the embedded log and a Spark driver with the streaming node and the flusher, replays the flights of 2013 in about a
+Starts the log and a Spark driver with the streaming node and the flusher, replays the flights of 2013 in about a
 minute from several producers at once, then at full speed many times over, waits until every row lies in its collection,
 and holds what the producers were told against the log, the WAL and the tables. A second run continues in the same folder.
+
+The log is what the setting `log` says: the embedded one, or brokers. ``--log kafka`` (``make run LOG=kafka``) starts a broker on
+this host, over a folder of its own in the data folder, unless the setting names one of that kind already; it ends with the demo.
 """
 
 from __future__ import annotations
@@ -13,24 +16,30 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from millrace.brokers.kinds import KINDS, broker
 from millrace.client.client import Client
 from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
 from millrace.demo.summary import JOB, Interrupted, Watch, summarise
 from millrace.errors import InvalidSettings, LogUnavailable, MillraceError
+from millrace.log.generation_list import EMBEDDED
 from millrace.log.remote import RemoteLogService
 from millrace.node.processes import Job
 from millrace.node.streaming import started_path
 from millrace.ops.installation_config import state_of
 from millrace.ops.installation_keeper import read_record
 from millrace.settings import Settings
+from millrace.tables.wal_table import WalTable
 
 ROOT = Path(__file__).parents[3]
+BROKERS = "brokers"
+"""Folder of the brokers that the demo starts, in the data folder."""
 
 
 def main() -> int:
@@ -43,7 +52,8 @@ def main() -> int:
             _refuse_beside_the_system(settings)
             if options.fresh:
                 _start_afresh(settings, console)
-            return _run(settings, options, console, stop)
+            with _logged(settings, options.log, console) as settings:
+                return _run(settings, options, console, stop)
         except Interrupted:
             console.print(
                 "\nStopped. Everything that was acknowledged is in the log; [bold]make run[/] goes on from there."
@@ -62,6 +72,29 @@ def _refuse_beside_the_system(settings: Settings) -> None:
             f"the whole system runs on {settings.data_dir} ({record.address}): put the flights through it with `make demo`,"
             " or stop it with `make down`"
         )
+
+
+@contextmanager
+def _logged(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
+    """The settings with the log of `kind` ("": as they are), on a broker that runs meanwhile where they name none."""
+    named = settings.log.partition("://")[0]
+    folder = settings.data_dir / BROKERS
+    started = [name for name in KINDS if (folder / name).exists()]
+    kind = kind or named
+    if kind == named and (kind != EMBEDDED or not started):
+        yield settings
+        return
+    if named != EMBEDDED:
+        raise InvalidSettings(f"LOG={kind}, but MILLRACE_LOG is {settings.log}: choose one of them")
+    if WalTable.exists(settings.wal_path) and kind not in started:
+        raise InvalidSettings(
+            f"{settings.data_dir} was made with the log {started[0] if started else EMBEDDED}: continue with"
+            f" LOG={started[0] if started else EMBEDDED}, begin anew with ARGS=--fresh, or choose another MILLRACE_DATA"
+        )
+    console.print(f"Starting {kind} on this host …")
+    with broker(kind, folder / kind, settings=settings) as running:
+        console.print(f"Log: [bold]{running.url}[/]")
+        yield replace(settings, log=running.url)
 
 
 def _run(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
@@ -100,6 +133,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--log", choices=sorted((EMBEDDED, *KINDS)), default="", help="the log (default: what MILLRACE_LOG says)"
+    )
     parser.add_argument("--fresh", action="store_true", help="remove the data folder first (default: continue in it)")
     add_load_options(parser)
     options = parser.parse_args()
@@ -113,7 +149,7 @@ def _start_afresh(settings: Settings, console: Console) -> None:
     if not folder.exists():
         return
     known = {"log", "wal", "collections", "deletes", "segments", "checkpoints", "coord", "run", "spark", "parked"}
-    known |= {"airflow", "bases", "derived", "quality", "recovery_checkpoints", "restores", "wal_trims"}
+    known |= {"airflow", "bases", "derived", "quality", "recovery_checkpoints", "restores", "wal_trims", BROKERS}
     strange = sorted({path.name for path in folder.iterdir()} - known)
     if strange:
         raise SystemExit(

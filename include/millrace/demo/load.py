@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.client.client import Client
-from millrace.client.producer import Producer, Written, conform
+from millrace.client.producer import Producer
+from millrace.client.rows import conform
+from millrace.client.written import Written
 from millrace.coord.store import Collection, pchannel_of
 from millrace.demo.flights import flights_schema
 from millrace.errors import CollectionNotFound

@@ -35,6 +35,9 @@ OUTPUT_FILE: Final = "server.log"
 STARTUP_ERROR: Final = "millrace-log-server cannot start: "
 """Begins the line by which a server that cannot start tells its starter the typed error."""
 
+ELSEWHERE: Final = 0
+"""The process id of a server on another host."""
+
 _POLL: Final = 0.01
 _SAME_START: Final = 2.0
 
@@ -48,6 +51,15 @@ class ServerRecord:
     started: float
     instance: str
     token: str
+    roots: str = ""
+    """File with the certificates (PEM) by which its TLS is trusted; empty: no TLS, or the system's own."""
+    tls_name: str = ""
+    """The name to look for in its certificate; empty: the host of its address."""
+
+    @classmethod
+    def elsewhere(cls, address: str, token: str, *, roots: str = "", tls_name: str = "") -> ServerRecord:
+        """A server on another host, of which only this is known: it cannot be looked up, started or watched from here."""
+        return cls(address, ELSEWHERE, 0.0, "", token, roots, tls_name)
 
     @classmethod
     def of_this_process(cls, address: str) -> ServerRecord:
@@ -58,7 +70,9 @@ class ServerRecord:
         return cls(address, pid, started, secrets.token_hex(8), secrets.token_urlsafe(32))
 
     def alive(self) -> bool:
-        """Whether that very process still runs."""
+        """Whether that very process still runs; of a server on another host that is not known, and assumed."""
+        if self.pid == ELSEWHERE:
+            return True
         started = _started(self.pid)
         return started is not None and abs(started - self.started) < _SAME_START
 
@@ -72,16 +86,24 @@ class ServerLaunch:
     """0: a free one."""
     idle_timeout: float | None = None
     """Seconds without work until it stops by itself; None: never."""
+    tls: tuple[str, str, str] | None = None
+    """Files of its certificate chain and key (PEM), and the name in the certificate; None: no TLS."""
+    backend: str = ""
+    """URL of the log that it serves (millrace.log.registry); empty: the embedded one in the folder."""
     settings: tuple[tuple[str, str], ...] = ()
-    """Of the embedded log (RocksMQSettings), by name."""
+    """Of the backend (RocksMQSettings for the embedded log), by name."""
     extensions: tuple[str, ...] = ()
-    """What else it hosts: `module:function`, each of which takes the LogService and returns an Extension."""
+    """What else it hosts: `module:function`, each of which takes the LogService and the folder and returns an Extension."""
 
     def arguments(self) -> list[str]:
         """As the server's command line takes them."""
         given = [f"--host={self.host}", f"--port={self.port}"]
         if self.idle_timeout is not None:
             given.append(f"--idle-timeout={self.idle_timeout}")
+        if self.tls is not None:
+            given += [f"--tls-{part}={value}" for part, value in zip(("cert", "key", "name"), self.tls, strict=True)]
+        if self.backend:
+            given.append(f"--backend={self.backend}")
         given += [f"--set={name}={value}" for name, value in self.settings]
         given += [f"--extension={extension}" for extension in self.extensions]
         return given
@@ -93,6 +115,8 @@ class Liveness:
     def __init__(self, record: ServerRecord) -> None:
         self._record = record
         self._descriptor = -1
+        if record.pid == ELSEWHERE:
+            return
         try:
             self._descriptor = os.pidfd_open(record.pid)
         except (OSError, AttributeError):
@@ -147,6 +171,8 @@ def read_record(folder: Path) -> ServerRecord | None:
             started=float(document["started"]),
             instance=str(document["instance"]),
             token=str(document["token"]),
+            roots=str(document.get("roots", "")),
+            tls_name=str(document.get("tls_name", "")),
         )
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
         return None

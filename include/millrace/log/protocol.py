@@ -5,9 +5,12 @@ them). A backend keeps these promises; tests/conformance/ checks each of them on
 
 - An entry is durable (survives kill -9 and power loss, as far as its medium can) when `append` returns its id.
 - Ids strictly increase in log order and are never given twice, across restarts too.
-- Every entry has a physical append stamp in Unix milliseconds, given by the log; stamps never decrease in log order.
+- Every entry has a physical append stamp in Unix milliseconds, given by the log. The embedded log's never decrease; a
+  broker's go back when its clock does, so only ids order entries (the chain's tick is the greater of last + 1 and the stamp).
 - `read` returns entries in order, without a gap; the same position gives the same entries for ever, or PositionTruncated.
-- An append that failed with an ambiguous error is in the log once or not at all, as one atomic batch.
+- An append that failed with an ambiguous error is in the log once or not at all, as one atomic batch. That is the embedded
+  log's promise; a broker may leave a prefix of the batch, in order and once, and may do so a moment later. Messages with a
+  producer sequence make the repeat harmless (law 8).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 
@@ -77,7 +80,11 @@ class Log(Protocol):
         ...
 
     def truncate(self, position: LogId) -> int:
-        """Give up everything before `position` (which must be <= end); returns the bytes freed. Whole files go at once."""
+        """Give up everything before `position` (which must be <= end); returns the bytes freed.
+
+        The embedded log's whole files go at once; a broker frees its own later, and those are not in the answer.
+        Raises InvalidArgument beyond the end.
+        """
         ...
 
     def describe(self) -> LogDescription:
@@ -86,6 +93,18 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Release what this handle holds. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Switchable(Protocol):
+    """A log that may go on in another backend (millrace.log.generations)."""
+
+    def record_end(self, end: LogId) -> bool:
+        """Keep that the log of its generation ends at `end`, as the chain found; False where no next one is known yet.
+
+        Idempotent.
+        """
         ...
 
 
@@ -106,6 +125,29 @@ class LogService(Protocol):
 
     def drop(self, pchannel: str) -> None:
         """Destroy a log with all its entries; raises ChannelNotFound."""
+        ...
+
+    def groups(self) -> list[str]:
+        """The consumer groups of this deployment, sorted. A group exists from its first move until it is dropped."""
+        ...
+
+    def group_position(self, group: str, pchannel: str) -> LogId | None:
+        """Where a group stands in a log; None where it never moved there. Raises ChannelNotFound (the log is not there).
+
+        The position may have been truncated since: reading there says so. A log that was dropped and made again has none.
+        """
+        ...
+
+    def move_group(self, group: str, pchannel: str, position: LogId) -> None:
+        """Move a group to a position, forth or back; it is durable when this returns. The first move makes the group.
+
+        Repeating it is harmless. Raises ChannelNotFound (the log is not there), InvalidArgument, LogUnavailable (it may
+        have moved).
+        """
+        ...
+
+    def drop_group(self, group: str) -> None:
+        """Forget a group with all its positions; nothing where there is none of that name."""
         ...
 
     def close(self) -> None:

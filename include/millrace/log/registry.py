@@ -1,7 +1,7 @@
-"""Backends by scheme: ``open_service("rocksmq:///data/log", {...})``.
+"""Backends by scheme: ``open_service("rocksmq:///data/log", {...})``, ``open_service("kafka://host:9092/prefix?name=value")``.
 
 A backend is a function ``(location, settings) -> LogService``; it registers itself here by scheme, and its module is
-imported only when it is asked for.
+imported only when it is asked for. A URL's options are settings of the backend; credentials are never among them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from millrace.errors import InvalidSettings
 from millrace.log.protocol import LogService
@@ -19,20 +19,23 @@ Opener = Callable[[str, Mapping[str, object]], LogService]
 
 BACKENDS: Final[dict[str, str]] = {
     "rocksmq": "millrace.log.rocksmq:open_location",
+    "kafka": "millrace.log.kafka:open_location",
+    "pulsar": "millrace.log.pulsar:open_location",
 }
 """Scheme -> ``module:function`` of an :data:`Opener`. A new backend is one line here."""
 
 
 def open_service(url: str, settings: Mapping[str, object] | None = None) -> LogService:
-    """The log service at `url` (``scheme://location``), or of scheme `url` with its location in ``settings["path"]``.
+    """The log service at `url` (``scheme://location?name=value&...``), or of scheme `url` with ``settings["path"]``.
 
-    Raises InvalidSettings for an unknown scheme or settings; what the backend raises where it does not open.
+    The URL's options go over `settings` of the same name. Raises InvalidSettings for an unknown scheme or settings, and for
+    a name with a password in the URL; what the backend raises where it does not open.
     """
     options = dict(settings or {})
     scheme, separator, _ = url.partition("://")
     if separator:
-        parts = urlsplit(url)
-        location = unquote(parts.netloc + parts.path)
+        location, given = _split(url)
+        options |= given
     else:
         location = str(options.pop("path", ""))
     target = BACKENDS.get(scheme)
@@ -43,3 +46,22 @@ def open_service(url: str, settings: Mapping[str, object] | None = None) -> LogS
     module, _, function = target.partition(":")
     opener: Opener = getattr(import_module(module), function)
     return opener(location, options)
+
+
+def _split(url: str) -> tuple[str, dict[str, str]]:
+    """Location and options of a URL, percent-decoded. Raises InvalidSettings."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise InvalidSettings(
+            "a log's URL holds no credentials: set MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD (MILLRACE_LOG_TOKEN)"
+        )
+    if parts.fragment:
+        raise InvalidSettings(f"the log's URL has a part behind '#', which nothing reads: {parts.fragment!r}")
+    try:
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise InvalidSettings(f"the options of the log's URL are malformed: {parts.query!r}") from None
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise InvalidSettings(f"an option stands twice in the log's URL: {parts.query!r}")
+    return unquote(parts.netloc + parts.path), given

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
-from millrace.errors import LogUnavailable
-from millrace.log.discovery import ServerLaunch, locate, read_record
+from millrace.errors import InvalidArgument, LogUnavailable
+from millrace.log.discovery import ServerLaunch, ServerRecord, locate, read_record
 from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.log.server_link import AppendStream, ConnectionLost, Link, NotTaken, Watchdog
 from millrace.log.server_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Pipeline, as_values
@@ -41,8 +41,17 @@ _T = TypeVar("_T")
 class RemoteLogService:
     """A LogService whose log lives in another process. Thread-safe."""
 
-    def __init__(self, folder: Path, *, start: bool, deadline: float, launch: ServerLaunch) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        start: bool,
+        deadline: float,
+        launch: ServerLaunch,
+        elsewhere: ServerRecord | None = None,
+    ) -> None:
         self._folder = folder
+        self._elsewhere = elsewhere
         self._start = start
         self._launch = launch
         self.deadline = deadline
@@ -68,6 +77,30 @@ class RemoteLogService:
         service.link(time.monotonic() + deadline)
         return service
 
+    @classmethod
+    def at(
+        cls,
+        address: str,
+        *,
+        token: str,
+        roots: str | Path = "",
+        tls_name: str = "",
+        deadline: float = DEFAULT_DEADLINE,
+    ) -> Self:
+        """The service at an address on any host, ``grpc://host:port`` or ``grpc+tls://host:port``.
+
+        `roots` is a PEM file with the certificates that the server's is trusted by (default: the system's), `tls_name` the
+        name in it where that is not the host's. The server is neither started nor stopped from here. Raises LogUnavailable.
+        """
+        if not address.startswith(("grpc://", "grpc+tls://")):
+            raise InvalidArgument(
+                f"{address!r} is no address of a log server: write grpc://host:port or grpc+tls://host:port"
+            )
+        record = ServerRecord.elsewhere(address, token, roots=str(roots), tls_name=tls_name)
+        service = cls(Path(), start=False, deadline=deadline, launch=ServerLaunch(), elsewhere=record)
+        service.link(time.monotonic() + deadline)
+        return service
+
     def create(self, pchannel: str) -> None:
         """Make an empty log. Raises ChannelExists; LogUnavailable where it is unknown whether it was made."""
         self._once("create", {"pchannel": pchannel})
@@ -85,6 +118,22 @@ class RemoteLogService:
         """Destroy a log. Raises ChannelNotFound; LogUnavailable where it is unknown whether it is gone."""
         self._once("drop", {"pchannel": pchannel})
 
+    def groups(self) -> list[str]:
+        """The consumer groups, sorted."""
+        return [str(name) for name in self._act("groups", {})["groups"]]
+
+    def group_position(self, group: str, pchannel: str) -> LogId | None:
+        """Where a group stands in a log; None where it never moved there. Raises ChannelNotFound."""
+        return optional_log_id(self._act("group_position", {"group": group, "pchannel": pchannel})["position"])
+
+    def move_group(self, group: str, pchannel: str, position: LogId) -> None:
+        """Move a group, durably. Raises ChannelNotFound, InvalidArgument, LogUnavailable (it may have moved)."""
+        self._act("move_group", {"group": group, "pchannel": pchannel, "position": position})
+
+    def drop_group(self, group: str) -> None:
+        """Forget a group with all its positions."""
+        self._act("drop_group", {"group": group})
+
     def ping(self) -> dict[str, Any]:
         """The server's process id (`pid`) and whether it is stopping."""
         return self._act("ping", {})
@@ -94,6 +143,8 @@ class RemoteLogService:
 
         It need not be the one that this service last spoke to, which may have died. A later call would start another.
         """
+        if self._elsewhere is not None:
+            raise InvalidArgument(f"the log server at {self._elsewhere.address} runs on another host: stop it there")
         deadline = time.monotonic() + timeout
         cached = self._link
         if cached is not None:
@@ -143,7 +194,9 @@ class RemoteLogService:
                     raise LogUnavailable("this log service is closed: connect again")
                 if self._link is not None:
                     return self._link
-                record = locate(self._folder, start=self._start, deadline=deadline, launch=self._launch)
+                record = self._elsewhere or locate(
+                    self._folder, start=self._start, deadline=deadline, launch=self._launch
+                )
                 link = Link(record, self._watchdog)
                 try:
                     stopping = link.act("ping", {}, timeout=max(0.1, deadline - time.monotonic()))["stopping"]
@@ -155,9 +208,7 @@ class RemoteLogService:
                     return link
                 link.close()
             if time.monotonic() >= deadline:
-                raise LogUnavailable(
-                    f"the log server (process {record.pid}) at {record.address} does not answer: {reason}"
-                )
+                raise LogUnavailable(f"the log server at {record.address} does not answer: {reason}")
             threading.Event().wait(_PAUSE)
 
     def drop_link(self, link: Link) -> None:

@@ -181,6 +181,39 @@ class RocksMQ:
             self._index.drop_channel(pchannel)
             shutil.rmtree(doomed)
 
+    def groups(self) -> list[str]:
+        """See :meth:`millrace.log.protocol.LogService.groups`; those of chapter 4's API are the same."""
+        self._check_open()
+        return self.consumer_groups()
+
+    def group_position(self, group: str, pchannel: str) -> LogId | None:
+        """See :meth:`millrace.log.protocol.LogService.group_position`."""
+        with self._lock:
+            self._check_open()
+            self._directory(pchannel)
+            if not (self._groups / file_name(group)).is_dir():
+                return None
+            entry = self._position(group, pchannel).position
+            return None if entry is None else LogId(0, entry)
+
+    def move_group(self, group: str, pchannel: str, position: LogId) -> None:
+        """See :meth:`millrace.log.protocol.LogService.move_group`."""
+        if position.ledger or not 0 <= position.entry < 1 << 63:
+            raise InvalidArgument(f"{position} is no position of this log: its ledger is 0")
+        with self._lock:
+            self._check_open()
+            self._directory(pchannel)
+            if not (self._groups / file_name(group)).is_dir():
+                self.create_consumer_group(group)
+            self._move(group, pchannel, position.entry)
+
+    def drop_group(self, group: str) -> None:
+        """See :meth:`millrace.log.protocol.LogService.drop_group`."""
+        with self._lock:
+            self._check_open()
+            if (self._groups / file_name(group)).is_dir():
+                self.destroy_consumer_group(group)
+
     def close(self) -> None:
         """Close the service and its handles. Idempotent."""
         with self._lock:

@@ -1,6 +1,6 @@
-"""The log's server: one process owns a folder's log and serves it to all others over Arrow Flight.
+"""The log's server: one process owns a folder's log, or stands before a broker's, and serves it to all others over Arrow Flight.
 
-    python -m millrace.log.server --data <folder>
+    python -m millrace.log.server --data <folder> [--backend kafka://host:9092/prefix]
 
 Clients find it through `server.json` (millrace.log.discovery) and normally start it themselves (millrace.log.remote).
 What crosses the wire:
@@ -9,10 +9,12 @@ What crosses the wire:
   message out its acknowledgement, in order (server_streams, server_wire).
 - DoGet, ticket `{"pchannel", "position", "end", "max_bytes", "timeout"}`: entries (ENTRY_SCHEMA); the metadata of the last
   batch is `{"next": position}`. One call waits at most ReadLimits.max_wait; the client asks again.
-- Actions create, drop, describe, truncate (`{"pchannel", ...}`), names, ping, shutdown: a JSON object in, one out.
+- Actions create, drop, describe, truncate (`{"pchannel", ...}`), names, groups, group_position, move_group, drop_group
+  (`{"group", ...}`), ping, shutdown: a JSON object in, one out.
 - A command, ticket or action that names an extension (`{"extension": <name>, ...}`, `"<name>/<action>"`) goes to that one.
 
-Every call carries the token of `server.json`; any other is refused before its first byte is looked at. SIGTERM, SIGINT and
+Every call carries the token of `server.json`, or the one of MILLRACE_SERVER_TOKEN; any other is refused before its first byte is
+looked at. SIGTERM, SIGINT and
 `shutdown` stop it cleanly: new appends are answered "not taken", those in flight finish, the log is closed, `server.json` goes.
 """
 
@@ -29,6 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 
@@ -42,17 +45,20 @@ from millrace.log.discovery import (
     remove_record,
     write_record,
 )
+from millrace.log.generations import open_deployment_log
 from millrace.log.protocol import LogService
-from millrace.log.rocksmq import RocksMQ
-from millrace.log.rocksmq_settings import RocksMQSettings
 from millrace.log.server_flight import Extension, LogServer
 from millrace.log.server_wire import error_to_bytes
+
+TOKEN_VARIABLE: Final = "MILLRACE_SERVER_TOKEN"
+"""Environment variable with a token that the server takes beside its own: for clients that cannot read server.json."""
+_LEAST_TOKEN: Final = 16
 
 _log = logging.getLogger(__name__)
 
 
 def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> None:
-    """Own `folder`'s log and serve it until SIGTERM, SIGINT, a shutdown call or the launch's idle timeout.
+    """Serve the log of `folder` (or of the launch's backend) until SIGTERM, SIGINT, a shutdown call or the idle timeout.
 
     Call it from the main thread. Raises LogBusy where another server still holds the folder after `lock_timeout` seconds,
     what keeps the log from opening, InvalidSettings.
@@ -60,16 +66,22 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    settings = RocksMQSettings.of(dict(launch.settings))
     extensions = [_imported(path) for path in launch.extensions]
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder / LOCK_FILE, deadline=time.monotonic() + lock_timeout):
-        service = RocksMQ(folder, settings=settings)
+        service = open_deployment_log(folder, launch.backend, settings=dict(launch.settings))
         try:
-            hosted = [extension(service) for extension in extensions]
+            hosted = [extension(service, folder) for extension in extensions]
             # The token must exist before the address does, and the record needs both.
             draft = ServerRecord.of_this_process("")
-            server = LogServer(service, token=draft.token, extensions=hosted, host=launch.host, port=launch.port)
+            server = LogServer(
+                service,
+                tokens=[draft.token, *shared_token()],
+                extensions=hosted,
+                host=launch.host,
+                port=launch.port,
+                tls=_certificates(launch),
+            )
         except pa.ArrowException as error:
             service.close()
             raise InvalidSettings(f"the log server cannot listen at {launch.host}:{launch.port}: {error}") from error
@@ -77,9 +89,11 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
             service.close()
             raise
         record = replace(draft, address=server.address)
+        if launch.tls is not None:
+            record = replace(record, roots=str(Path(launch.tls[0]).absolute()), tls_name=launch.tls[2])
         try:
             write_record(folder, record)
-            _log.info("serving %s at %s as process %d", folder, record.address, record.pid)
+            _log.info("serving %s at %s as process %d", launch.backend or folder, record.address, record.pid)
             while not (stop.is_set() or server.stop_asked.is_set()):
                 if launch.idle_timeout is not None and server.gate.idle_seconds > launch.idle_timeout:
                     _log.info("no work for %.1f s", launch.idle_timeout)
@@ -91,10 +105,31 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
             _log.info("stopped")
 
 
-def _imported(path: str) -> Callable[[LogService], Extension]:
+def shared_token() -> list[str]:
+    """The token for clients on other hosts, from the environment, if there is one. Raises InvalidSettings for a weak one."""
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if token and len(token) < _LEAST_TOKEN:
+        raise InvalidSettings(
+            f"{TOKEN_VARIABLE} has {len(token)} characters: give it at least {_LEAST_TOKEN} random ones"
+        )
+    return [token] if token else []
+
+
+def _certificates(launch: ServerLaunch) -> tuple[bytes, bytes] | None:
+    """Certificate chain and key of the launch. Raises InvalidSettings."""
+    if launch.tls is None:
+        return None
+    chain, key, _ = launch.tls
+    try:
+        return Path(chain).read_bytes(), Path(key).read_bytes()
+    except OSError as error:
+        raise InvalidSettings(f"the log server's certificate or key cannot be read: {error}") from error
+
+
+def _imported(path: str) -> Callable[[LogService, Path], Extension]:
     module, _, function = path.partition(":")
     try:
-        found: Callable[[LogService], Extension] = getattr(import_module(module), function)
+        found: Callable[[LogService, Path], Extension] = getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidSettings(f"{path!r} is no extension; write module:function ({error})") from error
     return found
@@ -106,11 +141,17 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
         prog="python -m millrace.log.server", description="Serve a folder's log to other processes."
     )
     add = parser.add_argument
-    add("--data", type=Path, required=True, metavar="FOLDER", help="where the log lies")
+    add("--data", type=Path, required=True, metavar="FOLDER", help="where the log and server.json lie")
     add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
     add("--port", type=int, default=0, help="port to bind (default: a free one)")
     add("--idle-timeout", type=float, metavar="SECONDS", help="stop after so long without work (default: never)")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the embedded log")
+    add("--tls-cert", metavar="FILE", help="certificate chain (PEM): serve with TLS")
+    add("--tls-key", metavar="FILE", help="its key (PEM)")
+    add("--tls-name", default="localhost", help="the name in the certificate (default: %(default)s)")
+    add(
+        "--backend", default="", metavar="URL", help="serve this broker's log (default: the embedded one in the folder)"
+    )
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the backend")
     add("--extension", action="append", default=[], metavar="MODULE:FUNCTION", help="what else to host")
     options = parser.parse_args(arguments)
     settings = []
@@ -119,10 +160,14 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
         if not equals:
             parser.error(f"--set {item}: write NAME=VALUE")
         settings.append((name, value))
+    if (options.tls_cert is None) != (options.tls_key is None):
+        parser.error("--tls-cert and --tls-key belong together")
     launch = ServerLaunch(
         host=options.host,
         port=options.port,
         idle_timeout=options.idle_timeout,
+        tls=None if options.tls_cert is None else (options.tls_cert, options.tls_key, options.tls_name),
+        backend=options.backend,
         settings=tuple(settings),
         extensions=tuple(options.extension),
     )

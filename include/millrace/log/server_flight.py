@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 from pyarrow import flight
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 class AppendsRange(Protocol):
     """A log that gives an append's ids as a range of entries of ledger 0, which costs no Python an entry."""
 
-    def append_range(self, values: pa.LargeBinaryArray) -> range: ...
+    def append_range(self, values: pa.LargeBinaryArray) -> range | Sequence[LogId]: ...
 
 
 @runtime_checkable
@@ -197,16 +197,20 @@ class _NotedStream:
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no type information
-    """Lets a call begin only with the token."""
+    """Lets a call begin only with one of the tokens."""
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._expected = [f"Bearer {token}".encode() for token in tokens]
 
     def start_call(self, info: flight.CallInfo, headers: dict[str, list[Any]]) -> None:
         given = headers.get(AUTHORIZATION) or [""]
         value = given[0] if isinstance(given[0], bytes) else str(given[0]).encode()
-        if not hmac.compare_digest(value, self._expected):
-            raise flight.FlightUnauthenticatedError("the token is not the one in server.json")
+        # Each one is compared, whichever it is, so that the time says nothing.
+        if not sum(hmac.compare_digest(value, expected) for expected in self._expected):
+            raise flight.FlightUnauthenticatedError("the token is not this server's")
+
+
+EVERYWHERE: Final = frozenset({"0.0.0.0", "::", "[::]"})
 
 
 class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type information
@@ -216,11 +220,12 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         self,
         service: LogService,
         *,
-        token: str,
+        tokens: Sequence[str],
         extensions: Sequence[Extension] = (),
         limits: ReadLimits | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        tls: tuple[bytes, bytes] | None = None,
     ) -> None:
         self._service = service
         self._logs: dict[str, Log] = {}
@@ -230,8 +235,14 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         self._waiting = threading.BoundedSemaphore(self._limits.waiting)
         self.gate = Gate()
         self.stop_asked = threading.Event()
-        super().__init__(f"grpc://{host}:{port}", middleware={"token": _TokenCheck(token)})
-        self.address = f"grpc://{host}:{self.port}"
+        scheme = "grpc" if tls is None else "grpc+tls"
+        super().__init__(
+            f"{scheme}://{host}:{port}",
+            tls_certificates=None if tls is None else [tls],
+            middleware={"token": _TokenCheck(tokens)},
+        )
+        # Who looks it up is on this host, and cannot connect to "every address".
+        self.address = f"{scheme}://{'127.0.0.1' if host in EVERYWHERE else host}:{self.port}"
 
     def close(self, *, timeout: float = 10.0) -> None:
         """Take no more work, finish what is under way (at most `timeout` seconds), close extensions, logs and service."""
@@ -405,6 +416,25 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             raise ChannelNotFound(f"there is no PChannel {pchannel}: create it first")
         return {}
 
+    def _act_groups(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"groups": self._service.groups()}
+
+    def _act_group_position(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            found = self._service.group_position(_name(request, "group"), _name(request, "pchannel"))
+        return {"position": found}
+
+    def _act_move_group(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            position = log_id(request.get("position"))
+            self._service.move_group(_name(request, "group"), _name(request, "pchannel"), position)
+        return {}
+
+    def _act_drop_group(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            self._service.drop_group(_name(request, "group"))
+        return {}
+
     def _act_describe(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.entered():
             found = self._open(_name(request, "pchannel")).describe()
@@ -456,5 +486,5 @@ def _typed() -> Iterator[None]:
 def _name(request: dict[str, Any], key: str) -> str:
     value = request.get(key)
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"the request needs {key!r}, the name of a PChannel")
+        raise InvalidArgument(f"the request needs {key!r}, a name")
     return value

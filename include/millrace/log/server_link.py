@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import flight
 
-from millrace.errors import MillraceError
+from millrace.errors import LogUnavailable, MillraceError
 from millrace.log.discovery import Liveness, ServerRecord
 from millrace.log.server_wire import (
     AUTHORIZATION,
@@ -152,7 +153,7 @@ class Link:
     def __init__(self, record: ServerRecord, watchdog: Watchdog) -> None:
         self.record = record
         self.watchdog = watchdog
-        self.client = flight.FlightClient(record.address)
+        self.client = flight.FlightClient(record.address, **_tls(record))
         self._headers = [(AUTHORIZATION.encode(), f"Bearer {record.token}".encode())]
         self._idle: dict[str, list[AppendStream]] = {}
         self._lock = threading.Lock()
@@ -225,6 +226,19 @@ class Link:
             stream.close()
         self.client.close()
         self._server.close()
+
+
+def _tls(record: ServerRecord) -> dict[str, Any]:
+    """How the server is trusted, as FlightClient takes it. Raises LogUnavailable where its certificates cannot be read."""
+    if not record.roots:
+        return {}
+    try:
+        trusted: dict[str, Any] = {"tls_root_certs": Path(record.roots).read_bytes()}
+    except OSError as error:
+        raise LogUnavailable(f"the certificates in {record.roots} cannot be read: {error}") from error
+    if record.tls_name:
+        trusted["override_hostname"] = record.tls_name
+    return trusted
 
 
 def lost(error: BaseException, *, sent: bool = True) -> MillraceError | ConnectionLost:

@@ -68,6 +68,13 @@ class ManualFlushBody(TypedDict):
     segment_id: NotRequired[int]
 
 
+class AlterWalBody(TypedDict):
+    """ALTER_WAL: the generation in which the log goes on, and that backend's URL, for people to read."""
+
+    generation: int
+    log: str
+
+
 class FlushBody(TypedDict):
     """FLUSH, which the chain emits: the seal policy that ended the segment."""
 
@@ -115,6 +122,8 @@ def parse_body(type: Literal[MessageType.BEGIN_TXN], payload: bytes) -> BeginTxn
 def parse_body(type: Literal[MessageType.MANUAL_FLUSH], payload: bytes) -> ManualFlushBody: ...
 @overload
 def parse_body(type: Literal[MessageType.FLUSH], payload: bytes) -> FlushBody: ...
+@overload
+def parse_body(type: Literal[MessageType.ALTER_WAL], payload: bytes) -> AlterWalBody: ...
 @overload
 def parse_body(type: _Empty, payload: bytes) -> EmptyBody: ...
 @overload
@@ -281,6 +290,13 @@ def _flush(payload: bytes) -> FlushBody:
     return {"policy": _name(_object(payload, frozenset({"policy"}))["policy"], "a seal policy")}
 
 
+def _alter_wal(payload: bytes) -> AlterWalBody:
+    value = _object(payload, frozenset({"generation", "log"}))
+    if not isinstance(value["log"], str):
+        raise Malformed("log is a string")
+    return {"generation": _int(value["generation"], "generation", least=1), "log": value["log"]}
+
+
 _PARSERS: Final[dict[MessageType, Any]] = {
     MessageType.TERM_OPENING: _term_opening,
     MessageType.CONFIG: _config,
@@ -298,4 +314,5 @@ _PARSERS: Final[dict[MessageType, Any]] = {
     MessageType.TIME_TICK: _empty,
     MessageType.CREATE_SEGMENT: _empty,
     MessageType.FLUSH: _flush,
+    MessageType.ALTER_WAL: _alter_wal,
 }

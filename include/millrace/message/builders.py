@@ -260,6 +260,14 @@ def config(values: Mapping[str, int], *, term: int) -> MutableMessage:
     return _control(MessageType.CONFIG, dict(values), term=term, stamps={})
 
 
+def alter_wal(*, term: int, generation: int, log: str) -> MutableMessage:
+    """The last message of a PChannel's log: it goes on in `generation`, at the backend `log` (a URL without credentials).
+
+    The last of its entry, too: what follows it in the same backend lies outside of the log.
+    """
+    return _control(MessageType.ALTER_WAL, {"generation": generation, "log": log}, term=term, stamps={})
+
+
 def _txn(
     type: MessageType,
     txn_id: int,

@@ -16,6 +16,9 @@ from millrace.errors import InvalidArgument
 LOGICAL_BITS: Final = 18
 """Bits of a time tick below the physical milliseconds, as Milvus composes it."""
 
+GENERATION_BITS: Final = 48
+"""Bits of a ledger below the log's generation: each change of the backend (an AlterWAL message) begins the next one."""
+
 _BINARY: Final = struct.Struct(">QQII")
 
 
@@ -29,11 +32,21 @@ class LogId(NamedTuple):
         """The position right behind this entry."""
         return LogId(self.ledger, self.entry + 1)
 
+    @property
+    def generation(self) -> int:
+        """Which of the deployment's backends, one after the other, holds it; 0 is the first."""
+        return self.ledger >> GENERATION_BITS
+
     def __str__(self) -> str:
         return f"{self.ledger}:{self.entry}"
 
 
 EARLIEST: Final = LogId(0, 0)
+
+
+def generation_start(generation: int) -> LogId:
+    """The first position of a generation."""
+    return LogId(generation << GENERATION_BITS, 0)
 
 
 class MessageId(NamedTuple):

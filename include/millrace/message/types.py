@@ -117,8 +117,12 @@ BEHAVIOUR: Final[dict[MessageType, Flag]] = {
     MessageType.CONFIG: Flag.SYSTEM | Flag.SELF_CONTROLLED,
     MessageType.CREATE_SEGMENT: Flag.SYSTEM | Flag.EMITTED,
     MessageType.FLUSH: Flag.SYSTEM | Flag.EMITTED,
+    MessageType.ALTER_WAL: Flag.SYSTEM | Flag.SELF_CONTROLLED,
 }
 """Types that the chain gives an effect to, with their flags. The rest are numbers."""
+
+SINCE: Final[dict[MessageType, int]] = {MessageType.ALTER_WAL: 2}
+"""The chain version that gave a type its behaviour; 1 for those that are not named."""
 
 
 def require_behaviour(number: int) -> MessageType:

@@ -142,13 +142,15 @@ class AppendHost:
         return {name: each.state for name, each in list(self._followers.items()) if each.error is None}
 
     def describe(self, pchannel: str) -> dict[str, Any]:
-        """Where the host stands: position, last_tick, term, parked (the error's code and text, or None)."""
+        """Where the host stands: position, last_entry, last_tick, term, chain_version, parked (the error's code and text, or None)."""
         follower = self._follower(pchannel)
         state, error = follower.state, follower.error
         return {
             "position": list(state.position),
             "last_tick": state.last_tick,
             "term": state.term,
+            "chain_version": state.chain_version,
+            "last_entry": None if state.last_entry is None else list(state.last_entry),
             "parked": None if error is None else f"{error.code}: {error}",
         }
 

@@ -23,9 +23,9 @@ from typing import Final
 import pyarrow as pa
 
 from millrace.errors import ChannelParked, DeadlineExceeded, LogUnavailable, MillraceError
-from millrace.log.protocol import Log, LogEntries
+from millrace.log.protocol import Log, LogEntries, Switchable
 from millrace.message.builders import time_tick
-from millrace.message.ids import LOGICAL_BITS, LogId
+from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId
 from millrace.message.wire import encode_entry
 from millrace.metrics import Metrics
 from millrace.node.append_host_metrics import HostMetrics
@@ -76,6 +76,9 @@ class Follower:
         self._entered: dict[int, LogId] = {}
         self._numbers = 0
         self._waiting: list[tuple[LogId, int, PendingOutcome, int | None]] = []
+        self._ends: dict[int, LogId] = {}
+        """By generation of the log that was left, its last entry: what came behind it is outside of the log."""
+        self._unrecorded = _ended(state)
         self._error: MillraceError | None = None
         self._stopping = threading.Event()
         self._chain = Chain()
@@ -188,6 +191,7 @@ class Follower:
                 if not reached:
                     self._log = self._open_log()
                     reached = True
+                self._record_end()
                 if not checked:
                     check_not_regressed(self._log, self._state)
                     checked = True
@@ -205,6 +209,12 @@ class Follower:
                 _log.exception("%s is parked at %s", self.pchannel, self._position)
                 self._park(_wrapped(error, self.pchannel, self._position))
                 return
+
+    def _record_end(self) -> None:
+        """Keep where the log ended that was left for another backend: the switch itself may have died before it could."""
+        ended, log = self._unrecorded, self._log
+        if ended is not None and (not isinstance(log, Switchable) or log.record_end(ended.following())):
+            self._unrecorded = None
 
     def _step(self) -> None:
         entries = self._log.read(self._position, max_bytes=READ_BYTES, timeout=self._patience())
@@ -239,6 +249,8 @@ class Follower:
 
     def _publish(self, decisions: Decisions, state: ChannelState) -> None:
         with self._lock:
+            if state.position.generation > self._position.generation and (ended := _ended(state)) is not None:
+                self._ends[ended.generation] = self._unrecorded = ended
             self._state = state
             self._position = decisions.following
             self._recent.append(decisions)
@@ -253,6 +265,16 @@ class Follower:
 
     def _settle(self, pending: PendingOutcome) -> None:
         first, last = pending.ids
+        generation = self._position.generation
+        if last.generation < generation and last > self._ends.get(last.generation, EARLIEST):
+            pending.settle(
+                [],
+                LogUnavailable(
+                    f"the log of {self.pchannel} was switched to another backend before this append: append again, with the"
+                    " same producer sequences"
+                ),
+            )
+            return
         pending.settle([run for run in self._recent if run.start <= last and run.following > first], None)
         if self._metrics is not None:
             self._metrics.answered(time.perf_counter() - pending.begun)
@@ -297,6 +319,12 @@ class Follower:
     def _tick_entry(self, barrier_tick: int) -> pa.LargeBinaryArray:
         entry = encode_entry([time_tick(term=self._state.term, barrier_tick=barrier_tick)])
         return pa.array([entry], pa.large_binary())
+
+
+def _ended(state: ChannelState) -> LogId | None:
+    """The AlterWAL entry where `state` stands right behind one, at the beginning of a generation."""
+    last, position = state.last_entry, state.position
+    return last if last is not None and last.generation < position.generation else None
 
 
 def _wrapped(error: Exception, pchannel: str, position: LogId) -> ChannelParked:

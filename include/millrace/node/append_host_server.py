@@ -10,7 +10,8 @@ What crosses the wire, beside what the log's server says (millrace.log.server):
   arrive while the log is busy are appended together, and answers follow as they are decided.
 - DoGet, ticket `{"extension": "append", "tail": <pchannel>, "after": <tick>, "timeout": ..., "max_bytes": ...}`: messages
   (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
-- Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control.
+- Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control;
+  append/catalog `{"call", "arguments"}`: the coordinator, for clients on other hosts (millrace.node.catalog_calls).
 - Actions append/tick `{"pchannel", "deadline"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/describe and
   append/restart `{"pchannel"}`.
 """
@@ -33,14 +34,16 @@ import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
 from pyarrow import flight
 
+from millrace.coord.coordinator import Coordinator
 from millrace.errors import InvalidArgument, LogUnavailable, MillraceError
 from millrace.log.discovery import ServerLaunch
-from millrace.log.protocol import LogService
+from millrace.log.protocol import DEFAULT_MAX_ENTRY_BYTES, LogService
 from millrace.log.server_wire import NotTaken, failure_to_bytes, from_json, to_json
 from millrace.metrics import Metrics
 from millrace.node.append_host import DEFAULT_DEADLINE, AppendHost, HostSettings
 from millrace.node.append_host_outcome import OUTCOME_SCHEMA
 from millrace.node.append_host_pending import PendingOutcome
+from millrace.node.catalog_calls import call
 from millrace.node.flow_monitor import FlowMonitor
 from millrace.node.log_retention import LogRetention, wanted
 from millrace.node.tail_buffer import Evicted
@@ -54,7 +57,7 @@ FACTORY: Final = "millrace.node.append_host_server:append_extension"
 """What a log server is given as --extension."""
 
 LAUNCH: Final = ServerLaunch(extensions=(FACTORY,))
-"""How whoever may start the log's server must start it: with the append host in it."""
+"""How whoever may start the log's server must start it: with the append host in it. Of a deployment: launch_of."""
 
 TIMEOUT: Final = struct.Struct("<d")
 MAX_TAIL_WAIT: Final = 10.0
@@ -74,9 +77,15 @@ class AppendExtension:
     name = NAME
 
     def __init__(
-        self, host: AppendHost, *, retention: LogRetention | None = None, flow: FlowMonitor | None = None
+        self,
+        host: AppendHost,
+        *,
+        retention: LogRetention | None = None,
+        flow: FlowMonitor | None = None,
+        catalog: Coordinator | None = None,
     ) -> None:
         self._host = host
+        self._catalog = catalog
         self._retention = retention
         self._flow = flow
         self._closing = False
@@ -132,6 +141,9 @@ class AppendExtension:
         if action.type == f"{NAME}/flow":
             return [to_json({} if self._flow is None else self._flow.control.describe())]
         request = from_json(action.body.to_pybytes())
+        if action.type == f"{NAME}/catalog" and self._catalog is not None:
+            with self._open():
+                return [to_json(call(self._catalog, str(request.get("call")), request.get("arguments") or {}))]
         pchannel = _pchannel(request)
         deadline = float(request.get("deadline", DEFAULT_DEADLINE))
         answer: dict[str, Any] = {}
@@ -163,7 +175,7 @@ class AppendExtension:
 
     def close(self) -> None:
         self._closing = True
-        for helper in (self._retention, self._flow):
+        for helper in (self._retention, self._flow, self._catalog):
             if helper is not None:
                 helper.close()
         self._host.close()
@@ -255,6 +267,23 @@ class _Pipelined:
                 gone = True
 
 
+def launch_of(settings: Settings) -> ServerLaunch:
+    """How the log's server of a deployment is started: over the backend of the setting `log`, with the append host in it."""
+    embedded = settings.log == "rocksmq"
+    given = {"segment_bytes": str(settings.log_file_bytes)} if embedded else {}
+    # A broker has a limit of its own, which the setting's default is not to contradict.
+    if embedded or settings.max_entry_bytes != DEFAULT_MAX_ENTRY_BYTES:
+        given["max_entry_bytes"] = str(settings.max_entry_bytes)
+    return replace(
+        LAUNCH,
+        host=settings.log_host,
+        port=settings.log_port,
+        tls=settings.log_tls,
+        backend="" if embedded else settings.log,
+        settings=tuple(given.items()),
+    )
+
+
 def append_extension(service: LogService, folder: Path) -> AppendExtension:
     """The extension of a log server's process: follows from the newest state that the ``wal`` table beside `folder` has."""
     settings = Settings.load()
@@ -267,13 +296,26 @@ def append_extension(service: LogService, folder: Path) -> AppendExtension:
         settings=HostSettings(tick_interval=settings.tick_interval),
         metrics=Metrics(),
     )
+    settings = replace(settings, data_dir=wal.parent)
     retention = None
     if wanted(settings):
-        retention = LogRetention(replace(settings, data_dir=wal.parent), service)
+        retention = LogRetention(settings, service)
         retention.start()
-    flow = FlowMonitor(replace(settings, data_dir=wal.parent), host, service, metrics=host.metrics)
+    flow = FlowMonitor(settings, host, service, metrics=host.metrics)
     flow.start()
-    return AppendExtension(host, retention=retention, flow=flow)
+    catalog = Coordinator(settings, log=service, append=_OneByOne(host, settings.append_deadline))
+    return AppendExtension(host, retention=retention, flow=flow, catalog=catalog)
+
+
+class _OneByOne:
+    """The append host as the coordinator sees it."""
+
+    def __init__(self, host: AppendHost, deadline: float) -> None:
+        self._host = host
+        self._deadline = deadline
+
+    def append_one(self, pchannel: str, entry: bytes) -> int:
+        return self._host.append(pchannel, entry, deadline=self._deadline).result().time_tick
 
 
 def committed_states(wal: Path) -> Callable[[str], ChannelState]:

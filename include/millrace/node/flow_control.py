@@ -139,10 +139,10 @@ class FlowControl:
 
         Raises RateLimited (nothing was appended) in reject mode, and where the wait would exceed LONGEST_WAIT.
         """
-        if self.mode is Mode.NORMAL:  # the usual case takes no lock
+        if self.lets_all_pass():  # the usual case takes no lock
             return 0.0
         with self._lock:
-            if self.mode is Mode.NORMAL:
+            if self.lets_all_pass():
                 return 0.0
             if self.mode is Mode.REJECT:
                 self._refused += 1
@@ -158,6 +158,10 @@ class FlowControl:
             self._bucket.debt += size
             self._delayed += wait > 0
             return wait
+
+    def lets_all_pass(self) -> bool:
+        """Whether nothing is slowed or refused."""
+        return self.mode is Mode.NORMAL
 
     def describe(self) -> dict[str, Any]:
         """The state, for people and metrics: mode, rate (bytes/s, None where it does not bind), readings, levels, counts."""

@@ -114,7 +114,7 @@ class FlowMonitor:
     def admit(self, appends: Sequence[pa.LargeBinaryArray]) -> None:
         """Wait as long as the mode asks for before `appends` may go to the log. Raises RateLimited: nothing was appended."""
         control = self.control
-        if control.mode is Mode.NORMAL or not any(carries_rows(values) for values in appends):
+        if control.lets_all_pass() or not any(carries_rows(values) for values in appends):
             return
         wait = control.admit(sum(values.nbytes for values in appends), now=self._clock())
         if wait > 0:

@@ -18,7 +18,7 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from millrace.errors import LogRegressed, MillraceError, PositionTruncated
+from millrace.errors import LogRegressed, LogUnavailable, MillraceError, PositionTruncated
 from millrace.failpoint import hit
 from millrace.log.protocol import Log, LogEntries
 from millrace.message.ids import LogId
@@ -257,6 +257,11 @@ def process_before_failure(
 def check_not_regressed(log: Log, state: ChannelState) -> None:
     """Raises LogRegressed where the log ends before the state's position, or its last entry has other bytes."""
     described = log.describe()
+    if described.end.generation < state.position.generation:
+        raise LogUnavailable(
+            f"{state.pchannel} goes on at {state.position}, and its log ends at {described.end}: a switch of the backend is"
+            " under way, or was interrupted (run millrace log switch again), or the list of the generations is an old copy"
+        )
     if described.end < state.position:
         raise LogRegressed(
             f"the log of {state.pchannel} ends at {described.end}, but the wal table has committed up to {state.position}: "

@@ -4,7 +4,8 @@
 writes the Parquet files itself (millrace.node.ranges). What crosses into the JVM is a report of a few hundred bytes; the
 driver's foreachBatch commits the files it names (millrace.node.streaming).
 
-Options: ``log`` (URL of the registry, or a folder of the embedded log), ``wal`` (the table's folder), ``parked`` (folder),
+Options: ``log`` (URL of the registry, or a folder whose log is used through its server), ``folder`` (with a URL: the deployment's
+log folder, where a switch of the backend is written down), ``wal`` (the table's folder), ``parked`` (folder),
 ``maxBytesPerTrigger`` (log bytes a micro-batch takes from each PChannel).
 """
 
@@ -22,6 +23,8 @@ from pyspark.sql.types import StructType
 
 from millrace.errors import InvalidSettings, MillraceError
 from millrace.log.discovery import ServerLaunch
+from millrace.log.generation_list import EMBEDDED, GenerationFile
+from millrace.log.generations import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
 from millrace.log.remote import RemoteLogService
@@ -42,27 +45,38 @@ _OPTIONS: Final = ("log", "wal", "parked", "maxBytesPerTrigger")
 def source_options(settings: Settings) -> dict[str, str]:
     """The options of this source for a deployment."""
     return {
-        "log": str(settings.log_path) if settings.log == "rocksmq" else settings.log,
+        "log": str(settings.log_path) if settings.log == EMBEDDED else settings.log,
+        "folder": str(settings.log_path),
         "wal": str(settings.wal_path),
         "parked": str(settings.parked_path),
         "maxBytesPerTrigger": str(settings.max_bytes_per_trigger),
     }
 
 
-def connect(log: str) -> LogService:
-    """The log service of a source's ``log`` option. The embedded log is used through its server, as one of many."""
-    # Whoever starts the server starts the append host with it: clients must find both, whoever came first.
-    return (
-        open_service(log)
-        if "://" in log
-        else RemoteLogService.connect(log, launch=ServerLaunch(extensions=(APPEND_HOST,)))
+def connect(log: str, folder: str = "") -> LogService:
+    """The log service of a source's options ``log`` and ``folder``.
+
+    Brokers are read directly, the embedded log through its server, as one of many; so is a log that was switched from or to it.
+    """
+    if through_server(log, folder):
+        # Whoever starts the server starts the append host with it: clients must find both, whoever came first.
+        return RemoteLogService.connect(folder or log, launch=ServerLaunch(extensions=(APPEND_HOST,)))
+    return open_deployment_log(Path(folder), log) if folder else open_service(log)
+
+
+def through_server(log: str, folder: str) -> bool:
+    """Whether a log has a part that only its server may open. A look at one file's stat."""
+    if "://" not in log:
+        return True
+    return bool(folder) and any(
+        item.url.partition("://")[0] == EMBEDDED for item in GenerationFile(Path(folder), log).generations.items
     )
 
 
 @lru_cache(maxsize=4)
-def _worker_service(log: str) -> LogService:
+def _worker_service(log: str, folder: str, through_server: bool) -> LogService:
     """One connection for all tasks that a Python worker runs, one after the other; it mends itself when it breaks."""
-    return connect(log)
+    return connect(log, folder)
 
 
 class MillraceDataSource(DataSource):
@@ -79,7 +93,7 @@ class MillraceDataSource(DataSource):
         missing = [name for name in _OPTIONS if not self.options.get(name)]
         if missing:
             raise InvalidSettings(f"the source {FORMAT!r} needs the options {', '.join(missing)}")
-        return MillraceStreamReader({name: str(self.options[name]) for name in _OPTIONS})
+        return MillraceStreamReader({name: str(self.options.get(name, "")) for name in (*_OPTIONS, "folder")})
 
 
 class RangePartition(InputPartition):
@@ -95,9 +109,11 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
         self._planner: Planner | None = None
+        self._through_server = False
+        self._fixed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_planner": None}
+        return {"_options": self._options, "_planner": None, "_through_server": False, "_fixed": False}
 
     def initialOffset(self) -> dict[str, Any]:
         return dict(START)
@@ -120,6 +136,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._plan().fix_target()
+        self._fixed = True
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return [RangePartition(plan) for plan in self._plan().plan(_offset(end))]
@@ -136,16 +153,23 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner = None
 
     def _plan(self) -> Planner:
+        log, folder = self._options["log"], self._options["folder"]
+        if self._planner is not None and through_server(log, folder) != self._through_server:
+            self.stop()  # the log was switched to a backend that is reached in another way
         if self._planner is None:
             table = WalTable.open(self._options["wal"])
-            self._planner = Planner(connect(self._options["log"]), table, parked=Path(self._options["parked"]))
+            self._through_server = through_server(log, folder)
+            self._planner = Planner(connect(log, folder), table, parked=Path(self._options["parked"]))
+            if self._fixed:
+                self._planner.fix_target()
         return self._planner
 
 
 def _run(plan: RangePlan, options: dict[str, str]) -> RangeReport:
     base = plan.base
     try:
-        log = _worker_service(options["log"]).open(base.pchannel)
+        place = options["log"], options["folder"]
+        log = _worker_service(*place, through_server(*place)).open(base.pchannel)
     except MillraceError as error:
         failure = Failure(error.code, str(error), error.retriable, base.position or LogId(0, 0))
         return RangeReport(

@@ -23,7 +23,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.errors import CommitFenced
+from millrace.log.remote import RemoteLogService
 from millrace.metrics import Metrics
+from millrace.node.append_host_server import launch_of
 from millrace.node.committer import CommitResult, Committer
 from millrace.node.history import History, history_path, tick_lag
 from millrace.node.parking import Parked, park, parked_names
@@ -134,10 +136,15 @@ def start_query(
     is none, and connects to the log first, so that a log that cannot be reached is an error here and not in a task.
     """
     options = source_options(settings)
-    if log is not None:
-        options["log"] = log
+    if log is None:
+        # Brokers are read directly, but append host and retention live in the log's server on every backend.
+        RemoteLogService.connect(
+            settings.log_path, deadline=settings.start_deadline, launch=launch_of(settings)
+        ).close()
+    else:
+        options |= {"log": log, "folder": ""}
     WalTable.create(settings.wal_path)
-    connect(options["log"]).close()
+    connect(options["log"], options["folder"]).close()
     spark.dataSource.register(MillraceDataSource)
     # Without it the source would be polled every 10 ms, by a round trip to Python and to the log each time.
     spark.conf.set("spark.sql.streaming.pollingDelay", f"{POLL_MILLISECONDS}ms")

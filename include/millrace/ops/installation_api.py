@@ -44,7 +44,7 @@ class AirflowApi:
     def knows(self, dag_id: str) -> bool:
         """Whether the DAG was parsed."""
         try:
-            self._authorised("GET", f"/api/v2/dags/{dag_id}")
+            self.call("GET", f"/api/v2/dags/{dag_id}")
         except AirflowUnavailable as error:
             if error.status != 404:
                 raise
@@ -53,15 +53,18 @@ class AirflowApi:
 
     def pause(self, dag_id: str, paused: bool) -> None:
         """Pause the DAG, or let it run."""
-        self._authorised("PATCH", f"/api/v2/dags/{dag_id}?update_mask=is_paused", {"is_paused": paused})
+        self.call("PATCH", f"/api/v2/dags/{dag_id}?update_mask=is_paused", {"is_paused": paused})
 
     def import_errors(self) -> list[str]:
         """Files in the folder of DAGs that cannot be imported, with the last line of why."""
-        found = self._authorised("GET", "/api/v2/importErrors")["import_errors"]
+        found = self.call("GET", "/api/v2/importErrors")["import_errors"]
         return [f"{each['filename']}: {str(each['stack_trace']).strip().splitlines()[-1]}" for each in found]
 
-    def _authorised(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """A call that may be repeated, and is: while Airflow reads its DAGs its SQLite database is locked now and then."""
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """A call with a login, that may be repeated, and is: while Airflow reads its DAGs its database is locked now and then.
+
+        Raises AirflowUnavailable with the status that Airflow answered (None: no answer).
+        """
         for left in reversed(range(ATTEMPTS)):
             try:
                 if not self._token:

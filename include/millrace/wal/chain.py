@@ -14,20 +14,20 @@ import pyarrow as pa
 
 from millrace.errors import InvalidArgument
 from millrace.log.protocol import LogEntries
-from millrace.message.ids import LogId, MessageId
+from millrace.message.ids import GENERATION_BITS, LogId, MessageId
 from millrace.message.types import MessageType
 from millrace.message.wire import decode_entries, entry_crc
 from millrace.wal.interceptors import Interceptor, Proceed
 from millrace.wal.interceptors.lock import Lock
 from millrace.wal.interceptors.redo import Redo
 from millrace.wal.interceptors.shard import Shard, segments
-from millrace.wal.interceptors.timetick import CHAIN_VERSION, TimeTick, due, stamp, tentative
+from millrace.wal.interceptors.timetick import CHAIN_VERSION, CHAIN_VERSIONS, TimeTick, due, stamp, tentative
 from millrace.wal.interceptors.txn import TxnManager
 from millrace.wal.rows import RowBuilder, decided
 from millrace.wal.run import ACCEPTED, Columns, Decided, Emission, Row, Run
 from millrace.wal.state import ChannelState
 
-__all__ = ["CHAIN_VERSION", "Chain", "Outcome", "replay"]
+__all__ = ["CHAIN_VERSION", "CHAIN_VERSIONS", "Chain", "Outcome", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +53,30 @@ class Chain:
         """Judge `entries`, which must begin at ``state.position``. `state` itself is left as it is.
 
         Raises UnsupportedVersion where the log asks for another version of the wire form or the chain; whatever stands
-        in an entry otherwise becomes rows.
+        in an entry otherwise becomes rows. Entries of a generation that an AlterWAL message ended lie outside of the log:
+        they are passed over, whether they come with it or later, and `state.position` stands in the next generation.
         """
         batch = entries.batch
-        if batch.num_rows and LogId(batch["ledger"][0].as_py(), batch["entry"][0].as_py()) < state.position:
+        outside = _before(batch, state.position.generation)
+        batch = batch.slice(outside) if outside else batch
+        if batch.num_rows and _id(batch, 0) < state.position:
             raise InvalidArgument(
                 f"entries begin before {state.position}, the position of the state of {state.pchannel}"
             )
         columns = Columns.of(decode_entries(batch))
         state = state.copy()
         rows = RowBuilder(columns)
-        row = 0
+        row, last = 0, batch.num_rows - 1
         while row < len(columns):
             row = self._step(state, columns, row, rows)
-        state.position = entries.next
+            if columns.ledger[row - 1] >> GENERATION_BITS < state.position.generation:
+                ended = (columns.ledger[row - 1], columns.entry[row - 1])
+                row = int(np.searchsorted(columns.ledger, state.position.ledger))
+                if row == len(columns):
+                    last = next(place for place in range(last, -1, -1) if _id(batch, place) == ended)
+        state.position = max(state.position, entries.next)
         if batch.num_rows:
-            last = batch.num_rows - 1
-            state.last_entry = LogId(batch["ledger"][last].as_py(), batch["entry"][last].as_py())
+            state.last_entry = _id(batch, last)
             state.last_entry_crc = entry_crc(batch["value"][last].as_buffer())
         messages, rejections = rows.build()
         return Outcome(messages=messages, rejections=rejections, state=state)
@@ -165,6 +172,17 @@ class Chain:
         """Emit the flushes of sealed segments that wait for nothing more; the next ordinal."""
         emission = segments.settled(state)
         return ordinal if emission is None else self._emit(state, columns, cause, rows, emission, ordinal)
+
+
+def _id(batch: pa.RecordBatch, place: int) -> LogId:
+    return LogId(batch["ledger"][place].as_py(), batch["entry"][place].as_py())
+
+
+def _before(batch: pa.RecordBatch, generation: int) -> int:
+    """How many entries of `batch` are of generations before `generation`."""
+    if not generation or not batch.num_rows:
+        return 0
+    return int(np.searchsorted(batch["ledger"].to_numpy(), generation << GENERATION_BITS))
 
 
 def _control_row(columns: Columns, row: int, tick: int, ordinal: int) -> Row:

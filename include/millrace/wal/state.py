@@ -16,7 +16,8 @@ from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId, MessageId
 from millrace.message.schema import CollectionSchema
 from millrace.wal.config import ChainConfig
 
-STATE_VERSION: Final = 1
+STATE_VERSIONS: Final = (1, 2)
+"""Of the serialised form: 2 has the chain's version in it, and is written only where that is not 1."""
 ENDED_TXNS: Final = 64
 """How many ended transactions a VChannel remembers, to tell a late message why it is refused."""
 
@@ -226,6 +227,8 @@ class ChannelState:
     last_entry_crc: int = 0
     last_tick: int = 0
     term: int = 0
+    chain_version: int = 1
+    """What the open term runs. Before the first opening all versions judge alike."""
     dirty: bool = False
     """Whether a message row came since the last TimeTick row."""
     config: ChainConfig = field(default_factory=ChainConfig)
@@ -271,15 +274,18 @@ class ChannelState:
             "config": self.config.to_json(),
             "vchannels": [self.vchannels[name].to_json() for name in sorted(self.vchannels)],
         }
+        if self.chain_version > 1:
+            data["chain_version"] = self.chain_version
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-        return bytes([STATE_VERSION]) + text
+        # A build that knows chain version 1 alone must not go on from a state of a later one.
+        return bytes([STATE_VERSIONS[self.chain_version > 1]]) + text
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Inverse of :meth:`to_bytes`. Raises UnsupportedVersion or Malformed."""
-        if not data or data[0] != STATE_VERSION:
+        if not data or data[0] not in STATE_VERSIONS:
             found = data[0] if data else None
-            raise UnsupportedVersion(f"channel state of version {found}: this build reads version {STATE_VERSION}")
+            raise UnsupportedVersion(f"channel state of version {found}: this build reads versions {STATE_VERSIONS}")
         try:
             item = json.loads(data[1:])
             channels = [VChannelState.from_json(channel) for channel in item["vchannels"]]
@@ -290,6 +296,7 @@ class ChannelState:
                 last_entry_crc=item["last_entry_crc"],
                 last_tick=item["last_tick"],
                 term=item["term"],
+                chain_version=item.get("chain_version", 1),
                 dirty=item["dirty"],
                 config=ChainConfig(**item["config"]),
                 vchannels={channel.name: channel for channel in channels},

@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace.client.producer import split_rows
+from millrace.client.rows import split_rows
 from millrace.commands.rows_in import InputFormat, format_of, read_batches
 from millrace.coord.store import Collection
 from millrace.errors import InvalidArgument

@@ -73,10 +73,13 @@ class CheckpointReport(OperationReport):
 def run(settings: Settings, params: CheckpointParams, progress: Progress) -> CheckpointReport:
     """The operation as its job runs it, with the log's server (which it starts where none runs)."""
     from millrace.client.append_client import AppendClient
+    from millrace.node.append_host_server import launch_of
 
     if not WalTable.exists(settings.wal_path):
         return CheckpointReport(ok=True, dry_run=params.dry_run)
-    with AppendClient.connect(settings.data_dir, deadline=settings.start_deadline) as client:
+    with AppendClient.connect(
+        settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
+    ) as client:
         return checkpoint(settings, client.service, params, progress)
 
 

@@ -13,10 +13,15 @@ from typing import Final
 from deltalake import DeltaTable, PostCommitHookProperties
 
 from millrace.errors import InvalidArgument
+from millrace.ops.checkpoint.store import checkpoints_path as recovery_checkpoints_path
 from millrace.ops.quality.gate import require_open
+from millrace.ops.quality.quarantine import quarantine_path
+from millrace.ops.quality.results import results_path
 from millrace.settings import Settings
+from millrace.tables.bases import bases_path
 from millrace.tables.delta_files import open_table
 from millrace.tables.delta_log import commit_lease
+from millrace.tables.wal_trims import trims_path
 
 LEAST_HOURS: Final = 24
 
@@ -41,7 +46,15 @@ def vacuum_places(settings: Settings, collection_ids: list[int] | None) -> dict[
             "segments": settings.segments_path,
             "checkpoints": settings.checkpoints_path,
             "wal": settings.wal_path,
+            "recovery_checkpoints": recovery_checkpoints_path(settings),
+            "bases": bases_path(settings.wal_path),
+            "wal_trims": trims_path(settings.wal_path),
+            "quality/results": results_path(settings),
+            "quality/quarantine": quarantine_path(settings),
         }
+        derived = settings.data_dir / "derived"
+        folders = sorted(derived.iterdir()) if derived.is_dir() else []
+        places |= {f"derived/{folder.name}": folder for folder in folders if folder.is_dir()}
     return places
 
 

@@ -16,9 +16,10 @@ import psutil
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from millrace.client.freshness import lacks_rows
 from millrace.errors import LogRegressed, Malformed, MillraceError, WalGap
 from millrace.log.protocol import LogService
-from millrace.message.ids import EARLIEST, LOGICAL_BITS
+from millrace.message.ids import EARLIEST, LOGICAL_BITS, compose_tick
 from millrace.node.flusher_run import flush
 from millrace.node.parking import read_parked
 from millrace.node.ranges import check_not_regressed
@@ -60,8 +61,12 @@ def diagnose(
 
 
 def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterator[Finding]:
-    """Jobs that ran once, are gone or stand still, and have work to do."""
-    behind = {"streaming-node": _node_behind(settings, service), "flusher": _flusher_behind(settings)}
+    """Jobs that ran once, are gone or stand still, and have had work to do for `stale_after` seconds.
+
+    A job that rests says nothing for hours: what waits has to be old, not only its last word.
+    """
+    since = compose_tick(int((time.time() - stale_after) * 1000), 0)
+    behind = {"streaming-node": _node_behind(settings, service, since), "flusher": _flusher_behind(settings, since)}
     for name in JOBS:
         path = settings.progress_path(name)
         try:
@@ -76,16 +81,14 @@ def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterat
         yield Finding(kind="job_dead", subject=name, words=f"{state} for {age:.0f} s; {behind[name]}")
 
 
-def _node_behind(settings: Settings, service: LogService) -> str:
-    if not DeltaTable.is_deltatable(str(settings.wal_path)):
-        return "nothing is committed yet" if service.names() else ""
-    wal = WalTable.open(settings.wal_path)
+def _node_behind(settings: Settings, service: LogService, since: int) -> str:
+    """Which PChannels have had rows in the log since before the tick `since` that the WAL lacks. Time ticks are no rows."""
+    wal = WalTable.open(settings.wal_path) if DeltaTable.is_deltatable(str(settings.wal_path)) else None
     waiting = []
     for pchannel in service.names():
         log = service.open(pchannel)
         try:
-            position = wal.position(pchannel).position
-            if log.describe().end > (position or EARLIEST):
+            if lacks_rows(wal, log, pchannel, up_to=since):
                 waiting.append(pchannel)
         except (OSError, Malformed):  # the state row is damaged: found by its own check
             continue
@@ -94,12 +97,12 @@ def _node_behind(settings: Settings, service: LogService) -> str:
     return f"entries wait in the log of {', '.join(waiting)}" if waiting else ""
 
 
-def _flusher_behind(settings: Settings) -> str:
+def _flusher_behind(settings: Settings, since: int) -> str:
     from millrace.node.flusher_run import plan_flushes
 
     snapshot = WalSnapshot.open(settings.wal_path)
     try:
-        plans = plan_flushes(settings, snapshot) if snapshot is not None else []
+        plans = plan_flushes(settings, snapshot, up_to_tick=since) if snapshot is not None else []
     except (OSError, MillraceError):  # damaged tables have findings of their own
         return ""
     return f"rows of {', '.join(plan.checkpoint.pchannel for plan in plans)} wait in the WAL" if plans else ""
@@ -211,8 +214,10 @@ def _collections(settings: Settings) -> list[Finding]:
         Finding(
             kind="collection_differs",
             subject=names[number],
-            words=f"{report.stored} rows stored, {report.visible_inserted} became visible in the WAL",
-            destructive=report.stored > report.visible_inserted,
+            words=f"{report.stored} rows stored, {report.visible_inserted - report.folded} became visible in the WAL"
+            + ("; their contents differ" if report.stored + report.folded == report.visible_inserted else ""),
+            # As many rows or more, and others: some of them no message backs.
+            destructive=report.stored + report.folded >= report.visible_inserted,
         )
         for number, report in sorted(reports.items())
         if not report.ok

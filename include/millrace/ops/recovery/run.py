@@ -14,6 +14,7 @@ from typing import Final
 
 from millrace.client.append_client import AppendClient
 from millrace.errors import MillraceError
+from millrace.node.append_host_server import launch_of
 from millrace.node.flusher_run import flush
 from millrace.node.node_run import catch_up
 from millrace.node.parking import parked_names, unpark
@@ -45,7 +46,9 @@ ROUNDS: Final = 3
 def run(settings: Settings, params: RecoveryParams, progress: Progress) -> RecoveryReport:
     """Do what `params.mode` says. Findings are no error; MillraceError where it cannot even look."""
     started = time.monotonic()
-    with AppendClient.connect(settings.data_dir, deadline=settings.start_deadline) as client:
+    with AppendClient.connect(
+        settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
+    ) as client:
         run_ = _Run(settings, client, params, progress)
         if params.mode == "rehearse":
             with clone(settings) as copy:

@@ -10,8 +10,8 @@ import numpy as np
 
 from millrace.errors import Malformed, UnsupportedVersion
 from millrace.message.bodies import parse_body
-from millrace.message.ids import LOGICAL_BITS
-from millrace.message.types import Flag, MessageType, flags_of
+from millrace.message.ids import LOGICAL_BITS, LogId, generation_start
+from millrace.message.types import SINCE, Flag, MessageType, flags_of
 from millrace.wal.interceptors import Proceed
 from millrace.wal.interceptors.lock import EXPIRED, rollback
 from millrace.wal.interceptors.shard.segments import flush
@@ -21,8 +21,11 @@ from millrace.wal.reasons import Reason
 from millrace.wal.run import ACCEPTED, Decided, Emission, Int64s, Row, Run
 from millrace.wal.state import ChannelState
 
-CHAIN_VERSION = 1
-"""Version of the chain's behaviour: it enters a log by the term's opening, and a host of another version refuses to run."""
+CHAIN_VERSION = 2
+"""Version of the chain's behaviour, for new terms: it enters a log by the term's opening."""
+
+CHAIN_VERSIONS = (1, 2)
+"""What this host can run; it refuses a log that asks for another. 2 has AlterWAL."""
 
 MAX_BARRIER_AHEAD_MS = 86_400_000
 
@@ -55,7 +58,7 @@ class TimeTick:
 
     def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
         self._cut_before_timers(state, run)
-        self._judge_types(run)
+        self._judge_types(state, run)
         self._judge_terms(state, run)
         self._judge_headers(state, run)
         producers.judge(state, run)
@@ -76,11 +79,13 @@ class TimeTick:
         if ticks[-1] >= deadline:
             run.cut(int(np.searchsorted(ticks, deadline)))
 
-    def _judge_types(self, run: Run) -> None:
+    def _judge_types(self, state: ChannelState, run: Run) -> None:
         number = int(run.columns.type[run.start])
         if number in _DML:
             return
         flags = flags_of(number)
+        if flags is not None and SINCE.get(MessageType(number), 1) > state.chain_version:
+            flags = None
         if number == MessageType.UNDEFINED:
             words = run.columns.batch.column("detail")[run.start].as_py()
             run.reject(0, Reason.MALFORMED, words or "type 0 (UNDEFINED) is no message")
@@ -136,11 +141,25 @@ class TimeTick:
             return
         if number == MessageType.TIME_TICK:
             run.persisted = state.dirty
-        if number == MessageType.TERM_OPENING and body["chain_version"] != CHAIN_VERSION:
+        if number == MessageType.TERM_OPENING and body["chain_version"] not in CHAIN_VERSIONS:
             raise UnsupportedVersion(
                 f"term {columns.term[row]} of {state.pchannel} runs chain version {body['chain_version']},"
-                f" this host has version {CHAIN_VERSION}: run the build that opened the term, or a newer one"
+                f" this host has versions {CHAIN_VERSIONS}: run the build that opened the term, or a newer one"
             )
+        if number == MessageType.ALTER_WAL:
+            self._judge_alter_wal(run, body["generation"])
+
+    def _judge_alter_wal(self, run: Run, generation: int) -> None:
+        """It ends the log of this generation, so nothing may follow it in its entry, and it names the next generation."""
+        columns, row = run.columns, run.start
+        here = LogId(int(columns.ledger[row]), int(columns.entry[row]))
+        if columns.vchannel_name(row):
+            run.reject(0, Reason.MALFORMED, "AlterWAL goes to the whole PChannel: its VChannel is empty")
+        elif row + 1 < len(columns) and (columns.ledger[row + 1], columns.entry[row + 1]) == here:
+            run.reject(0, Reason.MALFORMED, "AlterWAL is the last message of its entry")
+        elif generation != here.generation + 1:
+            words = f"the log stands in generation {here.generation}: the next is not generation {generation}"
+            run.reject(0, Reason.NO_EFFECT, words)
 
     def evolve(self, state: ChannelState, rows: Decided) -> None:
         accepted = rows.reason == ACCEPTED
@@ -157,10 +176,13 @@ class TimeTick:
         state.last_tick = row.tick
         state.dirty = row.type is not MessageType.TIME_TICK
         if row.type is MessageType.TERM_OPENING:
-            state.term = row.term
-            state.config = state.config.changed(parse_body(row.type, row.payload)["config"])
+            body = parse_body(row.type, row.payload)
+            state.term, state.chain_version = row.term, body["chain_version"]
+            state.config = state.config.changed(body["config"])
         elif row.type is MessageType.CONFIG:
             state.config = state.config.changed(parse_body(row.type, row.payload))
+        elif row.type is MessageType.ALTER_WAL:
+            state.position = generation_start(LogId(row.ledger, row.entry).generation + 1)
         channel = state.vchannels.get(row.vchannel)
         if channel is None or row.type is MessageType.CREATE_SEGMENT:
             return

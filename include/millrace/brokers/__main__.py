@@ -1,0 +1,56 @@
+"""``python -m millrace.brokers kafka --data <folder>``: run a broker in the foreground until SIGTERM or SIGINT.
+
+Its first line is the URL for the setting `log`. With ``--sasl`` clients need the user and password that it generates and keeps
+in the folder (file `password`): hand them on as MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from millrace.brokers.broker import Broker
+from millrace.brokers.kafka import KafkaBroker
+from millrace.brokers.kinds import KINDS, broker
+from millrace.errors import MillraceError
+from millrace.settings import Settings
+
+
+def main() -> int:
+    """Run one; 0 after a stop that was asked for, 1 where it could not start or ended by itself."""
+    parser = argparse.ArgumentParser(prog="python -m millrace.brokers", description=__doc__.splitlines()[0])
+    parser.add_argument("broker", choices=sorted(KINDS))
+    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="where it keeps its data and ports")
+    parser.add_argument("--sasl", action="store_true", help="(kafka) clients log in by SASL/PLAIN, generated password")
+    options = parser.parse_args()
+    if options.sasl and options.broker != "kafka":
+        parser.error("--sasl is for kafka")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        with _chosen(options) as running:
+            sys.stdout.write(f"{running.url}\n")
+            sys.stdout.flush()
+            while not stop.wait(0.2):
+                if not running.running():
+                    sys.stderr.write(f"{options.broker} ended by itself:\n{running.tail()}\n")
+                    return 1
+    except MillraceError as error:
+        sys.stderr.write(f"{error.code}: {error}\n")
+        return 1
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> Broker:
+    settings = Settings.load()
+    if options.sasl:
+        return KafkaBroker(options.data, settings=settings, sasl=True)
+    return broker(options.broker, options.data, settings=settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Kafka: one node in KRaft mode, broker and controller in one process, on the loopback interface.
+
+Without ``sasl`` it takes every client of this host. With it, SASL/PLAIN: user "millrace" with a password that is generated once
+and kept in the data folder, for its owner alone (`credentials`). What it acknowledged survives its own SIGKILL; like every Kafka
+it leaves the fsync to the operating system, so a power loss may take its tail.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from millrace.brokers.broker import Broker, java_command
+from millrace.brokers.jars import broker_jars
+from millrace.errors import InvalidSettings
+from millrace.settings import Settings
+
+USER: Final = "millrace"
+CLUSTER: Final = "bWlsbHJhY2UtYnJva2VyMQ"
+"""Any 16 bytes in base64: it runs alone."""
+
+_QUIET: Final = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
+_SECRET: Final = "password"
+_FORMAT_SECONDS: Final = 60.0
+
+
+class Credentials(NamedTuple):
+    """What a client of a broker with SASL needs."""
+
+    username: str
+    password: str
+
+    def environment(self) -> dict[str, str]:
+        """As Millrace's processes are handed them."""
+        return {"MILLRACE_LOG_USERNAME": self.username, "MILLRACE_LOG_PASSWORD": self.password}
+
+
+class KafkaBroker(Broker):
+    """A Kafka of one node over the folder `data`."""
+
+    ports = ("client", "controller")
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        settings: Settings | None = None,
+        sasl: bool = False,
+        heap: str = "320m",
+        properties: dict[str, str] | None = None,
+    ) -> None:
+        """`settings` say where jars are cached; `properties` go over the broker's own server properties."""
+        super().__init__(data)
+        self._settings = settings or Settings.load()
+        self._sasl = sasl
+        self._heap = heap
+        self._properties = properties or {}
+
+    @property
+    def address(self) -> str:
+        """host:port for clients."""
+        return f"127.0.0.1:{self.port['client']}"
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.address}/millrace{self.options}"
+
+    @property
+    def options(self) -> str:
+        """The query that a URL of this broker needs."""
+        return "?security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN" if self._sasl else ""
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """What clients log in with; None where it asks for nothing."""
+        return Credentials(USER, self._password()) if self._sasl else None
+
+    def prepare(self) -> list[str]:
+        jars = broker_jars("kafka", self._settings)
+        path = self.data / "server.properties"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.writelines(f"{name}={value}\n" for name, value in self._server_properties().items())
+        if not (self.data / "logs" / "meta.properties").exists():
+            self._format(jars, path)
+        return [*java_command(jars, heap=self._heap, main="kafka.Kafka", options=_QUIET), str(path)]
+
+    def _format(self, jars: list[str], path: Path) -> None:
+        command = java_command(jars, heap="128m", main="kafka.tools.StorageTool", options=_QUIET)
+        done = subprocess.run(
+            [*command, "format", "-t", CLUSTER, "-c", str(path)],
+            capture_output=True, text=True, timeout=_FORMAT_SECONDS, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise InvalidSettings(
+                f"Kafka's storage cannot be made in {self.data}: {(done.stdout + done.stderr)[-1000:]}"
+            )
+
+    def _server_properties(self) -> dict[str, str]:
+        client, controller = (f"127.0.0.1:{self.port[name]}" for name in self.ports)
+        protocol = "SASL_PLAINTEXT" if self._sasl else "PLAINTEXT"
+        found = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{controller}",
+            "listeners": f"CLIENT://{client},CONTROLLER://{controller}",
+            "advertised.listeners": f"CLIENT://{client}",
+            "listener.security.protocol.map": f"CLIENT:{protocol},CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "CLIENT",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": str(self.data / "logs"),
+            "auto.create.topics.enable": "false",
+            "message.max.bytes": str(64 << 20),
+            # Internal topics of a single node, small: they are made at the first use of a group.
+            "offsets.topic.num.partitions": "2",
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.num.partitions": "2",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.num.partitions": "2",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            # A consumer group that rests for longer than a week must find its position again.
+            "offsets.retention.minutes": str((1 << 31) - 1),
+            "num.network.threads": "2",
+            "num.io.threads": "4",
+            "background.threads": "2",
+            "log.cleaner.dedupe.buffer.size": str(4 << 20),
+            "log.index.size.max.bytes": str(1 << 20),
+            "log.retention.check.interval.ms": "10000",
+            "log.segment.delete.delay.ms": "1000",
+            # After a SIGKILL its own registration must run out before it may come back.
+            "broker.session.timeout.ms": "4000",
+            "broker.heartbeat.interval.ms": "500",
+            # A clean stop need not wait for another node to take over.
+            "controlled.shutdown.enable": "false",
+        }
+        if self._sasl:
+            found |= {
+                "sasl.enabled.mechanisms": "PLAIN",
+                "sasl.mechanism.inter.broker.protocol": "PLAIN",
+                "listener.name.client.plain.sasl.jaas.config": (
+                    "org.apache.kafka.common.security.plain.PlainLoginModule required"
+                    f' username="{USER}" password="{self._password()}" user_{USER}="{self._password()}";'
+                ),
+            }
+        return found | self._properties
+
+    def _password(self) -> str:
+        path = self.data / _SECRET
+        try:
+            return path.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            self.data.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(24))
+            return self._password()

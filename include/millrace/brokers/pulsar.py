@@ -1,0 +1,144 @@
+"""Pulsar: its standalone, broker and bookie in one process with RocksDB for metadata, on the loopback interface.
+
+It takes every client of this host, syncs what it acknowledges, and keeps it over its own SIGKILL. Ledgers are small, so that
+truncation frees space soon, and entries may be as large as in the embedded log.
+"""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+from pathlib import Path
+from typing import Final
+
+from millrace.brokers.broker import Broker, java_command
+from millrace.brokers.jars import broker_jars
+from millrace.log.protocol import DEFAULT_MAX_ENTRY_BYTES
+from millrace.settings import Settings
+
+_MAIN: Final = "org.apache.pulsar.PulsarStandaloneStarter"
+_OPENED: Final = (
+    "java.base/jdk.internal.loader",
+    "java.base/java.lang",
+    "java.base/java.io",
+    "java.base/java.util.zip",
+    "java.base/sun.net",
+    "java.base/jdk.internal.misc",
+    "java.base/java.nio",
+    "java.base/jdk.internal.platform",
+    "java.management/sun.management",
+    "jdk.management/com.sun.management.internal",
+)
+"""Packages of Java that BookKeeper and Netty look into."""
+
+_LOGGING: Final = (
+    '<Configuration status="WARN"><Appenders><Console name="c"><PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>'
+    '<Loggers><Root level="WARN"><AppenderRef ref="c"/></Root>'
+    # One line for every ledger that is made, to say that a single host has no rack.
+    '<Logger name="org.apache.bookkeeper.client.TopologyAwareEnsemblePlacementPolicy" level="ERROR"/>'
+    "</Loggers></Configuration>\n"
+)
+_MESSAGE_ROOM: Final = 1 << 20
+
+
+class PulsarBroker(Broker):
+    """A Pulsar standalone over the folder `data`."""
+
+    ports = ("client", "admin")
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        settings: Settings | None = None,
+        heap: str = "384m",
+        properties: dict[str, str] | None = None,
+    ) -> None:
+        """`settings` say where jars are cached; `properties` go over the broker's own configuration."""
+        super().__init__(data)
+        self._settings = settings or Settings.load()
+        self._heap = heap
+        self._properties = properties or {}
+
+    @property
+    def address(self) -> str:
+        """host:port for clients."""
+        return f"127.0.0.1:{self.port['client']}"
+
+    @property
+    def base(self) -> str:
+        """The URL of its namespace for Millrace, to which a prefix may be added."""
+        return f"pulsar://{self.address}/millrace/log"
+
+    @property
+    def admin(self) -> str:
+        """The URL of its admin API."""
+        return f"http://127.0.0.1:{self.port['admin']}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.base}?admin={self.admin}&max_entry_bytes={DEFAULT_MAX_ENTRY_BYTES}"
+
+    def ready(self) -> bool:
+        """Whether a message goes through it (its own health check sends one)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port["admin"], timeout=5.0)
+        try:
+            connection.request("GET", "/admin/v2/brokers/health")
+            return connection.getresponse().read() == b"ok"
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def prepare(self) -> list[str]:
+        jars = broker_jars("pulsar", self._settings)
+        configuration, logging = self.data / "standalone.conf", self.data / "log4j2.xml"
+        configuration.write_text(
+            "".join(f"{name}={value}\n" for name, value in self._configuration().items()), encoding="utf-8"
+        )
+        logging.write_text(_LOGGING, encoding="utf-8")
+        options = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
+        options += [f"-XX:MaxDirectMemorySize={self._heap}", "-Dio.netty.tryReflectionSetAccessible=true"]
+        options += [f"-Dlog4j.configurationFile={logging}"]
+        return [
+            *java_command(jars, heap=self._heap, main=_MAIN, options=options),
+            *("--config", str(configuration), "--no-functions-worker", "--no-stream-storage"),
+            *("--advertised-address", "127.0.0.1"),
+            *("--metadata-dir", str(self.data / "metadata"), "--bookkeeper-dir", str(self.data / "bookkeeper")),
+        ]
+
+    def wipe(self) -> None:
+        """Remove its data, but not its ports: another, empty Pulsar at the same address. It must be stopped."""
+        for name in ("metadata", "bookkeeper"):
+            shutil.rmtree(self.data / name, ignore_errors=True)
+
+    def _configuration(self) -> dict[str, str]:
+        largest = DEFAULT_MAX_ENTRY_BYTES + _MESSAGE_ROOM
+        return {
+            "clusterName": "standalone",
+            "advertisedAddress": "127.0.0.1",
+            "bindAddress": "127.0.0.1",
+            "brokerServicePort": str(self.port["client"]),
+            "webServicePort": str(self.port["admin"]),
+            # Keeps the bookie, whose port it chooses itself, off the other interfaces.
+            "allowLoopback": "true",
+            "listeningInterface": "lo",
+            "managedLedgerDefaultEnsembleSize": "1",
+            "managedLedgerDefaultWriteQuorum": "1",
+            "managedLedgerDefaultAckQuorum": "1",
+            "managedLedgerCacheSizeMB": "32",
+            "managedLedgerMaxSizePerLedgerMbytes": "64",
+            "managedLedgerMinLedgerRolloverTimeMinutes": "0",
+            "maxMessageSize": str(largest),
+            "nettyMaxFrameSizeBytes": str(largest + _MESSAGE_ROOM),
+            "dbStorage_writeCacheMaxSizeMb": "32",
+            "dbStorage_readAheadCacheMaxSizeMb": "16",
+            "diskUsageThreshold": "0.99",
+            "diskUsageWarnThreshold": "0.99",
+            "loadBalancerEnabled": "false",
+            "numIOThreads": "2",
+            "numHttpServerThreads": "8",
+            "brokerDeleteInactiveTopicsEnabled": "false",
+            "systemTopicEnabled": "false",
+            "topicLevelPoliciesEnabled": "false",
+        } | self._properties

@@ -1,0 +1,458 @@
+"""Appends gathered by size and time: many small calls become few large messages, and each call has a future of its own.
+
+    with producer.batch() as batch:
+        future = batch.insert(users, rows)
+        ...
+        print(future.result().last_tick)
+
+Rows of one VChannel keep the order of the calls. Calls for the same partition that follow each other share a message, and get
+its result. At most `buffer_bytes` of rows are held; a call beyond that waits, and raises BufferFull where there is no room in
+time. A future's result is Written, with the rejections of its rows in it; it fails with AppendUnresolved where nobody can
+know now what became of them. What was not sent yet waits for the log.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import pyarrow as pa
+
+from millrace.client.lane import ENTRY_BYTES, WINDOW, Lane, Sending
+from millrace.client.rows import (
+    MESSAGE_BYTES,
+    MESSAGE_ROWS,
+    Keys,
+    conform,
+    delete_message,
+    insert_message,
+    key_array,
+    partition_id,
+    split_keys,
+    split_rows,
+)
+from millrace.client.written import Written
+from millrace.coord.store import Collection, pchannel_of
+from millrace.errors import (
+    AppendUnresolved,
+    BufferFull,
+    DeadlineExceeded,
+    InvalidArgument,
+    LogUnavailable,
+    SpoolFull,
+)
+from millrace.message.model import MutableMessage
+from millrace.settings import Settings
+
+_IDLE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """When a batch goes out (`bytes` of rows for a PChannel, or `delay` seconds after its first), and what may be held."""
+
+    bytes: int = 1 << 20
+    delay: float = 0.005
+    buffer_bytes: int = 64 << 20
+    deadline: float = 30.0
+    """Seconds that a call waits for room, and `close` for what is held."""
+
+
+class Deliverer(Protocol):
+    """Who sends for a lane, instead of the lane itself: a spool."""
+
+    def deliver(
+        self, pchannel: str, source: Callable[[], Sending | None], *, size: Callable[[], int], whole: bool = False
+    ) -> None: ...
+
+    def contended(self, pchannel: str) -> bool: ...
+
+
+class Ticket:
+    """One call: its future, and how many of its pieces are still out."""
+
+    __slots__ = ("_left", "_lock", "future", "written")
+
+    def __init__(self) -> None:
+        self.future: Future[Written] = Future()
+        self.future.set_running_or_notify_cancel()  # what is on its way cannot be cancelled
+        self.written = Written()
+        self._left = 0
+        self._lock = threading.Lock()
+
+    def expect(self, pieces: int) -> None:
+        self._left = pieces
+        if not pieces:
+            self.future.set_result(self.written)
+
+    def settle(self, take: Callable[[Written], None]) -> None:
+        with self._lock:
+            take(self.written)
+            self._left -= 1
+            done = not self._left
+        if done:
+            try:
+                self.future.set_result(self.written)
+            except InvalidStateError:
+                pass  # it was given up as unresolved before
+
+    def fail(self, error: BaseException) -> None:
+        with self._lock:
+            if not self.future.done():
+                self.future.set_exception(error)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Rows (or keys) of one call for one VChannel and partition."""
+
+    key: tuple[str, int, int, int, bool]
+    collection: Collection
+    rows: pa.RecordBatch | pa.Array
+    bytes: int
+    ticket: Ticket
+    came: float
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What waits for one PChannel, in order."""
+
+    pieces: deque[_Piece] = field(default_factory=deque)
+    bytes: int = 0
+    busy: bool = False
+
+
+class BatchAppender:
+    """Gathers appends of one producer; made by :meth:`Producer.batch`. Thread-safe; one thread a PChannel sends."""
+
+    def __init__(
+        self,
+        lane: Callable[[str], Lane],
+        settings: Settings,
+        *,
+        limits: BatchLimits | None = None,
+        spool: Deliverer | None = None,
+    ) -> None:
+        self.limits = limits or BatchLimits()
+        self._lane = lane
+        self._spool = spool
+        self._retry_delay = settings.append_retry_delay
+        self._changed = threading.Condition()
+        self._queues: dict[str, _Queue] = {}
+        self._threads: list[threading.Thread] = []
+        self._room: deque[Callable[[], None]] = deque()
+        self._held = 0
+        self._flushing = 0
+        self._closed = False
+        self._given_up = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of rows that are not settled yet."""
+        return self._held
+
+    def insert(
+        self,
+        collection: Collection,
+        rows: pa.RecordBatch | pa.Table,
+        *,
+        partition: str | None = None,
+        partition_by: str | None = None,
+        wait: bool = True,
+    ) -> Future[Written]:
+        """Take rows to append (see :meth:`Producer.insert`); waits while the buffer is full, unless `wait` is False.
+
+        Raises BufferFull (nothing was taken), InvalidArgument.
+        """
+        table = conform(rows, collection)
+        shares = split_rows(table, collection, partition, partition_by)
+        version = collection.schema_version
+        return self._take(
+            collection,
+            [((vchannel, collection.id, number, version, False), part) for vchannel, number, part in shares],
+            wait,
+        )
+
+    def delete(
+        self, collection: Collection, keys: Keys, *, partition: str | None = None, wait: bool = True
+    ) -> Future[Written]:
+        """Take primary keys to delete. Raises as `insert` does."""
+        number = 0 if partition is None else partition_id(collection, partition)
+        shares = split_keys(key_array(keys, collection), collection)
+        version = collection.schema_version
+        return self._take(
+            collection,
+            [((vchannel, collection.id, number, version, True), part) for vchannel, part in shares],
+            wait,
+        )
+
+    def flush(self, *, deadline: float | None = None) -> None:
+        """Send all that is held now, and wait until it is settled. Raises DeadlineExceeded: it goes on being sent."""
+        end = time.monotonic() + (self.limits.deadline if deadline is None else deadline)
+        with self._changed:
+            self._flushing += 1
+            self._changed.notify_all()
+            try:
+                while any(queue.pieces or queue.busy for queue in self._queues.values()):
+                    left = end - time.monotonic()
+                    if left <= 0:
+                        raise DeadlineExceeded(f"{self._held} bytes are not settled yet: they are still being sent")
+                    self._changed.wait(min(left, _IDLE))
+            finally:
+                self._flushing -= 1
+
+    def close(self, *, deadline: float | None = None) -> None:
+        """Flush and stop. What could not be sent in time fails with LogUnavailable (it is not in the log). Idempotent.
+
+        Raises DeadlineExceeded where anything was given up.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self.flush(deadline=deadline)
+        finally:
+            with self._changed:
+                self._given_up = True
+                for queue in self._queues.values():
+                    self._drop(
+                        queue, LogUnavailable("the appender was closed before this was sent: it is not in the log")
+                    )
+                self._changed.notify_all()
+
+    def on_room(self, call: Callable[[], None]) -> None:
+        """Have `call` called once, from any thread, when there may be room again: for who must not wait in a thread."""
+        with self._changed:
+            if self._held:
+                self._room.append(call)
+                return
+        call()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- taking -----------------------------------------------------------------------------------------------------------
+
+    def _take(
+        self,
+        collection: Collection,
+        shares: list[tuple[tuple[str, int, int, int, bool], pa.RecordBatch | pa.Array]],
+        wait: bool,
+    ) -> Future[Written]:
+        ticket = Ticket()
+        size = sum(rows.nbytes for _, rows in shares)
+        with self._changed:
+            self._wait_for_room(size, wait)
+            ticket.expect(len(shares))
+            self._held += size
+            now = time.monotonic()
+            for key, rows in shares:
+                queue = self._queue(pchannel_of(key[0]))
+                queue.pieces.append(_Piece(key, collection, rows, rows.nbytes, ticket, now))
+                queue.bytes += rows.nbytes
+            self._changed.notify_all()
+        return ticket.future
+
+    def _wait_for_room(self, size: int, wait: bool) -> None:
+        end = time.monotonic() + self.limits.deadline
+        while not self._closed and self._held and self._held + size > self.limits.buffer_bytes:
+            left = end - time.monotonic() if wait else 0.0
+            if left <= 0:
+                raise BufferFull(
+                    f"the producer holds {self._held} bytes that the log has not taken, of {self.limits.buffer_bytes}"
+                    f" allowed; these {size} were not taken: append them again later"
+                )
+            self._changed.wait(min(left, _IDLE))
+        if self._closed:
+            raise InvalidArgument("this appender is closed")
+
+    def _queue(self, pchannel: str) -> _Queue:
+        queue = self._queues.get(pchannel)
+        if queue is None:
+            queue = self._queues[pchannel] = _Queue()
+            thread = threading.Thread(target=self._run, args=(pchannel, queue), name=f"batch-{pchannel}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return queue
+
+    # --- sending ----------------------------------------------------------------------------------------------------------
+
+    def _run(self, pchannel: str, queue: _Queue) -> None:
+        lane = self._lane(pchannel)
+        while self._wait_until_ripe(queue):
+            try:
+                if self._spool is not None:
+                    self._spool.deliver(
+                        pchannel,
+                        lambda: self._next(queue, self._spool_contended(pchannel)),
+                        size=lambda: min(queue.bytes, ENTRY_BYTES),
+                    )
+                else:
+                    lane.deliver(lambda: self._next(queue, lane.turns.contended))
+            except SpoolFull:
+                self._pause()  # what waits goes on waiting, and the buffer fills up
+            except AppendUnresolved as error:
+                for sending in lane.unresolved:
+                    self._give_up(sending, error)
+            except Exception as error:  # of a bug too: no future may wait for ever
+                for sending in lane.unresolved:
+                    self._give_up(sending, error)
+                with self._changed:
+                    self._drop(queue, error)
+            with self._changed:
+                queue.busy = False
+                self._changed.notify_all()
+
+    def _pause(self) -> None:
+        end = time.monotonic() + self._retry_delay
+        with self._changed:
+            while not self._given_up and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _spool_contended(self, pchannel: str) -> bool:
+        return self._spool is not None and self._spool.contended(pchannel)
+
+    def _wait_until_ripe(self, queue: _Queue) -> bool:
+        """Wait for a batch that is to go out; whether there is one (there is none any more at the end)."""
+        with self._changed:
+            while True:
+                if self._given_up:
+                    return False
+                if queue.pieces:
+                    left = queue.pieces[0].came + self.limits.delay - time.monotonic()
+                    if left <= 0 or queue.bytes >= self.limits.bytes or self._flushing or self._closed:
+                        queue.busy = True
+                        return True
+                    self._changed.wait(left)
+                else:
+                    self._changed.wait(_IDLE)
+
+    def _next(self, queue: _Queue, contended: bool) -> Sending | None:
+        """The next entry's worth; None where nothing waits, or somebody else is to have the lane first."""
+        if contended and not self._given_up:
+            return None
+        with self._changed:
+            taken = _entry_of(queue)
+        if not taken:
+            return None
+        try:
+            return _sending(taken, self._release)
+        except Exception as error:
+            _Carried(taken, self._release).fail(error)
+            raise
+
+    def _release(self, size: int) -> None:
+        with self._changed:
+            self._held -= size
+            calls = list(self._room)
+            self._room.clear()
+            self._changed.notify_all()
+        for call in calls:
+            call()
+
+    def _give_up(self, sending: Sending, error: Exception) -> None:
+        """Fail the futures of what stays in the lane: it will be sent again, and nobody waits for that here."""
+        carried = sending.context
+        if isinstance(carried, _Carried):
+            carried.fail(error)
+
+    def _drop(self, queue: _Queue, error: Exception) -> None:
+        while queue.pieces:
+            piece = queue.pieces.popleft()
+            self._held -= piece.bytes
+            queue.bytes -= piece.bytes
+            piece.ticket.fail(error)
+
+
+@dataclass(slots=True)
+class _Carried:
+    """By message of a Sending the pieces in it; released once."""
+
+    pieces: list[list[_Piece]]
+    release: Callable[[int], None]
+    released: bool = False
+
+    def settled(self, sending: Sending) -> None:
+        for place, pieces in enumerate(self.pieces):
+            answer = sending.answers[place]
+            for piece in pieces:
+                rows, size = len(piece.rows), piece.bytes
+                if answer is None:  # durable in the spool
+                    piece.ticket.settle(lambda written, rows=rows: _spooled(written, rows))  # type: ignore[misc]
+                else:
+                    piece.ticket.settle(
+                        lambda written, answer=answer, rows=rows, size=size: written.take(answer, rows=rows, size=size)  # type: ignore[misc]
+                    )
+        self._release()
+
+    def fail(self, error: Exception) -> None:
+        for pieces in self.pieces:
+            for piece in pieces:
+                piece.ticket.fail(error)
+        self._release()
+
+    def _release(self) -> None:
+        if not self.released:
+            self.released = True
+            self.release(sum(piece.bytes for pieces in self.pieces for piece in pieces))
+
+
+def _spooled(written: Written, rows: int) -> None:
+    written.rows += rows
+    written.spooled_rows += rows
+
+
+def _entry_of(queue: _Queue) -> list[list[_Piece]]:
+    """Take pieces in order for one entry: by message the pieces that share it, each VChannel's messages together."""
+    by_vchannel: dict[str, list[list[_Piece]]] = {}
+    size = messages = 0
+    while queue.pieces and size + queue.pieces[0].bytes <= max(ENTRY_BYTES, queue.pieces[0].bytes if not size else 0):
+        piece = queue.pieces[0]
+        mine = by_vchannel.setdefault(piece.key[0], [])
+        if mine and _shares(mine[-1], piece):
+            mine[-1].append(piece)
+        elif len(mine) < WINDOW:
+            mine.append([piece])
+            messages += 1
+        else:
+            break
+        queue.pieces.popleft()
+        queue.bytes -= piece.bytes
+        size += piece.bytes
+    return [message for group in by_vchannel.values() for message in group]
+
+
+def _shares(message: list[_Piece], piece: _Piece) -> bool:
+    return (
+        message[0].key == piece.key
+        and sum(each.bytes for each in message) + piece.bytes <= MESSAGE_BYTES
+        and sum(len(each.rows) for each in message) + len(piece.rows) <= MESSAGE_ROWS
+    )
+
+
+def _sending(taken: list[list[_Piece]], release: Callable[[int], None]) -> Sending:
+    carried = _Carried(taken, release)
+    return Sending([_message(pieces) for pieces in taken], settled=carried.settled, context=carried)
+
+
+def _message(pieces: list[_Piece]) -> MutableMessage:
+    first = pieces[0]
+    vchannel, _, partition, _, is_delete = first.key
+    if is_delete:
+        keys = first.rows if len(pieces) == 1 else pa.concat_arrays([each.rows for each in pieces])
+        return delete_message(keys, first.collection, vchannel=vchannel, partition_id=partition)
+    rows = first.rows if len(pieces) == 1 else pa.concat_batches([each.rows for each in pieces])
+    return insert_message(rows, first.collection, vchannel=vchannel, partition_id=partition)

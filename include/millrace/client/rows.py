@@ -1,0 +1,152 @@
+"""Rows on their way into messages: fitted to a collection's schema, and cut by VChannel and partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.coord.store import Collection
+from millrace.errors import InvalidArgument
+from millrace.message import builders
+from millrace.message.keys import vchannel_index
+from millrace.message.model import MutableMessage
+
+MESSAGE_BYTES: Final = 1 << 20
+"""Rows are cut into messages of about this size."""
+
+MESSAGE_ROWS: Final = 65_536
+
+Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[int] | Sequence[str]
+
+
+def conform(rows: pa.RecordBatch | pa.Table, collection: Collection) -> pa.Table:
+    """`rows` with the collection's columns, in its order and types; a nullable column that is absent is null.
+
+    Raises InvalidArgument that names the column.
+    """
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    schema = collection.schema.arrow()
+    unknown = [name for name in table.column_names if name not in schema.names]
+    if unknown:
+        raise InvalidArgument(
+            f"collection {collection.name!r} has no column {unknown[0]!r}; it has {', '.join(schema.names)}"
+        )
+    columns: list[Any] = []
+    for column in schema:
+        if column.name not in table.column_names:
+            if not column.nullable:
+                raise InvalidArgument(f"the column {column.name!r} is missing, and it is not nullable")
+            columns.append(pa.nulls(len(table), column.type))
+            continue
+        values = table.column(column.name)
+        try:
+            columns.append(values.cast(column.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InvalidArgument(f"the column {column.name!r} is no {column.type}: {error}") from None
+        if not column.nullable and values.null_count:
+            raise InvalidArgument(f"the column {column.name!r} has nulls, and it is not nullable")
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def partition_id(collection: Collection, name: str) -> int:
+    """The id of a partition by its name. Raises InvalidArgument that names those there are."""
+    try:
+        return collection.partitions[name]
+    except KeyError:
+        known = ", ".join(collection.partitions)
+        raise InvalidArgument(f"collection {collection.name!r} has no partition {name!r}; it has {known}") from None
+
+
+def split_rows(
+    table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None
+) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """The rows of each VChannel and partition, in their order, in batches of about MESSAGE_BYTES."""
+    if not len(table):
+        return
+    homes = vchannel_index(table.column(collection.schema.primary_key), len(collection.vchannels)).astype(np.int64)
+    if partition_by is not None:
+        names = pc.dictionary_encode(table.column(partition_by)).combine_chunks()
+        names = names.chunk(0) if isinstance(names, pa.ChunkedArray) else names
+        if names.null_count:
+            raise InvalidArgument(
+                f"the column {partition_by!r} names no partition in {names.null_count} rows: it is null"
+            )
+        ids = np.array([partition_id(collection, name) for name in names.dictionary.to_pylist()], dtype=np.int64)
+        partitions = ids[names.indices.to_numpy(zero_copy_only=False)]
+    else:
+        if partition is None and len(collection.partitions) != 1:
+            raise InvalidArgument(
+                f"name the partition: collection {collection.name!r} has {len(collection.partitions)}"
+            )
+        chosen = next(iter(collection.partitions)) if partition is None else partition
+        partitions = np.full(len(table), partition_id(collection, chosen), dtype=np.int64)
+    code = homes * (int(partitions.max()) + 1) + partitions
+    order = np.argsort(code, kind="stable")
+    bounds = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
+    batch = table.take(pa.array(order)).combine_chunks().to_batches()[0] if len(bounds) > 2 else _one_batch(table)
+    step = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES * len(table) // max(table.nbytes, 1)))
+    for start, stop in pairwise(bounds):
+        row = int(order[start])
+        for first in range(start, stop, step):
+            part = batch.slice(first, min(step, stop - first))
+            yield collection.vchannels[int(homes[row])], int(partitions[row]), part
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    return table.combine_chunks().to_batches()[0]
+
+
+def key_array(keys: Keys, collection: Collection) -> pa.Array:
+    """Primary keys as one array of the collection's key type. Raises InvalidArgument for keys of another type."""
+    key_type = collection.schema.key_arrow().field(0).type
+    try:
+        array = keys.cast(key_type) if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.array(keys, key_type)
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        raise InvalidArgument(f"these are no keys of collection {collection.name!r} ({key_type}): {error}") from None
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def split_keys(array: pa.Array, collection: Collection) -> Iterator[tuple[str, pa.Array]]:
+    """The keys of each VChannel, in their order, in arrays of about MESSAGE_BYTES."""
+    homes = vchannel_index(array, len(collection.vchannels))
+    step = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES * len(array) // max(array.nbytes, 1)))
+    for home in np.unique(homes).tolist():
+        mine = array.take(pa.array(np.flatnonzero(homes == home)))
+        for first in range(0, len(mine), step):
+            yield collection.vchannels[home], mine.slice(first, step)
+
+
+def insert_message(
+    rows: pa.RecordBatch, collection: Collection, *, vchannel: str, partition_id: int, txn_id: int = 0
+) -> MutableMessage:
+    """An Insert of `rows`, not stamped yet."""
+    return builders.insert(
+        rows,
+        vchannel=vchannel,
+        collection_id=collection.id,
+        partition_id=partition_id,
+        schema_version=collection.schema_version,
+        term=0,
+        txn_id=txn_id,
+    )
+
+
+def delete_message(
+    keys: pa.Array, collection: Collection, *, vchannel: str, partition_id: int = 0, txn_id: int = 0
+) -> MutableMessage:
+    """A Delete of `keys` (partition 0: wherever they are), not stamped yet."""
+    return builders.delete(
+        keys,
+        schema=collection.schema,
+        vchannel=vchannel,
+        collection_id=collection.id,
+        partition_id=partition_id,
+        schema_version=collection.schema_version,
+        term=0,
+        txn_id=txn_id,
+    )

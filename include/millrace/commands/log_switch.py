@@ -1,0 +1,101 @@
+"""``millrace log switch``: let the log go on in another backend (millrace.coord.switch_log; docs/switching.md)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millrace.commands.command_line import AsJson, DataFolder, load_settings, print_rows
+
+if TYPE_CHECKING:
+    from millrace.coord.switch_log import Switch
+    from millrace.node.append_host import AppendHost
+    from millrace.settings import Settings
+
+
+def switch(
+    to: Annotated[
+        str, typer.Option("--to", metavar="URL", help="kafka://…, pulsar://…, rocksmq:///folder or rocksmq.")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look whether it could be done.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Nothing of the deployment runs: use no server.")] = False,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the log go on in another backend while everything runs. Run it again where it was interrupted.
+
+    Example: `millrace log switch --to kafka://broker:9092/millrace --dry-run`
+    """
+    settings = load_settings(data)
+    with (_offline if offline else _online)(settings) as switching:
+        passed = switching.run(to, dry_run=dry_run)
+    rows = [
+        {
+            "pchannel": each.pchannel,
+            "old_end": str(each.old_end),
+            "new_begin": None if each.new_begin is None else str(each.new_begin),
+            "seconds": round(each.seconds, 3),
+        }
+        for each in passed
+    ]
+    empty = f"The log is at {to} already, or has no PChannel yet."
+    print_rows(rows, columns=("pchannel", "old_end", "new_begin", "seconds"), as_json=as_json, empty=empty)
+
+
+class _Hosted:
+    """An append host in this process, as the switch sees it."""
+
+    def __init__(self, host: AppendHost, deadline: float) -> None:
+        self._host = host
+        self._deadline = deadline
+
+    def append_one(self, pchannel: str, entry: bytes) -> int:
+        return self._host.append(pchannel, entry, deadline=self._deadline).result().time_tick
+
+    def describe(self, pchannel: str) -> dict[str, Any]:
+        return self._host.describe(pchannel)
+
+
+@contextmanager
+def _online(settings: Settings) -> Iterator[Switch]:
+    """The switch through the log's server, which is started where none runs."""
+    from millrace.client.client import Client
+    from millrace.coord.switch_log import Switch
+
+    class Host:
+        """The server's append host."""
+
+        def append_one(self, pchannel: str, entry: bytes) -> int:
+            return client.append.append(pchannel, [entry], deadline=settings.append_deadline).result().time_tick
+
+        def describe(self, pchannel: str) -> dict[str, Any]:
+            return client.append.describe(pchannel)
+
+    with Client.connect(settings) as client:
+        yield Switch(settings.log_path, settings.log, client.log, Host(), client.coordinator)
+
+
+@contextmanager
+def _offline(settings: Settings) -> Iterator[Switch]:
+    """The switch in this process alone. Raises LogBusy where the log's server runs."""
+    from millrace.coord.coordinator import Coordinator
+    from millrace.coord.switch_log import Switch
+    from millrace.log.discovery import LOCK_FILE, held
+    from millrace.log.generations import open_deployment_log
+    from millrace.node.append_host import AppendHost
+    from millrace.node.append_host_server import committed_states, launch_of
+
+    launch = launch_of(settings)
+    settings.log_path.mkdir(parents=True, exist_ok=True)
+    with (
+        held(settings.log_path / LOCK_FILE, deadline=time.monotonic() + 1.0),
+        open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings)) as log,
+        AppendHost(log, committed_states(settings.wal_path)) as host,
+    ):
+        hosted = _Hosted(host, settings.append_deadline)
+        with Coordinator(settings, log=log, append=hosted) as coordinator:
+            yield Switch(settings.log_path, launch.backend, log, hosted, coordinator)

@@ -1,0 +1,217 @@
+"""Switching the backend of a deployment's log: every PChannel goes on in another one, and nothing is lost or doubled.
+
+    check that the target can be written, make the PChannels' logs there
+    → add the generation to the list (millrace.log.generation_list): from here on the switch is under way
+    → for each PChannel: append AlterWAL; where the chain accepts it, the log of this generation ends; keep that position
+    → close the generation: nothing is left that could pass
+
+Each step is idempotent and what it did is durable before the next begins, so that a switch that was killed is completed by
+calling it again with the same target; before its second step it has done nothing that anybody sees. A PChannel passes by
+itself: appends go on in the others meanwhile, and in it they fail, retriable, for the moment between its AlterWAL message and
+the keeping of its position. Producers repeat those with the same sequences (law 8).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from millrace.errors import AppendRejected, ChannelExists, DeadlineExceeded, InvalidArgument, MillraceError
+from millrace.failpoint import hit
+from millrace.log.discovery import held
+from millrace.log.generation_list import GenerationFile, Generations, same_place
+from millrace.log.generation_positions import local
+from millrace.log.generations import backend_url
+from millrace.log.protocol import LogService
+from millrace.log.registry import open_service
+from millrace.message import builders
+from millrace.message.ids import EARLIEST, LogId, generation_start
+from millrace.message.types import SINCE, MessageType
+from millrace.message.wire import encode_entry
+from millrace.wal.reasons import Reason
+
+LOCK: Final = "switch.lock"
+
+_PAUSE: Final = 0.02
+_LEAST_VERSION: Final = SINCE[MessageType.ALTER_WAL]
+_AGAIN: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED, Reason.UNSUPPORTED_TYPE, Reason.NO_EFFECT})
+"""Rejections of an AlterWAL that a newer look at the PChannel settles."""
+
+
+class Host(Protocol):
+    """What the switch needs of an append host."""
+
+    def append_one(self, pchannel: str, entry: bytes) -> int:
+        """Append one entry with one message; its time tick, or AppendRejected."""
+        ...
+
+    def describe(self, pchannel: str) -> dict[str, Any]:
+        """Where it stands: `position`, `last_entry`, `term`, `chain_version`, `parked`."""
+        ...
+
+
+class Terms(Protocol):
+    """What the switch needs of the coordinator."""
+
+    def term(self, pchannel: str) -> int: ...
+
+    def open_term(self, name: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """One PChannel: where its log ended in the old backend, where it goes on, and the seconds that took."""
+
+    pchannel: str
+    old_end: LogId
+    new_begin: LogId | None
+    """None where it was only looked at (`dry_run`)."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Switches the log in `folder`, whose backend the settings name as `url`. `log` serves it to everybody, as it is now."""
+
+    folder: Path
+    url: str
+    log: LogService
+    host: Host
+    terms: Terms
+    deadline: float = 60.0
+    """Seconds that one PChannel may take."""
+    open_target: Callable[[str], LogService] = open_service
+
+    def run(self, to: str, *, dry_run: bool = False) -> list[Passed]:
+        """Let every PChannel go on at `to`, or complete a switch to there; with `dry_run` only look whether it could.
+
+        Empty where the log is there already. Raises InvalidArgument (another switch is under way, or the target holds
+        such logs), InvalidSettings (`to` is no log), LogBusy, DeadlineExceeded (call again), and what a backend raises.
+        """
+        file = GenerationFile(self.folder, self.url)
+        with held(self.folder / LOCK, deadline=time.monotonic() + 1.0):
+            generations = file.refresh()
+            old = generations.takes()[0]
+            if old == generations.newest:
+                if same_place(generations.items[old].url, to):
+                    return []
+                self._prepare(to, old + 1)
+                if dry_run:
+                    return [Passed(name, self._end(name), None, 0.0) for name in self.log.names()]
+                self._begin(file, to)
+            elif not same_place(generations.items[-1].url, to):
+                raise InvalidArgument(
+                    f"a switch to {generations.items[-1].url} is under way: complete it first, by the same command"
+                )
+            passed: list[Passed] = []
+            for name in [] if dry_run else self._left(file, old):
+                passed.append(self._pass(file, old, name))
+            if dry_run:
+                return [Passed(name, self._end(name), None, 0.0) for name in self._left(file, old)]
+            file.change(lambda list_: list_.with_closed(old))
+            hit("switch.closed")
+            known = {each.pchannel for each in passed}
+            before = [
+                self._known(file, old, name, 0.0) for name in file.generations.items[old].ends if name not in known
+            ]
+            return sorted([*before, *passed], key=lambda each: each.pchannel)
+
+    def _prepare(self, to: str, generation: int) -> None:
+        """Make the logs at the target. Raises InvalidArgument where it holds entries of one."""
+        with self.open_target(backend_url(self.folder, to, generation)) as target:
+            existing = set(target.names())
+            for name in self.log.names():
+                if name not in existing:
+                    try:
+                        target.create(name)
+                    except ChannelExists:
+                        pass
+                log = target.open(name)
+                end = log.describe().end
+                log.close()
+                if end != EARLIEST:
+                    raise InvalidArgument(
+                        f"{to} has a log of {name} already, which ends at {end}: give a place (prefix, folder) of its own"
+                    )
+        hit("switch.created")
+
+    def _begin(self, file: GenerationFile, to: str) -> None:
+        since = {name: local(self._end(name)) for name in self.log.names()}
+        before = file.generations
+        file.change(lambda list_: list_.with_next(to, since))
+        hit("switch.listed")
+        try:
+            self.log.names()  # whoever serves the log opens the target for it: what keeps it from that must show now
+        except MillraceError:
+            file.change(lambda list_: replace(before, first=list_.first))
+            raise
+
+    def _end(self, name: str) -> LogId:
+        log = self.log.open(name)
+        try:
+            return log.describe().end
+        finally:
+            log.close()
+
+    def _left(self, file: GenerationFile, old: int) -> Iterator[str]:
+        """The PChannels that have not passed, until there is none; those made meanwhile among them."""
+        while True:
+            ends = file.refresh().items[old].ends
+            left = [name for name in self.log.names() if name not in ends and self._end(name).generation <= old]
+            if not left:
+                return
+            yield from left
+
+    def _pass(self, file: GenerationFile, old: int, name: str) -> Passed:
+        begun = time.monotonic()
+        until = begun + self.deadline
+        reach, trouble = self._end(name), ""
+        while name not in file.refresh().items[old].ends:
+            if time.monotonic() >= until:
+                raise DeadlineExceeded(
+                    f"{name} did not pass to the new backend within {self.deadline:.0f} s{trouble}: run the switch again"
+                )
+            try:
+                found = self.host.describe(name)
+                position = LogId(*found["position"])
+                if position.generation > old:
+                    self._keep(file, old, name, found)
+                elif position >= reach:
+                    self._end_log(file.generations, old, name, found)
+                    hit("switch.appended")
+                    continue
+            except AppendRejected as rejection:
+                if rejection.reason not in _AGAIN:
+                    raise
+            except MillraceError as error:
+                if not error.retriable:
+                    raise
+                trouble = f" ({error.code}: {error})"
+            threading.Event().wait(_PAUSE)
+        hit("switch.passed")
+        return self._known(file, old, name, time.monotonic() - begun)
+
+    def _end_log(self, generations: Generations, old: int, name: str, found: dict[str, Any]) -> None:
+        """Append the AlterWAL message, in a term that knows it."""
+        if found["chain_version"] < _LEAST_VERSION or not found["term"]:
+            self.terms.open_term(name)
+        term = max(self.terms.term(name), self.host.describe(name)["term"])
+        message = builders.alter_wal(term=term, generation=old + 1, log=generations.items[old + 1].url)
+        self.host.append_one(name, encode_entry([message]))
+
+    def _keep(self, file: GenerationFile, old: int, name: str, found: dict[str, Any]) -> None:
+        """Keep where the log of `old` ended, as the host's state says; the host does so, too: the first of them counts."""
+        last = found["last_entry"]
+        if last is not None and LogId(*last).generation == old:
+            end = local(LogId(*last)).following()
+            file.change(lambda list_: list_.with_end(old, name, end))
+
+    def _known(self, file: GenerationFile, old: int, name: str, seconds: float) -> Passed:
+        end = file.generations.items[old].ends[name]
+        return Passed(
+            name, LogId(generation_start(old).ledger | end.ledger, end.entry), generation_start(old + 1), seconds
+        )

@@ -1,0 +1,385 @@
+"""Kafka as the log: one PChannel a topic of one partition, on brokers of yours (docs/brokers.md).
+
+A LogId is (0, offset), an entry one record's value, its stamp the brokers' (LogAppendTime): any Kafka client reads and writes
+the same wire form. Appends and reads go through confluent-kafka, administration through kafka-python.
+
+- Durable means acknowledged by all in-sync replicas (acks=all, idempotent). Kafka leaves the fsync to its operating system: what
+  a cluster acknowledged it may lose where all replicas lose power at once. Such a log ends early, and is LogRegressed
+  (millrace.node.planner), never silence.
+- Topics are made so that nothing goes which was not truncated (retention.ms=-1, retention.bytes=-1, cleanup.policy=delete), and
+  a topic that is not so is refused. Truncation is DeleteRecords: it moves the beginning at once, and the brokers free whole
+  segments later.
+- A consumer group's position is its committed offset, which brokers forget after offsets.retention.minutes without a move.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import KafkaException, TopicPartition
+
+from millrace.errors import (
+    ChannelNotFound,
+    EntryTooLarge,
+    InvalidArgument,
+    InvalidSettings,
+    LogUnavailable,
+    PositionTruncated,
+)
+from millrace.log.kafka_admin import KafkaAdmin
+from millrace.log.kafka_reader import KafkaReaders, OutOfRange, Run, consumer_of, watermarks
+from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings
+from millrace.log.kafka_writer import KafkaWriter
+from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
+from millrace.log.server_pipeline import as_values
+from millrace.message.ids import EARLIEST, LogId
+
+if TYPE_CHECKING:
+    from millrace.log.channel_log import VerifyReport
+
+_BEYOND_PAUSE: Final = 0.05
+
+
+class _Topic:
+    """One PChannel's topic in this process: its producer, its consumers, and what is known of its beginning. Thread-safe."""
+
+    def __init__(self, service: Kafka, pchannel: str) -> None:
+        self.service = service
+        self.pchannel = pchannel
+        self.settings = service.settings
+        self.name = service.settings.topic(pchannel)
+        self._writer = KafkaWriter(service.settings, self.name)
+        self._readers = KafkaReaders(service.settings, self.name)
+        self._begin = 0
+        """The beginning as far as it is known here; it only grows."""
+        self.max_entry_bytes = self._checked()
+
+    def _checked(self) -> int:
+        """The largest entry that the topic takes. Raises ChannelNotFound, InvalidSettings where it would lose entries."""
+        found = self.service.admin.configs(self.name)
+        wanted = {name: value for name, value in self.settings.topic_configs().items() if name in _PROMISES}
+        wrong = {name: found.get(name) for name, value in wanted.items() if found.get(name) != value}
+        if wrong:
+            raise InvalidSettings(
+                f"topic {self.name} is not a log: it must have "
+                + ", ".join(f"{name}={wanted[name]} (it has {value})" for name, value in sorted(wrong.items()))
+                + "; set that with kafka-configs --alter"
+            )
+        most = int(found["max.message.bytes"])
+        if most < BATCH_BYTES + OVERHEAD_BYTES:
+            raise InvalidSettings(
+                f"topic {self.name} has max.message.bytes={most}: it must be at least {BATCH_BYTES + OVERHEAD_BYTES}"
+            )
+        return min(self.settings.max_entry_bytes, most - OVERHEAD_BYTES)
+
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
+        if isinstance(values, pa.LargeBinaryArray):
+            if values.null_count:
+                raise InvalidArgument("an append has a null among its values: entries are bytes")
+            plain: Sequence[bytes] = values.to_pylist()
+        else:
+            plain = values
+            if not all(map(bytes.__instancecheck__, plain)):
+                as_values(plain)  # says what is wrong
+        if not plain:
+            return []
+        largest = max(map(len, plain))
+        if largest > self.max_entry_bytes:
+            raise EntryTooLarge(
+                f"an entry of {largest} bytes is larger than the log takes ({self.max_entry_bytes}): split the batch, or raise"
+                " max_entry_bytes on every host and the topic's max.message.bytes"
+            )
+        offsets = self._writer.append(plain)
+        # Twice as fast as calling LogId.
+        return list(map(tuple.__new__, repeat(LogId), zip(repeat(0), offsets)))
+
+    def read(self, position: LogId, *, end: LogId | None, max_bytes: int, timeout: float) -> LogEntries:
+        self._check_begin(position)
+        if end is not None and position >= end:
+            return _entries(None, position)
+        # Ledgers behind 0 are never given: such a position lies beyond the end.
+        stop = None if end is None or end.ledger > 0 else end.entry
+        offset = position.entry if position.ledger == 0 else (1 << 63) - 1
+        waited_until = time.monotonic() + timeout
+        deadline = waited_until + self.settings.deadline
+        while True:
+            try:
+                run = self._run(offset, stop, max_bytes, waited_until, deadline)
+            except OutOfRange:
+                # Truncated in this moment, or the topic was made again: the brokers' word on its ends decides.
+                if time.monotonic() >= deadline:
+                    raise LogUnavailable(
+                        f"the log {self.pchannel} gives no position {position}, and cannot say why"
+                    ) from None
+                continue
+            return _entries(run, position)
+
+    def _run(self, offset: int, stop: int | None, max_bytes: int, waited_until: float, deadline: float) -> Run | None:
+        """The run at `offset`; None where there is nothing yet. Raises PositionTruncated, OutOfRange, LogUnavailable."""
+        if self._readers.rests_at(offset):
+            with self._readers.at(offset) as reader:
+                run = reader.run(stop=stop, max_bytes=max_bytes, seconds=0.0)
+            if run is not None:
+                return run
+        _, high = self.ends()
+        self._check_begin(LogId(0, offset))
+        while offset > high:
+            left = waited_until - time.monotonic()
+            if left <= 0:
+                return None
+            threading.Event().wait(min(left, _BEYOND_PAUSE))
+            _, high = self.ends()
+        with self._readers.at(offset) as reader:
+            until = waited_until if offset >= high else deadline
+            run = reader.run(stop=stop, max_bytes=max_bytes, seconds=max(0.0, until - time.monotonic()))
+        if run is None and offset < high:
+            raise LogUnavailable(
+                f"the log {self.pchannel} gave no entries from {offset} on, though it has them, within"
+                f" {self.settings.deadline:.0f} s: are the brokers up?"
+            )
+        return run
+
+    def ends(self) -> tuple[int, int]:
+        """The first offset and the one behind the last."""
+        low, high = self.service.watermarks(self.name)
+        self._begin = max(self._begin, low)
+        return low, high
+
+    def truncate(self, position: LogId) -> int:
+        low, high = self.ends()
+        if position <= LogId(0, low):
+            return 0
+        if position > LogId(0, high):
+            raise InvalidArgument(f"{position} lies beyond the end of {self.pchannel}, 0:{high}")
+        self.service.admin.delete_records(self.name, position.entry)
+        self._begin = max(self._begin, position.entry)
+        return 0  # whole segments go later, in the brokers' own time
+
+    def describe(self) -> LogDescription:
+        low, high = self.ends()
+        return LogDescription(LogId(0, low), LogId(0, high), self.service.admin.size(self.name))
+
+    def enforce_retention(self, *, allowed: LogId, retention_bytes: int, retention_ms: int) -> int:
+        described = self.describe()
+        first, last = described.begin.entry, described.end.entry
+        target = first
+        if retention_ms and last > first:
+            target = max(target, self.service.offset_at(self.name, int(time.time() * 1000) - retention_ms, last))
+        if retention_bytes and described.bytes > retention_bytes and last > first:
+            # The brokers tell the whole size alone: entries count as of the same size.
+            above = (described.bytes - retention_bytes) / described.bytes
+            target = max(target, first + int(above * (last - first)))
+        return self.truncate(min(LogId(0, target), allowed))
+
+    def close(self) -> None:
+        self._writer.close()
+        self._readers.close()
+
+    def _check_begin(self, position: LogId) -> None:
+        if position < LogId(0, self._begin):
+            raise PositionTruncated(
+                f"{position} of {self.pchannel} was truncated: the earliest position is 0:{self._begin}",
+                earliest=(0, self._begin),
+            )
+
+
+_PROMISES: Final = ("cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type")
+
+
+class KafkaLog:
+    """A handle on one PChannel (the Log protocol). Closing it leaves other handles of the PChannel open."""
+
+    def __init__(self, topic: _Topic) -> None:
+        self._topic: _Topic | None = topic
+
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
+        """See :meth:`millrace.log.protocol.Log.append`: after LogUnavailable a prefix of the values may be in the log."""
+        return self._open().append(values)
+
+    def read(
+        self, position: LogId, *, end: LogId | None = None, max_bytes: int = 64 << 20, timeout: float = 0.0
+    ) -> LogEntries:
+        """See :meth:`millrace.log.protocol.Log.read`. Also raises LogCorrupted where records are missing in the midst."""
+        return self._open().read(position, end=end, max_bytes=max_bytes, timeout=timeout)
+
+    def truncate(self, position: LogId) -> int:
+        """See :meth:`millrace.log.protocol.Log.truncate`; 0, since the brokers free segments later."""
+        return self._open().truncate(position)
+
+    def describe(self) -> LogDescription:
+        """See :meth:`millrace.log.protocol.Log.describe`; the size is that on the disk of the largest replica."""
+        return self._open().describe()
+
+    def enforce_retention(
+        self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
+    ) -> int:
+        """Truncate what is older or beyond the size, nothing from `allowed` on; by size about, as if all entries had one."""
+        return self._open().enforce_retention(
+            allowed=allowed, retention_bytes=retention_bytes or 0, retention_ms=retention_ms or 0
+        )
+
+    def verify(self) -> VerifyReport:
+        """Read everything; the client checks each batch's checksum, and this that no offset is missing."""
+        from millrace.log.verify_scan import verify_by_reading
+
+        return verify_by_reading(self)
+
+    def close(self) -> None:
+        """See :meth:`millrace.log.protocol.Log.close`."""
+        self._topic = None
+
+    def _open(self) -> _Topic:
+        topic = self._topic
+        if topic is None:
+            raise LogUnavailable("this handle is closed: open the log again")
+        topic.service.check_open()
+        return topic
+
+
+class Kafka:
+    """The logs of one deployment on a Kafka cluster (the LogService protocol). Thread-safe."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        """Raises LogUnavailable where no broker answers, InvalidSettings where the client or the brokers refuse."""
+        self.settings = settings
+        self.admin = KafkaAdmin(settings)
+        self._lock = threading.Lock()
+        self._topics: dict[str, _Topic] = {}
+        self._closed = False
+        self._asking = consumer_of(settings)
+        try:
+            self.names()
+        except BaseException:
+            self.close()
+            raise
+
+    def create(self, pchannel: str) -> None:
+        """See :meth:`millrace.log.protocol.LogService.create`."""
+        self.check_open()
+        self.admin.create(self.settings.topic(pchannel))
+
+    def open(self, pchannel: str) -> KafkaLog:
+        """A handle on an existing log. Raises ChannelNotFound, InvalidSettings (its topic would lose entries)."""
+        self.check_open()
+        with self._lock:
+            topic = self._topics.get(pchannel)
+        if topic is None:
+            made = _Topic(self, pchannel)
+            with self._lock:
+                topic = self._topics.setdefault(pchannel, made)
+        return KafkaLog(topic)
+
+    def names(self) -> list[str]:
+        """See :meth:`millrace.log.protocol.LogService.names`."""
+        self.check_open()
+        return sorted(name for topic in self.admin.topics() if (name := self.settings.name_of(topic)) is not None)
+
+    def drop(self, pchannel: str) -> None:
+        """See :meth:`millrace.log.protocol.LogService.drop`."""
+        self.check_open()
+        name = self.settings.topic(pchannel)
+        with self._lock:
+            topic = self._topics.pop(pchannel, None)
+        if topic is not None:
+            topic.close()
+        for group in self.groups():
+            self.admin.forget(self.settings.group(group), name)
+        self.admin.delete(name)
+
+    def groups(self) -> list[str]:
+        """See :meth:`millrace.log.protocol.LogService.groups`."""
+        self.check_open()
+        return sorted(name for group in self.admin.groups() if (name := self.settings.name_of(group)) is not None)
+
+    def group_position(self, group: str, pchannel: str) -> LogId | None:
+        """See :meth:`millrace.log.protocol.LogService.group_position`."""
+        self._check_channel(pchannel)
+        found = self.admin.committed(self.settings.group(group), self.settings.topic(pchannel))
+        return None if found is None else LogId(0, found)
+
+    def move_group(self, group: str, pchannel: str, position: LogId) -> None:
+        """See :meth:`millrace.log.protocol.LogService.move_group`."""
+        if position.ledger or not 0 <= position.entry < 1 << 63:
+            raise InvalidArgument(f"{position} is no position of this log: its ledger is 0")
+        self._check_channel(pchannel)
+        self.admin.commit(self.settings.group(group), self.settings.topic(pchannel), position.entry)
+
+    def drop_group(self, group: str) -> None:
+        """See :meth:`millrace.log.protocol.LogService.drop_group`."""
+        self.check_open()
+        self.admin.forget(self.settings.group(group))
+
+    def close(self) -> None:
+        """See :meth:`millrace.log.protocol.LogService.close`."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            topics, self._topics = self._topics, {}
+        for topic in topics.values():
+            topic.close()
+        self._asking.close()
+        self.admin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- for the topics ---------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raises LogUnavailable once the service is closed."""
+        if self._closed:
+            raise LogUnavailable("this log service is closed: open it again")
+
+    def watermarks(self, topic: str) -> tuple[int, int]:
+        """The ends of a topic."""
+        self.check_open()
+        return watermarks(self._asking, topic, self.settings.deadline)
+
+    def offset_at(self, topic: str, milliseconds: int, end: int) -> int:
+        """The first offset with a stamp at or after a moment; `end` where there is none."""
+        try:
+            found = self._asking.offsets_for_times([TopicPartition(topic, 0, milliseconds)], self.settings.deadline)[0]
+        except KafkaException as error:
+            raise LogUnavailable(f"the age of {topic} cannot be asked: {error.args[0].str()}") from error
+        return found.offset if found.offset >= 0 else end
+
+    def _check_channel(self, pchannel: str) -> None:
+        self.check_open()
+        try:
+            self.watermarks(self.settings.topic(pchannel))
+        except ChannelNotFound:
+            raise ChannelNotFound(f"there is no channel {pchannel!r}: create it first") from None
+
+
+def _entries(run: Run | None, position: LogId) -> LogEntries:
+    if run is None:
+        empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in ENTRY_SCHEMA], schema=ENTRY_SCHEMA)
+        return LogEntries(empty, max(position, EARLIEST))
+    count = len(run.values)
+    columns = [
+        np.zeros(count, dtype=np.int64),
+        np.arange(run.first, run.first + count, dtype=np.int64),
+        np.fromiter(run.stamps, dtype=np.int64, count=count),
+    ]
+    # From buffers: `pa.array` would import pandas, which takes longer than most reads.
+    arrays = [pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(column)]) for column in columns]
+    batch = pa.RecordBatch.from_arrays([*arrays, as_values(run.values)], schema=ENTRY_SCHEMA)
+    return LogEntries(batch, LogId(0, run.first + count))
+
+
+def open_location(location: str, settings: Mapping[str, object]) -> Kafka:
+    """The registry's opener: ``host:port[,host:port...][/prefix]`` and the options of :class:`KafkaSettings`."""
+    return Kafka(KafkaSettings.of(location, settings))

@@ -1,0 +1,230 @@
+"""Administration of a deployment's topics and consumer groups on Kafka, through kafka-python's own client.
+
+One connection, made when it is first needed, one call at a time. A call that may be repeated is, until the deadline; every
+failure is one of Millrace's errors.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import kafka.errors as errors
+from kafka import TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from kafka.structs import OffsetAndMetadata
+
+from millrace.errors import (
+    ChannelExists,
+    ChannelNotFound,
+    InvalidArgument,
+    InvalidSettings,
+    LogUnavailable,
+    MillraceError,
+)
+from millrace.log.kafka_settings import KafkaSettings
+
+_PAUSE: Final = 0.05
+_T = TypeVar("_T")
+
+_REFUSED: Final = (
+    errors.SaslAuthenticationFailedError,
+    errors.UnsupportedSaslMechanismError,
+    errors.TopicAuthorizationFailedError,
+    errors.ClusterAuthorizationFailedError,
+    errors.GroupAuthorizationFailedError,
+)
+
+
+class KafkaAdmin:
+    """What a log service asks of the brokers besides appends and reads. Thread-safe."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._client: KafkaAdminClient | None = None
+        self._closed = False
+
+    def create(self, topic: str) -> None:
+        """Make a topic of one partition. Raises ChannelExists."""
+        wanted = {
+            topic: {
+                "num_partitions": 1,
+                "replication_factor": self._settings.replication_factor,
+                "configs": self._settings.topic_configs(),
+            }
+        }
+
+        def call(client: KafkaAdminClient, milliseconds: int) -> None:
+            client.create_topics(wanted, timeout_ms=milliseconds)
+
+        try:
+            self._call(f"making topic {topic}", call)
+        except errors.TopicAlreadyExistsError:
+            raise ChannelExists(f"topic {topic} exists already") from None
+        self._call(f"waiting for topic {topic}", lambda client, ms: client.wait_for_topics([topic], timeout_ms=ms))
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic with all its records. Raises ChannelNotFound."""
+        try:
+            self._call(f"deleting topic {topic}", lambda client, ms: client.delete_topics([topic], timeout_ms=ms))
+        except errors.UnknownTopicOrPartitionError:
+            raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from None
+
+    def topics(self) -> list[str]:
+        """Every topic of the brokers."""
+        found: list[str] = self._call("listing topics", lambda client, _: client.list_topics())
+        return found
+
+    def configs(self, topic: str) -> dict[str, str]:
+        """The settings of a topic. Raises ChannelNotFound, InvalidSettings (it has more than one partition)."""
+
+        def call(client: KafkaAdminClient, _: int) -> dict[str, str]:
+            described = client.describe_topics([topic])[0]
+            error = errors.for_code(described["error_code"])
+            if error is not errors.NoError:
+                raise error
+            if len(described["partitions"]) != 1:
+                raise InvalidSettings(f"topic {topic} has {len(described['partitions'])} partitions: a log has one")
+            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+            answered = client.describe_configs([resource], config_filter="all")["topic"][topic]
+            return {name: str(each["value"]) for name, each in answered.items()}
+
+        try:
+            return self._call(f"looking at topic {topic}", call)
+        except errors.UnknownTopicOrPartitionError:
+            raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from None
+
+    def delete_records(self, topic: str, offset: int) -> None:
+        """Give up what lies before `offset`. Raises InvalidArgument beyond the end."""
+
+        def call(client: KafkaAdminClient, milliseconds: int) -> None:
+            client.delete_records({TopicPartition(topic, 0): offset}, timeout_ms=milliseconds)
+
+        try:
+            self._call(f"truncating topic {topic}", call)
+        except errors.OffsetOutOfRangeError:
+            raise InvalidArgument(f"offset {offset} lies beyond the end of topic {topic}") from None
+
+    def size(self, topic: str) -> int:
+        """Bytes of a topic on the disk of its largest replica."""
+
+        def call(client: KafkaAdminClient, _: int) -> int:
+            sizes = [
+                partition["partition_size"]
+                for broker in client.describe_log_dirs({topic: [0]})
+                for directory in broker["log_dirs"]
+                for each in directory["topics"]
+                if each["name"] == topic
+                for partition in each["partitions"]
+            ]
+            return max(sizes, default=0)
+
+        return self._call(f"measuring topic {topic}", call)
+
+    def groups(self) -> list[str]:
+        """Every consumer group of the brokers."""
+        listed: list[dict[str, Any]] = self._call("listing consumer groups", lambda client, _: client.list_groups())
+        return [str(each["group_id"]) for each in listed]
+
+    def committed(self, group: str, topic: str) -> int | None:
+        """A group's committed offset in a topic."""
+        partition = TopicPartition(topic, 0)
+        found = self._call(
+            f"asking for consumer group {group}", lambda client, _: client.list_group_offsets({group: [partition]})
+        )
+        place = found.get(group, {}).get(partition)
+        return None if place is None or place.offset < 0 else int(place.offset)
+
+    def commit(self, group: str, topic: str, offset: int) -> None:
+        """Commit a group's offset in a topic. Raises ChannelNotFound."""
+        place = {TopicPartition(topic, 0): OffsetAndMetadata(offset, "", -1)}
+
+        def call(client: KafkaAdminClient, _: int) -> None:
+            for error in client.alter_group_offsets(group, place).values():
+                if error is not errors.NoError:
+                    raise error
+
+        try:
+            self._call(f"moving consumer group {group}", call)
+        except errors.UnknownTopicOrPartitionError:
+            raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from None
+
+    def forget(self, group: str, topic: str | None = None) -> None:
+        """Delete a group, or its offset in one topic; nothing where there is none."""
+
+        def call(client: KafkaAdminClient, _: int) -> None:
+            if topic is not None:
+                client.delete_group_offsets(group, [TopicPartition(topic, 0)])
+                return
+            result = client.delete_groups([group])[group]
+            if result != "OK":
+                raise getattr(errors, result, errors.UnknownError)
+
+        try:
+            self._call(f"deleting consumer group {group}", call)
+        except errors.GroupIdNotFoundError:
+            pass
+
+    def close(self) -> None:
+        """Give the connection back. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+
+    def _call(self, what: str, call: Callable[[KafkaAdminClient, int], _T]) -> _T:
+        """`call(client, milliseconds left)`, again while its failure is one that passes. Raises kafka-python's others."""
+        deadline = time.monotonic() + self._settings.deadline
+        while True:
+            left = deadline - time.monotonic()
+            if not self._lock.acquire(timeout=max(0.0, left)):
+                raise LogUnavailable(f"{what} was not done within {self._settings.deadline:.0f} s: Kafka is busy")
+            try:
+                if self._closed:
+                    raise LogUnavailable("this log service is closed: open it again")
+                return call(self._connected(max(0.1, left)), max(100, int(left * 1000)))
+            except MillraceError:
+                raise
+            except _REFUSED as error:
+                self._drop()
+                raise InvalidSettings(f"{what}: the brokers at {self._settings.brokers} refuse it: {error}") from error
+            except (errors.KafkaError, OSError, TimeoutError) as error:
+                if isinstance(error, errors.KafkaError) and not _passes(error):
+                    raise
+                self._drop()  # a connection that failed may be half dead: a new one is surer
+                if time.monotonic() + _PAUSE >= deadline:
+                    raise LogUnavailable(
+                        f"{what} was not done within {self._settings.deadline:.0f} s, its effect is unknown: are the brokers"
+                        f" at {self._settings.brokers} up? ({type(error).__name__}: {error})"
+                    ) from error
+            finally:
+                self._lock.release()
+            threading.Event().wait(_PAUSE)
+
+    def _connected(self, seconds: float) -> KafkaAdminClient:
+        if self._client is None:
+            milliseconds = int(min(seconds, self._settings.deadline) * 1000)
+            self._client = KafkaAdminClient(
+                **self._settings.kafka_python(),
+                bootstrap_timeout_ms=milliseconds,
+                request_timeout_ms=max(1000, milliseconds),
+                reconnect_backoff_max_ms=1000,
+            )
+        return self._client
+
+    def _drop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                client.close()
+            except Exception:  # it is of no use any more, whatever it says
+                return
+
+
+def _passes(error: errors.KafkaError) -> bool:
+    """Whether a failure is one of the moment: of the connection, or of brokers that move."""
+    if isinstance(error, errors.UnknownTopicOrPartitionError):
+        return False  # kafka-python would wait for a topic to come into being
+    return bool(getattr(error, "retriable", False))

@@ -1,0 +1,244 @@
+"""The reading side of one Kafka topic: consumers that are assigned a position, kept so that a sequential read goes on.
+
+A consumer fetches ahead of what is read. A run that is read next from where an earlier one ended finds its consumer there; any
+other position gets a new one, which costs some milliseconds (one that is moved would first wait out the fetch that it has under
+way, half a second). Consumers join no group, and commit nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from millrace.errors import ChannelNotFound, InvalidSettings, LogCorrupted, LogUnavailable
+from millrace.log.kafka_settings import OVERHEAD_BYTES, KafkaSettings
+
+_log = logging.getLogger(__name__)
+
+_IDLE: Final = 2
+"""Consumers of one topic that are kept while nobody reads."""
+_MOST: Final = 4096
+"""Messages that are taken from the client at once."""
+_LULL: Final = 0.5
+"""Seconds to wait for what the brokers have and this host has not yet, before a run is given as it is."""
+_POLL: Final = 0.1
+
+_GONE: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+_MOVED: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET)
+_REFUSED: Final = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+)
+
+
+class OutOfRange(Exception):
+    """The brokers have nothing at this offset: it was truncated, or lies beyond the end."""
+
+
+class Run(NamedTuple):
+    """Consecutive entries: the first offset, and the values and stamps from there on."""
+
+    first: int
+    values: list[bytes]
+    stamps: list[int]
+
+
+def consumer_of(settings: KafkaSettings) -> Consumer:
+    """A consumer that joins no group. Raises InvalidSettings."""
+    limit = settings.max_entry_bytes + OVERHEAD_BYTES
+    fetch = max(limit, 8 << 20)
+    try:
+        return Consumer(
+            {
+                **settings.rdkafka(),
+                "group.id": f"{settings.prefix}._reader",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "error",
+                "check.crcs": True,
+                "fetch.message.max.bytes": fetch,
+                "fetch.max.bytes": fetch,
+                "receive.message.max.bytes": fetch + limit + OVERHEAD_BYTES,
+                "queued.max.messages.kbytes": max(1, settings.prefetch_bytes >> 10),
+                # A reader that has fetched enough looks again soon, not in a second.
+                "fetch.queue.backoff.ms": 5,
+                "fetch.error.backoff.ms": 100,
+            },
+            logger=_log,
+        )
+    except KafkaException as error:
+        raise InvalidSettings(f"Kafka's client refuses its settings: {error.args[0].str()}") from error
+
+
+class _Reader:
+    """One consumer at one position. Used by one thread at a time."""
+
+    def __init__(self, settings: KafkaSettings, topic: str, offset: int) -> None:
+        self._topic = topic
+        self._consumer = consumer_of(settings)
+        self._consumer.assign([TopicPartition(topic, 0, offset)])
+        self.next = offset
+        self._pending: list[Message] = []
+        self._size = 256
+        """Bytes of a value, about."""
+
+    def run(self, *, stop: int | None, max_bytes: int, seconds: float) -> Run | None:
+        """What follows, up to `stop` and about `max_bytes`; None where nothing came within `seconds`. Raises OutOfRange."""
+        messages = self._pending
+        self._pending = []
+        if not messages and not self._fetch(messages, max_bytes, seconds):
+            return None
+        size = sum(map(len, messages))
+        lull = time.monotonic() + _LULL
+        while size < max_bytes and (stop is None or self.next + len(messages) < stop):
+            taken: list[Message] = []
+            if not self._fetch(taken, max_bytes - size, 0.0):
+                # The client's own note of the end, which each fetch brings up to date.
+                high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, 0), cached=True)[1]
+                if self.next + len(messages) >= high or time.monotonic() >= lull:
+                    break
+                self._fetch(taken, max_bytes - size, 0.01)
+            messages += taken
+            size += sum(map(len, taken))
+        return self._cut(messages, stop, max_bytes)
+
+    def _cut(self, messages: list[Message], stop: int | None, max_bytes: int) -> Run | None:
+        first = self.next
+        count = len(messages) if stop is None else min(len(messages), stop - first)
+        ends = list(accumulate(map(len, messages[:count])))
+        count = min(count, max(1, bisect_right(ends, max_bytes)))
+        taken, self._pending = messages[:count], messages[count:]
+        if not taken:
+            return None
+        # Offsets increase, so that the first and the last tell whether one between is missing.
+        if taken[0].offset() != first or taken[-1].offset() != first + count - 1:
+            found = next(offset for wanted, offset in enumerate(map(Message.offset, taken), first) if offset != wanted)
+            self._pending = []
+            self.next = -1
+            raise LogCorrupted(
+                f"topic {self._topic} has offset {found} where another one was due behind {first}: records are missing in its"
+                " midst. Is it compacted, or written to by transactions?"
+            )
+        self.next = first + count
+        self._size = max(1, ends[count - 1] // count)
+        stamps = [stamp for _, stamp in map(Message.timestamp, taken)]
+        return Run(first, list(map(Message.value, taken)), stamps)  # type: ignore[arg-type]
+
+    def _fetch(self, messages: list[Message], max_bytes: int, seconds: float) -> bool:
+        """Add what the client has, waiting up to `seconds` for the first. Raises OutOfRange, ChannelNotFound, InvalidSettings."""
+        wanted = max(1, min(_MOST, max_bytes // self._size + 1))
+        found: list[Message] = self._consumer.consume(wanted, 0.0)
+        until = time.monotonic() + seconds
+        while not found and (left := until - time.monotonic()) > 0:
+            one = self._consumer.poll(min(left, _POLL))
+            if one is not None:
+                found = [one, *self._consumer.consume(wanted, 0.0)]
+        good = found
+        if any(map(Message.error, found)):
+            good = []
+            for message in found:
+                error = message.error()
+                if error is None:
+                    good.append(message)
+                else:
+                    self._complain(error)
+        messages += good
+        return bool(good)
+
+    def _complain(self, error: KafkaError) -> None:
+        """Raise what an error of the client means; one that passes is left to the deadline."""
+        if error.code() in _MOVED:
+            self.next = -1
+            raise OutOfRange
+        if error.code() in _GONE:
+            self.next = -1
+            raise ChannelNotFound(f"there is no topic {self._topic}: create its channel first")
+        if error.code() in _REFUSED:
+            self.next = -1
+            raise InvalidSettings(f"the brokers refuse to have topic {self._topic} read: {error.str()}")
+        _log.info("reading %s: %s", self._topic, error.str())
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class KafkaReaders:
+    """The consumers of one topic. Thread-safe: each read has one of its own while it lasts."""
+
+    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._lock = threading.Lock()
+        self._idle: list[_Reader] = []
+        self._closed = False
+
+    @contextmanager
+    def at(self, offset: int) -> Iterator[_Reader]:
+        """A consumer that stands at `offset`, for one read."""
+        reader = self._taken(offset)
+        try:
+            yield reader
+        except BaseException:
+            reader.close()
+            raise
+        self._put_back(reader)
+
+    def rests_at(self, offset: int) -> bool:
+        """Whether a consumer stands at `offset` already, perhaps with what follows at hand."""
+        with self._lock:
+            return any(reader.next == offset for reader in self._idle)
+
+    def close(self) -> None:
+        """Release what rests; a read that is under way releases its own. Idempotent."""
+        with self._lock:
+            self._closed = True
+            resting, self._idle = self._idle, []
+        for reader in resting:
+            reader.close()
+
+    def _taken(self, offset: int) -> _Reader:
+        with self._lock:
+            if self._closed:
+                raise LogUnavailable(f"the log {self._topic} is closed: open it again")
+            for place, reader in enumerate(self._idle):
+                if reader.next == offset:
+                    return self._idle.pop(place)
+        return _Reader(self._settings, self._topic, offset)
+
+    def _put_back(self, reader: _Reader) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(reader)
+                reader = self._idle.pop(0) if len(self._idle) > _IDLE else None  # type: ignore[assignment]
+        if reader is not None:
+            reader.close()
+
+
+def watermarks(consumer: Any, topic: str, seconds: float) -> tuple[int, int]:
+    """The first offset of a topic and the one behind its last, by the brokers. Raises ChannelNotFound, LogUnavailable."""
+    try:
+        found = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=seconds, cached=False)
+    except KafkaException as raised:
+        error: KafkaError = raised.args[0]
+        if error.code() in _GONE:
+            raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from raised
+        if error.code() in _REFUSED:
+            raise InvalidSettings(f"the brokers refuse to have topic {topic} read: {error.str()}") from raised
+        raise LogUnavailable(
+            f"where the log {topic} stands cannot be asked: {error.str()}; are the brokers up?"
+        ) from raised
+    if found is None:
+        raise LogUnavailable(
+            f"where the log {topic} stands was not answered within {seconds:.0f} s: are the brokers up?"
+        )
+    return int(found[0]), int(found[1])

@@ -1,0 +1,210 @@
+"""The writing side of one Kafka topic: an idempotent producer, whose acknowledgements become log ids.
+
+- Values of one append stand next to each other in the producer's queue, so they do in the topic, unless another process
+  appends at the same moment.
+- The client sends again what was on its way when a connection broke, at most `attempts` times; the broker drops what it has, by
+  the producer's sequence. An append that is not acknowledged within the deadline fails, and what it leaves in the topic is a
+  prefix of its values: the producer is purged from the queue's end, before anything else can be sent through it, and replaced.
+- The queue is bounded in bytes: more waits for room, within the deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from millrace.errors import ChannelNotFound, EntryTooLarge, InvalidSettings, LogUnavailable, MillraceError
+from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings
+
+_log = logging.getLogger(__name__)
+# Kafka's client would warn at each start of a property that is set on purpose.
+_log.addFilter(lambda record: "enable.gapless.guarantee is experimental" not in record.getMessage())
+
+_QUEUED_MESSAGES: Final = 500_000
+_POLL: Final = 0.1
+_ROOM_PAUSE: Final = 0.02
+_REFUSED: Final = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+)
+
+
+class _Batch:
+    """The values of one append on their way."""
+
+    __slots__ = ("_count", "_finished", "delivered", "done", "messages")
+
+    def __init__(self, count: int, finished: Callable[[], None]) -> None:
+        self._count = count
+        self._finished = finished
+        self.messages: list[Message] = []
+        self.done = False
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            # Once a message, in whichever thread polls: as little as can be.
+            messages.append(message)
+            if len(messages) == count:
+                self.done = True
+                finished()
+
+        messages = self.messages
+        self.delivered = delivered
+
+
+class KafkaWriter:
+    """Appends to one topic. Thread-safe."""
+
+    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._order = threading.Lock()
+        """Held while an append's values are queued, and while a producer is given up."""
+        self._polling = threading.Lock()
+        self._changed = threading.Condition()
+        self._producer: Producer | None = None
+        self._doomed: Producer | None = None
+        self._closed = False
+
+    def append(self, values: Sequence[bytes]) -> list[int]:
+        """Append `values` in order; their offsets, once the brokers have all of them.
+
+        Raises LogUnavailable (a prefix may be in the log), EntryTooLarge (likewise; the topic takes less than the settings
+        say), ChannelNotFound, InvalidSettings (the brokers refuse us).
+        """
+        deadline = time.monotonic() + self._settings.deadline
+        batch = _Batch(len(values), self._notify)
+        with self._order:
+            if self._closed:
+                raise LogUnavailable(f"the log {self._topic} is closed: open it again")
+            producer = self._producer = self._producer or self._made()
+            queued = self._queue(producer, values, batch, deadline)
+            if not queued:
+                self._give_up(producer)
+        if queued and self._wait(producer, batch, deadline):
+            # An offset below 0: the broker had the message already, and does not know its place any more.
+            offsets = [-1 if place is None else place for place in map(Message.offset, batch.messages)]
+            if not any(map(Message.error, batch.messages)) and all(a < b for a, b in pairwise((-1, *offsets))):
+                return offsets
+        self._doomed = producer
+        with self._order:
+            self._give_up(producer)
+        raise self._failure(batch)
+
+    def close(self) -> None:
+        """Append no more; what is on its way fails. Idempotent."""
+        self._doomed = self._producer
+        with self._order:
+            self._closed = True
+            if self._producer is not None:
+                self._give_up(self._producer)
+
+    def _made(self) -> Producer:
+        limit = max(self._settings.max_entry_bytes, BATCH_BYTES) + OVERHEAD_BYTES
+        try:
+            return Producer(
+                {
+                    **self._settings.rdkafka(),
+                    "acks": "all",
+                    "enable.idempotence": True,
+                    # An error that would leave a hole in a batch stops the producer instead.
+                    "enable.gapless.guarantee": True,
+                    "message.send.max.retries": self._settings.attempts,
+                    "retry.backoff.ms": 100,
+                    "retry.backoff.max.ms": 1000,
+                    # Our own deadline purges everything at once; the client's would time messages out one by one.
+                    "message.timeout.ms": 0,
+                    # While one batch is on its way the next one fills, so that nothing has to wait for company.
+                    "linger.ms": 0,
+                    "batch.size": BATCH_BYTES,
+                    "message.max.bytes": limit,
+                    "queue.buffering.max.messages": _QUEUED_MESSAGES,
+                    "queue.buffering.max.kbytes": max(1, (self._settings.queue_bytes + limit) >> 10),
+                },
+                logger=_log,
+            )
+        except KafkaException as error:
+            raise InvalidSettings(f"Kafka's client refuses its settings: {error.args[0].str()}") from error
+
+    def _queue(self, producer: Producer, values: Sequence[bytes], batch: _Batch, deadline: float) -> bool:
+        """Give all values to the client, waiting for room; False where that fails half-way."""
+        produce, topic, delivered = producer.produce, self._topic, batch.delivered
+        for value in values:
+            while True:
+                try:
+                    produce(topic, value, None, 0, delivered)
+                    break
+                except BufferError:
+                    if self._stopped(producer) or time.monotonic() >= deadline:
+                        return False
+                    producer.poll(_ROOM_PAUSE)
+                except KafkaException:  # the producer has stopped itself
+                    return False
+        return not self._stopped(producer)
+
+    def _wait(self, producer: Producer, batch: _Batch, deadline: float) -> bool:
+        """Wait for all acknowledgements; False at the deadline. One of those who wait serves the client for all."""
+        while not batch.done:
+            left = deadline - time.monotonic()
+            if left <= 0 or self._stopped(producer):
+                return batch.done
+            if self._polling.acquire(blocking=False):
+                try:
+                    # Whoever serves does so until its own batch is done: handing over costs more than a poll.
+                    while self._waits(producer, batch, deadline):
+                        producer.poll(min(_POLL, left))
+                finally:
+                    self._polling.release()
+                    self._notify()
+            else:
+                with self._changed:
+                    self._changed.wait_for(lambda: batch.done or not self._polling.locked(), min(_POLL, left))
+        return True
+
+    def _waits(self, producer: Producer, batch: _Batch, deadline: float) -> bool:
+        return not batch.done and not self._stopped(producer) and time.monotonic() < deadline
+
+    def _stopped(self, producer: Producer) -> bool:
+        return self._doomed is producer
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _give_up(self, producer: Producer) -> None:
+        """Send nothing more through a producer. The caller holds `_order`, so nothing is being queued."""
+        self._doomed = producer
+        if self._producer is producer:
+            self._producer = None
+        producer.purge()  # the queue first, then what is in flight: what the brokers got is a prefix
+        producer.poll(0)
+        self._notify()
+
+    def _failure(self, batch: _Batch) -> MillraceError:
+        errors: list[KafkaError | None] = list(map(Message.error, batch.messages))
+        found = [error for error in errors if error is not None]
+        error = next(
+            (each for each in found if each.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)), None
+        )
+        if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            return EntryTooLarge(
+                f"topic {self._topic} takes no batch of this size: raise its max.message.bytes, or lower max_entry_bytes"
+            )
+        if error is not None and error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+            return ChannelNotFound(f"there is no topic {self._topic} any more: create its channel first")
+        if error is not None and error.code() in _REFUSED:
+            return InvalidSettings(f"the brokers refuse an append to topic {self._topic}: {error.str()}")
+        reason = (
+            f"Kafka says: {error.str()}" if error is not None else f"no answer within {self._settings.deadline:.0f} s"
+        )
+        return LogUnavailable(
+            f"an append to topic {self._topic} was not acknowledged ({reason}): of what was on its way a prefix may be in the"
+            " log; append it again, with the producer's sequence"
+        )

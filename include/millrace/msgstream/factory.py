@@ -1,0 +1,111 @@
+"""Factories of streams: they differ in which backend they open; the streams are the same on every log.
+
+    with RmqMsgStreamFactory("<folder>") as factory, factory.new_tt_msg_stream() as stream: ...
+
+A factory takes a URL of its backend, the location in such a URL, or a LogService that the caller keeps. The streaming node takes
+every PChannel of a log for a WAL, so message streams have a log of their own: another folder, prefix or namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import ClassVar, Self
+
+from millrace.errors import InvalidSettings
+from millrace.log.protocol import LogService
+from millrace.log.registry import open_service
+from millrace.log.remote import RemoteLogService
+from millrace.msgstream.channels import MsgChannels
+from millrace.msgstream.protocol import UnmarshalDispatcherFactory
+from millrace.msgstream.settings import StreamSettings
+from millrace.msgstream.stream import LogMsgStream
+from millrace.msgstream.tick_stream import LogTtMsgStream
+
+
+class LogMsgStreamFactory:
+    """Streams on a log service (the MsgStreamFactory protocol). Closing it closes the service, if it opened it."""
+
+    SCHEME: ClassVar[str] = ""
+    """The backend; "": any."""
+
+    def __init__(
+        self,
+        source: str | LogService,
+        *,
+        settings: Mapping[str, object] | None = None,
+        unmarshal: UnmarshalDispatcherFactory | None = None,
+    ) -> None:
+        """Streams on `source`; `settings` are the backend's, where a URL opens it. Raises InvalidSettings, what opening raises."""
+        self._owned = isinstance(source, str)
+        self._service = self._open(source, settings or {}) if isinstance(source, str) else source
+        self._unmarshal = unmarshal
+        self._settings = StreamSettings()
+
+    @property
+    def service(self) -> LogService:
+        """The log that the streams are on."""
+        return self._service
+
+    @property
+    def channels(self) -> MsgChannels:
+        """The channels of that log: create, describe, destroy."""
+        return MsgChannels(self._service)
+
+    def set_params(self, params: Mapping[str, object]) -> None:
+        """See MsgStreamFactory.set_params."""
+        self._settings = self._settings.with_(params)
+
+    def new_msg_stream(self) -> LogMsgStream:
+        """See MsgStreamFactory.new_msg_stream."""
+        return LogMsgStream(self._service, settings=self._settings, unmarshal=self._unmarshal)
+
+    def new_tt_msg_stream(self) -> LogTtMsgStream:
+        """See MsgStreamFactory.new_tt_msg_stream."""
+        return LogTtMsgStream(self._service, settings=self._settings, unmarshal=self._unmarshal)
+
+    def close(self) -> None:
+        """Close the service that this factory opened; close its streams first. Idempotent."""
+        if self._owned:
+            self._service.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, source: str, settings: Mapping[str, object]) -> LogService:
+        scheme, separator, _ = source.partition("://")
+        if separator and self.SCHEME and scheme != self.SCHEME:
+            raise InvalidSettings(f"{type(self).__name__} opens {self.SCHEME}://…, not {scheme}://…")
+        if not separator and not self.SCHEME:
+            raise InvalidSettings("a log's URL is scheme://location")
+        return open_service(source if separator else f"{self.SCHEME}://{source}", settings)
+
+
+class RmqMsgStreamFactory(LogMsgStreamFactory):
+    """Streams on RocksMQ. One process holds a folder; :meth:`served` goes through the folder's server, for any number."""
+
+    SCHEME = "rocksmq"
+
+    @classmethod
+    def served(cls, folder: str, *, unmarshal: UnmarshalDispatcherFactory | None = None) -> Self:
+        """Streams through the server of `folder`, which is started where none runs. Raises LogUnavailable."""
+        factory = cls(RemoteLogService.connect(folder), unmarshal=unmarshal)
+        factory._owned = True
+        return factory
+
+
+class KafkaMsgStreamFactory(LogMsgStreamFactory):
+    """Streams on Kafka: ``host:port[,host:port...]/prefix``."""
+
+    SCHEME = "kafka"
+
+
+class PulsarMsgStreamFactory(LogMsgStreamFactory):
+    """Streams on Pulsar: ``host:port/tenant/namespace[/prefix]``."""
+
+    SCHEME = "pulsar"

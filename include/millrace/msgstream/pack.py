@@ -1,0 +1,100 @@
+"""Positions and packs: what a message stream hands out, and what its ``seek`` takes back (chapter 4, A.3)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from millrace.errors import InvalidArgument
+from millrace.message.ids import LogId
+
+if TYPE_CHECKING:
+    from millrace.msgstream.protocol import TsMsg
+
+_ID: Final = struct.Struct(">QQ")
+
+
+def id_to_bytes(position: LogId) -> bytes:
+    """A position in a channel's log as 16 bytes, big-endian, which sort as positions do."""
+    return _ID.pack(*position)
+
+
+@dataclass(frozen=True, slots=True)
+class MsgPosition:
+    """A place in one channel, between messages.
+
+    ``msg_id`` (16 bytes, opaque to callers) names the first log entry that matters from here on; ``timestamp`` the time up to
+    which everything was delivered (0: not known). A plain stream goes by ``msg_id`` alone, a time-tick stream by both.
+    """
+
+    channel_name: str
+    msg_id: bytes
+    msg_group: str = ""
+    timestamp: int = 0
+
+    @property
+    def log_id(self) -> LogId:
+        """The log entry of ``msg_id``. Raises InvalidArgument where it has another length."""
+        if len(self.msg_id) != _ID.size:
+            raise InvalidArgument(f"a position's msg_id has {_ID.size} bytes, not {len(self.msg_id)}")
+        return LogId(*_ID.unpack(self.msg_id))
+
+    def to_json(self) -> dict[str, Any]:
+        """The position as a JSON object, for a caller's own store."""
+        return {
+            "channel_name": self.channel_name,
+            "msg_id": self.msg_id.hex(),
+            "msg_group": self.msg_group,
+            "timestamp": self.timestamp,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Inverse of :meth:`to_json`. Raises InvalidArgument."""
+        match value:
+            case {
+                "channel_name": str(name),
+                "msg_id": str(msg_id),
+                "msg_group": str(group),
+                "timestamp": int(timestamp),
+            }:
+                try:
+                    position = cls(name, bytes.fromhex(msg_id), group, timestamp)
+                    _ = position.log_id
+                    return position
+                except ValueError:
+                    pass
+        raise InvalidArgument("this is no position: an object of channel_name, msg_id, msg_group and timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedMsg:
+    """A log entry that is not among a pack's messages, and why.
+
+    ``late``: a message whose time was over when it came (a time tick of its channel stood before it). ``malformed``: bytes that
+    are no message, or of a type or version that is not known here; ``msg`` is None then.
+    """
+
+    position: MsgPosition
+    reason: Literal["late", "malformed"]
+    detail: str
+    payload: bytes
+    msg: TsMsg | None = None
+
+
+@dataclass(slots=True)
+class MsgPack:
+    """Messages that belong together, with the positions of all channels of the stream before and behind them.
+
+    From a time-tick stream: all messages with begin_ts < end timestamp <= end_ts, in order of time stamps. ``refused`` holds
+    what was found on the way and can be delivered to nobody; it is empty where all is well.
+    """
+
+    msgs: list[TsMsg] = field(default_factory=list)
+    begin_ts: int = 0
+    end_ts: int = 0
+    start_positions: list[MsgPosition] = field(default_factory=list)
+    end_positions: list[MsgPosition] = field(default_factory=list)
+    refused: list[RefusedMsg] = field(default_factory=list)

@@ -1,0 +1,43 @@
+"""Settings of message streams, validated before use; ``MsgStreamFactory.set_params`` takes them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Literal, Self
+
+from millrace.errors import InvalidSettings
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """Sizes in bytes of log entries, times in seconds."""
+
+    timeout: float = 30.0
+    """How long produce and consume may take where their caller does not say."""
+    read_bytes: int = 4 << 20
+    """How much is read from a channel at once: what a consumer holds of each channel beyond its packs."""
+    max_pack_bytes: int = 256 << 20
+    """What a time-tick stream holds of all channels together until their ticks have come; more is PackTooLarge."""
+    auto_ack: bool = True
+    """Whether consume acknowledges the pack before."""
+    on_refused: Literal["attach", "raise"] = "attach"
+    """What becomes of late and malformed messages: they stand in the pack's ``refused``; or MessagesRefused, which has the pack."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("timeout", 0.0), ("read_bytes", 1), ("max_pack_bytes", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+                raise InvalidSettings(f"{name} is a number of at least {least}, not {value!r}")
+        if not isinstance(self.auto_ack, bool):
+            raise InvalidSettings(f"auto_ack is True or False, not {self.auto_ack!r}")
+        if self.on_refused not in ("attach", "raise"):
+            raise InvalidSettings(f"on_refused is 'attach' or 'raise', not {self.on_refused!r}")
+
+    def with_(self, params: Mapping[str, object]) -> Self:
+        """A copy with `params`. Raises InvalidSettings for unknown names and wrong values."""
+        known = {field.name for field in fields(self)}
+        unknown = sorted(set(params) - known)
+        if unknown:
+            raise InvalidSettings(f"unknown setting {unknown[0]!r} of a stream; known are {', '.join(sorted(known))}")
+        return replace(self, **params)  # type: ignore[arg-type]

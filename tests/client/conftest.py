@@ -1,0 +1,61 @@
+"""One deployment for the clients' tests: a log server of its own, and its tables brought up to date when a test asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from millrace.client.client import Client
+from millrace.coord.store import Collection
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.node_run import catch_up
+from millrace.settings import Settings
+
+ITEMS = CollectionSchema(
+    (
+        FieldSpec("id", "int64", False),
+        FieldSpec("name", "string", False),
+        FieldSpec("price", "float64", True),
+        FieldSpec("sold", "bool", True),
+    ),
+    "id",
+)
+
+
+@pytest.fixture(scope="package")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    folder: Path = tmp_path_factory.mktemp("clients")
+    settings = Settings(
+        data_dir=folder / "data", cache_dir=folder / "cache", append_retry_delay=0.05, append_deadline=10.0
+    )
+    with Client.connect(settings) as made:
+        made.coordinator.ensure_pchannels(2)
+        yield made
+        made.append.service.shutdown()
+
+
+@pytest.fixture
+def items(shop: Client, request: pytest.FixtureRequest) -> Collection:
+    """A collection of two VChannels, one on each PChannel."""
+    return shop.coordinator.create_collection(request.node.name, ITEMS, vchannels=2)
+
+
+def item_rows(*keys: int, name: str = "new", price: float = 1.0) -> pa.Table:
+    return pa.table({"id": list(keys), "name": [name] * len(keys), "price": [price] * len(keys)})
+
+
+@pytest.fixture
+def stored(shop: Client) -> Callable[..., dict[int, str]]:
+    """Names by id that a collection has, at a tick or now."""
+
+    def read(collection: Collection, *, at: int | None = None) -> dict[int, str]:
+        catch_up(shop.settings, shop.log)
+        table = shop.read(collection.name, at=at, deadline=10.0)
+        found = dict(zip(table["id"].to_pylist(), table["name"].to_pylist(), strict=True))
+        assert len(found) == table.num_rows, "a key is there twice"
+        return found
+
+    return read

@@ -1,0 +1,182 @@
+"""A client on another host: a server with TLS and a token, reached by its address alone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from millrace.client.client import Client
+from millrace.client.remote_client import RemoteClient
+from millrace.errors import (
+    AppendRejected,
+    CollectionExists,
+    CollectionNotFound,
+    InvalidArgument,
+    InvalidSettings,
+    LogUnavailable,
+)
+from millrace.log.discovery import read_record
+from millrace.message.ids import EARLIEST
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
+from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "string", True)), "id")
+TOKEN = "a-token-that-both-sides-have"
+NAME = "log.example.net"
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed certificate for `name` and its key, as PEM files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    names = x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(minutes=5))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(names, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = folder / f"{name}.pem", folder / f"{name}.key"
+    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return cert_file, key_file
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    folder = tmp_path_factory.mktemp("remote")
+    cert, key = certificate(folder, NAME)
+    return Settings(
+        data_dir=folder / "data",
+        cache_dir=folder / "cache",
+        log_tls_cert=str(cert),
+        log_tls_key=str(key),
+        log_tls_name=NAME,
+    )
+
+
+@pytest.fixture(scope="module")
+def local(settings: Settings) -> Iterator[Client]:
+    """A client on the server's own host, which starts it, with TLS and the token in its environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MILLRACE_SERVER_TOKEN", TOKEN)
+        client = Client.connect(settings)
+    with client:
+        client.coordinator.ensure_pchannels(2)
+        yield client
+        client.append.service.shutdown()
+
+
+@pytest.fixture
+def address(local: Client, settings: Settings) -> str:
+    record = read_record(settings.log_path)
+    assert record is not None
+    assert record.address.startswith("grpc+tls://127.0.0.1:")
+    return record.address
+
+
+def connected(
+    address: str, settings: Settings, token: str = TOKEN, *, deadline: float = 30.0, **options: object
+) -> RemoteClient:
+    env = {"MILLRACE_SERVER_TOKEN": token, "HOME": str(settings.cache_dir)}
+    return RemoteClient.connect(address, roots=settings.log_tls_cert, env=env, deadline=deadline, **options)  # type: ignore[arg-type]
+
+
+def test_rows_that_are_appended_from_elsewhere_are_in_the_tables_once(
+    address: str, settings: Settings, local: Client
+) -> None:
+    with connected(address, settings) as client:
+        made = client.coordinator.create_collection("users", SCHEMA, vchannels=2, partitions=["eu", "us"])
+        assert made == client.collection("users") == local.collection("users")
+        rows = pa.table({"id": list(range(1000)), "body": [f"row {key}" for key in range(1000)]})
+        written = client.producer().insert(made, rows, partition="eu")
+        assert written.rows == 1000
+        assert all(result.time_tick for result in written.results)
+        client.producer().delete(made, [1, 2, 3])
+        client.coordinator.flush("users")
+    catch_up(settings, local.log)
+    flush(settings)
+    assert sorted(read_arrow(settings, made.id)["id"].to_pylist()) == [0, *range(4, 1000)]
+
+
+def test_errors_are_those_of_a_client_on_the_spot(address: str, settings: Settings) -> None:
+    with connected(address, settings) as client:
+        with pytest.raises(CollectionNotFound):
+            client.collection("nobody")
+        made = client.coordinator.create_collection("once", SCHEMA)
+        with pytest.raises(CollectionExists):
+            client.coordinator.create_collection("once", replace_key(SCHEMA))
+        client.coordinator.drop_collection("once")
+        with pytest.raises(AppendRejected) as refused:
+            client.producer().insert(made, pa.table({"id": [1], "body": ["x"]}))
+        assert refused.value.reason == "COLLECTION_NOT_FOUND"
+        with pytest.raises(InvalidArgument, match="knows no call 'rm'"):
+            client.append.catalog("rm", {})
+        with pytest.raises(InvalidArgument, match="arguments"):
+            client.append.catalog("collection", {"nme": "users"})
+
+
+def replace_key(schema: CollectionSchema) -> CollectionSchema:
+    return replace(schema, fields=(*schema.fields, FieldSpec("more", "int64", True)))
+
+
+def test_ddl_of_every_kind_can_be_done_from_elsewhere(address: str, settings: Settings) -> None:
+    with connected(address, settings) as client:
+        catalog = client.coordinator
+        catalog.create_collection("ddl", SCHEMA)
+        assert catalog.create_partition("ddl", "new") == catalog.collection("ddl").partitions["new"]
+        catalog.drop_partition("ddl", "new")
+        assert catalog.add_field("ddl", FieldSpec("extra", "int64", True)) == 2
+        assert [each.name for each in catalog.collections() if each.name == "ddl"] == ["ddl"]
+        assert catalog.collection("ddl").schema.arrow().names == ["id", "body", "extra"]
+
+
+@pytest.mark.parametrize("token", ["", "another-token-altogether"])
+def test_without_the_token_nothing_is_answered(address: str, settings: Settings, token: str) -> None:
+    with pytest.raises((InvalidSettings, LogUnavailable)):
+        connected(address, settings, token, deadline=1.0)
+
+
+def test_a_server_whose_certificate_is_not_trusted_gets_no_token(
+    address: str, settings: Settings, tmp_path: Path
+) -> None:
+    other, _ = certificate(tmp_path, "somebody.else")
+    with pytest.raises(LogUnavailable):
+        connected(address, replace(settings, log_tls_cert=str(other)), deadline=1.0)
+    with pytest.raises(LogUnavailable):
+        connected(address, settings, tls_name="not.the.name", deadline=1.0)
+    with pytest.raises(InvalidArgument, match="grpc"):
+        connected("http://127.0.0.1:1", settings)
+
+
+def test_a_server_elsewhere_is_not_stopped_from_here(address: str, settings: Settings) -> None:
+    with connected(address, settings) as client:
+        with pytest.raises(InvalidArgument, match="stop it there"):
+            client.append.service.shutdown()
+        assert client.append.service.open("dml_0").describe().begin == EARLIEST
+
+
+def test_a_certificate_without_its_key_is_no_setting(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="belong together"):
+        Settings(data_dir=tmp_path, log_tls_cert="cert.pem")

@@ -1,0 +1,320 @@
+"""Kafka as the log, beside what every backend promises (tests/conformance): its topics, limits, logins and retention."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from kafka.admin import KafkaAdminClient
+
+from millrace.brokers.kafka import KafkaBroker
+from millrace.errors import (
+    ChannelNotFound,
+    EntryTooLarge,
+    InvalidSettings,
+    LogCorrupted,
+    LogUnavailable,
+    PositionTruncated,
+)
+from millrace.log.kafka import Kafka, open_location
+from millrace.log.kafka_settings import KafkaSettings
+from millrace.log.registry import open_service
+from millrace.message.ids import EARLIEST, LogId
+from millrace.settings import Settings
+from tests import running_brokers
+from tests.conformance.backends import deployment_name
+from tests.conformance.reading import read_all
+
+DEADLINE = 30.0
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> str:
+    return deployment_name(tmp_path)
+
+
+@pytest.fixture
+def location(prefix: str) -> str:
+    return f"{running_brokers.kafka().address}/{prefix}"
+
+
+@pytest.fixture
+def service(location: str) -> Iterator[Kafka]:
+    with open_location(location, {"max_entry_bytes": 100_000}) as service:
+        service.create("p")
+        yield service
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker of these tests alone, with SASL/PLAIN, which they may kill."""
+    with KafkaBroker(tmp_path_factory.mktemp("guarded"), settings=Settings(), sasl=True).start() as broker:
+        yield broker
+
+
+@pytest.fixture
+def logged_in(guarded: KafkaBroker, monkeypatch: pytest.MonkeyPatch) -> KafkaBroker:
+    assert guarded.credentials is not None
+    for name, value in guarded.credentials.environment().items():
+        monkeypatch.setenv(name, value)
+    return guarded
+
+
+def plain_producer() -> Producer:
+    return Producer({"bootstrap.servers": running_brokers.kafka().address, "linger.ms": 0})
+
+
+# --- settings -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "words"),
+    [
+        ("", {}, "location of a Kafka log"),
+        ("host", {}, "location of a Kafka log"),
+        ("host:1,:2", {}, "location of a Kafka log"),
+        ("host:1/a b", {}, "prefix"),
+        ("host:1", {"sasl.password": "x"}, "MILLRACE_LOG_PASSWORD"),
+        ("host:1", {"ssl.key.password": "x"}, "MILLRACE_LOG_PASSWORD"),
+        ("host:1", {"acks": "1"}, "unknown kafka setting"),
+        ("host:1", {"enable.idempotence": "false"}, "no option of the URL"),
+        ("host:1", {"max_entry_bytes": "many"}, "whole number"),
+        ("host:1", {"max_entry_bytes": "0"}, "between"),
+        ("host:1", {"fsync": "perhaps"}, "true or false"),
+        ("host:1", {"replication_factor": "2", "min_insync_replicas": "3"}, "not be more"),
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused_with_what_is_allowed(
+    location: str, options: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InvalidSettings, match=words):
+        KafkaSettings.of(location, options)
+
+
+@pytest.mark.parametrize("url", ["kafka://user:secret@host:1/p", "kafka://host:1/p?a=1&a=2", "kafka://host:1/p?a"])
+def test_a_url_with_credentials_or_malformed_options_is_refused_and_shows_no_secret(url: str) -> None:
+    with pytest.raises(InvalidSettings) as raised:
+        open_service(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_topics_have_the_deployments_prefix_and_names_of_any_kind() -> None:
+    settings = KafkaSettings.of("host:1/a.b", {})
+    names = ["p0", "by-dev-rootcoord-dml_0", "ä ö", ".", "a.b", "x_5F", "%41", "\n"]
+    topics = [settings.topic(name) for name in names]
+    assert [settings.name_of(topic) for topic in topics] == names
+    # Kafka takes '.' and '_' for one another in its metrics, and refuses names that collide so.
+    assert len({topic.replace(".", "_") for topic in topics}) == len(names)
+    others = ["a.p0", "a.b", "a.b.", "a.b.p0.x", "a.b.p_zz", "a.b._", "a.b._FF"]
+    assert [settings.name_of(topic) for topic in others] == [None] * len(others)
+
+
+# --- topics -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_keeps_everything_and_the_brokers_give_the_stamps(service: Kafka) -> None:
+    found = service.admin.configs(service.settings.topic("p"))
+    assert {name: found[name] for name in service.settings.topic_configs()} == service.settings.topic_configs()
+    assert (found["retention.ms"], found["cleanup.policy"]) == ("-1", "delete")
+    assert found["message.timestamp.type"] == "LogAppendTime"
+
+
+def test_a_topic_that_would_lose_entries_by_itself_is_refused(service: Kafka) -> None:
+    topic = service.settings.topic("other")
+    admin = KafkaAdminClient(bootstrap_servers=running_brokers.kafka().address)
+    admin.create_topics({topic: {"num_partitions": 1, "replication_factor": 1, "configs": {"retention.ms": "1000"}}})
+    admin.close()
+    with pytest.raises(InvalidSettings, match=r"retention\.ms=-1 \(it has 1000\)"):
+        service.open("other")
+
+
+def test_any_kafka_client_reads_and_writes_the_same_entries(service: Kafka) -> None:
+    log, topic = service.open("p"), service.settings.topic("p")
+    log.append([b"ours"])
+    producer = plain_producer()
+    producer.produce(topic, b"theirs", partition=0)
+    producer.flush(DEADLINE)
+    assert [value for _, value in read_all(log)] == [b"ours", b"theirs"]
+    consumer = Consumer({"bootstrap.servers": running_brokers.kafka().address, "group.id": "somebody"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values: list[bytes | None] = []
+    until = time.monotonic() + DEADLINE
+    while len(values) < 2 and time.monotonic() < until:
+        values += [message.value() for message in consumer.consume(2, 1.0)]
+    consumer.close()
+    assert values == [b"ours", b"theirs"]
+
+
+def test_an_append_beside_another_writer_gets_the_ids_of_its_own_entries(service: Kafka) -> None:
+    log, topic = service.open("p"), service.settings.topic("p")
+    producer, stop = plain_producer(), threading.Event()
+
+    def intrude() -> None:
+        while not stop.is_set():
+            producer.produce(topic, b"theirs", partition=0)
+            producer.poll(0.001)
+
+    intruder = threading.Thread(target=intrude)
+    intruder.start()
+    try:
+        ours = {}
+        for number in range(200):
+            values = [b"%d.%d" % (number, index) for index in range(5)]
+            ours |= dict(zip(log.append(values), values, strict=True))
+    finally:
+        stop.set()
+        intruder.join(DEADLINE)
+        producer.flush(DEADLINE)
+    entries = dict(read_all(log))
+    assert {entry_id: entries[entry_id] for entry_id in ours} == ours
+    assert len(entries) > len(ours)
+
+
+def test_records_that_are_missing_in_the_midst_are_an_error_and_never_skipped(service: Kafka) -> None:
+    log, topic = service.open("p"), service.settings.topic("p")
+    log.append([b"a"])
+    producer = Producer({"bootstrap.servers": running_brokers.kafka().address, "transactional.id": topic})
+    producer.init_transactions(DEADLINE)
+    producer.begin_transaction()
+    producer.produce(topic, b"b", partition=0)
+    producer.commit_transaction(DEADLINE)  # leaves a marker, which is a record that nobody reads
+    log.append([b"c"])
+    with pytest.raises(LogCorrupted, match="transactions"):
+        read_all(log)
+    report = log.verify()
+    assert (report.first_bad, report.entries) != (None, 3)
+
+
+# --- limits -------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_into_the_clients_queue_waits_for_room(location: str) -> None:
+    with open_location(location, {"queue_bytes": 1 << 20, "max_entry_bytes": 200_000}) as service:
+        service.create("small")
+        log = service.open("small")
+        values = [bytes([number % 256]) * 150_000 for number in range(100)]
+        ids = log.append(values)
+        assert read_all(log, max_bytes=4 << 20) == list(zip(ids, values, strict=True))
+
+
+def test_entries_are_bounded_by_what_the_topic_takes_whatever_the_settings_say(service: Kafka, location: str) -> None:
+    with open_location(location, {"max_entry_bytes": 50 << 20}) as wide:
+        log = wide.open("p")
+        with pytest.raises(EntryTooLarge):
+            log.append([b"small", b"x" * (2 << 20)])
+        assert log.append([b"x" * (1 << 20)]) == [LogId(0, 0)]
+
+
+def test_a_topic_that_is_gone_under_a_handle_is_no_channel_any_more(service: Kafka, location: str) -> None:
+    log = service.open("p")
+    log.append([b"a"])
+    with open_location(location, {}) as other:
+        other.drop("p")
+    with pytest.raises(ChannelNotFound):
+        log.describe()
+    with pytest.raises(ChannelNotFound):
+        log.read(EARLIEST)
+
+
+def test_retention_gives_up_what_is_old_or_beyond_the_size_but_nothing_that_is_needed(service: Kafka) -> None:
+    log = service.open("p")
+    ids = [log.append([b"x" * 10_000])[0] for _ in range(50)]
+    log.enforce_retention(allowed=ids[40], retention_ms=3_600_000)
+    assert log.describe().begin == EARLIEST
+    log.enforce_retention(allowed=ids[40], retention_bytes=400_000)
+    assert EARLIEST < log.describe().begin < ids[20]
+    log.enforce_retention(allowed=ids[40], retention_ms=1)
+    assert log.describe().begin == ids[40]
+    with pytest.raises(PositionTruncated) as raised:
+        log.read(ids[39])
+    assert raised.value.earliest == tuple(ids[40])
+
+
+def test_a_log_that_is_whole_verifies(service: Kafka) -> None:
+    log = service.open("p")
+    log.append([b"x" * 1000] * 300)
+    log.truncate(LogId(0, 100))
+    report = log.verify()
+    assert (report.entries, report.bytes, report.first_bad) == (200, 200_000, None)
+
+
+# --- brokers that refuse, are away, or come back ------------------------------------------------------------------------------
+
+
+def test_a_login_by_sasl_plain_serves_every_call(logged_in: KafkaBroker) -> None:
+    with open_service(logged_in.url) as service:
+        service.create("sasl")
+        log = service.open("sasl")
+        ids = log.append([b"a", b"b"])
+        assert read_all(log) == list(zip(ids, [b"a", b"b"], strict=True))
+        service.move_group("g", "sasl", ids[1])
+        assert (service.group_position("g", "sasl"), service.groups()) == (ids[1], ["g"])
+        log.truncate(ids[1])
+        assert log.describe().begin == ids[1]
+        service.drop("sasl")
+
+
+def test_a_login_without_or_with_a_wrong_password_is_refused_and_the_error_shows_none(
+    guarded: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("USERNAME", "PASSWORD"):
+        monkeypatch.delenv(f"MILLRACE_LOG_{name}", raising=False)
+    with pytest.raises(InvalidSettings, match="MILLRACE_LOG_USERNAME"):
+        open_service(guarded.url)
+    monkeypatch.setenv("MILLRACE_LOG_USERNAME", "millrace")
+    monkeypatch.setenv("MILLRACE_LOG_PASSWORD", "not-the-secret")
+    with pytest.raises(InvalidSettings, match="refuse") as raised:
+        open_service(guarded.url + "&deadline=5")
+    assert "not-the-secret" not in str(raised.value)
+
+
+def test_without_a_broker_every_call_fails_within_its_deadline_and_works_again_when_one_is_back(
+    logged_in: KafkaBroker,
+) -> None:
+    with open_service(logged_in.url + "&deadline=3") as service:
+        service.create("back")
+        log = service.open("back")
+        ids = log.append([b"before"])
+        logged_in.kill()
+        begun = time.monotonic()
+        for call in (lambda: log.append([b"lost", b"too"]), lambda: log.read(EARLIEST), log.describe, service.names):
+            with pytest.raises(LogUnavailable):
+                call()
+        assert time.monotonic() - begun < DEADLINE
+        logged_in.start()
+        ids += _when_back(lambda: log.append([b"after"]))
+        entries = read_all(log)
+        # What was purged was never sent: nobody was there to take it.
+        assert entries == list(zip(ids, [b"before", b"after"], strict=True))
+
+
+def test_an_append_that_is_under_way_when_the_broker_is_killed_is_acknowledged_when_it_is_back(
+    logged_in: KafkaBroker,
+) -> None:
+    with open_service(logged_in.url) as service:
+        service.create("patient")
+        log = service.open("patient")
+        ids = log.append([b"0"])
+        appended: list[LogId] = []
+        values = [b"%d" % number + b"x" * 1000 for number in range(20_000)]
+        appender = threading.Thread(target=lambda: appended.extend(log.append(values)))
+        appender.start()
+        log.read(ids[0].following(), timeout=DEADLINE)  # some of it is there
+        logged_in.kill()
+        logged_in.start()
+        appender.join(DEADLINE * 2)
+        assert not appender.is_alive()
+        assert read_all(log) == list(zip([*ids, *appended], [b"0", *values], strict=True))
+
+
+def _when_back(append: object) -> list[LogId]:
+    until = time.monotonic() + DEADLINE
+    while True:
+        try:
+            return append()  # type: ignore[operator,no-any-return]
+        except LogUnavailable:
+            assert time.monotonic() < until

@@ -1,0 +1,52 @@
+"""The real brokers of a test run: each one is started when a test first needs it, once, and stopped at the run's end.
+
+A test takes a prefix (Kafka) or namespace of its own on it, and leaves it alone otherwise; one that stops or kills a broker
+starts its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from millrace.brokers.broker import Broker
+from millrace.brokers.kafka import KafkaBroker
+from millrace.brokers.pulsar import PulsarBroker
+from millrace.settings import Settings
+
+_RUNNING: dict[str, Broker] = {}
+_FOLDERS: list[Path] = []
+
+
+def kafka() -> KafkaBroker:
+    """A Kafka for this run."""
+    found = _RUNNING.get("kafka")
+    if found is None:
+        found = _RUNNING["kafka"] = KafkaBroker(_folder("kafka"), settings=Settings()).start()
+    assert isinstance(found, KafkaBroker)
+    return found
+
+
+def pulsar() -> PulsarBroker:
+    """A Pulsar for this run."""
+    found = _RUNNING.get("pulsar")
+    if found is None:
+        found = _RUNNING["pulsar"] = PulsarBroker(_folder("pulsar"), settings=Settings()).start()
+    assert isinstance(found, PulsarBroker)
+    return found
+
+
+def stop_all() -> None:
+    """Stop what runs, and remove its data."""
+    for broker in _RUNNING.values():
+        broker.stop()
+    _RUNNING.clear()
+    for folder in _FOLDERS:
+        shutil.rmtree(folder, ignore_errors=True)
+    _FOLDERS.clear()
+
+
+def _folder(name: str) -> Path:
+    _FOLDERS.append(Path(tempfile.mkdtemp(prefix=f"millrace-{name}-")))
+    return _FOLDERS[-1]
