@@ -28,13 +28,17 @@ from rich.console import Console
 from bench import (
     append_host_bench,
     backfill_bench,
+    client_bench,
     commit_bench,
     compaction_bench,
     flusher_bench,
     freshness_bench,
+    kafka_bench,
     log_bench,
     log_server_bench,
+    msgstream_bench,
     node_bench,
+    pulsar_bench,
     sink_bench,
 )
 from millrace.log.discovery import read_record
@@ -130,6 +134,19 @@ def _append_host(folder: Path, quick: bool) -> Any:
     }
 
 
+def _clients(folder: Path, quick: bool) -> Any:
+    total, count = (128 if quick else 1024) * MIB, 3 if quick else 7
+    return {
+        "frames": [
+            client_bench.arrow_batches(
+                folder / f"{size}-{pchannels}", row_bytes=size, total=total, count=count, pchannels=pchannels
+            )
+            for size, pchannels in ((1000, 2), (1000, 1), (64_000, 2))
+        ],
+        "small": client_bench.small_appends(folder, calls=2_000 if quick else 20_000),
+    }
+
+
 def _node(folder: Path, quick: bool) -> Any:
     return {
         f"{size >> 10} KiB": sink_bench.node_against_sink(
@@ -192,10 +209,22 @@ def _log_servers(folder: Path) -> list[psutil.Process]:
         return []
 
 
+def _pulsar(folder: Path, quick: bool) -> Any:
+    return pulsar_bench.run(folder, total=(64 if quick else 512) * MIB, count=3 if quick else 7)
+
+
 SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "log": _log,
     "server": _server,
     "append_host": _append_host,
+    "msgstream": lambda folder, quick: msgstream_bench.run(
+        folder, total=(32 if quick else 256) * MIB, count=3 if quick else 7
+    ),
+    "clients": _clients,
+    "kafka": lambda folder, quick: kafka_bench.run(
+        folder, total=(32 if quick else 256) * MIB, pairs=3 if quick else 7, singles=200 if quick else 2000
+    ),
+    "pulsar": _pulsar,
     "shares": _shares,
     "flat": _flat,
     "node": _node,

@@ -119,6 +119,23 @@ class LogFenced(LogError):
     code = "LOG_FENCED"
 
 
+class LogRefused(LogError):
+    """The brokers refused an administrative call of the log; ``status`` is their HTTP status, the message holds their reason."""
+
+    code = "LOG_REFUSED"
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_log_refused, (str(self), self.status))
+
+
+def _log_refused(message: str, status: int) -> LogRefused:
+    return LogRefused(message, status=status)
+
+
 class AppendRejected(MillraceError):
     """The chain judged a message and rejected it; ``reason`` is a name of :class:`millrace.wal.reasons.Reason`."""
 

@@ -7,11 +7,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka.admin import KafkaAdminClient
+from typer.testing import CliRunner
 
 from millrace.brokers.kafka import KafkaBroker
+from millrace.cli import app
+from millrace.client.client import Client
 from millrace.errors import (
     ChannelNotFound,
     EntryTooLarge,
@@ -23,13 +27,23 @@ from millrace.errors import (
 from millrace.log.kafka import Kafka, open_location
 from millrace.log.kafka_settings import KafkaSettings
 from millrace.log.registry import open_service
+from millrace.log.remote import RemoteLogService
 from millrace.message.ids import EARLIEST, LogId
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.committer import Committer
+from millrace.node.node_run import catch_up
+from millrace.node.planner import START, Planner
+from millrace.node.ranges import RangeReport, run_range
+from millrace.node.source import connect, source_options
 from millrace.settings import Settings
+from millrace.tables.wal_table import WalTable
 from tests import running_brokers
 from tests.conformance.backends import deployment_name
 from tests.conformance.reading import read_all
+from tests.node.log_samples import accepted, opening, tick
 
 DEADLINE = 30.0
+WORDS = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("word", "string", False)), "id")
 
 
 @pytest.fixture
@@ -182,6 +196,9 @@ def test_records_that_are_missing_in_the_midst_are_an_error_and_never_skipped(se
     producer.begin_transaction()
     producer.produce(topic, b"b", partition=0)
     producer.commit_transaction(DEADLINE)  # leaves a marker, which is a record that nobody reads
+    until = time.monotonic() + DEADLINE
+    while log.describe().end.entry < 3:
+        assert time.monotonic() < until
     log.append([b"c"])
     with pytest.raises(LogCorrupted, match="transactions"):
         read_all(log)
@@ -309,6 +326,53 @@ def test_an_append_that_is_under_way_when_the_broker_is_killed_is_acknowledged_w
         appender.join(DEADLINE * 2)
         assert not appender.is_alive()
         assert read_all(log) == list(zip([*ids, *appended], [b"0", *values], strict=True))
+
+
+def test_a_deployment_works_through_the_logs_server_and_only_hosts_of_ours_log_in(
+    logged_in: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(data_dir=tmp_path, log=logged_in.url, append_deadline=DEADLINE)
+    with Client.connect(settings) as client:
+        client.coordinator.ensure_pchannels(1)
+        collection = client.coordinator.create_collection("words", WORDS)
+        producer = client.producer()
+        producer.insert(collection, pa.table({"id": [1, 2, 3], "word": ["a", "b", "c"]}))
+        producer.delete(collection, [2])
+        # The streaming node reads the brokers directly.
+        with connect(*(source_options(settings)[name] for name in ("log", "folder"))) as direct:
+            assert not isinstance(direct, RemoteLogService)
+            catch_up(settings, direct)
+        table = client.read("words", deadline=DEADLINE)
+        assert dict(zip(table["id"].to_pylist(), table["word"].to_pylist(), strict=True)) == {1: "a", 3: "c"}
+        monkeypatch.setenv("MILLRACE_LOG", settings.log)
+        for name in ("USERNAME", "PASSWORD"):
+            monkeypatch.delenv(f"MILLRACE_LOG_{name}")
+        for words in (["log", "describe"], ["log", "verify"], ["log", "truncate", "--dry-run"], ["status"]):
+            result = CliRunner().invoke(app, [*words, "--data", str(tmp_path)])
+            assert result.exit_code == 0, result.output
+        client.append.service.shutdown()
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["it ends early", "it goes on with other entries"])
+def test_a_log_that_lost_what_the_wal_has_is_planned_and_says_so(service: Kafka, tmp_path: Path, goes_on: bool) -> None:
+    path = WalTable.create(tmp_path / "wal").path
+
+    def work() -> list[RangeReport]:
+        planner = Planner(service, WalTable.open(path), parked=tmp_path / "parked")
+        plans = planner.plan(planner.latest(START))
+        return [run_range(plan, log=service.open("p"), table=path) for plan in plans]
+
+    service.open("p").append([opening(), accepted(), accepted(), accepted()])
+    reports = work()
+    assert [report.failure for report in reports] == [None]
+    Committer(WalTable.open(path)).commit(reports)
+    service.drop("p")
+    service.create("p")
+    service.open("p").append([opening(), accepted()])
+    if goes_on:
+        service.open("p").append([accepted(), tick(), accepted()])
+    failures = [report.failure for report in work()]
+    assert [(failure.code, failure.retriable) for failure in failures if failure] == [("LOG_REGRESSED", False)]
 
 
 def _when_back(append: object) -> list[LogId]:

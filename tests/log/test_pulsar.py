@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pulsar
@@ -48,6 +49,14 @@ def opened(prefix: str, *, namespace: str = "log", **options: object) -> PulsarS
 def made(service: PulsarService) -> PulsarLog:
     service.create("p")
     return service.open("p")
+
+
+def until(holds: Callable[[], bool], *, deadline: float = 40.0) -> None:
+    """Wait until something holds that happens in the background."""
+    end = time.monotonic() + deadline
+    while not holds():
+        assert time.monotonic() < end, "it did not come to hold"
+        threading.Event().wait(0.1)
 
 
 def test_the_url_of_the_broker_opens_a_log() -> None:
@@ -145,11 +154,11 @@ def test_truncated_ledgers_are_deleted_and_nothing_before_the_cut_is(prefix: str
     assert ids[2][0].ledger > ids[1][-1].ledger
     entries = read_all(log)
     before = log.describe().bytes
-    assert log.truncate(ids[1][3]) == 0  # its ledger holds what is kept
+    log.truncate(ids[1][3])
     assert read_all(log, ids[1][3]) == entries[23:]
-    freed = log.truncate(ids[2][0])
-    assert freed > 1_900_000
-    assert log.describe().bytes == before - freed
+    log.truncate(ids[2][0])
+    until(lambda: log.describe().bytes < before - 1_900_000)  # Pulsar deletes in the background
+    assert log.describe().begin == ids[2][0]
     assert read_all(log, ids[2][0]) == entries[40:]
 
 
@@ -164,6 +173,7 @@ def test_a_ledger_that_the_brokers_lost_is_an_error_and_never_a_skip(prefix: str
     # Somebody skips the subscription that keeps the log: Pulsar then deletes what it held.
     admin.reset_cursor(topic, "millrace", second[0].ledger, 0)
     admin.trim(topic)
+    until(lambda: str(first[0].ledger) not in str((admin.internal_stats(topic) or {})["ledgers"]))
     fresh = opened(prefix).open("p")
     for position in (EARLIEST, first[0], first[2].following()):
         with pytest.raises(PositionTruncated) as raised:

@@ -121,6 +121,26 @@ class MsgChannels:
                 raise ChannelNotFound(f"{name!r} is no channel that create_channels made, or is destroyed already")
         return DescribeChannelResponse([known[name] for name in wanted])
 
+    def trim_channels(self, channel_names: Sequence[str]) -> dict[str, int]:
+        """Give up what every consumer group of a channel is done with; bytes freed a channel. Nothing where it has no group.
+
+        Nothing else removes messages. Raises ChannelNotFound.
+        """
+        groups = self._service.groups()
+        freed: dict[str, int] = {}
+        for name in channel_names:
+            found = [self._service.group_position(group, name) for group in groups]
+            positions = [position for position in found if position is not None]
+            if not positions:
+                freed[name] = 0
+                continue
+            log = self._service.open(name)
+            try:
+                freed[name] = log.truncate(min(positions))
+            finally:
+                log.close()
+        return freed
+
     def _write(self, event: dict[str, Any]) -> None:
         try:
             data = json.dumps({"version": _VERSION, **event}, sort_keys=True).encode()

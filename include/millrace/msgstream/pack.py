@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 from millrace.errors import InvalidArgument
 from millrace.message.ids import LogId
@@ -21,8 +21,7 @@ def id_to_bytes(position: LogId) -> bytes:
     return _ID.pack(*position)
 
 
-@dataclass(frozen=True, slots=True)
-class MsgPosition:
+class MsgPosition(NamedTuple):
     """A place in one channel, between messages.
 
     ``msg_id`` (16 bytes, opaque to callers) names the first log entry that matters from here on; ``timestamp`` the time up to
