@@ -116,6 +116,13 @@ def test_the_settings_options_go_over_those_of_the_list(tmp_path: Path) -> None:
     assert GenerationFile(tmp_path, "kafka://b:9092/p").generations.items[1].url == "kafka://b:9092/p?a=1"
 
 
+def test_who_must_not_open_an_embedded_log_is_sent_to_its_server(tmp_path: Path) -> None:
+    GenerationFile(tmp_path, "").change(lambda list_: list_.with_next("rocksmq", {}))
+    with pytest.raises(LogUnavailable, match="server"):
+        open_deployment_log(tmp_path, embedded=False)
+    assert not (tmp_path / "generation-1").exists()
+
+
 def test_two_writers_of_the_list_take_turns(tmp_path: Path) -> None:
     file = GenerationFile(tmp_path, "")
     with held(tmp_path / LOCK, deadline=time.monotonic() + 1), pytest.raises(LogBusy):
@@ -206,6 +213,26 @@ def test_a_pchannel_passes_by_itself_while_others_stay(service: GenerationsServi
     assert service.open("p").append([b"a"])[0].generation == 1
     assert service.open("q").append([b"a"])[0].generation == 0
     assert service.names() == ["p", "q"]
+
+
+def test_a_log_that_passes_is_made_in_the_new_backend_where_the_switch_did_not_know_it_yet(
+    service: GenerationsService,
+) -> None:
+    service.create("late")
+    log = service.open("late")
+    log.append([b"a"])
+    service.file.change(lambda list_: list_.with_next("rocksmq", {}))
+    assert log.record_end(log.describe().end)
+    assert log.append([b"b"])[0].generation == 1
+    assert [value for _, value in read_all(service.open("late"))] == [b"a", b"b"]
+
+
+def test_a_log_that_is_missing_in_a_backend_that_all_have_passed_to_is_an_error(service: GenerationsService) -> None:
+    service.open("p").append([b"a"])
+    switch(service)
+    service.backend(1).drop("p")
+    with pytest.raises(ChannelNotFound):
+        service.open("p")
 
 
 def test_a_log_that_is_made_while_a_switch_is_under_way_begins_in_the_new_generation(

@@ -289,6 +289,7 @@ def test_a_login_without_or_with_a_wrong_password_is_refused_and_the_error_shows
     assert "not-the-secret" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_without_a_broker_every_call_fails_within_its_deadline_and_works_again_when_one_is_back(
     logged_in: KafkaBroker,
 ) -> None:
@@ -309,6 +310,7 @@ def test_without_a_broker_every_call_fails_within_its_deadline_and_works_again_w
         assert entries == list(zip(ids, [b"before", b"after"], strict=True))
 
 
+@pytest.mark.slow
 def test_an_append_that_is_under_way_when_the_broker_is_killed_is_acknowledged_when_it_is_back(
     logged_in: KafkaBroker,
 ) -> None:

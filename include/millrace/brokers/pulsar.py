@@ -131,6 +131,9 @@ class PulsarBroker(Broker):
             "managedLedgerMinLedgerRolloverTimeMinutes": "0",
             "maxMessageSize": str(largest),
             "nettyMaxFrameSizeBytes": str(largest + _MESSAGE_ROOM),
+            # What deduplication knows stands at a place in the log, too, before which nothing is deleted.
+            "brokerDeduplicationSnapshotFrequencyInSeconds": "5",
+            "brokerDeduplicationSnapshotIntervalSeconds": "5",
             "dbStorage_writeCacheMaxSizeMb": "32",
             "dbStorage_readAheadCacheMaxSizeMb": "16",
             "diskUsageThreshold": "0.99",

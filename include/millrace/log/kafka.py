@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from millrace.errors import (
     ChannelNotFound,
@@ -34,7 +34,7 @@ from millrace.errors import (
     PositionTruncated,
 )
 from millrace.log.kafka_admin import KafkaAdmin
-from millrace.log.kafka_reader import KafkaReaders, OutOfRange, Run, consumer_of, watermarks
+from millrace.log.kafka_reader import KafkaReaders, OutOfRange, Run, consumer_of, wait_for_brokers, watermarks
 from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings
 from millrace.log.kafka_writer import KafkaWriter
 from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from millrace.log.channel_log import VerifyReport
 
 _BEYOND_PAUSE: Final = 0.05
+_SIZE_SECONDS: Final = 2.0
+"""How long a topic's size is taken as it was: a planner asks ten times a second where logs end, and not for that."""
 
 
 class _Topic:
@@ -55,15 +57,20 @@ class _Topic:
         self.pchannel = pchannel
         self.settings = service.settings
         self.name = service.settings.topic(pchannel)
-        self._writer = KafkaWriter(service.settings, self.name)
+        self._writer = KafkaWriter(service.settings, self.name, exists=self._exists)
         self._readers = KafkaReaders(service.settings, self.name)
         self._begin = 0
         """The beginning as far as it is known here; it only grows."""
+        self._size = (0, 0.0)
         self.max_entry_bytes = self._checked()
 
     def _checked(self) -> int:
         """The largest entry that the topic takes. Raises ChannelNotFound, InvalidSettings where it would lose entries."""
-        found = self.service.admin.configs(self.name)
+        try:
+            found = self.service.admin.configs(self.name)
+        except ChannelNotFound:
+            self.ends()  # which knows a topic that is gone from a broker that just started; raises for the former
+            found = self.service.admin.configs(self.name)
         wanted = {name: value for name, value in self.settings.topic_configs().items() if name in _PROMISES}
         wrong = {name: found.get(name) for name, value in wanted.items() if found.get(name) != value}
         if wrong:
@@ -78,6 +85,15 @@ class _Topic:
                 f"topic {self.name} has max.message.bytes={most}: it must be at least {BATCH_BYTES + OVERHEAD_BYTES}"
             )
         return min(self.settings.max_entry_bytes, most - OVERHEAD_BYTES)
+
+    def _exists(self) -> bool:
+        try:
+            self.ends()
+        except ChannelNotFound:
+            return False
+        except LogUnavailable:
+            pass  # not known to be gone
+        return True
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
         if isinstance(values, pa.LargeBinaryArray):
@@ -164,9 +180,14 @@ class _Topic:
 
     def describe(self) -> LogDescription:
         low, high = self.ends()
-        return LogDescription(LogId(0, low), LogId(0, high), self.service.admin.size(self.name))
+        size, until = self._size
+        if time.monotonic() >= until:
+            size = self.service.admin.size(self.name)
+            self._size = (size, time.monotonic() + _SIZE_SECONDS)
+        return LogDescription(LogId(0, low), LogId(0, high), size)
 
     def enforce_retention(self, *, allowed: LogId, retention_bytes: int, retention_ms: int) -> int:
+        self._size = (0, 0.0)
         described = self.describe()
         first, last = described.begin.entry, described.end.entry
         target = first
@@ -253,9 +274,10 @@ class Kafka:
         self._lock = threading.Lock()
         self._topics: dict[str, _Topic] = {}
         self._closed = False
-        self._asking = consumer_of(settings)
+        complaints: list[KafkaError] = []
+        self._asking = consumer_of(settings, error_cb=complaints.append)
         try:
-            self.names()
+            wait_for_brokers(settings, self._asking, complaints)
         except BaseException:
             self.close()
             raise

@@ -6,6 +6,7 @@ failure is one of Millrace's errors.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,9 @@ from millrace.errors import (
     MillraceError,
 )
 from millrace.log.kafka_settings import KafkaSettings
+
+# What fails is raised, with its reason; the client would say so at every attempt besides.
+logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 _PAUSE: Final = 0.05
 _T = TypeVar("_T")

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from millrace.errors import ChannelNotFound, InvalidSettings, LogCorrupted, LogUnavailable
-from millrace.log.kafka_settings import OVERHEAD_BYTES, KafkaSettings
+from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ _MOST: Final = 4096
 _LULL: Final = 0.5
 """Seconds to wait for what the brokers have and this host has not yet, before a run is given as it is."""
 _POLL: Final = 0.1
+_FETCH_BYTES: Final = 50 << 20
 
 _GONE: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _MOVED: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET)
@@ -42,7 +43,7 @@ _REFUSED: Final = (
 
 
 class OutOfRange(Exception):
-    """The brokers have nothing at this offset: it was truncated, or lies beyond the end."""
+    """The brokers have nothing at this offset: it was truncated, lies beyond the end, or the topic is gone."""
 
 
 class Run(NamedTuple):
@@ -53,10 +54,9 @@ class Run(NamedTuple):
     stamps: list[int]
 
 
-def consumer_of(settings: KafkaSettings) -> Consumer:
-    """A consumer that joins no group. Raises InvalidSettings."""
-    limit = settings.max_entry_bytes + OVERHEAD_BYTES
-    fetch = max(limit, 8 << 20)
+def consumer_of(settings: KafkaSettings, **more: Any) -> Consumer:
+    """A consumer that joins no group; `more` goes over its properties. Raises InvalidSettings."""
+    limit = max(settings.max_entry_bytes, BATCH_BYTES) + OVERHEAD_BYTES
     try:
         return Consumer(
             {
@@ -66,13 +66,15 @@ def consumer_of(settings: KafkaSettings) -> Consumer:
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "error",
                 "check.crcs": True,
-                "fetch.message.max.bytes": fetch,
-                "fetch.max.bytes": fetch,
-                "receive.message.max.bytes": fetch + limit + OVERHEAD_BYTES,
+                # Small answers: one is taken apart while the next is on its way. A larger batch comes whole all the same.
+                "fetch.message.max.bytes": 1 << 20,
+                "fetch.max.bytes": _FETCH_BYTES,
+                "receive.message.max.bytes": _FETCH_BYTES + limit,
                 "queued.max.messages.kbytes": max(1, settings.prefetch_bytes >> 10),
                 # A reader that has fetched enough looks again soon, not in a second.
                 "fetch.queue.backoff.ms": 5,
                 "fetch.error.backoff.ms": 100,
+                **more,
             },
             logger=_log,
         )
@@ -135,7 +137,7 @@ class _Reader:
         return Run(first, list(map(Message.value, taken)), stamps)  # type: ignore[arg-type]
 
     def _fetch(self, messages: list[Message], max_bytes: int, seconds: float) -> bool:
-        """Add what the client has, waiting up to `seconds` for the first. Raises OutOfRange, ChannelNotFound, InvalidSettings."""
+        """Add what the client has, waiting up to `seconds` for the first. Raises OutOfRange, InvalidSettings."""
         wanted = max(1, min(_MOST, max_bytes // self._size + 1))
         found: list[Message] = self._consumer.consume(wanted, 0.0)
         until = time.monotonic() + seconds
@@ -157,12 +159,9 @@ class _Reader:
 
     def _complain(self, error: KafkaError) -> None:
         """Raise what an error of the client means; one that passes is left to the deadline."""
-        if error.code() in _MOVED:
+        if error.code() in _MOVED or error.code() in _GONE:
             self.next = -1
             raise OutOfRange
-        if error.code() in _GONE:
-            self.next = -1
-            raise ChannelNotFound(f"there is no topic {self._topic}: create its channel first")
         if error.code() in _REFUSED:
             self.next = -1
             raise InvalidSettings(f"the brokers refuse to have topic {self._topic} read: {error.str()}")
@@ -224,21 +223,59 @@ class KafkaReaders:
             reader.close()
 
 
+def wait_for_brokers(settings: KafkaSettings, consumer: Consumer, complaints: list[KafkaError]) -> None:
+    """Wait until the brokers answer, and take our login. `complaints` are what the consumer's error_cb was told.
+
+    Raises InvalidSettings where they refuse us, LogUnavailable at the deadline.
+    """
+    deadline = time.monotonic() + settings.deadline
+    while True:
+        try:
+            consumer.list_topics(f"{settings.prefix}._", timeout=max(0.1, min(1.0, deadline - time.monotonic())))
+            return
+        except KafkaException as error:
+            consumer.poll(0)
+            refused = next((each for each in complaints if each.code() in _REFUSED), None)
+            if refused is not None:
+                raise InvalidSettings(
+                    f"the brokers at {settings.brokers} refuse this client: {refused.str()}; look at MILLRACE_LOG_USERNAME,"
+                    " MILLRACE_LOG_PASSWORD and the options of the log's URL"
+                ) from error
+            if time.monotonic() >= deadline:
+                raise LogUnavailable(
+                    f"no broker at {settings.brokers} answers within {settings.deadline:.0f} s: are they up? ({error})"
+                ) from error
+
+
 def watermarks(consumer: Any, topic: str, seconds: float) -> tuple[int, int]:
     """The first offset of a topic and the one behind its last, by the brokers. Raises ChannelNotFound, LogUnavailable."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        try:
+            found = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=left, cached=False)
+            if found is not None:
+                return int(found[0]), int(found[1])
+            reason = "no answer"
+        except KafkaException as raised:
+            error: KafkaError = raised.args[0]
+            if error.code() in _REFUSED:
+                raise InvalidSettings(f"the brokers refuse to have topic {topic} read: {error.str()}") from raised
+            if error.code() in _GONE and _gone(consumer, topic, left):
+                raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from raised
+            reason = error.str()
+        if time.monotonic() + _POLL >= deadline:
+            raise LogUnavailable(
+                f"where the log {topic} stands was not answered within {seconds:.0f} s ({reason}): are the brokers up?"
+            )
+        threading.Event().wait(_POLL)
+
+
+def _gone(consumer: Consumer, topic: str, seconds: float) -> bool:
+    """Whether a topic is not there. A broker that just started knows no topics for a moment, and no brokers either."""
     try:
-        found = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=seconds, cached=False)
-    except KafkaException as raised:
-        error: KafkaError = raised.args[0]
-        if error.code() in _GONE:
-            raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from raised
-        if error.code() in _REFUSED:
-            raise InvalidSettings(f"the brokers refuse to have topic {topic} read: {error.str()}") from raised
-        raise LogUnavailable(
-            f"where the log {topic} stands cannot be asked: {error.str()}; are the brokers up?"
-        ) from raised
-    if found is None:
-        raise LogUnavailable(
-            f"where the log {topic} stands was not answered within {seconds:.0f} s: are the brokers up?"
-        )
-    return int(found[0]), int(found[1])
+        found = consumer.list_topics(topic, timeout=seconds)
+    except KafkaException:
+        return False
+    error = found.topics[topic].error if topic in found.topics else None
+    return bool(found.brokers) and error is not None and error.code() in _GONE

@@ -182,7 +182,8 @@ class KafkaSettings:
             "reconnect.backoff.ms": 50,
             "reconnect.backoff.max.ms": 1000,
             "allow.auto.create.topics": False,
-            "log.connection.close": False,
+            # What fails is raised, with its reason; the client would say so every second besides.
+            "log_level": 2,
             **self.client,
         }
         if "SASL" in self.client.get("security.protocol", "").upper():

@@ -23,11 +23,11 @@ from millrace.errors import ChannelNotFound, EntryTooLarge, InvalidSettings, Log
 from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings
 
 _log = logging.getLogger(__name__)
-# Kafka's client would warn at each start of a property that is set on purpose.
-_log.addFilter(lambda record: "enable.gapless.guarantee is experimental" not in record.getMessage())
 
 _QUEUED_MESSAGES: Final = 500_000
 _POLL: Final = 0.1
+_LOOK: Final = 256
+"""Values that are queued between two looks at how their forerunners fared."""
 _ROOM_PAUSE: Final = 0.02
 _REFUSED: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -40,17 +40,18 @@ _REFUSED: Final = (
 class _Batch:
     """The values of one append on their way."""
 
-    __slots__ = ("_count", "_finished", "delivered", "done", "messages")
+    __slots__ = ("delivered", "done", "failed", "messages")
 
     def __init__(self, count: int, finished: Callable[[], None]) -> None:
-        self._count = count
-        self._finished = finished
         self.messages: list[Message] = []
         self.done = False
+        self.failed = False
 
         def delivered(error: KafkaError | None, message: Message) -> None:
             # Once a message, in whichever thread polls: as little as can be.
             messages.append(message)
+            if error is not None:
+                self.failed = True
             if len(messages) == count:
                 self.done = True
                 finished()
@@ -62,7 +63,9 @@ class _Batch:
 class KafkaWriter:
     """Appends to one topic. Thread-safe."""
 
-    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+    def __init__(self, settings: KafkaSettings, topic: str, *, exists: Callable[[], bool]) -> None:
+        """`exists` tells, for certain, whether the topic is there."""
+        self._exists = exists
         self._settings = settings
         self._topic = topic
         self._order = threading.Lock()
@@ -136,7 +139,11 @@ class KafkaWriter:
     def _queue(self, producer: Producer, values: Sequence[bytes], batch: _Batch, deadline: float) -> bool:
         """Give all values to the client, waiting for room; False where that fails half-way."""
         produce, topic, delivered = producer.produce, self._topic, batch.delivered
-        for value in values:
+        for number, value in enumerate(values):
+            if not number % _LOOK:
+                producer.poll(0)
+                if batch.failed:
+                    return False  # nothing is to be sent behind what is missing
             while True:
                 try:
                     produce(topic, value, None, 0, delivered)
@@ -197,7 +204,8 @@ class KafkaWriter:
             return EntryTooLarge(
                 f"topic {self._topic} takes no batch of this size: raise its max.message.bytes, or lower max_entry_bytes"
             )
-        if error is not None and error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+        unknown = error is not None and error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+        if unknown and not self._exists():
             return ChannelNotFound(f"there is no topic {self._topic} any more: create its channel first")
         if error is not None and error.code() in _REFUSED:
             return InvalidSettings(f"the brokers refuse an append to topic {self._topic}: {error.str()}")

@@ -1,7 +1,7 @@
 """Pulsar's admin API, as far as the log needs it: topics, their properties and positions, the namespace's policies.
 
-Every call ends by a deadline. A call that may be repeated is, while the brokers cannot be reached or are starting; one that
-may not (a topic made or deleted) raises LogUnavailable as soon as its outcome is unknown.
+Every call ends by a deadline, and is repeated until then while the brokers cannot be reached or are starting. Of a topic made or
+deleted, a repetition that finds it done takes that for the work of the attempt before, whose answer it did not get.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
-from millrace.errors import InvalidSettings, LogUnavailable
+from millrace.errors import InvalidSettings, LogRefused, LogUnavailable
 from millrace.log.pulsar_settings import PulsarCredentials, PulsarSettings
 
 _PAUSE: Final = 0.1
@@ -22,23 +22,6 @@ _REDIRECTS: Final = 5
 _OK: Final = range(200, 300)
 _ACCEPTED: Final = object()
 """The answer of a call that failed in a way that its caller expects."""
-
-
-class AdminRefused(LogUnavailable):
-    """The admin API refused a call: `status` is its HTTP status. The message holds the brokers' reason."""
-
-    retriable = False
-
-    def __init__(self, message: str, *, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_refused, (str(self), self.status))
-
-
-def _refused(message: str, status: int) -> AdminRefused:
-    return AdminRefused(message, status=status)
 
 
 class PulsarAdmin:
@@ -61,11 +44,11 @@ class PulsarAdmin:
 
     def create_topic(self, topic: str) -> bool:
         """Make a topic; False where it exists."""
-        return self._call("PUT", self._topic(topic), repeat=False, accept=(409,)) is not _ACCEPTED
+        return self._call("PUT", self._topic(topic), accept=(409,), settles=True) is not _ACCEPTED
 
     def delete_topic(self, topic: str) -> bool:
         """Delete a topic with its subscriptions, readers and writers notwithstanding; False where there is none."""
-        return self._call("DELETE", f"{self._topic(topic)}?force=true", repeat=False, accept=(404,)) is not _ACCEPTED
+        return self._call("DELETE", f"{self._topic(topic)}?force=true", accept=(404,), settles=True) is not _ACCEPTED
 
     def ensure_subscription(self, topic: str, name: str) -> bool:
         """A durable subscription from the topic's beginning on, made where it is missing; False where there is no topic."""
@@ -73,7 +56,7 @@ class PulsarAdmin:
         path = f"{self._topic(topic)}/subscription/{quote(name, safe='')}"
         try:
             self._call("PUT", path, earliest, accept=(409,))
-        except AdminRefused as error:
+        except LogRefused as error:
             if error.status == 404:
                 return False
             raise
@@ -153,48 +136,45 @@ class PulsarAdmin:
         return f"/persistent/{self._namespace}/{quote(topic, safe='')}"
 
     def _call(
-        self, method: str, path: str, body: Any = None, *, repeat: bool = True, accept: tuple[int, ...] = ()
+        self, method: str, path: str, body: Any = None, *, accept: tuple[int, ...] = (), settles: bool = False
     ) -> Any:
-        """The answer's JSON; `_ACCEPTED` for a status of `accept`. Raises LogUnavailable, AdminRefused, InvalidSettings."""
+        """The answer's JSON; `_ACCEPTED` for a status of `accept` (with `settles`, for the first attempt alone). Raises LogUnavailable, LogRefused, InvalidSettings."""
         deadline = time.monotonic() + self._settings.operation_timeout
         data = b"" if body is None and method != "GET" else None if body is None else json.dumps(body).encode()
+        uncertain = False
         while True:
             try:
-                status, answer = self._send(method, path, data, deadline, fresh=not repeat)
+                status, answer = self._send(method, path, data, deadline)
             except (OSError, http.client.HTTPException) as error:
-                refused = isinstance(error, ConnectionRefusedError)  # then certainly nothing was done
+                uncertain = uncertain or not isinstance(error, ConnectionRefusedError)
                 failure = f"{method} {path} got no answer from {self._settings.admin_url}: {error!r}"
-                if not (repeat or refused):
-                    raise LogUnavailable(f"{failure}; whether it took place is unknown") from error
             else:
                 if status in _OK:
                     return json.loads(answer) if answer else None
                 if status in accept:
-                    return _ACCEPTED
+                    return None if settles and uncertain else _ACCEPTED
                 reason = _reason(answer)
                 if status in (401, 403):
                     raise InvalidSettings(f"Pulsar refuses {method} {path} ({status}): {reason}; check the credentials")
                 failure = f"{method} {path} failed at {self._settings.admin_url} ({status}): {reason}"
                 busy = status in (408, 429) or (status == 412 and "Busy" in reason)
                 if status < 500 and not busy:
-                    raise AdminRefused(failure, status=status)
-                if not repeat:
-                    raise LogUnavailable(f"{failure}; whether it took place is unknown")
+                    raise LogRefused(failure, status=status)
+                uncertain = True
             if time.monotonic() >= deadline:
                 raise LogUnavailable(failure)
             threading.Event().wait(_PAUSE)
 
-    def _send(self, method: str, path: str, data: bytes | None, deadline: float, *, fresh: bool) -> tuple[int, bytes]:
-        """One request, along redirects to the broker that owns the topic; on a new connection where `fresh`."""
+    def _send(self, method: str, path: str, data: bytes | None, deadline: float) -> tuple[int, bytes]:
+        """One request, along redirects to the broker that owns the topic."""
         home = self._settings.admin_url
         target = f"{home}/admin/v2{path}"
         for _ in range(_REDIRECTS):
             parts = urlsplit(target)
             connection = None
-            if target.startswith(f"{home}/") and not fresh:
+            if target.startswith(f"{home}/"):
                 with self._lock:
                     connection = self._idle.pop() if self._idle else None
-            kept = connection is not None
             left = max(0.1, deadline - time.monotonic())
             connection = connection or self._connect(parts.scheme, parts.netloc)
             connection.timeout = left
@@ -207,9 +187,6 @@ class PulsarAdmin:
                 answer = response.read()
             except (OSError, http.client.HTTPException):
                 connection.close()
-                if kept and not fresh:  # the server closed it while it lay idle, as it may
-                    fresh = True
-                    continue
                 raise
             moved = response.status in (302, 307) and response.getheader("Location")
             if response.will_close or not target.startswith(f"{home}/"):

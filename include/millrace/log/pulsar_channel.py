@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 
@@ -95,10 +95,12 @@ class PulsarChannel:
     def append(self, plain: list[bytes]) -> list[LogId]:
         """Append values that :meth:`checked` gave, one at least. See :meth:`millrace.log.protocol.Log.append`."""
         found = self.writer().append(plain)
-        ids = [
-            self._looked_up(each, value) if isinstance(each, Unknown) else each
-            for each, value in zip(found, plain, strict=True)
-        ]
+        if Unknown in set(map(type, found)):
+            found = [
+                self._looked_up(each, value) if isinstance(each, Unknown) else each
+                for each, value in zip(found, plain, strict=True)
+            ]
+        ids = cast("list[LogId]", found)
         if self._newborn:
             self._set({FIRST: position_text(LogId(ids[0].ledger, 0))})
             self._newborn = False

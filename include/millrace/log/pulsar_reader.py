@@ -62,11 +62,11 @@ class Cursor:
         self._timeout = settings.operation_timeout
         self.position = position
         """What the next read of this cursor begins with."""
-        self._held: tuple[LogId, Any] | None = None
+        self._held: Any = None
         continuity.check_start(position)
-        entry = position.entry >> BATCH_BITS
-        self._behind = LogId(position.ledger, entry << BATCH_BITS)
-        """Everything before this was seen, or lies before where reading began."""
+        entry = max(0, position.entry >> BATCH_BITS)
+        # Everything before this was seen, or lies before where reading began.
+        self._ledger, self._entry = position.ledger, entry << BATCH_BITS
         self.queue = int(min(max(settings.prefetch_bytes / continuity.message_bytes(), QUEUE[0]), QUEUE[1]))
         start = pulsar.MessageId(-1, position.ledger, entry, -1) if position.ledger else pulsar.MessageId.earliest
         try:
@@ -84,29 +84,40 @@ class Cursor:
         stamps: list[int] = []
         values: list[bytes] = []
         size, until, wait = 0, time.monotonic() + timeout, timeout > 0
+        next_message, none = self._next, pulsar.Timeout
+        position = self.position
         while size < max_bytes or not values:
             if self._held is not None:
-                (found, message), self._held = self._held, None
+                message, self._held = self._held, None
             else:
-                message = self._fetch(until if wait and not values else 0.0)
-                if message is None:
-                    break
-                given = message.message_id()
-                found = LogId(given.ledger_id(), given.entry_id() << BATCH_BITS | max(0, given.batch_index()))
-                if not self._follows(found):
-                    continue  # seen before: the client repeats some after it connected again
-                if found < self.position:
-                    continue  # the part of a batch that lies before the position
-            if end is not None and found >= end:
-                self._held = (found, message)
+                try:
+                    message = next_message(0)
+                except none:
+                    message = self._awaited(until if wait and not values else 0.0)
+                    if message is None:
+                        break
+                except pulsar.PulsarException as error:
+                    raise typed(error, self._topic, "a read") from error
+            given = message.message_id()
+            ledger = given.ledger_id()
+            entry = given.entry_id() << BATCH_BITS | max(0, given.batch_index())
+            # The next one of a batch, as nearly all are, costs two comparisons.
+            if entry == self._entry and ledger == self._ledger:
+                self._entry = entry + 1
+            elif not self._follows(LogId(ledger, entry)):
+                continue  # seen before: the client repeats some after it connected again
+            if not values and (ledger, entry) < position:
+                continue  # the part of a batch that lies before the position
+            if end is not None and (ledger, entry) >= end:
+                self._hold(ledger, entry, message)
                 break
             value = message.data()
             if values and size + len(value) > max_bytes:
-                self._held = (found, message)
+                self._hold(ledger, entry, message)
                 break
             size += len(value)
-            ledgers.append(found.ledger)
-            entries.append(found.entry)
+            ledgers.append(ledger)
+            entries.append(entry)
             stamps.append(message.publish_timestamp())
             values.append(value)
         if values:
@@ -114,9 +125,13 @@ class Cursor:
         columns = [_int64(column) for column in (ledgers, entries, stamps)]
         return LogEntries(pa.RecordBatch.from_arrays([*columns, as_values(values)], schema=ENTRY_SCHEMA), self.position)
 
+    def _hold(self, ledger: int, entry: int, message: Any) -> None:
+        """Keep a message for the next run, as if it had not been seen."""
+        self._held, self._ledger, self._entry = message, ledger, entry
+
     def _follows(self, found: LogId) -> bool:
         """Whether `found` is new, and what comes next. Raises where something was skipped."""
-        behind = self._behind
+        behind = LogId(self._ledger, self._entry)
         if found < behind:
             return False
         if found != behind:
@@ -129,16 +144,12 @@ class Cursor:
                         "ledger, or read from a later position"
                     )
                 self._continuity.check_jump(behind, found)
-        self._behind = LogId(found.ledger, found.entry + 1)
+        self._ledger, self._entry = found.ledger, found.entry + 1
         return True
 
-    def _fetch(self, until: float) -> Any:
+    def _awaited(self, until: float) -> Any:
         """The next message; None where there is none now, nor comes one before `until` (monotonic; 0: does not wait)."""
         try:
-            try:
-                return self._next(0)
-            except pulsar.Timeout:
-                pass
             while until:
                 self._continuity.check_alive(self.position)
                 left = until - time.monotonic()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import _pulsar
@@ -52,26 +52,28 @@ class Unknown(NamedTuple):
 class _Chunk:
     """Messages that were given to the client together, and their acknowledgements in order."""
 
-    __slots__ = ("_count", "_release", "acks", "before", "done", "failed", "size", "started")
+    __slots__ = ("acks", "before", "callback", "done", "size", "started")
 
-    def __init__(self, count: int, size: int, release: Any) -> None:
-        self._count = count
-        self._release = release
-        self.size = size
+    def __init__(self, count: int, size: int, released: Callable[[_Chunk], None]) -> None:
         self.acks: list[tuple[Any, Any]] = []
-        self.done = threading.Event()
-        self.failed = False
         self.before = Unknown(LogId(0, 0), 0)
+        self.done = threading.Event()
+        self.size = size
         self.started = time.monotonic()
+        acks = self.acks
 
-    def __call__(self, result: Any, message_id: Any) -> None:
-        # On the client's thread, once a message: an exception here would end the process.
-        self.acks.append((result, message_id))
-        if result != _OK:
-            self.failed = True
-        if len(self.acks) == self._count:
-            self.done.set()
-            self._release(self)
+        def callback(result: Any, message_id: Any) -> None:
+            # On the client's thread, once a message: as little as can be, and an exception would end the process.
+            acks.append((result, message_id))
+            if len(acks) == count:
+                released(self)
+                self.done.set()
+
+        self.callback = callback
+
+    def failed(self) -> bool:
+        """Whether a message of it was refused or given up, once it is done."""
+        return any(message_id.ledger_id() < 0 and result != _OK for result, message_id in self.acks)
 
 
 class PulsarWriter:
@@ -120,31 +122,46 @@ class PulsarWriter:
             chunks = list(self._sent(values))
         if self.failed is None:
             try:
-                self._producer.flush()  # or the last batch waits for its delay; ends when all is acknowledged, or failed
+                # Or the last batch waits for its delay. Not `flush_async`: it holds Python's lock while it takes the client's,
+                # which a thread that calls us back holds the other way round.
+                self._producer.flush()
             except pulsar.PulsarException:
                 pass  # the acknowledgements say what became of it
         deadline = time.monotonic() + self._settings.send_timeout + _MARGIN
+        ids: list[LogId | Unknown] = []
         for chunk in chunks:
             if not chunk.done.wait(max(0.0, deadline - time.monotonic())):
                 self._fail(_pulsar.Result.Timeout)
-        ids: list[LogId | Unknown] = []
-        for chunk in chunks:
-            before = chunk.before
-            for result, message_id in chunk.acks:
-                if result != _OK:
-                    self._fail(result)
-                    break
-                if message_id.ledger_id() >= 0:
-                    found = log_id_of(message_id)
-                    before = Unknown(found.following(), 0)
-                    ids.append(found)
-                else:
-                    ids.append(before)
-                    before = Unknown(before.behind, before.skip + 1)
+            self._collect(chunk, ids)
         if len(ids) < len(values):
             assert self.failed is not None
             raise self.failed
         return ids
+
+    def _collect(self, chunk: _Chunk, ids: list[LogId | Unknown]) -> None:
+        """The ids of a chunk's messages, up to the first that failed."""
+        ledger, entry, following, made = 0, 0, 0, tuple.__new__
+        for result, message_id in chunk.acks:
+            index = message_id.batch_index()
+            if index > 0 and index == following:  # the next one of the same batch, as nearly all are
+                entry, following = entry + 1, index + 1
+                ids.append(made(LogId, (ledger, entry)))
+                continue
+            ledger, following = message_id.ledger_id(), index + 1
+            if ledger >= 0:
+                entry = message_id.entry_id() << BATCH_BITS | max(0, index)
+                ids.append(LogId(ledger, entry))
+                continue
+            if result != _OK:
+                self._fail(result)
+                return
+            last = ids[-1] if ids else None
+            if last is None:
+                ids.append(chunk.before)
+            elif isinstance(last, Unknown):
+                ids.append(Unknown(last.behind, last.skip + 1))
+            else:
+                ids.append(Unknown(last.following(), 0))
 
     def close(self) -> None:
         """Give the topic up. Idempotent."""
@@ -161,20 +178,21 @@ class PulsarWriter:
         oldest: list[_Chunk] = []
         for first, last, size in _chunks(values, self._settings.pending_bytes // 4):
             while oldest and oldest[0].done.is_set():
-                oldest.pop(0)
+                if oldest.pop(0).failed():
+                    return
             # What the client holds longer than its timeout it gives up; nothing may be sent behind it then.
             late = bool(oldest) and time.monotonic() - oldest[0].started > limit
             if late and not oldest[0].done.wait(limit + _MARGIN):
                 self._fail(_pulsar.Result.Timeout)
-            if any(chunk.failed for chunk in oldest):
+            if self.failed is not None:
                 return
             self._wait_for_room(size)
             if self.failed is not None:
                 return
             chunk = _Chunk(last - first, size, self._released)
-            send, builder = self._send, _pulsar.MessageBuilder
+            send, builder, callback = self._send, _pulsar.MessageBuilder, chunk.callback
             for value in values[first:last]:
-                send(builder().content(value).build(), chunk)
+                send(builder().content(value).build(), callback)
             oldest.append(chunk)
             yield chunk
 
