@@ -6,6 +6,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 PYTHON ?=
 ARGS ?=
+LOG ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -48,8 +49,8 @@ status: $(STAMP) ## Show how it is: components, rows/s, lag, memory
 demo: jars ## Put a year of flights through the running system (started if it is not), and say where to look
 	@$(BIN)/python -m millrace.demo.running $(ARGS)
 
-run: jars ## The demo without Airflow: a year of flights through the whole flow (ARGS="--fresh"; ARGS="--help")
-	@$(BIN)/python -m millrace.demo $(ARGS)
+run: jars ## The demo without Airflow: a year of flights through the whole flow (LOG=kafka|pulsar; ARGS="--fresh", "--help")
+	@$(BIN)/python -m millrace.demo $(if $(LOG),--log $(LOG)) $(ARGS)
 
 # --- check -----------------------------------------------------------------------------------------------------
 

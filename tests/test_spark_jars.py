@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace import spark_jars
+from millrace import jars, spark_jars
 from millrace.errors import DeadlineExceeded, InvalidSettings
 from millrace.settings import Settings
 from millrace.spark_jars import JARS, delta_jars, jars_folder
@@ -39,7 +39,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, Pat
     java.parent.mkdir(parents=True)
     java.write_text(FAKE_JAVA.format(calls=calls))
     java.chmod(0o755)
-    monkeypatch.setattr(spark_jars, "find_java", lambda: tmp_path / "java")
+    monkeypatch.setattr(jars, "find_java", lambda: tmp_path / "java")
     pinned = [jar._replace(sha256=hashlib.sha256(f"{jar.name}-{jar.version}".encode()).hexdigest()) for jar in JARS]
     monkeypatch.setattr(spark_jars, "JARS", tuple(pinned))
     return Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache"), calls

@@ -10,7 +10,10 @@ checked, nothing is committed), ``commit.done`` (the Delta commit stands, Spark'
 ``checkpoint.written`` and ``flush.checkpointed`` (a Delta checkpoint stands, the log before older ones is not cleaned up),
 ``trim.removed`` (one more entry of the Delta log is gone), ``recovery.written`` (what replaces damaged files is on disk,
 nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore has begun; one more part of it is in),
+``spool.sent`` and ``spool.settled`` (around the note that a spooled entry was sent),
 ``backfill.written`` (a slice of a derived table is committed, not recorded),
+``switch.created``, ``switch.listed``, ``switch.appended``, ``switch.passed``, ``switch.closed`` (millrace.coord.switch_log: behind
+its steps),
 ``compact.*`` (millrace.ops.compaction: ``written``, a file that replaces others is on disk; ``checked``, ``base``, before and behind
 the base tick is raised; ``replaced``, ``folded``, ``segments``, behind that commit).
 """

@@ -72,6 +72,13 @@ FAMILIES: Final[dict[str, Family]] = {
     "wal_rate_limit_reading": Family("gauge", "What flow control decides by.", ("watermark",)),
     "wal_rate_limit_delayed": Family("gauge", "Appends that flow control let wait since the host started.", ()),
     "wal_rate_limit_refused": Family("gauge", "Appends that flow control refused since the host started.", ()),
+    # Clients: producers with a spool, consumers.
+    "producer_spool_bytes": Family("gauge", "Bytes in a producer's spool.", ()),
+    "producer_spool_entries": Family("gauge", "Entries in a producer's spool that the log has not taken.", ()),
+    "producer_spool_oldest_seconds": Family("gauge", "Age of the oldest entry in a producer's spool.", ()),
+    "producer_spool_refused_total": Family("counter", "Appends refused because the spool was full.", ()),
+    "consumer_lag_seconds": Family("gauge", "Age of the newest unit that a consumer delivered.", ("group", "pchannel")),
+    "consumer_unacknowledged": Family("gauge", "Units delivered and not acknowledged.", ("group", "pchannel")),
     # Read: scanners and reads at a time tick.
     "wal_scanner_total": Family("gauge", "Scanners that are open.", ("pchannel",)),
     "wal_scan_message_total": Family("counter", "Messages delivered by scanners.", ("pchannel", "type")),
@@ -139,6 +146,13 @@ class Metrics:
         self.wal_rate_limit_reading = gauge("wal_rate_limit_reading")
         self.wal_rate_limit_delayed = gauge("wal_rate_limit_delayed")
         self.wal_rate_limit_refused = gauge("wal_rate_limit_refused")
+        self.producer_spool_bytes = gauge("producer_spool_bytes")
+        self.producer_spool_entries = gauge("producer_spool_entries")
+        self.producer_spool_oldest_seconds = gauge("producer_spool_oldest_seconds")
+        self.producer_spool_refused_total = counter("producer_spool_refused_total")
+        self.consumer_lag_seconds = gauge("consumer_lag_seconds")
+        self.consumer_unacknowledged = gauge("consumer_unacknowledged")
+
         self.wal_scanner_total = gauge("wal_scanner_total")
         self.wal_scan_message_total = counter("wal_scan_message_total")
         self.wal_scan_message_bytes_total = counter("wal_scan_message_bytes_total")

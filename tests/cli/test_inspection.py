@@ -97,7 +97,7 @@ def test_the_log_is_described_and_read_as_it_was_appended(users: Deployment) -> 
     assert all(each["bytes"] > 0 and each["last_append"] for each in described.values())
     messages = users.lines("log", "read", "dml_0", "--rows")
     assert messages[0]["type"] == "TERM_OPENING"
-    assert messages[0]["payload"]["chain_version"] == 1
+    assert messages[0]["payload"]["chain_version"] == 2
     inserts = [each for each in messages if each["type"] == "INSERT"]
     assert inserts[0]["payload"][0]["name"] == "n"
     assert "CREATE_SEGMENT" not in {each["type"] for each in messages}

@@ -102,7 +102,7 @@ def test_the_lag_is_measured_from_the_log_to_the_consumer(shop: Client, items: C
         assert consumer.lag == 0.0
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=20), st.randoms(use_true_random=False))
 def test_no_position_steps_over_a_unit_that_is_not_done(gaps: list[int], chance: object) -> None:
     place, tick = _Place(0), 0

@@ -33,7 +33,9 @@ def test_a_reader_sees_the_old_row_or_the_new_one_at_every_tick(
                 ticks |= {body.time_tick for body in getattr(unit, "bodies", ())}
     seen = []
     for tick in sorted(tick for tick in ticks if first <= tick <= last):
-        found = stored(items, at=tick)
+        table = shop.read(items.name, at=tick, deadline=10.0)
+        found = dict(zip(table["id"].to_pylist(), table["name"].to_pylist(), strict=True))
+        assert len(found) == table.num_rows, f"a row is there twice at {tick}"
         assert {1, 2, 3} <= found.keys(), f"a row is missing at {tick}"
         seen.append(found)
     assert seen[-1] == dict.fromkeys((1, 2, 3, 4), "v3")

@@ -1,7 +1,8 @@
-"""SIGKILL of producer, log server and Spark driver under load, at seeded random moments: nothing is lost, nothing doubled.
+"""SIGKILL of producer, log server, broker and Spark driver under load, at seeded random moments: nothing is lost or doubled.
 
-The oracle stands outside of the system: each producer notes, synced, what was acknowledged. Every acknowledged row is in its
-collection once; a row whose answer was lost is there at most once; log, WAL and table agree by digest.
+The oracle stands outside of the system: each producer notes, synced, what became of its plain inserts and its transactions
+(kill_producer.py). Every acknowledged row is in its collection once, no row of a transaction that was rolled back is, one whose
+answer was lost is there whole or not at all, the order of each key's VChannel is the producer's; log, WAL and table agree by digest.
 """
 
 from __future__ import annotations
@@ -11,12 +12,18 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import pytest
 
+from millrace.brokers.broker import Broker
+from millrace.brokers.kafka import KafkaBroker
+from millrace.brokers.pulsar import PulsarBroker
 from millrace.client.client import Client
 from millrace.coord.store import pchannel_of
 from millrace.log.discovery import read_record
@@ -42,8 +49,9 @@ SPACE = 1 << 32
 class Deployment:
     """The processes of one deployment, each of which may be killed and started again."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, broker: Broker | None = None) -> None:
         self.settings = settings
+        self.broker = broker
         self.journals = settings.data_dir.parent / "journals"
         self.journals.mkdir()
         self._started = 0
@@ -78,19 +86,29 @@ class Deployment:
             record = read_record(self.settings.log_path)
             if record is not None and record.alive():
                 os.kill(record.pid, signal.SIGKILL)
+        elif victim == "broker":
+            assert self.broker is not None
+            self.broker.kill()
+            self.broker.start()
         else:
             assert self.job is not None
             self.job.kill()
             self.start_job()
 
-    def acknowledged(self) -> list[tuple[int, int]]:
-        ranges = []
-        for journal in self.journals.iterdir():
+    def noted(self) -> list[tuple[int, str, list[int]]]:
+        """What became of each call, in order: the number of its process, the last word on it, and its ids."""
+        calls: dict[tuple[int, int], tuple[int, str, list[int]]] = {}
+        for journal in sorted(self.journals.iterdir()):
             for line in journal.read_text(encoding="ascii").splitlines(keepends=True):
                 if line.endswith("\n"):
-                    first, last = line.split()
-                    ranges.append((int(first), int(last)))
-        return ranges
+                    what, *words = line.split()
+                    ids = [int(word) for word in words]
+                    calls[int(journal.stem), ids[0]] = (int(journal.stem), what, ids)
+        return list(calls.values())
+
+    def acknowledged(self) -> int:
+        """Calls whose end is known."""
+        return sum(what != "unknown" for _, what, _ in self.noted())
 
     def stop(self) -> None:
         for producer in self.producers:
@@ -99,23 +117,24 @@ class Deployment:
             self.job.stop(deadline=60)
 
 
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    base = Settings.load()
-    settings = Settings(data_dir=tmp_path / "data", cache_dir=base.cache_dir)
-    made = Deployment(settings)
-    try:
-        yield made
-    finally:
-        made.stop()
-        with Client.connect(settings) as client:
-            client.append.service.shutdown()
+@contextmanager
+def deployed(folder: Path, *, broker: Broker | None = None) -> Iterator[Deployment]:
+    """A deployment on the embedded log, or on a broker that is started and stopped with it."""
+    settings = Settings(data_dir=folder / "data", cache_dir=Settings.load().cache_dir)
+    with broker or nullcontext():
+        made = Deployment(settings if broker is None else replace(settings, log=broker.url), broker)
+        try:
+            yield made
+        finally:
+            made.stop()
+            with Client.connect(made.settings) as client:
+                client.append.service.shutdown()
 
 
 def wait_for_progress(deployment: Deployment, before: int, *, deadline: float = 90.0) -> None:
     """Until producers got more than `before` calls acknowledged."""
     end = time.monotonic() + deadline
-    while len(deployment.acknowledged()) <= before + 5:
+    while deployment.acknowledged() <= before + 5:
         assert time.monotonic() < end, "no producer makes progress:\n" + "\n".join(
             producer.tail(15) for producer in deployment.producers
         )
@@ -147,10 +166,10 @@ def run_kills(deployment: Deployment, *, seed: int, victims: list[str]) -> None:
     for _ in range(PRODUCERS):
         deployment.start_producer()
     for victim in victims:
-        wait_for_progress(deployment, len(deployment.acknowledged()))
+        wait_for_progress(deployment, deployment.acknowledged())
         time.sleep(chance.uniform(0, 0.5))  # the random moment is what this test is about
         deployment.kill(victim, chance)
-    wait_for_progress(deployment, len(deployment.acknowledged()))
+    wait_for_progress(deployment, deployment.acknowledged())
     for producer in deployment.producers:
         producer.kill()
     with Client.connect(settings) as client:
@@ -158,22 +177,28 @@ def run_kills(deployment: Deployment, *, seed: int, victims: list[str]) -> None:
         wait_flushed(deployment, ticks)
         assert deployment.job is not None
         assert deployment.job.stop(deadline=60) == 0
-        check(settings, client, deployment.acknowledged(), seed)
+        check(settings, client, deployment.noted(), seed)
 
 
-def check(settings: Settings, client: Client, acknowledged: list[tuple[int, int]], seed: int) -> None:
+def check(settings: Settings, client: Client, noted: list[tuple[int, str, list[int]]], seed: int) -> None:
     files = open_table(rows_path(settings, client.collection("kills").id)).file_uris()  # type: ignore[union-attr]
     with duckdb.connect() as db:
-        db.execute("create table acked (first bigint, last bigint)")
-        db.executemany("insert into acked values (?, ?)", acknowledged)
-        db.execute("create table stored as select id from read_parquet(?, hive_partitioning=false)", [files])
-        doubled = db.execute("select count(*) - count(distinct id) from stored").fetchone()
-        lost = db.execute(
-            "select sum(last - first) - (select count(distinct id) from stored, acked where id >= first and id < last)"
-            " from acked"
-        ).fetchone()
-    assert doubled == (0,), f"seed {seed}: rows stored twice"
-    assert lost == (0,), f"seed {seed}: acknowledged rows are not there"
+        stored = db.execute(
+            "select id, _vchannel, _time_tick, _write_tick from read_parquet(?, hive_partitioning=false)", [files]
+        ).fetchall()
+    there = Counter(row[0] for row in stored)
+    assert not [key for key, count in there.items() if count > 1], f"seed {seed}: rows stored twice"
+    for process, what, ids in noted:
+        found = sum(key in there for key in ids)
+        wanted = {"acknowledged": {len(ids)}, "rolled-back": {0}}.get(what, set(range(len(ids) + 1)))
+        assert found in wanted, f"seed {seed}: of {what} rows {ids} of producer {process}, {found} are there"
+    known = {key for _, _, ids in noted for key in ids}
+    assert set(there) <= known, f"seed {seed}: rows that nobody appended"
+    last: dict[tuple[int, str], int] = {}
+    for key, vchannel, _, write_tick in sorted(stored):
+        lane = (key // SPACE, vchannel)
+        assert write_tick >= last.get(lane, 0), f"seed {seed}: row {key} stands before an earlier one of its producer"
+        last[lane] = write_tick
     snapshot = WalSnapshot.open(settings.wal_path)
     wal = WalTable.open(settings.wal_path)
     assert snapshot is not None
@@ -186,15 +211,40 @@ def check(settings: Settings, client: Client, acknowledged: list[tuple[int, int]
 
 @pytest.mark.spark
 @pytest.mark.timeout(400)
-def test_each_process_is_killed_once_under_load_and_every_row_is_there_once(deployment: Deployment) -> None:
-    run_kills(deployment, seed=1, victims=["log server", "producer", "job"])
+def test_each_process_is_killed_once_under_load_and_every_row_is_there_once(tmp_path: Path) -> None:
+    with deployed(tmp_path) as deployment:
+        run_kills(deployment, seed=1, victims=["log server", "producer", "job"])
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", [KafkaBroker, PulsarBroker])
+def test_on_a_broker_each_process_is_killed_too_and_every_row_is_there_once(
+    tmp_path: Path, kind: type[KafkaBroker] | type[PulsarBroker]
+) -> None:
+    broker = kind(tmp_path / "broker", settings=Settings.load())
+    with deployed(tmp_path, broker=broker) as deployment:
+        run_kills(deployment, seed=1, victims=["broker", "log server", "producer", "job", "broker"])
 
 
 @pytest.mark.spark
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(2, 6))
-def test_random_kills_lose_and_double_nothing(deployment: Deployment, seed: int) -> None:
+def test_random_kills_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     victims = chance.choices(["log server", "producer", "job"], weights=[4, 4, 2], k=10)
-    run_kills(deployment, seed=seed, victims=victims)
+    with deployed(tmp_path) as deployment:
+        run_kills(deployment, seed=seed, victims=victims)
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(2, 4))
+def test_random_kills_on_kafka_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    victims = chance.choices(["broker", "log server", "producer", "job"], weights=[3, 3, 3, 1], k=10)
+    with deployed(tmp_path, broker=KafkaBroker(tmp_path / "broker", settings=Settings.load())) as deployment:
+        run_kills(deployment, seed=seed, victims=victims)

@@ -15,6 +15,9 @@ PAGES = (
     "docs/tables.md",
     "docs/ui.md",
     "docs/restore.md",
+    "docs/msgstream.md",
+    "docs/switching.md",
+    "docs/clients.md",
 )
 
 

@@ -24,7 +24,8 @@ from tests.laws.parts import Row
 from tests.laws.real import Ran, plain, run
 from tests.laws.scribe import LOGS, Scribe, Written
 
-PATH = Path(__file__).parent / "golden" / f"chain-v{CHAIN_VERSION}.json"
+FOLDER = Path(__file__).parent / "golden"
+PATH = FOLDER / f"chain-v{CHAIN_VERSION}.json"
 DRAWN = 1_500
 MOST_BYTES = 9_000
 """Of a chosen log: a short one that shows something says it better."""
@@ -55,7 +56,8 @@ def described(written: Written, ran: Ran) -> dict[str, Any]:
     entries = []
     for log_id, physical_ms, value in written.entries:
         rows = [row for row in ran.rows if row["entry"] == log_id.entry]
-        entry = {
+        entry: dict[str, Any] = {"ledger": log_id.ledger} if log_id.ledger else {}
+        entry |= {
             "ms": physical_ms,
             "hex": value.hex(),
             "rows": [shown(row) for row in rows],
@@ -73,8 +75,10 @@ def read_golden(path: Path = PATH) -> list[dict[str, Any]]:
 
 def as_written(log: dict[str, Any]) -> Written:
     """A golden log as one that can be run."""
-    entries = [(LogId(0, n), entry["ms"], bytes.fromhex(entry["hex"])) for n, entry in enumerate(log["entries"], 1)]
-    return Written(entries=entries)
+    numbered = enumerate(log["entries"], 1)
+    return Written(
+        entries=[(LogId(entry.get("ledger", 0), n), entry["ms"], bytes.fromhex(entry["hex"])) for n, entry in numbered]
+    )
 
 
 def features(log: dict[str, Any]) -> set[str]:

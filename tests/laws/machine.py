@@ -14,6 +14,7 @@ from tests.laws.parts import (
     DAY_MS,
     DEFAULTS,
     ENDED_REMEMBERED,
+    SINCE,
     Id,
     Msg,
     Producer,
@@ -32,7 +33,7 @@ class Machine:
     """The chain over one PChannel."""
 
     def __init__(self, pchannel: str) -> None:
-        self.pchannel = pchannel
+        self.pchannel, self.chain_version = pchannel, 1
         self.last_tick, self.term, self.opened, self.row_since_tick = 0, 0, False, True
         self.config = dict(DEFAULTS)
         self.vchannels: dict[str, VChannel] = {}
@@ -45,8 +46,9 @@ class Machine:
     def entry(self, physical_ms: int, log_id: tuple[int, int], messages: list[Msg] | bytes) -> list[Row]:
         """Take one entry: its messages, or bytes that do not decode. Returns its rows in id order."""
         self.begin_entry(physical_ms, log_id)
-        for message in [undecoded(messages)] if isinstance(messages, bytes) else messages:
-            self.message(message)
+        taken = [undecoded(messages)] if isinstance(messages, bytes) else messages
+        for place, message in enumerate(taken, 1):
+            self.message(message, last=place == len(taken))
         return self.rows
 
     def begin_entry(self, physical_ms: int, log_id: tuple[int, int]) -> None:
@@ -54,9 +56,9 @@ class Machine:
         self.physical_ms, self.log_id, self.index = physical_ms, log_id, 0
         self.position = (log_id[0], log_id[1] + 1)
 
-    def message(self, message: Msg) -> None:
-        """Take the next message of the entry."""
-        self.ordinal = 0
+    def message(self, message: Msg, *, last: bool) -> None:
+        """Take the next message of the entry, which may be its last."""
+        self.ordinal, self.last_of_entry = 0, last
         self.fire_timers()
         try:
             self.in_sequence = False
@@ -103,6 +105,8 @@ class Machine:
         if message.type == T.UNDEFINED:
             raise Refused(Reason.MALFORMED)
         known = message.type in list(MessageType) and MessageType(message.type) in BEHAVIOUR
+        if known and SINCE.get(MessageType(message.type), 1) > self.chain_version:
+            known = False
         if not known or BEHAVIOUR[MessageType(message.type)] & Flag.EMITTED:
             raise Refused(Reason.UNSUPPORTED_TYPE)
         if message.type == T.TERM_OPENING:

@@ -12,8 +12,9 @@ from typing import Any
 from millrace.wal.reasons import Reason
 from tests.laws.machine import Machine
 from tests.laws.parts import (
-    CHAIN_VERSION,
+    CHAIN_VERSIONS,
     DEFAULTS,
+    GENERATION,
     Msg,
     Refused,
     Segment,
@@ -52,16 +53,28 @@ class Model(Machine):
         body = body_of(message)
         if not is_int(body.get("chain_version")):
             raise Refused(Reason.MALFORMED, "chain_version")
-        if body["chain_version"] != CHAIN_VERSION:
+        if body["chain_version"] not in CHAIN_VERSIONS:
             raise AssertionError("no host of this version runs such a log: the test must not open it")
         config = self.checked_config(body.get("config"))
-        self.term, self.opened = message.term, True
+        self.term, self.opened, self.chain_version = message.term, True, body["chain_version"]
         self.config.update(config)
         self.accept(message, self.take_tick(message.barrier_tick))
 
     def on_config(self, message: Msg) -> None:
         self.config.update(self.checked_config(body_of(message)))
         self.accept(message, self.take_tick(message.barrier_tick))
+
+    def on_alter_wal(self, message: Msg) -> None:
+        body = body_of(message)
+        if not is_int(body.get("generation")) or body["generation"] < 1 or not isinstance(body.get("log"), str):
+            raise Refused(Reason.MALFORMED)
+        if message.vchannel or not self.last_of_entry:
+            raise Refused(Reason.MALFORMED)
+        generation = self.log_id[0] // GENERATION + 1
+        if body["generation"] != generation:
+            raise Refused(Reason.NO_EFFECT)
+        self.accept(message, self.take_tick(message.barrier_tick))
+        self.position = (generation * GENERATION, 0)
 
     # -- types: collections -----------------------------------------------------------------------------------------
 

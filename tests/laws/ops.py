@@ -75,7 +75,8 @@ DDL = weighted(
     (1, st.tuples(st.just("flush_all"), FRAMES, mostly(1, weight=5))),
 )
 CONTROL = weighted(
-    (2, st.tuples(st.just("opening"), FRAMES, mostly(1, 2, 3, weight=4))),
+    (2, st.tuples(st.just("opening"), FRAMES, mostly(1, 2, 3, 4, weight=4))),
+    (2, st.tuples(st.just("alter_wal"), FRAMES, mostly(1, 2, 3, 4, weight=10))),
     (2, st.tuples(st.just("config"), FRAMES, st.integers(0, 10))),
     (
         1,
@@ -86,7 +87,7 @@ CONTROL = weighted(
 )
 TICK = st.tuples(st.just("tick"), FRAMES)
 BURST = st.tuples(st.just("burst"), FRAMES, PARTITION, st.sampled_from([3, 8, 25]), mostly(1, 1, 2, weight=2))
-OPS = weighted((32, DML), (18, TXN), (2, TICK), (4, DDL), (2, CONTROL), (3, BURST))
+OPS = weighted((32, DML), (18, TXN), (2, TICK), (4, DDL), (3, CONTROL), (3, BURST))
 """One op: its name, the frame, choices of its own."""
 
 GARBAGE = st.sampled_from([b"", b"garbage", b"MLR", bytes(64)])

@@ -14,7 +14,10 @@ Id = tuple[int, int, int, int]
 Row = dict[str, Any]
 
 DAY_MS = 86_400_000
-CHAIN_VERSION = 1
+CHAIN_VERSIONS = (1, 2)
+SINCE = {T.ALTER_WAL: 2}
+GENERATION = 1 << 48
+"""Ledgers of one generation of the log."""
 ENDED_REMEMBERED = 64
 
 DEFAULTS: dict[str, int] = {

@@ -21,7 +21,7 @@ from millrace.message.types import MessageType as T
 from millrace.message.wire import encode_entry
 from tests.laws.model import Model
 from tests.laws.ops import SCRIPTS, Frame
-from tests.laws.parts import Batch, Msg, Row, home
+from tests.laws.parts import CHAIN_VERSIONS, GENERATION, Batch, Msg, Row, home
 
 PCHANNEL = "p0"
 START_MS = 1_700_000_000_000
@@ -87,7 +87,8 @@ def create_body(collection_id: int, partitions: int = 1) -> bytes:
 
 
 def opening(term: int, config: dict[str, int] | None = None) -> Msg:
-    return Msg(T.TERM_OPENING, term=term, payload=body(chain_version=1, config=CONFIG if config is None else config))
+    values = {"chain_version": CHAIN_VERSIONS[-1], "config": CONFIG if config is None else config}
+    return Msg(T.TERM_OPENING, term=term, payload=body(**values))
 
 
 def collection_of(vchannel: str) -> int:
@@ -151,14 +152,15 @@ class Scribe:
         log_id = self.begin(after_ms)
         self.model.begin_entry(self.physical_ms, log_id)
         messages: list[Msg] = []
-        for op in singly(ops):
+        flat = list(singly(ops))
+        for op in flat:
             messages.append(self.message_of(op))
-            self.model.message(messages[-1])
+            self.model.message(messages[-1], last=len(messages) == len(flat))
         self.end(log_id, messages)
 
     def begin(self, after_ms: int) -> LogId:
         self.physical_ms += after_ms
-        return LogId(0, len(self.written.entries) + 1)
+        return LogId(self.model.position[0] // GENERATION * GENERATION, len(self.written.entries) + 1)
 
     def end(self, log_id: LogId, messages: list[Msg] | bytes) -> None:
         value = (
@@ -314,7 +316,8 @@ class Scribe:
     def make_opening(self, header: dict[str, Any], choice: int) -> Msg:
         wrong = [b"", body(chain_version=1, config={"nonsense": 1})]
         changed = [CONFIG, {"segment_rows": 4}]
-        payload = body(chain_version=1, config=changed[choice]) if choice < 2 else wrong[choice - 2]
+        version = CHAIN_VERSIONS[-1 - (choice == 4)]
+        payload = wrong[choice - 2] if choice in (2, 3) else body(chain_version=version, config=changed[choice == 1])
         return Msg(
             T.TERM_OPENING, **header | {"vchannel": "", "collection_id": 0, "term": header["term"] + 1}, payload=payload
         )
@@ -334,6 +337,14 @@ class Scribe:
             b"[1]",
         ][choice]
         return Msg(T.CONFIG, **header | {"vchannel": "", "collection_id": 0}, payload=payload)
+
+    def make_alter_wal(self, header: dict[str, Any], choice: int) -> Msg:
+        generation = self.model.position[0] // GENERATION
+        right = body(generation=generation + 1, log="kafka://b:9092/p")
+        payload = [right, body(generation=generation or 7, log=""), body(generation=0, log=""), b"", right][choice]
+        if choice < 4:
+            header |= {"vchannel": "", "collection_id": 0}
+        return Msg(T.ALTER_WAL, **header, payload=payload)
 
     def make_foreign(self, header: dict[str, Any], number: int) -> Msg:
         return Msg(number, **header)

@@ -63,7 +63,7 @@ def test_a_host_refuses_to_run_a_chain_version_that_it_lacks() -> None:
     scribe = Scribe()
     scribe.usual_opening()
     written = scribe.written
-    newer = Msg(T.TERM_OPENING, term=2, payload=body(chain_version=2, config={}))
+    newer = Msg(T.TERM_OPENING, term=2, payload=body(chain_version=99, config={}))
     scribe.end(scribe.begin(0), [newer])
     with pytest.raises(UnsupportedVersion):
         run(written)

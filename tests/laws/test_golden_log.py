@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from millrace.message.types import BEHAVIOUR
-from millrace.wal.chain import CHAIN_VERSION
+from millrace.wal.chain import CHAIN_VERSION, CHAIN_VERSIONS
 from millrace.wal.reasons import Reason
-from tests.laws.golden_log import PATH, as_written, described, features, main, read_golden
+from tests.laws.golden_log import FOLDER, PATH, as_written, described, features, main, read_golden
 from tests.laws.real import run
 
 POLICIES = (
@@ -28,9 +28,14 @@ for log in read_golden():
 """
 
 
-@pytest.mark.parametrize("number", range(len(read_golden())))
-def test_the_chain_makes_of_the_golden_log_what_it_made_then(number: int) -> None:
-    golden = read_golden()[number]
+GOLDEN = {version: read_golden(FOLDER / f"chain-v{version}.json") for version in CHAIN_VERSIONS}
+
+
+@pytest.mark.parametrize(
+    ("version", "number"), [(version, number) for version, logs in GOLDEN.items() for number in range(len(logs))]
+)
+def test_the_chain_makes_of_the_golden_log_of_a_version_what_it_made_then(version: int, number: int) -> None:
+    golden = GOLDEN[version][number]
     written = as_written(golden)
     now = described(written, run(written))
     for place, (then, entry) in enumerate(zip(golden["entries"], now["entries"], strict=True), 1):

@@ -47,6 +47,7 @@ def test_bodies_come_back_as_they_were() -> None:
         T.BEGIN_TXN: {"keepalive_ms": 5},
         T.MANUAL_FLUSH: {"segment_id": 1 << 60},
         T.FLUSH: {"policy": "capacity"},
+        T.ALTER_WAL: {"generation": 1, "log": "kafka://broker:9092/millrace"},
     }
     for kind, body in bodies.items():
         assert parse_body(kind, encode_body(body)) == body
@@ -135,6 +136,10 @@ WRONG_SHAPES: list[tuple[T, object]] = [
     (T.BEGIN_TXN, {"lease": 1}),
     (T.MANUAL_FLUSH, {"segment_id": None}),
     (T.FLUSH, {}),
+    (T.ALTER_WAL, {}),
+    (T.ALTER_WAL, {"generation": 0, "log": ""}),
+    (T.ALTER_WAL, {"generation": 1, "log": 1}),
+    (T.ALTER_WAL, {"generation": 1}),
     (T.SCHEMA_CHANGE, {"add": {"name": "x", "type": "int64"}}),
     (T.SCHEMA_CHANGE, {"add": {"name": "x", "type": "int65", "nullable": True}}),
     (T.CREATE_COLLECTION, {}),

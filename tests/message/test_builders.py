@@ -58,6 +58,7 @@ ONE_OF_EACH = [
     builders.time_tick(term=TERM, barrier_tick=99),
     builders.term_opening(term=TERM, chain_version=1, config={"segment_rows": 10}),
     builders.config({"segment_rows": 10}, term=TERM),
+    builders.alter_wal(term=TERM, generation=1, log="kafka://broker:9092/millrace"),
 ]
 
 

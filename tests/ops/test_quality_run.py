@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -143,6 +144,35 @@ def test_rows_that_a_segment_counted_and_its_collection_lacks_are_found(
     DeltaTable(str(copy.collections_path(1))).delete("_vchannel = 'p0_1v0' and body = 'again'")
     report = check(copy, tables=["segments"], start="0")
     assert [(each.expectation, each.unexpected) for each in report.failed] == [("rows-as-stored", 1)]
+
+
+@pytest.mark.slow
+def test_a_row_that_is_gone_from_a_data_file_fails_rows_as_stored(
+    copy: Settings, check: Callable[..., QualityReport]
+) -> None:
+    """No commit tells of it, and the file is as long as its commit says: only its rows can."""
+    table = DeltaTable(str(copy.collections_path(1)))
+    file = max((Path(uri.removeprefix("file://")) for uri in table.file_uris()), key=lambda each: each.stat().st_size)
+    _lose_a_row(file)
+    report = check(copy, tables=["segments"], start="0")
+    assert [(each.expectation, each.unexpected) for each in report.failed] == [("rows-as-stored", 1)]
+    assert not report.passed
+    with pytest.raises(QualityBlocked):
+        require_open(copy, what="truncation")
+
+
+def _lose_a_row(file: Path) -> None:
+    """Write the Parquet file anew without its last row, at the same length: what is missing is made up in its footer."""
+    size, rows = file.stat().st_size, pq.ParquetFile(file).read()
+    rows = rows.slice(0, rows.num_rows - 1)
+    options = {"compression": "zstd", "store_schema": False, "write_statistics": False}
+    for key, padding in itertools.product(("p", "pad", "padding"), range(size)):  # the length's own length may step
+        with pq.ParquetWriter(file, rows.schema, **options) as writer:
+            writer.write_table(rows)
+            writer.add_key_value_metadata({key: "-" * padding})
+        if file.stat().st_size == size:
+            return
+    raise AssertionError("no footer makes up for the row")
 
 
 def _double_the_last_message(settings: Settings) -> None:

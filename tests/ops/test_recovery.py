@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -196,6 +197,16 @@ def test_rows_that_nothing_backs_go_only_with_a_persons_word(client: Client) -> 
     assert keys(client) == list(range(10, 61))
 
 
+def test_a_row_that_another_writer_changed_goes_only_with_a_persons_word(client: Client) -> None:
+    DeltaTable(str(client.settings.collections_path(1))).update(updates={"name": "'other'"}, predicate="id = 33")
+    refused = recover(client, "repair")
+    assert (found(refused), refused.needs_approval) == (["collection_differs"], True)
+    assert "their contents differ" in refused.findings[0].words
+    assert recover(client, "repair", allow_destructive=True).healthy
+    rows = read_arrow(client.settings, 1).filter(pc.equal(pc.field("id"), 33))
+    assert rows["name"].to_pylist() == ["n33"]
+
+
 def test_a_parked_channel_is_tried_again_and_goes_on_once_the_cause_is_gone(client: Client) -> None:
     parked = Parked(P, "DISK", "no space", LogId(0, 0), "2026-01-01T00:00:00+00:00")
     park(client.settings.parked_path, parked)
@@ -207,15 +218,34 @@ def test_a_parked_channel_is_tried_again_and_goes_on_once_the_cause_is_gone(clie
 
 
 def test_a_job_that_is_gone_while_work_waits_is_found_and_its_work_done(client: Client) -> None:
+    silent(client)
+    assert recover(client, "diagnose").healthy, "nothing waits: a job that rests is no fault"
+    insert(client, [61])
+    end = time.monotonic() + 20
+    while recover(client, "diagnose", stale_after=1).healthy:
+        assert time.monotonic() < end, "what has waited for a second is no news any more"
+        time.sleep(0.1)  # the poll interval of a wait with a deadline
+    report = recover(client, "repair", stale_after=1)
+    assert (found(report), report.healthy) == (["job_dead"], True)
+    assert keys(client) == list(range(10, 62))
+
+
+def test_a_job_that_rests_is_no_fault_where_time_ticks_alone_or_fresh_rows_wait(client: Client) -> None:
+    flush(client.settings)
+    silent(client)
+    for _ in range(3):
+        client.append.tick(P)
+    assert recover(client, "diagnose", stale_after=1).healthy, "an idle system's ticks are nobody's work"
+    insert(client, [61])
+    assert recover(client, "diagnose").healthy, "a row that came just now is being taken by the job that rested"
+
+
+def silent(client: Client) -> None:
+    """A streaming job of an earlier life that has said nothing for years."""
     path = client.settings.progress_path("streaming-node")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"pid": 2**22 + 1}))
     os.utime(path, (0, 0))
-    assert recover(client, "diagnose").healthy, "nothing waits: a job that rests is no fault"
-    insert(client, [61])
-    report = recover(client, "repair")
-    assert (found(report), report.healthy) == (["job_dead"], True)
-    assert keys(client) == list(range(10, 62))
 
 
 def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,10 @@ from millrace.message.schema import FieldSpec
 from millrace.node.flusher_run import flush
 from millrace.ops.checkpoint.params import CheckpointParams
 from millrace.ops.checkpoint.run import CheckpointReport, checkpoint
+from millrace.ops.compaction.vacuum import vacuum_places
 from millrace.ops.operation import Progress
+from millrace.ops.quality.outcome import TableOutcome
+from millrace.ops.quality.results import record_run
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from millrace.tables.bases import read_bases
@@ -198,3 +201,13 @@ def test_a_commit_in_between_is_seen_and_the_trim_made_anew(things: Things, shor
     flush(short)
     assert {row["body"] for row in contents(short)} >= {"late"}
     sound(things, short)
+
+
+def test_vacuum_forgets_no_table_of_the_installation(things: Things, short: Settings) -> None:
+    things.fill(4)
+    record_run(short, "a run", [TableOutcome("wal", {}, ())])
+    take(things, short)
+    there = {log.parent for log in short.data_dir.rglob("_delta_log")}
+    names = {path.relative_to(short.data_dir).as_posix() for path in there}
+    assert {"wal", "bases", "wal_trims", "recovery_checkpoints", "quality/results"} <= names
+    assert there <= set(vacuum_places(short, None).values())

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -53,18 +53,21 @@ class AppendClient:
         data_dir: str | Path,
         *,
         start: bool = True,
+        now: bool = True,
         deadline: float = DEFAULT_DEADLINE,
         idle_timeout: float | None = None,
         launch: ServerLaunch = LAUNCH,
     ) -> Self:
         """The client of the log in `<data_dir>/log`; `start` lets it start the server as `launch` says, which must hold
-        the append host.
+        the append host. Without `now` the server is looked for by the first call that needs it.
 
         Raises LogUnavailable where no server runs and `start` is False, or what keeps it from starting.
         """
         if idle_timeout is not None:
             launch = replace(launch, idle_timeout=idle_timeout)
         folder = Path(data_dir) / "log"
+        if not now:
+            return cls(RemoteLogService(folder.absolute(), start=start, deadline=deadline, launch=launch))
         return cls(RemoteLogService.connect(folder, start=start, deadline=deadline, launch=launch))
 
     def append(
@@ -240,7 +243,7 @@ class AppendClient:
             stream.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Bounded:
     """The service as a pipeline sees it, with another deadline."""
 

@@ -17,21 +17,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
-from millrace.client.lane import ENTRY_BYTES, WINDOW, Lane, Sending
+from millrace.client.batch_pieces import Carried, Piece, Queue, Ticket, entry_of, sending_of
+from millrace.client.lane import ENTRY_BYTES, Lane, Sending
 from millrace.client.rows import (
-    MESSAGE_BYTES,
-    MESSAGE_ROWS,
     Keys,
     conform,
-    delete_message,
-    insert_message,
     key_array,
     partition_id,
     split_keys,
@@ -47,7 +44,6 @@ from millrace.errors import (
     LogUnavailable,
     SpoolFull,
 )
-from millrace.message.model import MutableMessage
 from millrace.settings import Settings
 
 _IDLE: Final = 1.0
@@ -68,65 +64,10 @@ class Deliverer(Protocol):
     """Who sends for a lane, instead of the lane itself: a spool."""
 
     def deliver(
-        self, pchannel: str, source: Callable[[], Sending | None], *, size: Callable[[], int], whole: bool = False
+        self, pchannel: str, source: Callable[[], Sending | None], *, size: Callable[[], int] | None = None
     ) -> None: ...
 
     def contended(self, pchannel: str) -> bool: ...
-
-
-class Ticket:
-    """One call: its future, and how many of its pieces are still out."""
-
-    __slots__ = ("_left", "_lock", "future", "written")
-
-    def __init__(self) -> None:
-        self.future: Future[Written] = Future()
-        self.future.set_running_or_notify_cancel()  # what is on its way cannot be cancelled
-        self.written = Written()
-        self._left = 0
-        self._lock = threading.Lock()
-
-    def expect(self, pieces: int) -> None:
-        self._left = pieces
-        if not pieces:
-            self.future.set_result(self.written)
-
-    def settle(self, take: Callable[[Written], None]) -> None:
-        with self._lock:
-            take(self.written)
-            self._left -= 1
-            done = not self._left
-        if done:
-            try:
-                self.future.set_result(self.written)
-            except InvalidStateError:
-                pass  # it was given up as unresolved before
-
-    def fail(self, error: BaseException) -> None:
-        with self._lock:
-            if not self.future.done():
-                self.future.set_exception(error)
-
-
-@dataclass(slots=True)
-class _Piece:
-    """Rows (or keys) of one call for one VChannel and partition."""
-
-    key: tuple[str, int, int, int, bool]
-    collection: Collection
-    rows: pa.RecordBatch | pa.Array
-    bytes: int
-    ticket: Ticket
-    came: float
-
-
-@dataclass(slots=True)
-class _Queue:
-    """What waits for one PChannel, in order."""
-
-    pieces: deque[_Piece] = field(default_factory=deque)
-    bytes: int = 0
-    busy: bool = False
 
 
 class BatchAppender:
@@ -145,7 +86,7 @@ class BatchAppender:
         self._spool = spool
         self._retry_delay = settings.append_retry_delay
         self._changed = threading.Condition()
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, Queue] = {}
         self._threads: list[threading.Thread] = []
         self._room: deque[Callable[[], None]] = deque()
         self._held = 0
@@ -259,11 +200,14 @@ class BatchAppender:
             ticket.expect(len(shares))
             self._held += size
             now = time.monotonic()
+            news = False
             for key, rows in shares:
                 queue = self._queue(pchannel_of(key[0]))
-                queue.pieces.append(_Piece(key, collection, rows, rows.nbytes, ticket, now))
+                news |= not queue.pieces or queue.bytes + rows.nbytes >= self.limits.bytes
+                queue.pieces.append(Piece(key, collection, rows, rows.nbytes, ticket, now))
                 queue.bytes += rows.nbytes
-            self._changed.notify_all()
+            if news:  # a sender that waits for the delay of what is there needs no word of each call
+                self._changed.notify_all()
         return ticket.future
 
     def _wait_for_room(self, size: int, wait: bool) -> None:
@@ -279,10 +223,10 @@ class BatchAppender:
         if self._closed:
             raise InvalidArgument("this appender is closed")
 
-    def _queue(self, pchannel: str) -> _Queue:
+    def _queue(self, pchannel: str) -> Queue:
         queue = self._queues.get(pchannel)
         if queue is None:
-            queue = self._queues[pchannel] = _Queue()
+            queue = self._queues[pchannel] = Queue()
             thread = threading.Thread(target=self._run, args=(pchannel, queue), name=f"batch-{pchannel}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -290,7 +234,7 @@ class BatchAppender:
 
     # --- sending ----------------------------------------------------------------------------------------------------------
 
-    def _run(self, pchannel: str, queue: _Queue) -> None:
+    def _run(self, pchannel: str, queue: Queue) -> None:
         lane = self._lane(pchannel)
         while self._wait_until_ripe(queue):
             try:
@@ -325,7 +269,7 @@ class BatchAppender:
     def _spool_contended(self, pchannel: str) -> bool:
         return self._spool is not None and self._spool.contended(pchannel)
 
-    def _wait_until_ripe(self, queue: _Queue) -> bool:
+    def _wait_until_ripe(self, queue: Queue) -> bool:
         """Wait for a batch that is to go out; whether there is one (there is none any more at the end)."""
         with self._changed:
             while True:
@@ -340,18 +284,18 @@ class BatchAppender:
                 else:
                     self._changed.wait(_IDLE)
 
-    def _next(self, queue: _Queue, contended: bool) -> Sending | None:
+    def _next(self, queue: Queue, contended: bool) -> Sending | None:
         """The next entry's worth; None where nothing waits, or somebody else is to have the lane first."""
         if contended and not self._given_up:
             return None
         with self._changed:
-            taken = _entry_of(queue)
+            taken = entry_of(queue)
         if not taken:
             return None
         try:
-            return _sending(taken, self._release)
+            return sending_of(taken, self._release)
         except Exception as error:
-            _Carried(taken, self._release).fail(error)
+            Carried(taken, self._release).fail(error)
             raise
 
     def _release(self, size: int) -> None:
@@ -366,93 +310,12 @@ class BatchAppender:
     def _give_up(self, sending: Sending, error: Exception) -> None:
         """Fail the futures of what stays in the lane: it will be sent again, and nobody waits for that here."""
         carried = sending.context
-        if isinstance(carried, _Carried):
+        if isinstance(carried, Carried):
             carried.fail(error)
 
-    def _drop(self, queue: _Queue, error: Exception) -> None:
+    def _drop(self, queue: Queue, error: Exception) -> None:
         while queue.pieces:
             piece = queue.pieces.popleft()
             self._held -= piece.bytes
             queue.bytes -= piece.bytes
             piece.ticket.fail(error)
-
-
-@dataclass(slots=True)
-class _Carried:
-    """By message of a Sending the pieces in it; released once."""
-
-    pieces: list[list[_Piece]]
-    release: Callable[[int], None]
-    released: bool = False
-
-    def settled(self, sending: Sending) -> None:
-        for place, pieces in enumerate(self.pieces):
-            answer = sending.answers[place]
-            for piece in pieces:
-                rows, size = len(piece.rows), piece.bytes
-                if answer is None:  # durable in the spool
-                    piece.ticket.settle(lambda written, rows=rows: _spooled(written, rows))  # type: ignore[misc]
-                else:
-                    piece.ticket.settle(
-                        lambda written, answer=answer, rows=rows, size=size: written.take(answer, rows=rows, size=size)  # type: ignore[misc]
-                    )
-        self._release()
-
-    def fail(self, error: Exception) -> None:
-        for pieces in self.pieces:
-            for piece in pieces:
-                piece.ticket.fail(error)
-        self._release()
-
-    def _release(self) -> None:
-        if not self.released:
-            self.released = True
-            self.release(sum(piece.bytes for pieces in self.pieces for piece in pieces))
-
-
-def _spooled(written: Written, rows: int) -> None:
-    written.rows += rows
-    written.spooled_rows += rows
-
-
-def _entry_of(queue: _Queue) -> list[list[_Piece]]:
-    """Take pieces in order for one entry: by message the pieces that share it, each VChannel's messages together."""
-    by_vchannel: dict[str, list[list[_Piece]]] = {}
-    size = messages = 0
-    while queue.pieces and size + queue.pieces[0].bytes <= max(ENTRY_BYTES, queue.pieces[0].bytes if not size else 0):
-        piece = queue.pieces[0]
-        mine = by_vchannel.setdefault(piece.key[0], [])
-        if mine and _shares(mine[-1], piece):
-            mine[-1].append(piece)
-        elif len(mine) < WINDOW:
-            mine.append([piece])
-            messages += 1
-        else:
-            break
-        queue.pieces.popleft()
-        queue.bytes -= piece.bytes
-        size += piece.bytes
-    return [message for group in by_vchannel.values() for message in group]
-
-
-def _shares(message: list[_Piece], piece: _Piece) -> bool:
-    return (
-        message[0].key == piece.key
-        and sum(each.bytes for each in message) + piece.bytes <= MESSAGE_BYTES
-        and sum(len(each.rows) for each in message) + len(piece.rows) <= MESSAGE_ROWS
-    )
-
-
-def _sending(taken: list[list[_Piece]], release: Callable[[int], None]) -> Sending:
-    carried = _Carried(taken, release)
-    return Sending([_message(pieces) for pieces in taken], settled=carried.settled, context=carried)
-
-
-def _message(pieces: list[_Piece]) -> MutableMessage:
-    first = pieces[0]
-    vchannel, _, partition, _, is_delete = first.key
-    if is_delete:
-        keys = first.rows if len(pieces) == 1 else pa.concat_arrays([each.rows for each in pieces])
-        return delete_message(keys, first.collection, vchannel=vchannel, partition_id=partition)
-    rows = first.rows if len(pieces) == 1 else pa.concat_batches([each.rows for each in pieces])
-    return insert_message(rows, first.collection, vchannel=vchannel, partition_id=partition)

@@ -1,7 +1,7 @@
 """The client of a deployment: collections, producers, all from one data folder.
 
 with Client.connect() as client:
-    client.create_collection("users", schema, partitions=["eu", "us"])
+    client.coordinator.create_collection("users", schema, partitions=["eu", "us"])
     client.producer().insert(client.collection("users"), batch, partition="eu")
 """
 
@@ -60,14 +60,15 @@ class Client:
         self._schemas: dict[tuple[int, int], CollectionSchema] = {}
 
     @classmethod
-    def connect(cls, settings: Settings | None = None, *, start: bool = True) -> Self:
-        """Connect to the deployment in ``settings.data_dir``; `start` lets it start the log's server.
+    def connect(cls, settings: Settings | None = None, *, start: bool = True, now: bool = True) -> Self:
+        """Connect to the deployment in ``settings.data_dir``; `start` lets it start the log's server. Without `now` the server
+        is looked for by the first call that needs it: for a producer with a spool, which can do without for a while.
 
         Raises LogUnavailable where it cannot be reached (or must not be started).
         """
         settings = settings or Settings.load()
         append = AppendClient.connect(
-            settings.data_dir, start=start, deadline=settings.start_deadline, launch=launch_of(settings)
+            settings.data_dir, start=start, now=now, deadline=settings.start_deadline, launch=launch_of(settings)
         )
         return cls(settings, append)
 

@@ -156,6 +156,8 @@ class Consumer:
         self._scans: dict[str, Scan] = {}
         self._running = 0
         self._policy = policy or All()
+        self._tail = tail
+        self._until = until_tick
         by_pchannel: dict[str, set[str]] = {}
         for channel in channels:
             pchannel, vchannel = _split(channel)
@@ -336,6 +338,8 @@ class Consumer:
                     if not self._hand_over(pchannel, units, found.confirmed_tick, caught_up=rows is None):
                         return
                     handed = found.confirmed_tick
+                    if rows is None and self._until is not None and handed < self._until:
+                        self._tail.tick(pchannel)  # one on which nothing happens has not come so far by itself
                 except MillraceError as error:
                     with self._changed:
                         self._put([error])

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from millrace.client.identity import Identity
 from millrace.client.turns import Turns
 from millrace.client.written import Judged, Written
 from millrace.errors import (
@@ -59,33 +60,6 @@ class Appender(Protocol):
     def append(self, pchannel: str, entries: Sequence[bytes], *, deadline: float | None = None) -> AppendOutcome: ...
 
     def append_stream(self, pchannel: str, *, deadline: float | None = None) -> Pipeline[AppendOutcome]: ...
-
-
-class Terms(Protocol):
-    """Who knows the open term of a PChannel and the epochs of producers: the coordinator."""
-
-    def term(self, pchannel: str) -> int: ...
-
-    def next_epoch(self, producer_id: int, *, held: int | None = None) -> int: ...
-
-
-class Identity:
-    """A producer's id and its newest epoch, shared by its lanes. An id of the caller's has its epochs from the coordinator."""
-
-    def __init__(self, producer_id: int, terms: Terms, *, owned: bool, epoch: int | None = None) -> None:
-        self.id = producer_id
-        self.terms = terms
-        self._owned = owned
-        self._lock = threading.Lock()
-        self.epoch = epoch if epoch is not None else terms.next_epoch(producer_id) if owned else 1
-
-    def renew(self, after: int) -> int:
-        """An epoch above `after`. Raises ProducerFenced where a newer producer has the id."""
-        with self._lock:
-            if self.epoch <= after:
-                held = self.epoch
-                self.epoch = self.terms.next_epoch(self.id, held=held) if self._owned else after + 1
-            return self.epoch
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +110,12 @@ class Lane:
         self._appender = appender
         self._identity = identity
         self._settings = settings
-        self._term = identity.terms.term(pchannel)
+        try:
+            self._term = identity.terms.term(pchannel)
+        except MillraceError as error:
+            if not error.retriable:
+                raise
+            self._term = 0  # who knows it cannot be reached either: the chain fences 0, and it is asked for then
         self.turns = Turns()
         self._epochs: dict[str, int] = {}
         self._sequences: dict[str, int] = {}
@@ -177,11 +156,23 @@ class Lane:
         """
         waiting = deque(Sending(group) for group in groups)
         sent = list(waiting)
-        self.deliver(lambda: waiting.popleft() if waiting else None, pipelined=len(sent) > 1)
+        try:
+            self.deliver(lambda: waiting.popleft() if waiting else None, pipelined=len(sent) > 1)
+        except AppendUnresolved:
+            self._hold(waiting)
+            raise
         written = Written()
         for each in sent:
             written.add(each.written())
         return written
+
+    def _hold(self, rest: Iterable[Sending]) -> None:
+        """Keep what a call had not sent yet behind what it sent: its caller is told that all of it is held."""
+        with self.turns.taken():
+            for sending in rest:
+                self._unresolved.append(sending)  # before it is numbered, which must not begin an epoch here
+                sending.messages[:] = self._stamped(sending.messages)
+                sending.answers = [None] * len(sending.messages)
 
     def deliver(
         self,

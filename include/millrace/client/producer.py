@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 
 from millrace.client.batch_appender import BatchAppender, BatchLimits
 from millrace.client.frames import Frame, batches_of
-from millrace.client.lane import Appender, Identity, Lane, Terms, entries
+from millrace.client.identity import Identity, Terms
+from millrace.client.lane import Appender, Lane, entries
 from millrace.client.predicate import matching
 from millrace.client.rows import (
     Keys,
@@ -246,11 +247,12 @@ class Producer:
         for message in messages:
             by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
         if self.spool is not None:
-            parts = [self.spool.send(name, group) for name, group in by_pchannel.items()]
-        elif len(by_pchannel) == 1:
+            self.spool.require_room(messages)  # for all PChannels together: a call is taken as a whole, or not at all
+        if len(by_pchannel) == 1:
             parts = [self._send_to(*item) for item in by_pchannel.items()]
         else:
             waiting = [self._pool.submit(self._send_to, *item) for item in by_pchannel.items()]
+            wait(waiting)
             parts = [each.result() for each in waiting]
         written = Written()
         for part in parts:
@@ -266,6 +268,8 @@ class Producer:
             return lane
 
     def _send_to(self, pchannel: str, messages: list[MutableMessage]) -> Written:
+        if self.spool is not None:
+            return self.spool.send(pchannel, messages)
         # One after the other by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
         order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
         return self.lane(pchannel).send(list(entries(sorted(messages, key=lambda each: order[each.vchannel]))))

@@ -8,8 +8,8 @@
 A frame is (length, crc32c, number, time in ns) and an entry of the wire form; it is on the disk when `append` returns, before
 the next one is begun. So after a crash at most the last frame is torn, and it was acknowledged to nobody: it is cut off. A
 frame that fails its checksum with others behind it is damage, and is said (SpoolCorrupted), never skipped. The spool holds at
-most `max_bytes`, all PChannels together: one frame more raises SpoolFull and changes nothing. (What had numbers already when
-the log was lost is taken beyond that: at most the entries in flight.)
+most `max_bytes`, all PChannels together: one frame more raises SpoolFull and changes nothing. (What was on
+its way when the log was lost is taken beyond that.)
 """
 
 from __future__ import annotations

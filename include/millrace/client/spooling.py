@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,8 +99,8 @@ class SpoolSender:
 
     @property
     def empty(self) -> bool:
-        """Whether everything that was spooled is settled."""
-        return not self.spool.entries
+        """Whether everything that was spooled is settled, so that appends go straight to the log again."""
+        return not self.spool.entries and not self._spooling
 
     def wait_empty(self, *, timeout: float) -> bool:
         """Wait until the spool is empty; whether it is."""
@@ -120,14 +120,18 @@ class SpoolSender:
         """Whether another caller waits to send to the PChannel."""
         return self._turns_of(pchannel).contended
 
+    def require_room(self, messages: Sequence[MutableMessage]) -> None:
+        """Raise SpoolFull where these messages, of one call, may have to be spooled and there is no room for all of them."""
+        if self._spooling:
+            self._check_room(sum(len(message.payload) + _OVERHEAD for message in messages))
+
     def send(self, pchannel: str, messages: list[MutableMessage]) -> Written:
-        """Append messages, or spool them (`spooled_rows`). Raises SpoolFull, LogUnavailable for what cannot be spooled."""
+        """Append messages, or spool them (`spooled_rows`), after :meth:`require_room`. Raises LogUnavailable for a transaction's."""
         order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
         groups = list(entries(sorted(messages, key=lambda each: order[each.vchannel])))
         sent = [Sending(group) for group in groups]
         waiting = iter(sent)
-        size = sum(len(message.payload) + _OVERHEAD for message in messages)
-        self.deliver(pchannel, lambda: next(waiting, None), size=lambda: size, whole=True)
+        self.deliver(pchannel, lambda: next(waiting, None), pipelined=len(sent) > 1)
         written = Written()
         for each in sent:
             written.add(each.written())
@@ -141,29 +145,26 @@ class SpoolSender:
         pchannel: str,
         source: Callable[[], Sending | None],
         *,
-        size: Callable[[], int],
-        whole: bool = False,
+        size: Callable[[], int] | None = None,
+        pipelined: bool = True,
     ) -> None:
         """Send what `source` gives, as :meth:`Lane.deliver` does; what cannot be sent is spooled, in its order.
 
-        `size` says about how many bytes come next: SpoolFull is raised before they are taken of the source. A `whole` source
-        is taken as a whole or not at all.
+        With `size`, which says about how many bytes come next, SpoolFull is raised before they are taken of the source.
         """
         with self._turns_of(pchannel).taken():
-            lane, began = self._lane_of(pchannel), False
+            lane = self._lane_of(pchannel)
             self._keep_unresolved(pchannel)
             if pchannel not in self._spooling:
                 try:
-                    lane.deliver(source, attempts=1)
+                    lane.deliver(source, pipelined=pipelined, attempts=1)
                     return
                 except AppendUnresolved as error:
                     self._unresolved.setdefault(pchannel, deque()).extend(lane.take_unresolved())
-                    began = self._keep_unresolved(pchannel)
-                    if began:
+                    if self._keep_unresolved(pchannel):
                         raise error
-                    began = True
             while True:
-                if not (whole and began):
+                if size is not None:
                     self._check_room(size())
                 sending = source()
                 if sending is None:
@@ -172,7 +173,6 @@ class SpoolSender:
                     raise LogUnavailable(
                         "the log cannot be reached, or has not all that is spooled yet: begin the transaction later"
                     )
-                began = True
                 sending.messages[:] = lane.stamp(sending.messages)
                 sending.answers = [None] * len(sending.messages)
                 self._spool(pchannel, sending)

@@ -45,7 +45,8 @@ def describe(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson 
         for name in _names(client, pchannel):
             log = client.service.open(name)
             found = log.describe()
-            last = log.read(LogId(found.end.ledger, max(found.begin.entry, found.end.entry - 1)), max_bytes=1).batch
+            newest = max(found.begin, LogId(found.end.ledger, max(0, found.end.entry - 1)))
+            last = log.read(newest, max_bytes=1).batch
             log.close()
             rows.append(
                 {

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -107,11 +107,11 @@ class Switch:
                 raise InvalidArgument(
                     f"a switch to {generations.items[-1].url} is under way: complete it first, by the same command"
                 )
-            passed: list[Passed] = []
-            for name in [] if dry_run else self._left(file, old):
-                passed.append(self._pass(file, old, name))
             if dry_run:
                 return [Passed(name, self._end(name), None, 0.0) for name in self._left(file, old)]
+            passed: list[Passed] = []
+            while left := self._left(file, old):  # more than once where PChannels were made meanwhile
+                passed += [self._pass(file, old, name) for name in left]
             file.change(lambda list_: list_.with_closed(old))
             hit("switch.closed")
             known = {each.pchannel for each in passed}
@@ -157,14 +157,15 @@ class Switch:
         finally:
             log.close()
 
-    def _left(self, file: GenerationFile, old: int) -> Iterator[str]:
-        """The PChannels that have not passed, until there is none; those made meanwhile among them."""
-        while True:
-            ends = file.refresh().items[old].ends
-            left = [name for name in self.log.names() if name not in ends and self._end(name).generation <= old]
-            if not left:
-                return
-            yield from left
+    def _left(self, file: GenerationFile, old: int) -> list[str]:
+        """The PChannels that have not passed."""
+        ends, since = file.refresh().items[old].ends, file.generations.items[old].since
+        # One that was made since may have begun in the new generation, where an empty log says 0:0 as any new one does.
+        return [name for name in self.log.names() if name not in ends and (name in since or self._began_in(old, name))]
+
+    def _began_in(self, old: int, name: str) -> bool:
+        position = LogId(*self.host.describe(name)["position"])
+        return position.generation <= old and self._end(name).generation <= old and self._end(name) != EARLIEST
 
     def _pass(self, file: GenerationFile, old: int, name: str) -> Passed:
         begun = time.monotonic()
@@ -192,6 +193,7 @@ class Switch:
                     raise
                 trouble = f" ({error.code}: {error})"
             threading.Event().wait(_PAUSE)
+        self._end(name)  # whoever serves the log has it open in the new backend, before the old generation is closed
         hit("switch.passed")
         return self._known(file, old, name, time.monotonic() - begun)
 

@@ -52,7 +52,7 @@ def main() -> int:
             _refuse_beside_the_system(settings)
             if options.fresh:
                 _start_afresh(settings, console)
-            with _logged(settings, options.log, console) as settings:
+            with logged(settings, options.log, console) as settings:
                 return _run(settings, options, console, stop)
         except Interrupted:
             console.print(
@@ -75,7 +75,7 @@ def _refuse_beside_the_system(settings: Settings) -> None:
 
 
 @contextmanager
-def _logged(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
+def logged(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
     """The settings with the log of `kind` ("": as they are), on a broker that runs meanwhile where they name none."""
     named = settings.log.partition("://")[0]
     folder = settings.data_dir / BROKERS

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from millrace.errors import InvalidArgument, LogUnavailable, PositionTruncated
+from millrace.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable, PositionTruncated
 from millrace.log.generation_list import Generations, Span
 from millrace.log.generation_positions import local, whole, whole_batch
 from millrace.log.protocol import ENTRY_SCHEMA, Log, LogDescription, LogEntries
@@ -200,8 +201,21 @@ class GenerationLog:
             service = self._service
             found = self._handles.get(generation)
             if found is None:
-                found = self._handles[generation] = service.backend(generation).open(self.pchannel)
+                found = self._handles[generation] = self._opened(service, generation)
             return found
+
+    def _opened(self, service: GenerationsService, generation: int) -> Log:
+        backend = service.backend(generation)
+        try:
+            return backend.open(self.pchannel)
+        except ChannelNotFound:
+            before = service.file.generations.items[generation - 1] if generation else None
+            if before is None or before.closed or self.pchannel not in before.ends:
+                raise
+        # It passed in a switch that is under way, and was made after that one made the logs at its target.
+        with suppress(ChannelExists):
+            backend.create(self.pchannel)
+        return backend.open(self.pchannel)
 
     def _span(self) -> Span:
         generations = self._service.file.refresh()

@@ -36,18 +36,21 @@ _log = logging.getLogger(__name__)
 
 
 def open_deployment_log(
-    folder: Path, url: str = "", *, settings: Mapping[str, object] | None = None
+    folder: Path, url: str = "", *, settings: Mapping[str, object] | None = None, embedded: bool = True
 ) -> GenerationsService:
     """The log of the deployment whose log folder is `folder` and whose setting `log` is `url` ("", "rocksmq": embedded).
 
     `settings` are those of that backend. Where the log was switched, the list in the folder decides. Opens the newest
-    backend at once and others when they are asked for. Raises InvalidSettings where `url` is none of them, LogCorrupted, and
+    backend at once and others when they are asked for. Without `embedded` no embedded log is opened, which one process
+    alone may have: a switch to it is LogUnavailable here, until the caller goes to the log's server. Raises InvalidSettings where `url` is none of them, LogCorrupted, and
     what the backend raises where it does not open.
     """
     options = dict(settings or {})
     scheme = (url or EMBEDDED).partition("://")[0]
 
     def open_backend(target: str) -> LogService:
+        if not embedded and target.partition("://")[0] == EMBEDDED:
+            raise LogUnavailable("the log was switched to an embedded one: ask the log's server for it")
         return open_service(target, options if target.partition("://")[0] == scheme else {})
 
     return GenerationsService(folder, url, open_backend=open_backend)

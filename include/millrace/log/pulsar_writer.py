@@ -184,10 +184,10 @@ class PulsarWriter:
             late = bool(oldest) and time.monotonic() - oldest[0].started > limit
             if late and not oldest[0].done.wait(limit + _MARGIN):
                 self._fail(_pulsar.Result.Timeout)
-            if self.failed is not None:
+            if self._has_failed():
                 return
             self._wait_for_room(size)
-            if self.failed is not None:
+            if self._has_failed():
                 return
             chunk = _Chunk(last - first, size, self._released)
             send, builder, callback = self._send, _pulsar.MessageBuilder, chunk.callback
@@ -195,6 +195,9 @@ class PulsarWriter:
                 send(builder().content(value).build(), callback)
             oldest.append(chunk)
             yield chunk
+
+    def _has_failed(self) -> bool:
+        return self.failed is not None
 
     def _wait_for_room(self, size: int) -> None:
         deadline = time.monotonic() + self._settings.send_timeout + _MARGIN

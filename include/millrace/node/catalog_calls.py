@@ -62,9 +62,7 @@ def _drop_partition(coordinator: Coordinator, given: Arguments) -> dict[str, Any
 
 CALLS: Final[dict[str, Callable[[Coordinator, Arguments], dict[str, Any]]]] = {
     "term": lambda coordinator, given: {"term": coordinator.term(given["pchannel"])},
-    "next_epoch": lambda coordinator, given: {
-        "epoch": coordinator.next_epoch(int(given["producer_id"]))
-    },
+    "next_epoch": lambda coordinator, given: {"epoch": coordinator.next_epoch(int(given["producer_id"]))},
     "collection": lambda coordinator, given: collection_to_json(coordinator.collection(given["name"])),
     "collections": lambda coordinator, given: {
         "collections": [collection_to_json(each) for each in coordinator.collections()]

@@ -130,7 +130,8 @@ class Planner:
         ends = {name: _parse(text) for name, text in end["ends"].items() if name not in parked}
         plans = []
         for name, base in self._table.positions(ends).items():
-            if (base.position or LogId(0, 0)) < ends[name]:
+            stands = base.position or LogId(0, 0)
+            if stands < ends[name] or (ends[name] < stands and self._regressed(name, stands)):
                 plans.append(RangePlan(base=base, end=ends[name], max_bytes=end["max_bytes"]))
         return plans
 
@@ -144,13 +145,22 @@ class Planner:
         self._table.refresh()
         pending: dict[str, LogId] = {}
         for name, base in self._table.positions(sorted(names)).items():
-            end = self._log(name).describe().end
+            found = end = self._log(name).describe().end
             if self._target is not None:
                 end = min(end, self._target[name])
-            if (base.position or LogId(0, 0)) < end and self._may_run(base) and self._has_rows(base, end):
+            stands = base.position or LogId(0, 0)
+            # A log that ends before what is committed is a task too: it says LogRegressed, and parks the PChannel.
+            if (found < stands or (stands < end and self._has_rows(base, end))) and self._may_run(base):
                 pending[name] = end
                 self._note_planned(base)
         return pending
+
+    def _regressed(self, pchannel: str, stands: LogId) -> bool:
+        """Whether a log ends before what is committed; an end that is merely old, after a repeat, is none."""
+        try:
+            return self._log(pchannel).describe().end < stands
+        except MillraceError:
+            return False  # asked again with the next micro-batch
 
     def _may_run(self, base: WalPosition) -> bool:
         stall = self._stalls.get(base.pchannel)

@@ -265,7 +265,8 @@ def check_not_regressed(log: Log, state: ChannelState) -> None:
     if described.end < state.position:
         raise LogRegressed(
             f"the log of {state.pchannel} ends at {described.end}, but the wal table has committed up to {state.position}: "
-            "the log lost entries it had acknowledged; restore it, or fail over to a copy, before going on"
+            "the log lost entries it had acknowledged; restore it, or fail over to a copy, before going on (if the setting log was "
+            "changed, set it back: a log goes to another backend by millrace log switch)"
         )
     last = state.last_entry
     if last is None or last < described.begin:

@@ -61,7 +61,7 @@ def connect(log: str, folder: str = "") -> LogService:
     if through_server(log, folder):
         # Whoever starts the server starts the append host with it: clients must find both, whoever came first.
         return RemoteLogService.connect(folder or log, launch=ServerLaunch(extensions=(APPEND_HOST,)))
-    return open_deployment_log(Path(folder), log) if folder else open_service(log)
+    return open_deployment_log(Path(folder), log, embedded=False) if folder else open_service(log)
 
 
 def through_server(log: str, folder: str) -> bool:

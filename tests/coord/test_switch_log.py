@@ -1,0 +1,208 @@
+"""The switch of the log's backend, step by step: what it refuses, what it leaves, what the next run completes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.coord.coordinator import Coordinator
+from millrace.coord.switch_log import LOCK, Switch
+from millrace.errors import InvalidArgument, InvalidSettings, LogBusy, LogUnavailable
+from millrace.log.discovery import held
+from millrace.log.generation_list import FILE
+from millrace.log.generations import GenerationsService, open_deployment_log
+from millrace.log.protocol import LogService
+from millrace.log.registry import open_service
+from millrace.message import builders
+from millrace.message.ids import generation_start
+from millrace.message.wire import encode_entry
+from millrace.node.append_host import AppendHost
+from millrace.settings import Settings
+from millrace.wal.state import ChannelState
+
+
+@dataclass
+class Hosted:
+    """The append host as the coordinator and the switch see it; `chain_version` stands in for what new terms run."""
+
+    host: AppendHost
+
+    def append_one(self, pchannel: str, entry: bytes) -> int:
+        return self.host.append(pchannel, entry, deadline=5.0).result().time_tick
+
+    def describe(self, pchannel: str) -> dict[str, Any]:
+        return self.host.describe(pchannel)
+
+
+@dataclass
+class Deployment:
+    """A deployment in one process, with two PChannels."""
+
+    settings: Settings
+    log: GenerationsService
+    host: AppendHost
+    coordinator: Coordinator
+
+    def switching(self, **changes: Any) -> Switch:
+        switch = Switch(self.settings.log_path, "", self.log, Hosted(self.host), self.coordinator, deadline=10.0)
+        return replace(switch, **changes)
+
+    def tick(self, name: str = "dml_0") -> int:
+        """Have something appended and decided; the generation it is in."""
+        self.host.tick(name, deadline=5.0)
+        return self.log.open(name).describe().end.generation
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    settings = Settings(data_dir=tmp_path / "data")
+    with (
+        open_deployment_log(settings.log_path) as log,
+        AppendHost(log, ChannelState.new) as host,
+        Coordinator(settings, log=log, append=Hosted(host)) as coordinator,
+    ):
+        coordinator.ensure_pchannels(2)
+        yield Deployment(settings, log, host, coordinator)
+
+
+def place(tmp_path: Path, name: str = "second") -> str:
+    return f"rocksmq://{tmp_path}/{name}"
+
+
+def test_every_pchannel_goes_on_at_the_target_and_the_report_says_where(deployment: Deployment, tmp_path: Path) -> None:
+    ends = {name: deployment.log.open(name).describe().end for name in ("dml_0", "dml_1")}
+    passed = deployment.switching().run(place(tmp_path))
+    assert [each.pchannel for each in passed] == ["dml_0", "dml_1"]
+    for each in passed:
+        assert each.old_end > ends[each.pchannel]
+        assert each.new_begin == generation_start(1)
+        assert 0 < each.seconds < 10
+    assert deployment.tick("dml_0") == deployment.tick("dml_1") == 1
+    (old, new) = deployment.log.file.generations.items
+    assert old.closed
+    assert (old.since, new.ends) == ({}, {})
+
+
+def test_a_switch_that_is_done_is_done(deployment: Deployment, tmp_path: Path) -> None:
+    deployment.switching().run(place(tmp_path))
+    before = (deployment.settings.log_path / FILE).read_bytes()
+    assert deployment.switching().run(place(tmp_path)) == []
+    assert deployment.switching().run(place(tmp_path), dry_run=True) == []
+    assert (deployment.settings.log_path / FILE).read_bytes() == before
+
+
+def test_a_dry_run_leaves_the_log_as_it_is(deployment: Deployment, tmp_path: Path) -> None:
+    passed = deployment.switching().run(place(tmp_path), dry_run=True)
+    assert [(each.pchannel, each.new_begin) for each in passed] == [("dml_0", None), ("dml_1", None)]
+    assert not (deployment.settings.log_path / FILE).exists()
+    assert deployment.tick() == 0
+    assert len(deployment.switching().run(place(tmp_path))) == 2
+
+
+def test_it_goes_there_and_back_to_a_place_of_its_own(deployment: Deployment, tmp_path: Path) -> None:
+    for number, to in enumerate((place(tmp_path), "rocksmq", place(tmp_path, "third")), 1):
+        assert len(deployment.switching().run(to)) == 2
+        assert deployment.tick() == number
+    assert (deployment.settings.log_path / "generation-2" / "channels").is_dir()
+
+
+def test_a_target_that_holds_entries_is_refused_and_the_old_log_stays_in_force(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    with open_service(place(tmp_path)) as other:
+        other.create("dml_1")
+        other.open("dml_1").append([b"somebody else's"])
+    with pytest.raises(InvalidArgument, match=r"place .* of its own"):
+        deployment.switching().run(place(tmp_path))
+    assert not (deployment.settings.log_path / FILE).exists()
+    assert deployment.tick() == 0
+
+
+def test_what_is_no_log_is_refused(deployment: Deployment) -> None:
+    for to in ("nonsense://x", "kafka://user:secret@b:9092/p", "rocksmq://"):
+        with pytest.raises(InvalidSettings):
+            deployment.switching().run(to)
+    assert not (deployment.settings.log_path / FILE).exists()
+
+
+def test_a_target_that_the_server_cannot_open_is_taken_back_before_a_pchannel_is_touched(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    def refusing(url: str) -> LogService:
+        if url == place(tmp_path):
+            raise LogUnavailable("no way there from here")
+        return open_service(url)
+
+    deployment.log._open_backend = refusing
+    with pytest.raises(LogUnavailable, match="no way"):
+        deployment.switching(open_target=open_service).run(place(tmp_path))
+    assert len(deployment.log.file.refresh().items) == 1
+    assert deployment.tick() == 0
+
+
+def test_another_target_is_refused_while_a_switch_is_under_way_and_the_same_one_completes_it(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    class Dying(Hosted):
+        def append_one(self, pchannel: str, entry: bytes) -> int:
+            if pchannel == "dml_1":
+                raise InvalidArgument("as if it was killed here")
+            return super().append_one(pchannel, entry)
+
+    with pytest.raises(InvalidArgument, match="killed"):
+        deployment.switching(host=Dying(deployment.host)).run(place(tmp_path))
+    assert [deployment.tick("dml_0"), deployment.tick("dml_1")] == [1, 0]
+    with pytest.raises(InvalidArgument, match="under way"):
+        deployment.switching().run(place(tmp_path, "third"))
+    left = deployment.switching().run(place(tmp_path), dry_run=True)
+    assert [each.pchannel for each in left] == ["dml_1"]
+    assert [each.pchannel for each in deployment.switching().run(place(tmp_path))] == ["dml_0", "dml_1"]
+    assert [deployment.tick("dml_0"), deployment.tick("dml_1")] == [1, 1]
+
+
+def test_a_pchannel_that_is_made_while_a_switch_is_under_way_is_no_trouble(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    class Making(Hosted):
+        def append_one(self, pchannel: str, entry: bytes) -> int:
+            if pchannel == "dml_1":
+                deployment.coordinator.ensure_pchannel("late")
+            return super().append_one(pchannel, entry)
+
+    deployment.switching(host=Making(deployment.host)).run(place(tmp_path))
+    assert deployment.log.names() == ["dml_0", "dml_1", "late"]
+    assert deployment.tick("late") == 1
+
+
+def test_a_pchannel_that_was_made_in_the_old_backend_behind_the_switchs_back_passes_too(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    class Late(Switch):
+        def _begin(self, file: Any, to: str) -> None:
+            deployment.coordinator.ensure_pchannel("late")
+            super()._begin(file, to)
+
+    each = deployment.switching()
+    late = Late(each.folder, each.url, each.log, each.host, each.terms, each.deadline)
+    assert [passed.pchannel for passed in late.run(place(tmp_path))] == ["dml_0", "dml_1", "late"]
+    assert deployment.tick("late") == 1
+
+
+def test_a_term_that_knows_no_alter_wal_is_followed_by_one_that_does(deployment: Deployment, tmp_path: Path) -> None:
+    term = deployment.coordinator._store.next_term("dml_0")
+    opening = builders.term_opening(term=term, chain_version=1, config={})
+    Hosted(deployment.host).append_one("dml_0", encode_entry([opening]))
+    deployment.coordinator._store.term_opened("dml_0", term)
+    deployment.switching().run(place(tmp_path))
+    state = deployment.host.state("dml_0")
+    assert (state.term, state.chain_version) == (term + 1, 2)
+    assert deployment.coordinator.term("dml_1") == 1
+
+
+def test_one_switch_at_a_time(deployment: Deployment, tmp_path: Path) -> None:
+    with held(deployment.settings.log_path / LOCK, deadline=0.0), pytest.raises(LogBusy):
+        deployment.switching().run(place(tmp_path))
