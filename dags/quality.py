@@ -30,7 +30,7 @@ def must_pass(report: dict[str, Any]) -> None:
 with millrace_dag(
     "quality",
     doc=__doc__,
-    schedule="*/30 * * * *",
+    schedule="12,42 * * * *",
     tags=["quality"],
     params=form(QualityParams),
     deadline=timedelta(hours=1),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from airflow.sdk import (
+from airflow.sdk import (  # type: ignore[attr-defined] # its stub file leaves the deadlines out
     DAG,
     AsyncCallback,
     DeadlineAlert,

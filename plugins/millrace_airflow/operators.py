@@ -49,7 +49,7 @@ class JobOperator(BaseOperator):
     :param check: called with the report; raise from it to fail the task after a job that ended well.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("job_params", "data_dir")
+    template_fields: Sequence[str] = ("job_params", "data_dir")
     template_fields_renderers: ClassVar[dict[str, str]] = {"job_params": "json"}
     operator_extra_links = (JobLogLink(), SparkUiLink())
     ui_color = "#dcebf7"

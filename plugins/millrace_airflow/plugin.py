@@ -17,11 +17,11 @@ class MillracePlugin(AirflowPlugin):
     """Registered by plugins/millrace_plugin.py."""
 
     name = "millrace"
-    macros: ClassVar[list[Any]] = [tick_of, moment_of, ticks_between]
-    operator_extra_links: ClassVar[list[Any]] = [JobLogLink(), SparkUiLink(), DataDocsLink()]
-    listeners: ClassVar[list[Any]] = [listener]
-    fastapi_apps: ClassVar[list[dict[str, Any]]] = [
+    macros: ClassVar[list[Any]] = [tick_of, moment_of, ticks_between]  # type: ignore[misc]
+    operator_extra_links: ClassVar[list[Any]] = [JobLogLink(), SparkUiLink(), DataDocsLink()]  # type: ignore[misc]
+    listeners: ClassVar[list[Any]] = [listener]  # type: ignore[misc]
+    fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
         *FASTAPI_APPS,
         {"app": FirstRequest(make_app), "url_prefix": LOGS, "name": "Logs of Millrace's jobs"},
     ]
-    external_views: ClassVar[list[dict[str, Any]]] = [*EXTERNAL_VIEWS]
+    external_views: ClassVar[list[dict[str, Any]]] = [*EXTERNAL_VIEWS]  # type: ignore[misc]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class MillraceSensor(BaseOperator):
     """What the sensors share. A subclass names the condition and, where it takes arguments, gives them."""
 
-    template_fields: ClassVar[Sequence[str]] = ("data_dir",)
+    template_fields: Sequence[str] = ("data_dir",)
     condition: ClassVar[str]
     ui_color = "#f5ecd7"
 
@@ -86,7 +86,7 @@ class TimeTickSensor(MillraceSensor):
     :param tick: a tick, or a moment (ISO 8601); templated.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("tick", "pchannel", *MillraceSensor.template_fields)
+    template_fields: Sequence[str] = ("tick", "pchannel", *MillraceSensor.template_fields)
     condition = "tick_reached"
 
     def __init__(self, *, tick: int | str, pchannel: str | None = None, **arguments: Any) -> None:
@@ -118,7 +118,7 @@ class SegmentSensor(MillraceSensor):
     :param after: only segments that came into it after this tick or moment; templated.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("collection", "after", *MillraceSensor.template_fields)
+    template_fields: Sequence[str] = ("collection", "after", *MillraceSensor.template_fields)
     condition = "segments_in_state"
 
     def __init__(
@@ -151,7 +151,7 @@ class FreshnessSensor(MillraceSensor):
     :param as_of: a tick or a moment, such as ``{{ data_interval_end }}``; templated.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("collection", "as_of", *MillraceSensor.template_fields)
+    template_fields: Sequence[str] = ("collection", "as_of", *MillraceSensor.template_fields)
     condition = "fresh_as_of"
 
     def __init__(self, *, collection: str, as_of: int | str, **arguments: Any) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowRuntimeError
@@ -45,7 +45,7 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
     :param stuck_after: a micro-batch that takes longer than this is a hang.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("arguments", "data_dir", "watch_for")
+    template_fields: Sequence[str] = ("arguments", "data_dir", "watch_for")
     operator_extra_links = (JobLogLink(), SparkUiLink())
     ui_color = "#e3f1e1"
     external_id_key = "millrace_run_id"

@@ -9,11 +9,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from millrace_airflow.hooks import load_settings
+
+SETTLE_SECONDS: Final = 5.0
+"""No event wakes a task sooner after its trigger has started: Airflow 3.3 takes a task that resumes before its scheduler has heard
+that it deferred for one that was killed from outside, and spends one of its tries (apache/airflow#67287, #72716)."""
+
+
+async def _settled(began: float) -> None:
+    """Wait until a trigger that began at `began` (monotonic) may tell its event."""
+    await asyncio.sleep(max(0.0, began + SETTLE_SECONDS - time.monotonic()))
 
 
 class JobTrigger(BaseTrigger):
@@ -26,7 +35,7 @@ class JobTrigger(BaseTrigger):
         self, *, run_id: str, data_dir: str | None = None, poll_seconds: float = 1.0, stop_at: float | None = None
     ) -> None:
         """`stop_at`: Unix time at which the run is stopped."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.run_id = run_id
         self.data_dir = data_dir
         self.poll_seconds = poll_seconds
@@ -47,6 +56,7 @@ class JobTrigger(BaseTrigger):
         from millrace.ops.launch import Launcher
 
         launcher = Launcher(load_settings(self.data_dir))
+        began = time.monotonic()
         said, late = None, False
         while (status := await asyncio.to_thread(launcher.poll, self.run_id)).active:
             progress = status.progress or {}
@@ -58,6 +68,7 @@ class JobTrigger(BaseTrigger):
                 await asyncio.to_thread(launcher.stop, self.run_id)
                 continue
             await asyncio.sleep(self.poll_seconds)
+        await _settled(began)
         yield TriggerEvent({"run_id": self.run_id, "state": str(status.state), "late": late})
 
     async def on_kill(self) -> None:
@@ -81,7 +92,7 @@ class ConditionTrigger(BaseTrigger):
         data_dir: str | None = None,
         poll_seconds: float = 5.0,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.condition = condition
         self.arguments = arguments
         self.data_dir = data_dir
@@ -103,17 +114,20 @@ class ConditionTrigger(BaseTrigger):
         from millrace_airflow.conditions import check
 
         settings = load_settings(self.data_dir)
+        began = time.monotonic()
         said = None
         while True:
             try:
                 answer = await asyncio.to_thread(check, self.condition, settings, self.arguments)
             except MillraceError as error:
                 if not error.retriable:
+                    await _settled(began)
                     yield TriggerEvent({"error": {"code": error.code, "message": str(error)}})
                     return
                 words = f"{error.code}: {error}"
             else:
                 if answer.met:
+                    await _settled(began)
                     yield TriggerEvent({"found": answer.found})
                     return
                 words = answer.words
@@ -134,7 +148,7 @@ class SegmentsFlushedTrigger(BaseEventTrigger):
         self, *, data_dir: str | None = None, collection_id: int | None = None, poll_seconds: float = 2.0
     ) -> None:
         """`collection_id`: only the segments of this collection."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.data_dir = data_dir
         self.collection_id = collection_id
         self.poll_seconds = poll_seconds
@@ -165,11 +179,11 @@ class SegmentsFlushedTrigger(BaseEventTrigger):
     async def _told(self) -> dict[str, int] | None:
         store = self.asset_state_store
         kept = await store.aget("told") if store is not None else None
-        return {str(name): int(tick) for name, tick in kept.items()} if isinstance(kept, dict) else None
+        return {name: int(str(tick)) for name, tick in kept.items()} if isinstance(kept, dict) else None
 
     async def _keep(self, told: dict[str, int]) -> None:
         if self.asset_state_store is not None:
-            await self.asset_state_store.aset("told", told)
+            await self.asset_state_store.aset("told", dict(told))
 
 
 def _event(fresh: list[dict[str, Any]]) -> dict[str, Any]:

@@ -73,6 +73,8 @@ def run_dag(airflow: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) 
     """Runs the DAG of a file with a run's conf, on the data folder of the test's settings: ``run_dag("compaction", {...})``."""
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
+    # dag.test() has no scheduler that has to hear of a deferral first.
+    monkeypatch.setattr("millrace_airflow.triggers.SETTLE_SECONDS", 0.0)
 
     def run(name: str, conf: dict[str, Any] | None = None, **arguments: Any) -> Ran:
         dag = load_dag(name)

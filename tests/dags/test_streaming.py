@@ -67,6 +67,11 @@ def test_the_dag_starts_adopts_heals_and_stops_the_job(run_dag: RunDag, client: 
     launcher = Launcher(settings)
     insert(client, range(100))
 
+    # It is paused when it is created: a run starts no job.
+    assert run_dag("streaming", {"watch_seconds": 5}).state == "success"
+    assert launcher.runs() == []
+    pause(False)
+
     # A first run starts the job and leaves it running.
     ran = run_dag("streaming", {"watch_seconds": 5})
     assert ran.state == "success"

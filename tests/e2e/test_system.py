@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,57 +10,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.ops.installation import Installation
 from millrace.ops.installation_api import AirflowApi
 from millrace.settings import Settings
+from tests.e2e.system import System, said
 
-ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
-
-
-class System:
-    """`millrace system` on a data folder of the test's own."""
-
-    def __init__(self, data: Path) -> None:
-        self.settings = Settings(data_dir=data, start_deadline=240.0, stop_deadline=30.0)
-        self.installation = Installation(self.settings)
-        self.env = {
-            **os.environ,
-            **self.settings.environment(),
-            "PYTHONPATH": str(ROOT / "include"),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        }
-
-    def popen(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "millrace", "system", *arguments]
-        return subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    def run(self, *arguments: str) -> str:
-        running = self.popen(*arguments)
-        output, _ = running.communicate(timeout=600)
-        assert running.returncode == 0, output
-        return output
-
-    def status(self) -> dict[str, Any]:
-        return json.loads(self.run("status", "--json"))
-
-    def kill_everything(self) -> None:
-        victims = self.installation.processes()
-        for each in victims:
-            os.kill(each.pid, signal.SIGKILL)
-        end = time.monotonic() + 20
-        while any(each.alive() for each in victims):
-            assert time.monotonic() < end
-            time.sleep(0.05)  # the poll interval of a wait with a deadline
 
 
 @pytest.fixture
@@ -71,15 +30,6 @@ def system(tmp_path: Path) -> Iterator[System]:
     made = System(tmp_path / "data")
     yield made
     made.installation.stop()
-
-
-def said(output: str) -> tuple[str, str]:
-    """The address and the password that `up` printed."""
-    address = re.search(r"^Address +(\S+)$", output, re.MULTILINE)
-    password = re.search(r"^User +admin, password (\S+) ", output, re.MULTILINE)
-    assert address is not None, output
-    assert password is not None, output
-    return address[1], password[1]
 
 
 def status_of(url: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ from millrace_airflow import conditions
 from millrace_airflow.conditions import Answer
 from millrace_airflow.triggers import ConditionTrigger, JobTrigger, SegmentsFlushedTrigger
 from tests.airflow_home import ROOT
+
+
+@pytest.fixture(autouse=True)
+def no_wait_before_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no scheduler here that has to hear of a deferral first."""
+    monkeypatch.setattr("millrace_airflow.triggers.SETTLE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -63,6 +70,20 @@ def test_a_job_trigger_made_anew_tells_how_the_job_ended(launcher: Launcher, tmp
         return await asyncio.wait_for(waiting, 30)
 
     assert asyncio.run(go()) == {"run_id": "one", "state": "finished", "late": False}
+
+
+def test_no_event_wakes_a_task_whose_deferral_the_scheduler_has_not_heard_of(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace_airflow.triggers.SETTLE_SECONDS", 1.5)
+    launcher.start("one", "light", params={})
+    ended = time.monotonic() + 30
+    while launcher.poll("one").active:
+        assert time.monotonic() < ended
+        time.sleep(0.01)
+    began = time.monotonic()
+    assert asyncio.run(first(again(JobTrigger(run_id="one"))))["state"] == "finished"
+    assert time.monotonic() - began >= 1.5
 
 
 def test_killing_the_task_stops_the_job(launcher: Launcher, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ ACTIONS: Final = {
         Action(
             dag_id="restore",
             title="Restore to a point in time",
-            words="Brings a collection as it was at a tick into a new collection, or back in place after approval.",
+            words="Makes a new collection with the rows of another one as they were at a tick or moment.",
             changes_data=True,
         ),
     )
