@@ -34,6 +34,10 @@ java: $(STAMP) ## Find Java 17 or 21, or install it where this user may
 jars: java ## Fetch Delta's jars into the cache, once
 	@$(BIN)/python -m millrace.spark_jars >/dev/null
 
+.PHONY: broker-jars
+broker-jars: java ## Fetch the jars of the brokers that tests start into the cache, once
+	@$(BIN)/python -m millrace.brokers.jars kafka pulsar
+
 # --- use -------------------------------------------------------------------------------------------------------
 
 .PHONY: up down status demo run
@@ -64,16 +68,16 @@ format: $(STAMP) ## Format, and fix what the linter can
 	@$(BIN)/ruff check --quiet --fix --exit-zero
 	@$(BIN)/ruff format
 
-test: lint jars ## The test suite: lint, types, tests that are not slow (ARGS="-k name" chooses)
+test: lint jars broker-jars ## The test suite: lint, types, tests that are not slow (ARGS="-k name" chooses)
 	@$(BIN)/python -m pytest -q -m "not slow and not soak" $(ARGS)
 
-test-all: lint jars ## The slow tests too
+test-all: lint jars broker-jars ## The slow tests too
 	@$(BIN)/python -m pytest -q -m "not soak" $(ARGS)
 
-soak: jars ## Minutes of load, kills and random cases
+soak: jars broker-jars ## Minutes of load, kills and random cases
 	@TEST_PROFILE=soak $(BIN)/python -m pytest -q -m "soak or slow" $(ARGS)
 
-bench: jars ## Measure against baselines of the same run (docs/performance.md)
+bench: jars broker-jars ## Measure against baselines of the same run (docs/performance.md)
 	@$(BIN)/python -m bench $(ARGS)
 
 # --- keep ------------------------------------------------------------------------------------------------------

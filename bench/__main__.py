@@ -156,6 +156,15 @@ def _node(folder: Path, quick: bool) -> Any:
     }
 
 
+def _node_on_kafka(folder: Path, quick: bool) -> Any:
+    return {
+        f"{size >> 10} KiB": sink_bench.node_on_kafka(
+            folder / str(size), message_bytes=size, total_bytes=(128 if quick else 1024) * MIB, pairs=2 if quick else 7
+        )
+        for size in (1 << 10, 64 << 10)
+    }
+
+
 def _shares(folder: Path, quick: bool) -> Any:
     return {
         f"{size >> 10} KiB": node_bench.ranges(
@@ -228,6 +237,7 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "shares": _shares,
     "flat": _flat,
     "node": _node,
+    "node_on_kafka": _node_on_kafka,
     "backlog": _backlog,
     "flusher": lambda folder, quick: flusher_bench.flusher(folder, pairs=2 if quick else 7),
     "freshness": lambda folder, quick: freshness_bench.freshness(folder, seconds=10.0 if quick else 60.0),

@@ -10,6 +10,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from bench.node_bench import fill
+from millrace.brokers.kafka import KafkaBroker
+from millrace.errors import LogUnavailable
 from millrace.log.remote import RemoteLogService
 from millrace.message.ids import EARLIEST
 from millrace.message.wire import decode_entries
 from millrace.metrics import Metrics
+from millrace.node.source import connect, source_options
 from millrace.node.streaming import QUERY_NAME, start_query
 from millrace.settings import Settings
 from millrace.spark import session
@@ -54,8 +58,8 @@ class PlainPartition(InputPartition):
 class PlainReader(DataSourceStreamReader):
     """Everything the logs hold, in one micro-batch."""
 
-    def __init__(self, folder: str, names: list[str]) -> None:
-        self._folder = folder
+    def __init__(self, log: str, names: list[str]) -> None:
+        self._log = log
         self._names = names
 
     def initialOffset(self) -> dict[str, int]:
@@ -69,7 +73,7 @@ class PlainReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, PlainPartition)
-        with RemoteLogService.connect(self._folder, start=False) as service:
+        with connect(self._log) as service:
             log = service.open(partition.pchannel)
             position, end = EARLIEST, log.describe().end
             while position < end:
@@ -108,14 +112,25 @@ class PlainSource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return PlainReader(self.options["folder"], self.options["names"].split(","))
+        return PlainReader(self.options["log"], self.options["names"].split(","))
 
 
-def node_against_sink(folder: Path, *, message_bytes: int, total_bytes: int, pairs: int = 7) -> dict[str, Any]:
+def node_on_kafka(folder: Path, *, message_bytes: int, total_bytes: int, pairs: int = 7) -> dict[str, Any]:
+    """The same from a Kafka broker of its own."""
+    with KafkaBroker(folder / "broker", settings=Settings(), heap="512m").start() as broker:
+        return node_against_sink(
+            folder / "data", message_bytes=message_bytes, total_bytes=total_bytes, pairs=pairs, log=broker.url
+        )
+
+
+def node_against_sink(
+    folder: Path, *, message_bytes: int, total_bytes: int, pairs: int = 7, log: str = "rocksmq"
+) -> dict[str, Any]:
     """MB/s and messages/s of both on one backlog, in turn, in one warm session; each time into new tables."""
-    settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir, max_bytes_per_trigger=1 << 30)
+    settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir, max_bytes_per_trigger=1 << 30, log=log)
     names = ["p0", "p1"]
-    with RemoteLogService.connect(settings.log_path) as service:
+    place = source_options(settings)["log"]
+    with connect(place) as service:
         for name in names:
             service.create(name)
         messages = sum(
@@ -137,7 +152,7 @@ def node_against_sink(folder: Path, *, message_bytes: int, total_bytes: int, pai
                 start = time.perf_counter()
                 plain = (
                     spark.readStream.format("bench_plain_log")
-                    .options(folder=str(settings.log_path), names=",".join(names))
+                    .options(log=place, names=",".join(names))
                     .load()
                     .writeStream.format("delta")
                     .option("checkpointLocation", str(folder / "plain" / "checkpoint"))
@@ -149,7 +164,8 @@ def node_against_sink(folder: Path, *, message_bytes: int, total_bytes: int, pai
                 plain.stop()
         finally:
             spark.stop()
-            service.shutdown()
+            with suppress(LogUnavailable), RemoteLogService.connect(settings.log_path, start=False) as server:
+                server.shutdown()
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)][1:]  # the first pair warms both up
     return {
         "message_bytes": message_bytes,

@@ -1,8 +1,12 @@
-"""The jars of a broker, by its lock file: every one listed, pinned by digest, none transitive (millrace.jars fetches them)."""
+"""The jars of a broker, by its lock file: every one listed, pinned by digest, none transitive (millrace.jars fetches them).
+
+``python -m millrace.brokers.jars kafka pulsar`` fetches them ahead of time.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from importlib.resources import files
 
 from millrace.errors import InvalidSettings
@@ -33,3 +37,8 @@ def broker_jars(name: str, settings: Settings, *, deadline: float = 300) -> list
     digest = hashlib.sha256("".join(jar.sha256 for jar in jars).encode()).hexdigest()[:12]
     folder = settings.cache_dir / "jars" / f"{name}-{digest}"
     return fetched(jars, folder, what=f"the jars of {name}", ivy_settings=settings.ivy_settings, deadline=deadline)
+
+
+if __name__ == "__main__":
+    for broker in sys.argv[1:]:
+        broker_jars(broker, Settings.load(), deadline=900)
