@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millrace.log.rocksmq import RocksMQ
-from millrace.message.ids import LogId, MessageId
+from millrace.message.ids import LogId, MessageId, compose_tick, tick_physical_ms
 from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire import encode_entry
@@ -210,6 +210,17 @@ class _Counting:
 
     def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
         return self._host.tick(pchannel, deadline=deadline)
+
+
+def test_a_scan_up_to_a_tick_ends_on_a_pchannel_where_nothing_more_happens(deployment: Deployment) -> None:
+    last = deployment.host.tick(PCHANNEL)
+    until = compose_tick(tick_physical_ms(last) + 100)
+    with scan(PCHANNEL, All(), wal=deployment.wal, tail=deployment.host, until_tick=until) as found:
+        units = list(found)
+    assert units
+    assert found.ended
+    assert found.confirmed_tick >= until
+    assert deployment.host.describe(PCHANNEL)["last_tick"] >= until
 
 
 def test_a_closed_scan_ends(deployment: Deployment) -> None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import InvalidArgument
-from millrace.message.ids import MessageId
+from millrace.message.ids import MessageId, tick_physical_ms
 from millrace.message.model import ImmutableMessage
 from millrace.node.tail_buffer import Evicted, Tailed
 from millrace.tables.wal_reader import WalSnapshot
@@ -46,6 +46,8 @@ _WAIT: Final = 1.0
 """Longest wait for the tail in one go, in seconds: how long a close may take."""
 _PAUSE: Final = 0.05
 """Pause before the table is looked at again, where the tail has gone past and the table is not there yet."""
+_ASK_MS: Final = 200
+"""Least time between two time ticks that a scan asks for."""
 _ID_COLUMNS: Final = ("ledger", "entry", "index", "ordinal")
 
 
@@ -68,8 +70,8 @@ def scan(
 ) -> Scan:
     """Units of a PChannel, or of a VChannel (`<pchannel>_<collection id>v<n>`), in tick order; `policy` is All by default.
 
-    The scan goes on until it is closed, or has delivered everything up to `until_tick`. `wal` is the table's folder (it need
-    not exist yet), `tail` the append host or its client. Raises what the sources raise; WalGap where a source is broken.
+    The scan goes on until it is closed, or has delivered everything up to `until_tick`; on a PChannel where nothing more
+    happens it has a time tick appended for that. `wal` is the table's folder (it need not exist yet), `tail` the append host or its client. Raises what the sources raise; WalGap where a source is broken.
     """
     pchannel, is_vchannel = _pchannel(channel)
     own = [VChannels({channel})] if is_vchannel else []
@@ -101,6 +103,8 @@ class Scan:
         after = self._scanner.after_tick  # a tick filter may lie behind the policy
         snapshot = self._snapshot
         start = snapshot.confirmed_at(pchannel, after) if snapshot is not None else None
+        self._asked = 0
+        """When a tick was asked for, in Unix milliseconds."""
         self._seen = 0
         """Every row up to this tick was pushed, or lies before the start."""
         self._delivered = after
@@ -200,8 +204,17 @@ class Scan:
                 return None
             return self._next_of_table()
         if found.confirmed_tick <= self._seen:
+            self._ask_for_a_tick()
             return None
         return self._pushed(found.batches, found.confirmed_tick)
+
+    def _ask_for_a_tick(self) -> None:
+        """Have the PChannel pass `until_tick` where nobody appends to it any more, once its time has come."""
+        now = time.time_ns() // 1_000_000
+        if self._until is None or tick_physical_ms(self._until) > now or now < self._asked + _ASK_MS:
+            return
+        self._asked = now
+        self._tail.tick(self._pchannel)
 
     def _next_of_table(self) -> pa.Table | None:
         assert self._table is not None
