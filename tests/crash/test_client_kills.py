@@ -25,6 +25,7 @@ from millrace.client.client import Client
 from millrace.failpoint import VARIABLE
 from millrace.log.discovery import read_record
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.node_run import catch_up
 from millrace.node.processes import Job
 from millrace.settings import Settings
 from tests.crash.spool_producer import KEYS
@@ -91,6 +92,7 @@ class Rig:
         """By key the numbers that are in the log, in its order."""
         found: dict[int, list[int]] = {key: [] for key in range(KEYS)}
         until = max(client.append.tick(name) for name in client.log.names())
+        catch_up(self.settings, client.log)  # what the host's tail has let go is read from the table
         with client.consumer("spooled", until_tick=until) as consumer:
             for delivery in consumer:
                 for change in delivery.changes():
