@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -16,7 +15,6 @@ from millrace.client.client import Client
 from millrace.errors import RateLimited
 from millrace.log.rocksmq import RocksMQ
 from millrace.message import builders
-from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire import encode_entry
 from millrace.metrics import Metrics
 from millrace.node import flow_monitor
@@ -30,27 +28,12 @@ from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from tests.node.append_host_samples import insert
 
-SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
 P = "dml_0"
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    """A deployment with 20 rows of 200 KB in its log, over several files, whose server has ended."""
-    made = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_file_bytes=1 << 20)
-    with Client.connect(made) as client:
-        client.coordinator.ensure_pchannels(1)
-        client.coordinator.create_collection("c", SCHEMA)
-        for key in range(20):
-            client.producer().insert(client.collection("c"), pa.table({"id": [key], "body": [b"x" * 200_000]}))
-        client.append.service.shutdown()
-    return made
-
-
-@pytest.fixture
-def engine(settings: Settings) -> Iterator[RocksMQ]:
-    with RocksMQ(settings.log_path) as service:
-        yield service
+def settings(filled: Settings) -> Settings:
+    return filled
 
 
 @pytest.fixture

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from millrace.client.client import Client
 from millrace.log.rocksmq import RocksMQ
 from millrace.message.ids import EARLIEST
-from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node import log_retention
 from millrace.node.flusher_run import flush
 from millrace.node.log_retention import LogRetention, enforce, wanted
@@ -22,7 +17,6 @@ from millrace.node.truncation import truncate_log
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 
-SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
 P = "dml_0"
 
 
@@ -31,23 +25,8 @@ class Died(BaseException):
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    """A deployment with 20 rows of 200 KB in its log, over several files, whose server has ended."""
-    made = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_file_bytes=1 << 20)
-    with Client.connect(made) as client:
-        client.coordinator.ensure_pchannels(1)
-        client.coordinator.create_collection("c", SCHEMA)
-        for key in range(20):
-            rows = pa.table({"id": [key], "body": [b"x" * 200_000]})
-            client.producer().insert(client.collection("c"), rows)
-        client.append.service.shutdown()
-    return replace(made, log_retention_bytes=2 << 20)
-
-
-@pytest.fixture
-def engine(settings: Settings) -> Iterator[RocksMQ]:
-    with RocksMQ(settings.log_path) as service:
-        yield service
+def settings(filled: Settings) -> Settings:
+    return replace(filled, log_retention_bytes=2 << 20)
 
 
 def test_without_a_setting_there_is_no_retention(settings: Settings) -> None:

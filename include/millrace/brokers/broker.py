@@ -14,13 +14,14 @@ import os
 import socket
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 from millrace.java import find_java
 from millrace.node.processes import Job, JobFailed
+from millrace.settings import Settings
 
 RECORD: Final = "broker.json"
 OUTPUT: Final = "broker.log"
@@ -40,10 +41,23 @@ class Broker(ABC):
     """One server of one folder. Not thread-safe; start it from a thread that lives as long as it should."""
 
     ports: ClassVar[tuple[str, ...]]
-    """Names of the ports that it listens on; the first one says when it is up."""
+    """Names of the ports that it listens on; the first one, ``client``, says when it is up."""
+    heap: ClassVar[str]
+    """Java's heap where none is given."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(
+        self,
+        data: Path,
+        *,
+        settings: Settings | None = None,
+        heap: str = "",
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """`settings` say where jars are cached; `heap` is Java's; `properties` go over the broker's own configuration."""
         self.data = data.absolute()
+        self._settings = settings or Settings.load()
+        self._heap = heap or self.heap
+        self._properties = dict(properties or {})
         self.port: dict[str, int] = {}
         self._job: Job | None = None
 
@@ -55,6 +69,11 @@ class Broker(ABC):
     @abstractmethod
     def prepare(self) -> list[str]:
         """Write what it needs into `data`, for the ports in `port`; the command that runs it."""
+
+    @property
+    def address(self) -> str:
+        """host:port for clients."""
+        return f"127.0.0.1:{self.port['client']}"
 
     def ready(self) -> bool:
         """Whether it serves."""

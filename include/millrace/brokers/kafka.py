@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -43,26 +44,20 @@ class KafkaBroker(Broker):
 
     ports = ("client", "controller")
 
+    heap = "320m"
+
     def __init__(
         self,
         data: Path,
         *,
         settings: Settings | None = None,
+        heap: str = "",
+        properties: Mapping[str, str] | None = None,
         sasl: bool = False,
-        heap: str = "320m",
-        properties: dict[str, str] | None = None,
     ) -> None:
-        """`settings` say where jars are cached; `properties` go over the broker's own server properties."""
-        super().__init__(data)
-        self._settings = settings or Settings.load()
+        """`sasl`: clients log in by SASL/PLAIN; the rest as millrace.brokers.broker.Broker says."""
+        super().__init__(data, settings=settings, heap=heap, properties=properties)
         self._sasl = sasl
-        self._heap = heap
-        self._properties = properties or {}
-
-    @property
-    def address(self) -> str:
-        """host:port for clients."""
-        return f"127.0.0.1:{self.port['client']}"
 
     @property
     def url(self) -> str:

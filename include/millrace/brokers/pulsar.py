@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import http.client
 import shutil
-from pathlib import Path
 from typing import Final
 
 from millrace.brokers.broker import Broker, java_command
 from millrace.brokers.jars import broker_jars
 from millrace.log.protocol import DEFAULT_MAX_ENTRY_BYTES
-from millrace.settings import Settings
 
 _MAIN: Final = "org.apache.pulsar.PulsarStandaloneStarter"
 _OPENED: Final = (
@@ -46,24 +44,7 @@ class PulsarBroker(Broker):
 
     ports = ("client", "admin")
 
-    def __init__(
-        self,
-        data: Path,
-        *,
-        settings: Settings | None = None,
-        heap: str = "384m",
-        properties: dict[str, str] | None = None,
-    ) -> None:
-        """`settings` say where jars are cached; `properties` go over the broker's own configuration."""
-        super().__init__(data)
-        self._settings = settings or Settings.load()
-        self._heap = heap
-        self._properties = properties or {}
-
-    @property
-    def address(self) -> str:
-        """host:port for clients."""
-        return f"127.0.0.1:{self.port['client']}"
+    heap = "384m"
 
     @property
     def base(self) -> str:

@@ -17,12 +17,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import pyarrow as pa
 from pyarrow import flight
 
+from millrace.closing import Closing
 from millrace.errors import InvalidArgument, MillraceError
 from millrace.log.discovery import ServerLaunch
 from millrace.log.remote import RemoteLogService
@@ -39,7 +39,7 @@ _MARGIN: Final = 2.0
 """Seconds that a client waits beyond what it lets the server wait: the server's answer is the better one."""
 
 
-class AppendClient:
+class AppendClient(Closing):
     """Appends, ticks and tails through the append host of one data folder. Thread-safe."""
 
     def __init__(self, service: RemoteLogService) -> None:
@@ -191,14 +191,6 @@ class AppendClient:
             for stream in streams:
                 stream.close()
         self.service.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _act(self, name: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         return self.service.repeated(

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 from millrace.client.consumer import Consumer, Delivery
+from millrace.closing import AsyncClosing
 
 
-class AsyncConsumer:
+class AsyncConsumer(AsyncClosing):
     """Awaitable deliveries of `consumer`, which it closes. Use it from one event loop."""
 
     def __init__(self, consumer: Consumer) -> None:
@@ -52,14 +51,6 @@ class AsyncConsumer:
     async def close(self) -> None:
         """As :meth:`Consumer.close`."""
         await asyncio.to_thread(self.consumer.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 def _wake(loop: asyncio.AbstractEventLoop, ready: asyncio.Future[None]) -> None:

@@ -13,8 +13,6 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
@@ -22,11 +20,12 @@ from millrace.client.batch_appender import BatchLimits
 from millrace.client.producer import Producer
 from millrace.client.rows import Keys
 from millrace.client.written import Written
+from millrace.closing import AsyncClosing
 from millrace.coord.store import Collection
 from millrace.errors import BufferFull
 
 
-class AsyncProducer:
+class AsyncProducer(AsyncClosing):
     """Awaitable appends of `producer`, which stays the caller's to close. Use it from one event loop."""
 
     def __init__(self, producer: Producer, *, limits: BatchLimits | None = None) -> None:
@@ -56,14 +55,6 @@ class AsyncProducer:
     async def close(self) -> None:
         """Wait until everything is settled. Raises DeadlineExceeded. (The one call that takes a thread.)"""
         await asyncio.to_thread(self._batch.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _taken(self, take: Callable[[], Future[Written]]) -> Future[Written]:
         """Hand an append over as soon as there is room for it, in the order of the calls."""

@@ -19,13 +19,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
 import pyarrow as pa
 
 from millrace.client.batch_pieces import Carried, Piece, Queue, Ticket, entry_of, sending_of
-from millrace.client.lane import ENTRY_BYTES, Lane, Sending
+from millrace.client.framing import ENTRY_BYTES
+from millrace.client.lane import Lane, Sending
 from millrace.client.rows import (
     Keys,
     conform,
@@ -35,6 +35,7 @@ from millrace.client.rows import (
     split_rows,
 )
 from millrace.client.written import Written
+from millrace.closing import Closing
 from millrace.coord.store import Collection, pchannel_of
 from millrace.errors import (
     AppendUnresolved,
@@ -70,7 +71,7 @@ class Deliverer(Protocol):
     def contended(self, pchannel: str) -> bool: ...
 
 
-class BatchAppender:
+class BatchAppender(Closing):
     """Gathers appends of one producer; made by :meth:`Producer.batch`. Thread-safe; one thread a PChannel sends."""
 
     def __init__(
@@ -176,14 +177,6 @@ class BatchAppender:
                 self._room.append(call)
                 return
         call()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- taking -----------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from millrace.client.lane import ENTRY_BYTES, WINDOW, Sending
+from millrace.client.framing import ENTRY_BYTES
+from millrace.client.lane import WINDOW, Sending
 from millrace.client.rows import MESSAGE_BYTES, MESSAGE_ROWS, delete_message, insert_message
 from millrace.client.written import Written
 from millrace.coord.store import Collection

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ from millrace.client.positions import Positions
 from millrace.client.producer import Producer
 from millrace.client.spool import DEFAULT_BYTES
 from millrace.client.spooling import OnRejected, SpoolSender
+from millrace.closing import Closing
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.store import Collection, pchannel_of
 from millrace.errors import CollectionNotFound, TickNotReached
@@ -30,31 +30,21 @@ from millrace.log.protocol import LogService
 from millrace.message.schema import CollectionSchema
 from millrace.metrics import Metrics
 from millrace.node.append_host_server import launch_of
+from millrace.node.catalog_calls import OneByOne
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from millrace.tables.read_plan import resolve_tick
 from millrace.wal.scanner import DeliverPolicy, Filter
 
 
-class _OneByOne:
-    """The append host as the coordinator sees it."""
-
-    def __init__(self, append: AppendClient, deadline: float) -> None:
-        self._append = append
-        self._deadline = deadline
-
-    def append_one(self, pchannel: str, entry: bytes) -> int:
-        return self._append.append(pchannel, [entry], deadline=self._deadline).result().time_tick
-
-
-class Client:
+class Client(Closing):
     """A connection to the log's server and its append host, which it starts where none runs."""
 
     def __init__(self, settings: Settings, append: AppendClient) -> None:
         self.settings = settings
         self.append = append
         self.log: LogService = append.service
-        self.coordinator = Coordinator(settings, log=self.log, append=_OneByOne(append, settings.append_deadline))
+        self.coordinator = Coordinator(settings, log=self.log, append=OneByOne(append, settings.append_deadline))
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._schemas: dict[tuple[int, int], CollectionSchema] = {}
@@ -81,14 +71,6 @@ class Client:
                 closing.callback(producer.close)
             for consumer in self._consumers:
                 closing.callback(consumer.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def collection(self, name: str) -> Collection:
         """The definition of a collection. Raises CollectionNotFound."""

@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 import pyarrow as pa
 
 from millrace.client.positions import Positions
+from millrace.closing import Closing
 from millrace.errors import InvalidArgument, MillraceError
 from millrace.message.model import ImmutableMessage
 from millrace.message.payload import decode_rows
@@ -117,7 +117,7 @@ class _Place:
             self.tick = max(self.tick, self.seen)
 
 
-class Consumer:
+class Consumer(Closing):
     """Reads `channels` (PChannels or VChannels). One thread polls; any may acknowledge. Made by :meth:`Client.consumer`."""
 
     def __init__(
@@ -156,7 +156,6 @@ class Consumer:
         self._scans: dict[str, Scan] = {}
         self._running = 0
         self._policy = policy or All()
-        self._tail = tail
         self._until = until_tick
         by_pchannel: dict[str, set[str]] = {}
         for channel in channels:
@@ -289,14 +288,6 @@ class Consumer:
         if self._positions is not None:
             self._positions.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # --- under it -----------------------------------------------------------------------------------------------------------
 
     def _delivered(self, delivery: Delivery) -> Delivery:
@@ -338,8 +329,6 @@ class Consumer:
                     if not self._hand_over(pchannel, units, found.confirmed_tick, caught_up=rows is None):
                         return
                     handed = found.confirmed_tick
-                    if rows is None and self._until is not None and handed < self._until:
-                        self._tail.tick(pchannel)  # one on which nothing happens has not come so far by itself
                 except MillraceError as error:
                     with self._changed:
                         self._put([error])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -37,11 +37,6 @@ from millrace.message.wire import encode_entry
 from millrace.node.append_host_outcome import AppendOutcome
 from millrace.settings import Settings
 from millrace.wal.reasons import Reason
-
-ENTRY_BYTES: Final = 4 << 20
-"""Messages of one PChannel are framed into entries of about this size."""
-
-MAX_ENTRY_MESSAGES: Final = 1_000
 
 WINDOW: Final = 16
 """Messages of one VChannel in flight beside one entry: results that the chain remembers (``dedup_results``)."""
@@ -418,17 +413,3 @@ def _fits(sending: Sending, held: Counter[str]) -> bool:
     """Whether it may be sent while `held` messages of its VChannels are in flight."""
     mine = Counter(message.vchannel for message in sending.messages)
     return all(held[name] + count <= WINDOW for name, count in mine.items())
-
-
-def entries(messages: Sequence[MutableMessage]) -> Iterator[list[MutableMessage]]:
-    """Runs of messages of about ENTRY_BYTES."""
-    group: list[MutableMessage] = []
-    size = 0
-    for message in messages:
-        if group and (size + len(message.payload) > ENTRY_BYTES or len(group) == MAX_ENTRY_MESSAGES):
-            yield group
-            group, size = [], 0
-        group.append(message)
-        size += len(message.payload)
-    if group:
-        yield group

@@ -15,16 +15,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.client.batch_appender import BatchAppender, BatchLimits
 from millrace.client.frames import Frame, batches_of
+from millrace.client.framing import entries
 from millrace.client.identity import Identity, Terms
-from millrace.client.lane import Appender, Lane, entries
+from millrace.client.lane import Appender, Lane
 from millrace.client.predicate import matching
 from millrace.client.rows import (
     Keys,
@@ -40,6 +39,7 @@ from millrace.client.spooling import SpoolSender
 from millrace.client.transaction import MAX_LIFETIME, Transaction
 from millrace.client.upsert import Upsert
 from millrace.client.written import Written
+from millrace.closing import Closing
 from millrace.coord.store import Collection, pchannel_of
 from millrace.errors import InvalidArgument
 from millrace.message.model import MutableMessage
@@ -58,7 +58,7 @@ class Deleted:
     written: Written = field(default_factory=Written)
 
 
-class Producer:
+class Producer(Closing):
     """An idempotent producer. Thread-safe; calls to different PChannels go on at once.
 
     With a `producer_id` of the caller's it takes over: a new epoch begins, and an older producer of that id is fenced
@@ -108,14 +108,6 @@ class Producer:
                 closing.callback(self.spool.close)
             for batch in self._batches:
                 closing.callback(batch.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def insert(
         self,

@@ -12,19 +12,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from millrace.client.append_client import AppendClient
 from millrace.client.producer import Producer
+from millrace.closing import Closing
 from millrace.coord.store import Collection
 from millrace.errors import InvalidSettings
 from millrace.log.remote import DEFAULT_DEADLINE, RemoteLogService
+from millrace.log.server_wire import TOKEN_VARIABLE
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.catalog_calls import collection_from_json
 from millrace.settings import Settings
-
-TOKEN_VARIABLE: Final = "MILLRACE_SERVER_TOKEN"
 
 
 class RemoteCatalog:
@@ -79,7 +78,7 @@ class RemoteCatalog:
         return self._append.catalog(name, arguments)
 
 
-class RemoteClient:
+class RemoteClient(Closing):
     """A connection to the server of a deployment on any host. Thread-safe."""
 
     def __init__(self, append: AppendClient, settings: Settings) -> None:
@@ -125,11 +124,3 @@ class RemoteClient:
         for producer in self._producers:
             producer.close()
         self.append.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

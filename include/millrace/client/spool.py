@@ -23,12 +23,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from urllib.parse import quote, unquote
 
 import crc32c
 
+from millrace.closing import Closing
 from millrace.errors import SpoolBusy, SpoolCorrupted, SpoolFull
 from millrace.tables.fsync import sync
 
@@ -59,7 +59,7 @@ class _Segment:
     bytes: int
 
 
-class Spool:
+class Spool(Closing):
     """The spool in `folder`, locked for this process. Raises SpoolBusy, SpoolCorrupted."""
 
     def __init__(self, folder: Path, *, max_bytes: int = DEFAULT_BYTES, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -135,14 +135,6 @@ class Spool:
         if self._lock_file >= 0:
             os.close(self._lock_file)
             self._lock_file = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class SpoolChannel:

@@ -17,13 +17,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
-from millrace.client.lane import ENTRY_BYTES, MAX_ENTRY_MESSAGES, Lane, Sending, entries
+from millrace.client.framing import entries, entry_runs
+from millrace.client.lane import Lane, Sending
 from millrace.client.spool import DEFAULT_BYTES, Frame, Spool, SpoolChannel
 from millrace.client.turns import Turns
 from millrace.client.written import Written
@@ -37,28 +38,13 @@ from millrace.errors import (
 )
 from millrace.failpoint import hit
 from millrace.log.protocol import ENTRY_SCHEMA
-from millrace.message.model import MutableMessage
+from millrace.message.model import FIELDS, MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire import decode_entries, encode_entry
 from millrace.metrics import Metrics
 
 OnRejected = Callable[[MutableMessage, AppendRejected], None]
 
-_HEADER: Final = (
-    "type",
-    "vchannel",
-    "term",
-    "collection_id",
-    "partition_id",
-    "schema_version",
-    "rows",
-    "txn_id",
-    "producer_id",
-    "epoch",
-    "sequence",
-    "barrier_tick",
-    "payload",
-)
 _LONGEST_PAUSE: Final = 5.0
 _OVERHEAD: Final = 256
 """Bytes of a spooled message beside its payload, at most about."""
@@ -232,7 +218,8 @@ class SpoolSender:
         pause = self._retry_delay
         while not self._closing.is_set():
             try:
-                for frames in _runs(channel.frames()):
+                # An entry is one result for the chain to remember, if it is accepted.
+                for frames in entry_runs(channel.frames(), lambda frame: len(frame.entry)):
                     if self._closing.is_set():
                         return
                     self._send_again(pchannel, channel, frames)
@@ -295,20 +282,6 @@ class SpoolSender:
         )
 
 
-def _runs(frames: Iterator[Frame]) -> Iterator[list[Frame]]:
-    """Frames that go out as one entry. (An entry is one result for the chain to remember, if it is accepted.)"""
-    run: list[Frame] = []
-    size = 0
-    for frame in frames:
-        if run and (size + len(frame.entry) > ENTRY_BYTES or len(run) == MAX_ENTRY_MESSAGES):
-            yield run
-            run, size = [], 0
-        run.append(frame)
-        size += len(frame.entry)
-    if run:
-        yield run
-
-
 def _decoded(frame: Frame) -> list[MutableMessage]:
     entry = pa.record_batch(
         [pa.array([0]), pa.array([frame.number]), pa.array([0]), pa.array([frame.entry], pa.large_binary())],
@@ -318,7 +291,7 @@ def _decoded(frame: Frame) -> list[MutableMessage]:
     for row in decode_entries(entry).to_pylist():
         if row["type"] == MessageType.UNDEFINED:
             raise SpoolCorrupted(f"frame {frame.number} of the spool holds no messages: {row['detail']}")
-        found.append(MutableMessage(**{name: row[name] for name in _HEADER}))
+        found.append(MutableMessage(**{name: row[name] for name in FIELDS}))
     return found
 
 
@@ -326,7 +299,7 @@ def _record(path: Path, refused: list[tuple[MutableMessage, AppendRejected]]) ->
     """Write down, durably, what the chain rejected."""
     lines = []
     for message, answer in refused:
-        line: dict[str, Any] = {name: getattr(message, name) for name in _HEADER if name != "payload"}
+        line: dict[str, Any] = {name: getattr(message, name) for name in FIELDS if name != "payload"}
         line |= {"reason": answer.reason, "words": str(answer), "at": time.time()}
         line["payload"] = base64.b64encode(message.payload).decode("ascii")
         lines.append(json.dumps(line))

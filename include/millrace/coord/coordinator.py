@@ -8,9 +8,9 @@ appended again is rejected by the chain with a reason that says that it took eff
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
+from millrace.closing import Closing
 from millrace.coord.store import Broadcast, Collection, PChannel, Store
 from millrace.errors import AppendRejected, ChannelExists, InvalidArgument
 from millrace.log.protocol import LogService
@@ -41,7 +41,7 @@ class Appending(Protocol):
     def append_one(self, pchannel: str, entry: bytes) -> int: ...
 
 
-class Coordinator:
+class Coordinator(Closing):
     """DDL of one deployment. Any process may hold one; the store lets them write in turn."""
 
     def __init__(self, settings: Settings, *, log: LogService, append: Appending) -> None:
@@ -52,14 +52,6 @@ class Coordinator:
 
     def close(self) -> None:
         self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- PChannels ----------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from urllib.parse import quote
 
+from millrace.closing import Closing
 from millrace.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError
 from millrace.log.generation_list import EMBEDDED, GenerationFile, Generations, Span, span_of
 from millrace.log.generation_log import GenerationLog
@@ -64,7 +64,7 @@ def backend_url(folder: Path, url: str, generation: int) -> str:
     return f"{EMBEDDED}://{quote(str(place.absolute()))}"
 
 
-class GenerationsService:
+class GenerationsService(Closing):
     """A LogService over generations. Thread-safe."""
 
     def __init__(self, folder: Path, url: str = "", *, open_backend: OpenBackend = open_service) -> None:
@@ -190,14 +190,6 @@ class GenerationsService:
             backends, self._backends = list(self._backends.values()), {}
         for backend in backends:
             backend.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # For handles, and for the switch
 

@@ -18,13 +18,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from itertools import repeat
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from millrace.closing import Closing
 from millrace.errors import (
     ChannelNotFound,
     EntryTooLarge,
@@ -33,6 +33,7 @@ from millrace.errors import (
     LogUnavailable,
     PositionTruncated,
 )
+from millrace.log.handle import LogHandle
 from millrace.log.kafka_admin import KafkaAdmin
 from millrace.log.kafka_reader import KafkaReaders, OutOfRange, Run, consumer_of, wait_for_brokers, watermarks
 from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings
@@ -214,29 +215,12 @@ class _Topic:
 _PROMISES: Final = ("cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type")
 
 
-class KafkaLog:
+class KafkaLog(LogHandle[_Topic]):
     """A handle on one PChannel (the Log protocol). Closing it leaves other handles of the PChannel open."""
-
-    def __init__(self, topic: _Topic) -> None:
-        self._topic: _Topic | None = topic
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
         """See :meth:`millrace.log.protocol.Log.append`: after LogUnavailable a prefix of the values may be in the log."""
         return self._open().append(values)
-
-    def read(
-        self, position: LogId, *, end: LogId | None = None, max_bytes: int = 64 << 20, timeout: float = 0.0
-    ) -> LogEntries:
-        """See :meth:`millrace.log.protocol.Log.read`. Also raises LogCorrupted where records are missing in the midst."""
-        return self._open().read(position, end=end, max_bytes=max_bytes, timeout=timeout)
-
-    def truncate(self, position: LogId) -> int:
-        """See :meth:`millrace.log.protocol.Log.truncate`; 0, since the brokers free segments later."""
-        return self._open().truncate(position)
-
-    def describe(self) -> LogDescription:
-        """See :meth:`millrace.log.protocol.Log.describe`; the size is that on the disk of the largest replica."""
-        return self._open().describe()
 
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
@@ -252,19 +236,13 @@ class KafkaLog:
 
         return verify_by_reading(self)
 
-    def close(self) -> None:
-        """See :meth:`millrace.log.protocol.Log.close`."""
-        self._topic = None
-
     def _open(self) -> _Topic:
-        topic = self._topic
-        if topic is None:
-            raise LogUnavailable("this handle is closed: open the log again")
+        topic = super()._open()
         topic.service.check_open()
         return topic
 
 
-class Kafka:
+class Kafka(Closing):
     """The logs of one deployment on a Kafka cluster (the LogService protocol). Thread-safe."""
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -349,14 +327,6 @@ class Kafka:
             topic.close()
         self._asking.close()
         self.admin.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- for the topics ---------------------------------------------------------------------------------------------------
 

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
 import pulsar
 import pyarrow as pa
 
+from millrace.closing import Closing
 from millrace.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogFenced, LogUnavailable
 from millrace.log import pulsar_policies
-from millrace.log.protocol import LogDescription, LogEntries
+from millrace.log.handle import LogHandle
 from millrace.log.pulsar_admin import PulsarAdmin
 from millrace.log.pulsar_channel import SUBSCRIPTION, PulsarChannel, position_of, position_text
 from millrace.log.pulsar_names import groups_topic, pchannel_of, topic_of
@@ -35,11 +35,11 @@ _GROUP: Final = "group."
 _CONNECT_SECONDS: Final = 10
 
 
-class PulsarLog:
+class PulsarLog(LogHandle[PulsarChannel]):
     """A handle on one PChannel (the Log protocol). Closing it leaves other handles of the PChannel open."""
 
     def __init__(self, core: PulsarChannel) -> None:
-        self._core: PulsarChannel | None = core
+        super().__init__(core)
         self._fenced: LogFenced | None = None
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
@@ -56,31 +56,8 @@ class PulsarLog:
             self._fenced = error
             raise
 
-    def read(
-        self, position: LogId, *, end: LogId | None = None, max_bytes: int = 64 << 20, timeout: float = 0.0
-    ) -> LogEntries:
-        """See :meth:`millrace.log.protocol.Log.read`. Also raises LogCorrupted where the brokers lost entries on the way."""
-        return self._open().read(position, end=end, max_bytes=max_bytes, timeout=timeout)
 
-    def truncate(self, position: LogId) -> int:
-        """See :meth:`millrace.log.protocol.Log.truncate`. The ledger that is appended to stays until Pulsar rolls it."""
-        return self._open().truncate(position)
-
-    def describe(self) -> LogDescription:
-        """See :meth:`millrace.log.protocol.Log.describe`."""
-        return self._open().describe()
-
-    def close(self) -> None:
-        """See :meth:`millrace.log.protocol.Log.close`."""
-        self._core = None
-
-    def _open(self) -> PulsarChannel:
-        if self._core is None:
-            raise LogUnavailable("this handle is closed: open the log again")
-        return self._core
-
-
-class PulsarService:
+class PulsarService(Closing):
     """The logs of one deployment on Pulsar (the LogService protocol). Thread-safe."""
 
     def __init__(self, settings: PulsarSettings, *, credentials: PulsarCredentials | None = None) -> None:
@@ -197,14 +174,6 @@ class PulsarService:
         if self._client is not None:
             self._client.shutdown()
         self._admin.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _connected(self) -> Any:
         """The client, made at the first need: administration alone does without."""

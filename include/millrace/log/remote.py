@@ -16,11 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
+from millrace.closing import Closing
 from millrace.errors import InvalidArgument, LogUnavailable
 from millrace.log.discovery import ServerLaunch, ServerRecord, locate, read_record
 from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
@@ -38,7 +38,7 @@ _PAUSE: Final = 0.02
 _T = TypeVar("_T")
 
 
-class RemoteLogService:
+class RemoteLogService(Closing):
     """A LogService whose log lives in another process. Thread-safe."""
 
     def __init__(
@@ -172,14 +172,6 @@ class RemoteLogService:
         if link is not None:
             link.close()
         self._watchdog.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- for RemoteLog, and for clients of the server's extensions -------------------------------------------------------
 

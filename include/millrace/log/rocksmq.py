@@ -20,17 +20,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import pyarrow as pa
 
+from millrace.closing import Closing
 from millrace.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable
 from millrace.log.channel_log import ChannelLog, VerifyReport
 from millrace.log.disk import Disk, OsDisk, unavailable_on_failure
+from millrace.log.handle import LogHandle
 from millrace.log.index import PointerIndex
 from millrace.log.manifest import Manifest, PositionFile, file_name, name_of
-from millrace.log.protocol import LogDescription, LogEntries
 from millrace.log.rocksmq_settings import RocksMQSettings
 from millrace.message.ids import LogId
 
@@ -48,11 +48,8 @@ def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class RocksMQLog:
+class RocksMQLog(LogHandle[ChannelLog]):
     """A handle on one channel (the Log protocol). Closing it leaves other handles of the channel open."""
-
-    def __init__(self, core: ChannelLog) -> None:
-        self._core: ChannelLog | None = core
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
         """See :meth:`millrace.log.protocol.Log.append`."""
@@ -63,16 +60,6 @@ class RocksMQLog:
     def append_range(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> range:
         """As `append`, but the ids as a range of entry numbers of ledger 0: costs no Python an entry."""
         return self._open().append(values)
-
-    def read(
-        self, position: LogId, *, end: LogId | None = None, max_bytes: int = 64 << 20, timeout: float = 0.0
-    ) -> LogEntries:
-        """See :meth:`millrace.log.protocol.Log.read`. Also raises LogCorrupted where a stored record does not verify."""
-        return self._open().read(position, end=end, max_bytes=max_bytes, timeout=timeout)
-
-    def truncate(self, position: LogId) -> int:
-        """See :meth:`millrace.log.protocol.Log.truncate`. The file that is appended to stays until it is full."""
-        return self._open().truncate(position)
 
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
@@ -85,25 +72,12 @@ class RocksMQLog:
             allowed=allowed, retention_bytes=retention_bytes, retention_ms=retention_ms
         )
 
-    def describe(self) -> LogDescription:
-        """See :meth:`millrace.log.protocol.Log.describe`."""
-        return self._open().describe()
-
     def verify(self) -> VerifyReport:
         """Scan every checksum of the channel."""
         return self._open().verify()
 
-    def close(self) -> None:
-        """See :meth:`millrace.log.protocol.Log.close`."""
-        self._core = None
 
-    def _open(self) -> ChannelLog:
-        if self._core is None:
-            raise LogUnavailable("this handle is closed: open the log again")
-        return self._core
-
-
-class RocksMQ:
+class RocksMQ(Closing):
     """The logs of one data folder (the LogService protocol, and chapter 4's API). Thread-safe."""
 
     def __init__(
@@ -223,14 +197,6 @@ class RocksMQ:
             for core in self._cores.values():
                 core.close()
             self._index.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Chapter 4
 

@@ -48,10 +48,8 @@ from millrace.log.discovery import (
 from millrace.log.generations import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.server_flight import Extension, LogServer
-from millrace.log.server_wire import error_to_bytes
+from millrace.log.server_wire import TOKEN_VARIABLE, error_to_bytes
 
-TOKEN_VARIABLE: Final = "MILLRACE_SERVER_TOKEN"
-"""Environment variable with a token that the server takes beside its own: for clients that cannot read server.json."""
 _LEAST_TOKEN: Final = 16
 
 _log = logging.getLogger(__name__)

@@ -21,6 +21,8 @@ from millrace.message.ids import LogId
 VALUE_SCHEMA: Final = pa.schema([pa.field("value", pa.large_binary(), nullable=False)])
 """One record batch of it is one append."""
 
+TOKEN_VARIABLE: Final = "MILLRACE_SERVER_TOKEN"
+"""Environment variable with a token that the server takes beside its own: for clients that cannot read server.json."""
 AUTHORIZATION: Final = "authorization"
 MAX_ERROR_TEXT: Final = 1000
 """Characters of an error's message that cross the wire: gRPC carries errors in headers, which are bounded."""

@@ -5,8 +5,8 @@ The hot path works on columns (message/batch.py); these are for producers of few
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self, TypedDict, Unpack
+from dataclasses import dataclass, fields, replace
+from typing import Final, Self, TypedDict, Unpack
 
 from millrace.message.ids import MessageId
 
@@ -54,6 +54,10 @@ class MutableMessage:
     def with_(self, **changes: Unpack[MessageChanges]) -> Self:
         """A copy with `changes`."""
         return replace(self, **changes)
+
+
+FIELDS: Final = tuple(field.name for field in fields(MutableMessage))
+"""Names of a MutableMessage's fields, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar
 
+from millrace.closing import AsyncClosing
 from millrace.errors import DeadlineExceeded, StreamClosed
 from millrace.message.ids import LogId
 from millrace.msgstream.pack import MsgPack, MsgPosition
@@ -24,7 +24,7 @@ from millrace.msgstream.protocol import MsgStream
 _T = TypeVar("_T")
 
 
-class AsyncMsgStream:
+class AsyncMsgStream(AsyncClosing):
     """A MsgStream whose produce, broadcast, consume, ack and seek are coroutines. Set ``stream`` up before it is entered.
 
     One thread consumes, one produces: calls of one kind run one after another, in the order in which they were made.
@@ -103,11 +103,6 @@ class AsyncMsgStream:
     async def __aenter__(self) -> Self:
         self.stream.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @staticmethod
     async def _run(pool: ThreadPoolExecutor, call: Callable[[], _T]) -> _T:

@@ -9,9 +9,9 @@ every PChannel of a log for a WAL, so message streams have a log of their own: a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import ClassVar, Self
 
+from millrace.closing import Closing
 from millrace.errors import InvalidSettings
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
@@ -23,7 +23,7 @@ from millrace.msgstream.stream import LogMsgStream
 from millrace.msgstream.tick_stream import LogTtMsgStream
 
 
-class LogMsgStreamFactory:
+class LogMsgStreamFactory(Closing):
     """Streams on a log service (the MsgStreamFactory protocol). Closing it closes the service, if it opened it."""
 
     SCHEME: ClassVar[str] = ""
@@ -68,14 +68,6 @@ class LogMsgStreamFactory:
         """Close the service that this factory opened; close its streams first. Idempotent."""
         if self._owned:
             self._service.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self, source: str, settings: Mapping[str, object]) -> LogService:
         scheme, separator, _ = source.partition("://")

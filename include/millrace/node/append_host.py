@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from millrace.closing import Closing
 from millrace.errors import ChannelNotFound, DeadlineExceeded, InvalidArgument, LogUnavailable
 from millrace.log.protocol import LogService
 from millrace.log.server_pipeline import as_values
@@ -49,7 +49,7 @@ class HostSettings:
     tail: TailLimits = field(default_factory=TailLimits)
 
 
-class AppendHost:
+class AppendHost(Closing):
     """Answers appends to the logs of `service`. Thread-safe.
 
     `load_state(pchannel)` gives the state to follow from: the newest committed one, or ``ChannelState.new(pchannel)``.
@@ -171,14 +171,6 @@ class AppendHost:
             follower.stop()
         for follower in followers:
             follower.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _follower(self, pchannel: str) -> Follower:
         follower = self._followers.get(pchannel)

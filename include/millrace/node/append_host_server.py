@@ -43,7 +43,7 @@ from millrace.metrics import Metrics
 from millrace.node.append_host import DEFAULT_DEADLINE, AppendHost, HostSettings
 from millrace.node.append_host_outcome import OUTCOME_SCHEMA
 from millrace.node.append_host_pending import PendingOutcome
-from millrace.node.catalog_calls import call
+from millrace.node.catalog_calls import OneByOne, call
 from millrace.node.flow_monitor import FlowMonitor
 from millrace.node.log_retention import LogRetention, wanted
 from millrace.node.tail_buffer import Evicted
@@ -303,19 +303,8 @@ def append_extension(service: LogService, folder: Path) -> AppendExtension:
         retention.start()
     flow = FlowMonitor(settings, host, service, metrics=host.metrics)
     flow.start()
-    catalog = Coordinator(settings, log=service, append=_OneByOne(host, settings.append_deadline))
+    catalog = Coordinator(settings, log=service, append=OneByOne(host, settings.append_deadline))
     return AppendExtension(host, retention=retention, flow=flow, catalog=catalog)
-
-
-class _OneByOne:
-    """The append host as the coordinator sees it."""
-
-    def __init__(self, host: AppendHost, deadline: float) -> None:
-        self._host = host
-        self._deadline = deadline
-
-    def append_one(self, pchannel: str, entry: bytes) -> int:
-        return self._host.append(pchannel, entry, deadline=self._deadline).result().time_tick
 
 
 def committed_states(wal: Path) -> Callable[[str], ChannelState]:

@@ -5,13 +5,32 @@ Such a client has no data folder to open the coordinator's store in; the process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.store import Collection
 from millrace.errors import InvalidArgument
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.append_host_outcome import AppendOutcome
+
+
+class Judging(Protocol):
+    """An append host, or a client of one."""
+
+    def append(self, pchannel: str, entries: Sequence[bytes], *, deadline: float) -> AppendOutcome: ...
+
+
+class OneByOne:
+    """An append host as the coordinator sees it (millrace.coord.coordinator.Appending)."""
+
+    def __init__(self, append: Judging, deadline: float) -> None:
+        self._append = append
+        self._deadline = deadline
+
+    def append_one(self, pchannel: str, entry: bytes) -> int:
+        return self._append.append(pchannel, [entry], deadline=self._deadline).result().time_tick
+
 
 Arguments = Mapping[str, Any]
 

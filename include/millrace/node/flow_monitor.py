@@ -20,9 +20,7 @@ from typing import Any, Final
 import numpy as np
 import psutil
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
 
-from millrace.errors import MillraceError
 from millrace.log.protocol import ENTRY_SCHEMA, LogService
 from millrace.message import builders
 from millrace.message.types import Flag, flags_of
@@ -30,6 +28,7 @@ from millrace.message.wire import decode_entries, encode_entry
 from millrace.metrics import Metrics
 from millrace.node.append_host import AppendHost
 from millrace.node.flow_control import FlowControl, FlowLimits, Level, Mode, Watermark
+from millrace.node.periodic import UPKEEP_FAILURES, Periodic
 from millrace.node.truncation import truncate_log
 from millrace.settings import Settings
 from millrace.tables.delta_files import open_table
@@ -65,7 +64,7 @@ def limits_of(settings: Settings) -> FlowLimits:
     )
 
 
-class FlowMonitor:
+class FlowMonitor(Periodic):
     """Keeps one host's :class:`FlowControl` up to date from :meth:`start` to :meth:`close`."""
 
     def __init__(
@@ -78,31 +77,22 @@ class FlowMonitor:
         pause: float = PAUSE,
         relief_pause: float = RELIEF_PAUSE,
         clock: Callable[[], float] = time.monotonic,
-        looked: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__(name="flow-control", pause=pause)
         self._settings = settings
         self._host = host
         self._service = service
         self._metrics = metrics
-        self._pause = pause
         self._relief_pause = relief_pause
         self._clock = clock
-        self._looked = looked
         self.control = FlowControl(limits_of(settings))
         self._lag = FlushLag()
         self._relief: threading.Thread | None = None
         self._relieved = -relief_pause
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="flow-control", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def close(self) -> None:
         """End, once what is under way is done. Idempotent."""
-        self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        super().close()
         self.await_relief(timeout=FLUSH_DEADLINE)
 
     def await_relief(self, *, timeout: float) -> None:
@@ -133,13 +123,8 @@ class FlowMonitor:
         self._show()
         return mode
 
-    def _run(self) -> None:
-        while not self._closed.wait(self._pause):
-            try:
-                self.look()
-            except (MillraceError, DeltaError, OSError, pa.ArrowException):
-                _log.exception("flow control could not look; it looks again in %.0f s", self._pause)
-            self._looked()
+    def work(self) -> None:
+        self.look()
 
     def _readings(self, now: float) -> dict[str, float]:
         wanted = {mark.name for mark in self.control.limits.watermarks}
@@ -172,7 +157,7 @@ class FlowMonitor:
         _log.warning("the disk runs full: flushing, and truncating the log behind the checkpoints")
         try:
             freed = self._truncate_behind(self._flush_all())
-        except (MillraceError, DeltaError, OSError, pa.ArrowException):
+        except UPKEEP_FAILURES:
             _log.exception("the disk could not be relieved; it is tried again in %.0f s", self._relief_pause)
             return
         _log.info("truncation gave up %d bytes of the log", freed)

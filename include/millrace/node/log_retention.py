@@ -8,17 +8,15 @@ keeps everything that it still needs, however much that is.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Final, Protocol, runtime_checkable
 
-import pyarrow as pa
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import TableNotFoundError
 
-from millrace.errors import MillraceError
 from millrace.failpoint import hit
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
+from millrace.node.periodic import Periodic
 from millrace.node.truncation import allowed_position
 from millrace.settings import Settings
 from millrace.tables.delta_files import open_table
@@ -74,8 +72,8 @@ def enforce(settings: Settings, service: LogService) -> dict[str, int]:
     return freed
 
 
-class LogRetention:
-    """A thread that enforces the retention every PAUSE seconds, from :meth:`start` to :meth:`close`."""
+class LogRetention(Periodic):
+    """Enforces the retention every `pause` seconds."""
 
     def __init__(
         self,
@@ -85,29 +83,13 @@ class LogRetention:
         pause: float = PAUSE,
         passed: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__(name="log-retention", pause=pause)
         self._settings = settings
         self._service = service
-        self._pause = pause
         self._passed = passed
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="log-retention", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """End, once the pass that is under way is done. Idempotent."""
-        self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closed.wait(self._pause):
-            try:
-                freed = enforce(self._settings, self._service)
-            except (MillraceError, DeltaError, OSError, pa.ArrowException):
-                _log.exception("the log's retention could not be enforced; it is tried again in %.0f s", self._pause)
-                continue
-            if any(freed.values()):
-                _log.info("retention gave up %s bytes of the log", freed)
-            self._passed()
+    def work(self) -> None:
+        freed = enforce(self._settings, self._service)
+        if any(freed.values()):
+            _log.info("retention gave up %s bytes of the log", freed)
+        self._passed()

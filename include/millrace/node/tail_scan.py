@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.closing import Closing
 from millrace.errors import InvalidArgument
 from millrace.message.ids import MessageId, tick_physical_ms
 from millrace.message.model import ImmutableMessage
@@ -78,7 +78,7 @@ def scan(
     return Scan(pchannel, policy or All(), wal=wal, tail=tail, filters=[*own, *filters], until_tick=until_tick)
 
 
-class Scan:
+class Scan(Closing):
     """A scan under way. One thread reads; any may close it."""
 
     def __init__(
@@ -146,14 +146,6 @@ class Scan:
     def close(self) -> None:
         """End the scan; who waits in it returns within a second. Idempotent."""
         self._closed.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- where it begins ------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millrace.client.client import Client
-from millrace.client.lane import ENTRY_BYTES
+from millrace.client.framing import ENTRY_BYTES
 from millrace.coord.store import Collection, pchannel_of
 from millrace.errors import AppendRejected, DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.message import builders

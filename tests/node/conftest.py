@@ -1,0 +1,36 @@
+"""A small deployment with a log of several files, for what looks after the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from millrace.client.client import Client
+from millrace.log.rocksmq import RocksMQ
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.settings import Settings
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Settings:
+    """A deployment with 20 rows of 200 KB in collection `c` on `dml_0`, in its log alone, whose server has ended."""
+    made = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_file_bytes=1 << 20)
+    with Client.connect(made) as client:
+        client.coordinator.ensure_pchannels(1)
+        client.coordinator.create_collection("c", SCHEMA)
+        for key in range(20):
+            client.producer().insert(client.collection("c"), pa.table({"id": [key], "body": [b"x" * 200_000]}))
+        client.append.service.shutdown()
+    return made
+
+
+@pytest.fixture
+def engine(filled: Settings) -> Iterator[RocksMQ]:
+    """The embedded log of `filled`, in this process."""
+    with RocksMQ(filled.log_path) as service:
+        yield service
