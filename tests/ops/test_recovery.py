@@ -27,6 +27,9 @@ from millrace.node.flusher_run import flush
 from millrace.node.node_run import catch_up
 from millrace.node.parking import Parked, park, parked_names
 from millrace.node.truncation import truncate_log
+from millrace.ops.checkpoint.params import CheckpointParams
+from millrace.ops.checkpoint.run import checkpoint
+from millrace.ops.checkpoint.store import checkpoints_path
 from millrace.ops.compaction.params import CompactionParams
 from millrace.ops.compaction.run import compact
 from millrace.ops.operation import Progress
@@ -275,6 +278,64 @@ def test_a_damaged_wal_whose_log_was_truncated_is_not_repaired_and_says_what_to_
     assert not report.healthy
     assert ["REPAIR_IMPOSSIBLE" in each.words and "backup" in each.words for each in report.repairs] == [True]
     assert found(report) == ["wal_file_damaged"]
+
+
+def checkpointed(client: Client) -> list[Path]:
+    """A log that reaches back to its checkpoint alone, and rows behind that; the WAL's files with those."""
+    for start in range(1000, 1020):  # enough for the log to give up whole files
+        client.producer().insert(client.collection("c"), pa.table({"id": [start], "name": ["x" * 200_000]}))
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+    done = checkpoint(client.settings, client.log, CheckpointParams(), Progress())
+    assert [each.freed_bytes > 0 for each in done.truncated] == [True]
+    before = set(live(client.settings.wal_path, "kind=message"))
+    insert(client, [2000, 2001])
+    catch_up(client.settings, client.log)
+    return [path for path in live(client.settings.wal_path, "kind=message") if path not in before]
+
+
+BEHIND = {"gone": (remove, "wal_file_damaged"), "garbled": (garble, "wal_rows_differ")}
+
+
+@pytest.mark.parametrize("fault", ["gone", pytest.param("garbled", marks=pytest.mark.slow)])
+def test_what_the_wal_has_behind_a_checkpoint_is_computed_again_from_the_log_that_truncation_left(
+    client: Client, fault: str
+) -> None:
+    harm, kind = BEHIND[fault]
+    [file] = checkpointed(client)
+    expected = keys(client)
+    harm(file)
+    assert found(recover(client, "diagnose")) == [kind]
+    rehearsed = recover(client, "rehearse")
+    assert (found(rehearsed), rehearsed.healthy) == ([kind], True), rehearsed.repairs
+    repaired = recover(client, "repair")
+    assert (found(repaired), repaired.healthy) == ([kind], True), repaired.repairs
+    assert keys(client) == expected
+
+
+def test_a_lost_state_row_is_computed_again_from_the_checkpoint_and_the_log_behind_it(client: Client) -> None:
+    checkpointed(client)
+    expected, position = keys(client), WalTable.open(client.settings.wal_path).position(P)
+    live(client.settings.wal_path, "kind=state")[0].unlink()
+    repaired = recover(client, "repair")
+    assert (found(repaired), repaired.healthy) == (["wal_state_damaged"], True), repaired.repairs
+    again = WalTable.open(client.settings.wal_path).position(P)
+    assert (again.state_bytes, again.totals) == (position.state_bytes, position.totals)
+    insert(client, [3000])
+    catch_up(client.settings, client.log)
+    assert keys(client) == [*expected, 3000]
+
+
+@pytest.mark.parametrize("harm", [remove, pytest.param(cut, marks=pytest.mark.slow)])
+def test_a_damaged_checkpoint_is_found_given_up_and_written_anew(client: Client, harm: Callable[[Path], None]) -> None:
+    checkpointed(client)
+    [file] = live(checkpoints_path(client.settings))
+    harm(file)
+    report = recover(client, "repair")
+    assert (found(report), report.healthy) == (["table_file_damaged"], True), report.repairs
+    assert checkpoint(client.settings, client.log, CheckpointParams(), Progress()).ok
+    assert len(live(checkpoints_path(client.settings))) == 1
+    assert recover(client, "diagnose").healthy
 
 
 @pytest.mark.parametrize("fault", ["a WAL file is gone", "the state row is gone", "a row file is cut"])

@@ -55,7 +55,7 @@ class ChannelReport:
     committed: Digest
     stored: Digest
     replayed: Digest | None
-    """None where the log was left out, or truncation has removed its beginning."""
+    """None where the log was left out, or truncation has removed its beginning and no later start was given."""
 
     @property
     def ok(self) -> bool:
@@ -97,10 +97,17 @@ class CollectionReport:
         return self.stored + self.folded == self.visible_inserted and self.wal_digest == self.table_digest
 
 
-def verify_channel(snapshot: WalSnapshot, wal: WalTable, log: LogService | None, pchannel: str) -> ChannelReport:
+def verify_channel(
+    snapshot: WalSnapshot,
+    wal: WalTable,
+    log: LogService | None,
+    pchannel: str,
+    *,
+    start: tuple[ChannelState, Digest] | None = None,
+) -> ChannelReport:
     """Check one PChannel: ticks in order, rows on disk as committed, the log (if given) giving the same again.
 
-    Raises WalGap.
+    The log is run from its first entry or, where `start` is given, from that state, whose rows have that digest. Raises WalGap.
     """
     position = wal.position(pchannel)
     stored = trimmed_totals(wal).get(pchannel, Totals()).digest  # what retention took is known by its digest
@@ -119,16 +126,18 @@ def verify_channel(snapshot: WalSnapshot, wal: WalTable, log: LogService | None,
         last_tick=last_tick,
         committed=position.totals.digest,
         stored=stored,
-        replayed=None if log is None else _replayed(log, pchannel, position.state),
+        replayed=None if log is None else _replayed(log, pchannel, position.state, start),
     )
 
 
-def _replayed(service: LogService, pchannel: str, committed: ChannelState | None) -> Digest | None:
+def _replayed(
+    service: LogService, pchannel: str, committed: ChannelState | None, start: tuple[ChannelState, Digest] | None
+) -> Digest | None:
     log = service.open(pchannel)
     try:
-        if committed is None or log.describe().begin > EARLIEST:
+        if committed is None or (start is None and log.describe().begin > EARLIEST):
             return None
-        chain, state, total = Chain(), ChannelState.new(pchannel), Digest()
+        chain, (state, total) = Chain(), start or (ChannelState.new(pchannel), Digest())
         while state.position < committed.position:
             entries = log.read(state.position, end=committed.position, max_bytes=LOG_SLICE_BYTES)
             if entries.batch.num_rows == 0:

@@ -8,7 +8,7 @@ live, earlier ones are earlier versions of the table. Writing is fenced by the P
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -124,10 +124,31 @@ def newest(settings: Settings) -> dict[str, RecoveryCheckpoint]:
 
 def history(settings: Settings, pchannel: str) -> list[RecoveryCheckpoint]:
     """The live checkpoints of a PChannel, oldest first."""
-    path = checkpoints_path(settings)
-    table = open_table(path)
-    live = sorted((commits, name) for owner, commits, name in (_live(table) if table else []) if owner == pchannel)
-    return [_read(path, name, pchannel) for _, name in live]
+    return [load(settings, pchannel, name) for owner, name in live_files(settings) if owner == pchannel]
+
+
+def live_files(settings: Settings) -> list[tuple[str, str]]:
+    """(PChannel, file) of each live checkpoint, those of a PChannel oldest first, for :func:`load`."""
+    table = open_table(checkpoints_path(settings))
+    return [(owner, name) for owner, _, name in sorted(_live(table) if table else [])]
+
+
+def load(settings: Settings, pchannel: str, name: str) -> RecoveryCheckpoint:
+    """The checkpoint in one file. Raises OSError or an error of pyarrow where the file is gone or damaged."""
+    return _read(checkpoints_path(settings), name, pchannel)
+
+
+def forget(settings: Settings, names: Sequence[str]) -> int:
+    """Take the files `names` out of the table, as far as they are live; how many. The next run writes a checkpoint anew."""
+    table = open_table(checkpoints_path(settings))
+    gone = [(owner, name) for owner, _, name in (_live(table) if table else []) if name in names]
+    if table is None or not gone:
+        return 0
+    try:
+        commit(table, [], moves={}, removes=[_remove(*each) for each in gone])
+    except Fenced:
+        return 0  # a run of the checkpoint took them out meanwhile
+    return len(gone)
 
 
 def write(settings: Settings, checkpoint: RecoveryCheckpoint, *, seam: Callable[[str], None] = hit) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
+from millrace.ops.checkpoint.store import checkpoints_path
 from millrace.settings import Settings
 from millrace.tables.bases import bases_path
 from millrace.tables.delta_files import live_files, open_table
@@ -34,6 +35,12 @@ def table_paths(settings: Settings) -> list[Path]:
     return [path for path in [*found, settings.wal_path, *beside] if DeltaTable.is_deltatable(str(path))]
 
 
+def recovery_tables(settings: Settings) -> list[Path]:
+    """What recovery itself begins with, where it is there: the confirmed states."""
+    path = checkpoints_path(settings)
+    return [path] if DeltaTable.is_deltatable(str(path)) else []
+
+
 def table_name(settings: Settings, path: Path) -> str:
     """A table's folder relative to the data folder."""
     return str(path.relative_to(settings.data_dir))
@@ -44,7 +51,7 @@ def clone(settings: Settings) -> Iterator[Settings]:
     """Settings of a clone that is removed in the end. It lies inside the data folder: links need one file system."""
     home = settings.run_path / "clones" / uuid.uuid4().hex
     try:
-        for path in table_paths(settings):
+        for path in [*table_paths(settings), *recovery_tables(settings)]:
             clone_table(path, home / path.relative_to(settings.data_dir))
         if settings.parked_path.is_dir():
             shutil.copytree(settings.parked_path, home / settings.parked_path.relative_to(settings.data_dir))

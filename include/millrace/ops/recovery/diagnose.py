@@ -19,19 +19,21 @@ from deltalake import DeltaTable
 from millrace.client.freshness import lacks_rows
 from millrace.errors import LogRegressed, Malformed, MillraceError, WalGap
 from millrace.log.protocol import LogService
-from millrace.message.ids import EARLIEST, LOGICAL_BITS, compose_tick
+from millrace.message.ids import LOGICAL_BITS, compose_tick
 from millrace.node.flusher_run import flush
 from millrace.node.parking import read_parked
 from millrace.node.ranges import check_not_regressed
+from millrace.ops.checkpoint import store
 from millrace.ops.operation import Progress
 from millrace.ops.recovery.clone import clone, table_name, table_paths
 from millrace.ops.recovery.findings import Finding
-from millrace.ops.recovery.replay import replay_log, replayed_state
+from millrace.ops.recovery.replay import replay_starts, replayed
 from millrace.settings import Settings
 from millrace.tables.delta_files import live_files, open_table
 from millrace.tables.verify import verify_channel, verify_collections
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.tables.wal_table import WalTable
+from millrace.wal.state import ChannelState
 
 JOBS = ("streaming-node", "flusher")
 """Queries whose progress files stand in the run folder."""
@@ -45,7 +47,7 @@ def diagnose(
 ) -> list[Finding]:
     """Every finding, the WAL's before the collections'. Collections are compared once the WAL itself is whole."""
     progress.say("looking at jobs, channels and files")
-    found = [*_jobs(settings, service, stale_after), *_parked(settings), *_files(settings)]
+    found = [*_jobs(settings, service, stale_after), *_parked(settings), *_checkpoints(settings), *_files(settings)]
     if not DeltaTable.is_deltatable(str(settings.wal_path)):
         return found
     wal = WalTable.open(settings.wal_path)
@@ -117,6 +119,24 @@ def _parked(settings: Settings) -> Iterator[Finding]:
         )
 
 
+def _checkpoints(settings: Settings) -> Iterator[Finding]:
+    """Confirmed states that cannot be read. They are small: each is."""
+    path = store.checkpoints_path(settings)
+    bad = {name: words for owner, name in store.live_files(settings) if (words := _unreadable(settings, owner, name))}
+    if bad:
+        yield Finding(kind="table_file_damaged", subject=table_name(settings, path), words=_few(bad), files=tuple(bad))
+
+
+def _unreadable(settings: Settings, pchannel: str, name: str) -> str:
+    try:
+        store.load(settings, pchannel, name)
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, MillraceError, pa.ArrowException) as error:
+        return str(error)
+    return ""
+
+
 def _files(settings: Settings) -> Iterator[Finding]:
     """Live files that are not there, or have another size than their commit says."""
     for path in table_paths(settings):
@@ -166,7 +186,6 @@ def _channel(settings: Settings, wal: WalTable, service: LogService, pchannel: s
     log = service.open(pchannel)
     try:
         check_not_regressed(log, state)
-        whole = log.describe().begin == EARLIEST
     except LogRegressed as error:
         return [Finding(kind="log_regressed", subject=pchannel, words=str(error))]
     finally:
@@ -178,14 +197,19 @@ def _channel(settings: Settings, wal: WalTable, service: LogService, pchannel: s
         if late:
             found.append(Finding(kind="txn_stuck", subject=pchannel, words=f"{name}: transactions {late}"))
     if full:
-        found += _contents(settings, wal, service if whole else None, pchannel)
+        found += _contents(settings, wal, service, pchannel, state)
     return found
 
 
-def _contents(settings: Settings, wal: WalTable, service: LogService | None, pchannel: str) -> list[Finding]:
+def _contents(
+    settings: Settings, wal: WalTable, service: LogService, pchannel: str, state: ChannelState
+) -> list[Finding]:
+    """The whole WAL against what its commits counted, and what is left of the log against the WAL behind its beginning."""
     snapshot = WalSnapshot(settings.wal_path, wal.delta)
+    starts = [each for each in replay_starts(settings, service, pchannel) if each.state.position <= state.position]
     try:
-        report = verify_channel(snapshot, wal, service, pchannel)
+        start = (starts[0].state, starts[0].totals.digest) if starts else None
+        report = verify_channel(snapshot, wal, service if starts else None, pchannel, start=start)
     except (WalGap, OSError, pa.ArrowException) as error:
         return [Finding(kind="wal_rows_differ", subject=pchannel, words=str(error))]
     if report.committed != report.stored:
@@ -193,11 +217,9 @@ def _contents(settings: Settings, wal: WalTable, service: LogService | None, pch
     if report.replayed not in (None, report.committed):
         words = "the log gives other rows than the commits counted"
         return [Finding(kind="log_regressed", subject=pchannel, words=words)]
-    if service is not None:
-        position = wal.position(pchannel)
-        assert position.position is not None
-        again = replayed_state(replay_log(service, pchannel, until=position.position))
-        if again.to_bytes() != position.state_bytes:
+    if starts:
+        again = replayed(service, pchannel, starts[-1], until=state.position).state
+        if again.to_bytes() != wal.position(pchannel).state_bytes:
             words = "the state row is not what the log gives at its position"
             return [Finding(kind="wal_state_damaged", subject=pchannel, words=words)]
     return []

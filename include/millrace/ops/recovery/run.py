@@ -18,6 +18,7 @@ from millrace.node.append_host_server import launch_of
 from millrace.node.flusher_run import flush
 from millrace.node.node_run import catch_up
 from millrace.node.parking import parked_names, unpark
+from millrace.ops.checkpoint import store
 from millrace.ops.operation import Progress
 from millrace.ops.recovery import table_repair, wal_repair
 from millrace.ops.recovery.clone import clone
@@ -143,6 +144,8 @@ class _Run:
     def _table(self, finding: Finding) -> str:
         settings, progress = self._settings, self._progress
         folder, _, name = finding.subject.partition("/")
+        if folder == store.checkpoints_path(settings).name:
+            return f"{store.forget(settings, finding.files)} taken out of the table; the DAG `checkpoint` writes others"
         if folder == settings.segments_path.name:
             files = table_repair.rebuild_segments(settings, progress=progress)
         elif folder == settings.checkpoints_path.name:

@@ -24,9 +24,9 @@ from millrace.message.ids import LogId
 from millrace.node.committer import METADATA_KEY
 from millrace.node.wal_compaction import LiveFile, live_files, replace_files
 from millrace.node.wal_writer import RangeWriter, RowFile, rows_by_date
-from millrace.ops.recovery.replay import replay_log
+from millrace.ops.recovery.replay import nearest_start, replay_log, replay_starts, replayed
 from millrace.settings import Settings
-from millrace.tables.wal_table import Totals, WalPosition, WalTable, partition_path
+from millrace.tables.wal_table import WalPosition, WalTable, partition_path
 from millrace.wal.chain import Outcome
 from millrace.wal.digest import Digest, digest
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE, ROW_SCHEMA
@@ -42,17 +42,26 @@ def rebuild_files(settings: Settings, service: LogService, pchannel: str, names:
     """
     table = WalTable.open(settings.wal_path)
     files = [file for file in live_files(table.delta) if file.pchannel == pchannel and file.path in set(names)]
-    return sum(_rebuild(table, service, file) for file in files)
+    return sum(_rebuild(settings, table, service, file) for file in files)
 
 
 def differing_files(settings: Settings, service: LogService, pchannel: str) -> list[str]:
-    """Live files of `pchannel` whose rows are not those that the log gives. One pass over the log and one over the files."""
+    """Live files of `pchannel` whose rows are not those that the log gives. One pass over the log and one over the files.
+
+    Raises RepairImpossible where the log reaches back to none of them.
+    """
     table = WalTable.open(settings.wal_path)
     files = [file for file in live_files(table.delta) if file.pchannel == pchannel]
     if not files:
         return []
+    start = next(iter(replay_starts(settings, service, pchannel)), None)
+    files = [file for file in files if start is not None and LogId(*file.low) >= start.state.position]
+    if start is None or not files:
+        raise RepairImpossible(
+            f"the log of {pchannel} was truncated behind all files of the wal table: restore the table from a backup"
+        )
     expected = {file.path: Digest() for file in files}
-    for outcome in replay_log(service, pchannel, until=_behind(files)):
+    for outcome in replay_log(service, pchannel, start, until=_behind(files)):
         for file in files:
             part = _rows_of(outcome, file)
             if part is not None:
@@ -66,19 +75,15 @@ def rebuild_state(settings: Settings, service: LogService, pchannel: str) -> Non
     commits, last_tick = table.commits(pchannel), table.last_tick(pchannel)
     described = _last_commit(settings.wal_path, pchannel, commits)
     ledger, _, entry = described["position"].partition(":")
-    totals = Totals()
-    state = None
-    for outcome in replay_log(service, pchannel, until=LogId(int(ledger), int(entry))):
-        added = digest(outcome.messages) + digest(outcome.rejections)
-        totals += Totals(outcome.messages.num_rows, outcome.rejections.num_rows, added)
-        state = outcome.state
-    if state is None or state.last_tick != last_tick:
+    position = LogId(int(ledger), int(entry))
+    found = replayed(service, pchannel, nearest_start(settings, service, pchannel, before=position), until=position)
+    if found.state.last_tick != last_tick:
         raise RepairImpossible(
             f"the log of {pchannel} does not lead to tick {last_tick} of its commit {commits}: restore the log"
         )
     writer = RangeWriter(settings.wal_path, pchannel)
-    base = WalPosition(table.version, pchannel, commits - 1, described["previous_tick"], totals)
-    (made,) = writer.finish(state, base)
+    base = WalPosition(table.version, pchannel, commits - 1, described["previous_tick"], found.totals)
+    (made,) = writer.finish(found.state, base)
     hit("recovery.written")
     damaged = [name for name in state_files(table, pchannel) if name != made.path]
     for _ in range(_TRIES):
@@ -95,12 +100,13 @@ def state_files(table: WalTable, pchannel: str) -> list[str]:
     return [str(path.relative_to(table.path)) for path in table.files(KIND_STATE, pchannel)]
 
 
-def _rebuild(table: WalTable, service: LogService, file: LiveFile) -> int:
+def _rebuild(settings: Settings, table: WalTable, service: LogService, file: LiveFile) -> int:
+    start = nearest_start(settings, service, file.pchannel, before=LogId(*file.low))
     folder = partition_path(file.kind, file.pchannel, file.date)
     made = RowFile(table.path, f"{folder}/{uuid.uuid4().hex}.parquet", file.kind, file.date)
     rows = 0
     try:
-        for outcome in replay_log(service, file.pchannel, until=_behind([file])):
+        for outcome in replay_log(service, file.pchannel, start, until=_behind([file])):
             part = _rows_of(outcome, file)
             if part is not None:
                 made.write(part)
