@@ -15,7 +15,8 @@ import pytest
 from tests.airflow_home import ROOT
 
 FILES = sorted((ROOT / "dags").rglob("*.py"))
-LONGEST_SECONDS = 0.3
+LARGEST_SHARE = 0.1
+"""Of what airflow.sdk itself takes to import, which is 3 s and more: so 0.3 s, and the same on a machine that is busy or slow."""
 
 
 @cache
@@ -43,7 +44,7 @@ def looked(path: Path) -> dict[str, Any]:
 def test_a_dag_file_is_quick_and_loads_nothing_heavy(path: Path) -> None:
     found = looked(path)
     assert found["heavy"] == []
-    assert found["seconds"] < LONGEST_SECONDS
+    assert found["seconds"] < LARGEST_SHARE * found["sdk_seconds"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
