@@ -87,15 +87,9 @@ class Client(Closing):
     ) -> Producer:
         """A new idempotent producer, closed with the client. With a folder `spool`, rows are kept there (at most `spool_bytes`)
         while the log cannot be reached; `on_rejected` hears what the chain rejects of them. Raises SpoolBusy."""
-        sender = None
-        if spool is not None:
-            sender = SpoolSender(
-                spool,
-                max_bytes=spool_bytes,
-                on_rejected=on_rejected,
-                metrics=metrics,
-                retry_delay=self.settings.append_retry_delay,
-            )
+        sender = SpoolSender.wanted(
+            spool, self.settings, max_bytes=spool_bytes, on_rejected=on_rejected, metrics=metrics
+        )
         producer = Producer(
             self.append, self.coordinator, self.settings, producer_id=producer_id, reader=self._read_for, spool=sender
         )

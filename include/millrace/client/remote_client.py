@@ -16,12 +16,15 @@ from typing import Any, Self
 
 from millrace.client.append_client import AppendClient
 from millrace.client.producer import Producer
+from millrace.client.spool import DEFAULT_BYTES
+from millrace.client.spooling import OnRejected, SpoolSender
 from millrace.closing import Closing
 from millrace.coord.store import Collection
 from millrace.errors import InvalidSettings
 from millrace.log.remote import DEFAULT_DEADLINE, RemoteLogService
 from millrace.log.server_wire import TOKEN_VARIABLE
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.metrics import Metrics
 from millrace.node.catalog_calls import collection_from_json
 from millrace.settings import Settings
 
@@ -113,9 +116,23 @@ class RemoteClient(Closing):
         """The definition of a collection. Raises CollectionNotFound."""
         return self.coordinator.collection(name)
 
-    def producer(self, *, producer_id: int | None = None) -> Producer:
-        """A new idempotent producer, closed with the client."""
-        producer = Producer(self.append, self.coordinator, self.settings, producer_id=producer_id)
+    def producer(
+        self,
+        *,
+        producer_id: int | None = None,
+        spool: Path | None = None,
+        spool_bytes: int = DEFAULT_BYTES,
+        on_rejected: OnRejected | None = None,
+        metrics: Metrics | None = None,
+    ) -> Producer:
+        """A new idempotent producer, closed with the client; the spool is that of :meth:`millrace.client.client.Client.producer`.
+
+        The folder is on this host. A producer that has not sent anything yet needs the server once: it gives the epoch.
+        """
+        sender = SpoolSender.wanted(
+            spool, self.settings, max_bytes=spool_bytes, on_rejected=on_rejected, metrics=metrics
+        )
+        producer = Producer(self.append, self.coordinator, self.settings, producer_id=producer_id, spool=sender)
         self._producers.append(producer)
         return producer
 

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
@@ -42,6 +42,7 @@ from millrace.message.model import FIELDS, MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire import decode_entries, encode_entry
 from millrace.metrics import Metrics
+from millrace.settings import Settings
 
 OnRejected = Callable[[MutableMessage, AppendRejected], None]
 
@@ -75,6 +76,22 @@ class SpoolSender:
         self.error: MillraceError | None = None
         """What keeps the spool from being sent, where that is more than a log that cannot be reached."""
         self._show()
+
+    @classmethod
+    def wanted(
+        cls,
+        folder: Path | None,
+        settings: Settings,
+        *,
+        max_bytes: int,
+        on_rejected: OnRejected | None,
+        metrics: Metrics | None,
+    ) -> Self | None:
+        """The sender that a producer is to have: none without a folder. Raises SpoolBusy."""
+        if folder is None:
+            return None
+        delay = settings.append_retry_delay
+        return cls(folder, max_bytes=max_bytes, on_rejected=on_rejected, metrics=metrics, retry_delay=delay)
 
     def start(self, lane: Callable[[str], Lane]) -> None:
         """Begin to send what a former process left, by these lanes."""
