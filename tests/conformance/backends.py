@@ -94,6 +94,8 @@ class Promises:
     """Its ids are (0, 0), (0, 1) and so on, so that EARLIEST may be an entry's id."""
     frees_at_once: bool = True
     """Truncation frees files before it returns, and says how much; a broker frees them later."""
+    one_owner: bool = True
+    """While a service is open no other one opens over the same data; a broker lets them, and the terms decide."""
 
 
 PROMISES: dict[str, Promises] = {
@@ -101,6 +103,6 @@ PROMISES: dict[str, Promises] = {
     "rocksmq behind its server": Promises(),
     "rocksmq behind an empty generation": Promises(),
     "rocksmq switched under way": Promises(),
-    "kafka": Promises(dense=True, frees_at_once=False),
-    "pulsar": Promises(frees_at_once=False),
+    "kafka": Promises(dense=True, frees_at_once=False, one_owner=False),
+    "pulsar": Promises(frees_at_once=False, one_owner=False),
 }

@@ -20,6 +20,10 @@ class Deployment:
         self.promises: Promises = PROMISES[backend]
         self.service: LogService = BACKENDS[backend](directory)
 
+    def another(self) -> LogService:
+        """A second service over the same data, as another process would open it; the caller closes it."""
+        return BACKENDS[self._backend](self._directory)
+
     def restart(self) -> LogService:
         self.service.close()
         self.service = BACKENDS[self._backend](self._directory)

@@ -108,14 +108,14 @@ class KeyWriter:
                 threading.Event().wait(0.02)
 
 
-def stored_sequences(settings: Settings, pchannel: str) -> dict[int, list[int]]:
-    """By key, the sequences of its accepted inserts in the WAL, in the order of their ticks."""
+def stored_sequences(settings: Settings, pchannel: str, collection: Collection) -> dict[int, list[int]]:
+    """By key, the sequences of the collection's accepted inserts in the WAL, in the order of their ticks."""
     snapshot = WalSnapshot.open(settings.wal_path)
     assert snapshot is not None
     found: dict[int, list[int]] = {}
     for messages in snapshot.messages(pchannel):
-        for row in messages.select(["type", "payload"]).to_pylist():
-            if row["type"] == MessageType.INSERT.name:
+        for row in messages.select(["type", "collection_id", "payload"]).to_pylist():
+            if row["type"] == MessageType.INSERT.name and row["collection_id"] == collection.id:
                 rows = decode_rows(row["payload"], SCHEMA.arrow()).to_pydict()
                 for key, sequence in zip(rows["id"], rows["sequence"], strict=True):
                     found.setdefault(key, []).append(sequence)
@@ -126,7 +126,7 @@ def check(settings: Settings, client: Client, writers: list[KeyWriter]) -> None:
     """No loss, no double, order kept; and the log over all its generations gives what the WAL holds."""
     stored: dict[int, list[int]] = {}
     for pchannel in sorted({pchannel_of(writer.vchannel) for writer in writers}):
-        stored |= stored_sequences(settings, pchannel)
+        stored |= stored_sequences(settings, pchannel, writers[0].collection)
     for writer in writers:
         sequences = stored[writer.key]
         assert sequences == list(range(len(sequences))), f"key {writer.key}: lost, doubled or out of order"

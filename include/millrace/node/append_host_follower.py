@@ -7,6 +7,9 @@ costs no Python of its own. An error that a retry cannot cure parks the PChannel
 Time ticks: the follower appends one when a timer of the state has fallen due by the wall clock (an open transaction's lease,
 an idle or old segment), when somebody asks (AppendHost.confirm), and otherwise every `tick_interval` seconds if a message
 came since the last. The clock only decides when to append; what follows from a tick is decided by its place in the log.
+
+Where a newer writer took the log over (LogFenced, on a backend with one writer), it follows on and appends nothing, until
+somebody opens a term through it: that takes the log back. Who is fenced otherwise is no owner any more.
 """
 
 from __future__ import annotations
@@ -17,16 +20,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from typing import Final
 
 import pyarrow as pa
 
-from millrace.errors import ChannelParked, DeadlineExceeded, LogUnavailable, MillraceError
-from millrace.log.protocol import Log, LogEntries, Switchable
+from millrace.errors import ChannelParked, DeadlineExceeded, LogFenced, LogUnavailable, MillraceError
+from millrace.log.protocol import ENTRY_SCHEMA, Log, LogEntries, Switchable
 from millrace.message.builders import time_tick
 from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId
-from millrace.message.wire import encode_entry
+from millrace.message.types import MessageType
+from millrace.message.wire import decode_entries, encode_entry
 from millrace.metrics import Metrics
 from millrace.node.append_host_metrics import HostMetrics
 from millrace.node.append_host_outcome import outcome_rows
@@ -80,6 +85,7 @@ class Follower:
         """By generation of the log that was left, its last entry: what came behind it is outside of the log."""
         self._unrecorded = _ended(state)
         self._error: MillraceError | None = None
+        self._fenced: LogFenced | None = None
         self._stopping = threading.Event()
         self._chain = Chain()
         self._ticked = time.monotonic()
@@ -110,7 +116,7 @@ class Follower:
             self._entered[number] = self._position
         begun = time.perf_counter()
         try:
-            ids = self._log.append(values)
+            ids = self._append(values)
         except BaseException as error:
             with self._lock:
                 del self._entered[number]
@@ -143,6 +149,23 @@ class Follower:
     def _check(self) -> None:
         if self._error is not None:
             raise copy(self._error)
+
+    def _append(self, values: pa.LargeBinaryArray) -> list[LogId]:
+        """Append to the log; a term's opening takes it back from a newer writer. Raises what the log's append raises."""
+        for taken in (False, True):
+            if self._fenced is not None:
+                if not _opens_term(values):
+                    raise copy(self._fenced)
+                self._log = self._open_log()
+                self._fenced = None
+            try:
+                return self._log.append(values)
+            except LogFenced as error:
+                _log.warning("a newer writer took the log of %s over", self.pchannel)
+                self._fenced = error
+                if taken:
+                    raise
+        raise AssertionError("the second attempt returns or raises")
 
     def _reopen(self) -> None:
         try:
@@ -313,8 +336,11 @@ class Follower:
         due = (state.next_deadline() >> LOGICAL_BITS) < self._now_ms()
         if due or (state.dirty and now - self._ticked >= self._tick_interval):
             self._ticked = now
+            if self._fenced is not None:
+                return  # whoever took the log over ticks it
             self._note_tick("timer" if due else "idle")
-            self._log.append(self._tick_entry(0))
+            with suppress(LogFenced):
+                self._append(self._tick_entry(0))
 
     def _tick_entry(self, barrier_tick: int) -> pa.LargeBinaryArray:
         entry = encode_entry([time_tick(term=self._state.term, barrier_tick=barrier_tick)])
@@ -325,6 +351,13 @@ def _ended(state: ChannelState) -> LogId | None:
     """The AlterWAL entry where `state` stands right behind one, at the beginning of a generation."""
     last, position = state.last_entry, state.position
     return last if last is not None and last.generation < position.generation else None
+
+
+def _opens_term(values: pa.LargeBinaryArray) -> bool:
+    """Whether one of these entries' messages is a term's opening."""
+    zeros = pa.array([0] * len(values), pa.int64())
+    entries = pa.RecordBatch.from_arrays([zeros, zeros, zeros, values], schema=ENTRY_SCHEMA)
+    return MessageType.TERM_OPENING in decode_entries(entries).column("type").to_pylist()
 
 
 def _wrapped(error: Exception, pchannel: str, position: LogId) -> ChannelParked:

@@ -1,0 +1,190 @@
+"""A deployment of real processes under load, each of which may be killed and started again, and what its tables must hold then.
+
+The log's server, one Spark driver with streaming node and flusher (as `make run` starts it), and producers of inserts and of
+transactions. The oracle stands outside of the system: each producer notes, synced, what became of its plain inserts and its
+transactions (kill_producer.py). Every acknowledged row is in its collection once, no row of a transaction that was rolled back is,
+one whose answer was lost is there whole or not at all, the order of each key's VChannel is the producer's; log, WAL and table agree
+by digest.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+
+from millrace.brokers.broker import Broker
+from millrace.client.client import Client
+from millrace.coord.store import pchannel_of
+from millrace.log.discovery import read_record
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.processes import Job
+from millrace.node.streaming import started_path
+from millrace.settings import Settings
+from millrace.tables.collection_table import rows_path
+from millrace.tables.delta_files import open_table
+from millrace.tables.flush_tables import read_checkpoints
+from millrace.tables.verify import verify_channel, verify_collections
+from millrace.tables.wal_reader import WalSnapshot
+from millrace.tables.wal_table import WalTable
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("word", "string", True)), "id")
+PRODUCERS = 2
+ROWS_A_CALL = 50
+START_SECONDS = 240.0
+"""Spark comes up beside producers that leave it no more than a share of two cores."""
+SPACE = 1 << 32
+"""Ids that one producer process may use; each new process gets its own."""
+
+
+class Deployment:
+    """The processes of one deployment, each of which may be killed and started again."""
+
+    def __init__(self, settings: Settings, broker: Broker | None = None) -> None:
+        self.settings = settings
+        self.broker = broker
+        self.journals = settings.data_dir.parent / "journals"
+        self.journals.mkdir()
+        self._started = 0
+        self.job: Job | None = None
+        self.producers: list[Job] = []
+
+    def start_job(self) -> None:
+        ready = started_path(self.settings, "millrace-streaming-node")
+        ready.unlink(missing_ok=True)
+        command = [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), "--with-flusher"]
+        log_file = self.settings.data_dir.parent / "job.log"
+        self.job = Job(command, log_file=log_file, env=self.environment())
+        self.job.wait_ready(ready.exists, deadline=START_SECONDS)
+
+    def start_producer(self) -> None:
+        self._started += 1
+        journal = self.journals / f"{self._started}.txt"
+        arguments = [str(journal), str(self._started * SPACE), str(ROWS_A_CALL)]
+        command = [sys.executable, str(Path(__file__).with_name("kill_producer.py")), *arguments]
+        self.producers.append(
+            Job(
+                command,
+                log_file=self.settings.data_dir.parent / f"producer-{self._started}.log",
+                env=self.environment(),
+            )
+        )
+
+    def environment(self) -> dict[str, str]:
+        return {**self.settings.environment(), "PYTHONPATH": str(ROOT / "include")}
+
+    def kill(self, victim: str, chance: random.Random) -> None:
+        if victim == "producer":
+            self.producers.pop(chance.randrange(len(self.producers))).kill()
+            self.start_producer()
+        elif victim == "log server":
+            record = read_record(self.settings.log_path)
+            if record is not None and record.alive():
+                os.kill(record.pid, signal.SIGKILL)
+        elif victim == "broker":
+            assert self.broker is not None
+            self.broker.kill()
+            self.broker.start()
+        else:
+            assert self.job is not None
+            self.job.kill()
+            self.start_job()
+
+    def noted(self) -> list[tuple[int, str, list[int]]]:
+        """What became of each call, in order: the number of its process, the last word on it, and its ids."""
+        calls: dict[tuple[int, int], tuple[int, str, list[int]]] = {}
+        for journal in sorted(self.journals.iterdir()):
+            for line in journal.read_text(encoding="ascii").splitlines(keepends=True):
+                if line.endswith("\n"):
+                    what, *words = line.split()
+                    ids = [int(word) for word in words]
+                    calls[int(journal.stem), ids[0]] = (int(journal.stem), what, ids)
+        return list(calls.values())
+
+    def acknowledged(self) -> int:
+        """Calls whose end is known."""
+        return sum(what != "unknown" for _, what, _ in self.noted())
+
+    def stop(self) -> None:
+        for producer in self.producers:
+            producer.kill()
+        if self.job is not None and self.job.running():
+            self.job.stop(deadline=60)
+
+
+@contextmanager
+def deployed(folder: Path, *, broker: Broker | None = None) -> Iterator[Deployment]:
+    """A deployment on the embedded log, or on a broker that is started and stopped with it."""
+    settings = Settings(data_dir=folder / "data", cache_dir=Settings.load().cache_dir)
+    with broker or nullcontext():
+        made = Deployment(settings if broker is None else replace(settings, log=broker.url), broker)
+        try:
+            yield made
+        finally:
+            made.stop()
+            with Client.connect(made.settings) as client:
+                client.append.service.shutdown()
+
+
+def wait_for_progress(deployment: Deployment, before: int, *, deadline: float = 90.0) -> None:
+    """Until producers got more than `before` calls acknowledged."""
+    end = time.monotonic() + deadline
+    while deployment.acknowledged() <= before + 5:
+        assert time.monotonic() < end, "no producer makes progress:\n" + "\n".join(
+            producer.tail(15) for producer in deployment.producers
+        )
+        time.sleep(0.05)  # the poll interval of a wait with a deadline
+
+
+def wait_flushed(deployment: Deployment, ticks: dict[str, int], *, deadline: float = START_SECONDS) -> None:
+    path = deployment.settings.checkpoints_path
+    end = time.monotonic() + deadline
+    while True:
+        found = read_checkpoints(open_table(path), path)
+        if all(found[pchannel_of(v)].time_tick >= tick for v, tick in ticks.items() if pchannel_of(v) in found) and len(
+            found
+        ) == len({pchannel_of(v) for v in ticks}):
+            return
+        assert deployment.job is not None
+        assert deployment.job.running(), deployment.job.tail()
+        assert time.monotonic() < end, f"not flushed in time: {found} for {ticks}\n{deployment.job.tail()}"
+        time.sleep(0.1)  # the poll interval of a wait with a deadline
+
+
+def check(settings: Settings, client: Client, noted: list[tuple[int, str, list[int]]], seed: int) -> None:
+    files = open_table(rows_path(settings, client.collection("kills").id)).file_uris()  # type: ignore[union-attr]
+    with duckdb.connect() as db:
+        stored = db.execute(
+            "select id, _vchannel, _time_tick, _write_tick from read_parquet(?, hive_partitioning=false)", [files]
+        ).fetchall()
+    there = Counter(row[0] for row in stored)
+    assert not [key for key, count in there.items() if count > 1], f"seed {seed}: rows stored twice"
+    for process, what, ids in noted:
+        found = sum(key in there for key in ids)
+        wanted = {"acknowledged": {len(ids)}, "rolled-back": {0}}.get(what, set(range(len(ids) + 1)))
+        assert found in wanted, f"seed {seed}: of {what} rows {ids} of producer {process}, {found} are there"
+    known = {key for _, _, ids in noted for key in ids}
+    assert set(there) <= known, f"seed {seed}: rows that nobody appended"
+    last: dict[tuple[int, str], int] = {}
+    for key, vchannel, _, write_tick in sorted(stored):
+        lane = (key // SPACE, vchannel)
+        assert write_tick >= last.get(lane, 0), f"seed {seed}: row {key} stands before an earlier one of its producer"
+        last[lane] = write_tick
+    snapshot = WalSnapshot.open(settings.wal_path)
+    wal = WalTable.open(settings.wal_path)
+    assert snapshot is not None
+    for pchannel in snapshot.pchannels():
+        report = verify_channel(snapshot, wal, client.log, pchannel)
+        assert report.ok, f"seed {seed}: {report}"
+    for collection in verify_collections(settings, snapshot, wal).values():
+        assert collection.ok, f"seed {seed}: {collection}"
