@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import InvalidArgument, Malformed
+from millrace.message.model import Payload
 from millrace.message.payload import decode_many, decode_rows, encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from tests.message.samples import batches, schemas
@@ -67,7 +68,7 @@ def small(first: int, count: int = 2) -> pa.RecordBatch:
 
 
 def test_bad_payloads_are_named_and_the_others_stay_in_order() -> None:
-    payloads: list[bytes] = [encode_rows(small(place)) for place in range(40)]
+    payloads: list[Payload] = [encode_rows(small(place)) for place in range(40)]
     payloads[0] = b""
     payloads[7] = b"junk" * 100
     payloads[39] = payloads[39][:-8]
@@ -138,7 +139,7 @@ def test_compressed_buffers_are_refused() -> None:
 
 
 def test_bytes_before_behind_or_missing_are_refused() -> None:
-    payload = encode_rows(small(1))
+    payload = bytes(encode_rows(small(1)))
     refused(payload + b"\0" * 8, SMALL.arrow(), "bytes behind")
     refused(payload * 2, SMALL.arrow(), "bytes behind")
     refused(payload[:-8], SMALL.arrow(), "not as long as it says")

@@ -65,7 +65,7 @@ def judge_both_ways(payloads: list[bytes], schema: pa.Schema) -> int:
 
 
 def test_every_flipped_bit_of_a_payload_is_judged_alike_both_ways() -> None:
-    payload = encode_rows(rows(5))
+    payload = bytes(encode_rows(rows(5)))
     flipped = []
     for place in range(len(payload)):
         for bit in range(8):
@@ -78,12 +78,12 @@ def test_every_flipped_bit_of_a_payload_is_judged_alike_both_ways() -> None:
 
 
 def test_every_truncation_is_refused() -> None:
-    payload = encode_rows(rows(3))
+    payload = bytes(encode_rows(rows(3)))
     assert judge_both_ways([payload[:length] for length in range(len(payload))], ALL.arrow()) == 0
 
 
 def test_every_word_set_to_an_extreme_is_judged_alike_both_ways() -> None:
-    payload = encode_rows(rows(5))
+    payload = bytes(encode_rows(rows(5)))
     changed = []
     for place in range(0, len(payload) - 7, 4):
         for value in (-1, 1 << 62, -(1 << 63), (1 << 63) - 1, 1 << 31, 0, 7):
@@ -129,7 +129,7 @@ def test_buffers_that_share_bytes_are_refused_so_that_few_bytes_cannot_become_ma
     ).arrow()
     count = 1000
     one = pa.array(np.arange(count))
-    payload = encode_rows(pa.RecordBatch.from_arrays([one] * 201, schema=schema))
+    payload = bytes(encode_rows(pa.RecordBatch.from_arrays([one] * 201, schema=schema)))
     size = 8 + struct.unpack_from("<i", payload, 4)[0]
     metadata, body = bytearray(payload[:size]), payload[size : size + count * 8]
     place = find(payload, len(payload) - size)
@@ -163,7 +163,7 @@ def test_a_batch_that_claims_billions_of_rows_allocates_next_to_nothing() -> Non
 def test_payloads_of_many_bits_take_memory_in_proportion_to_their_bytes() -> None:
     schema = pa.schema([pa.field("id", pa.int64(), False), pa.field("bits", pa.list_(pa.bool_()), False)])
     bits = pa.ListArray.from_arrays(pa.array([0, 100_000], pa.int32()), pa.array([True, None] * 50_000))
-    payload = encode_rows(pa.RecordBatch.from_arrays([pa.array([1]), bits], schema=schema))
+    payload = bytes(encode_rows(pa.RecordBatch.from_arrays([pa.array([1]), bits], schema=schema)))
     small = pa.RecordBatch.from_arrays(
         [pa.array([1]), pa.ListArray.from_arrays([0, 1], pa.array([True]))], schema=schema
     )
@@ -181,7 +181,7 @@ def test_payloads_of_many_bits_take_memory_in_proportion_to_their_bytes() -> Non
 
 
 def test_many_layouts_of_metadata_in_one_run_are_judged_alike_both_ways() -> None:
-    payload = encode_rows(rows(2))
+    payload = bytes(encode_rows(rows(2)))
     padded = []
     for number in range(40):
         # Bytes that no table refers to, of another content each: as many layouts.
@@ -192,7 +192,7 @@ def test_many_layouts_of_metadata_in_one_run_are_judged_alike_both_ways() -> Non
 
 
 def test_metadata_whose_values_are_no_words_of_their_own_is_judged_alike_both_ways() -> None:
-    payload = encode_rows(rows(2))
+    payload = bytes(encode_rows(rows(2)))
     size, root = struct.unpack_from("<iI", payload, 4)
     # Everything behind the root's offset moves by 4: what refers to each other keeps its distance.
     shifted = struct.pack("<iI4x", size + 8, root + 4) + payload[12 : 8 + size] + b"\0" * 4
@@ -201,7 +201,7 @@ def test_metadata_whose_values_are_no_words_of_their_own_is_judged_alike_both_wa
 
 def test_a_bad_text_is_found_in_a_column_that_nobody_asked_for() -> None:
     schema = pa.schema([pa.field("id", pa.int64(), False), pa.field("tags", pa.list_(pa.utf8()), True)])
-    good = encode_rows(pa.RecordBatch.from_arrays([pa.array([1]), pa.array([["abc"]])], schema=schema))
+    good = bytes(encode_rows(pa.RecordBatch.from_arrays([pa.array([1]), pa.array([["abc"]])], schema=schema)))
     payloads = [good] * 50
     payloads[17] = good.replace(b"abc", b"\xffbc")
     assert list(decode_many(pa.array(payloads, pa.large_binary()), schema, columns=["id"]).errors) == [17]
@@ -210,7 +210,7 @@ def test_a_bad_text_is_found_in_a_column_that_nobody_asked_for() -> None:
 
 def test_one_bad_text_among_many_payloads_costs_the_others_nothing() -> None:
     schema = pa.schema([pa.field("id", pa.utf8(), nullable=False)])
-    good = encode_rows(pa.RecordBatch.from_arrays([pa.array(["abc"])], schema=schema))
+    good = bytes(encode_rows(pa.RecordBatch.from_arrays([pa.array(["abc"])], schema=schema)))
     payloads = [good] * 3000
     payloads[1234] = good.replace(b"abc", b"\xffbc")
     found = decode_many(pa.array(payloads, pa.large_binary()), schema)

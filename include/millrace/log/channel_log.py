@@ -30,6 +30,7 @@ from millrace.log.index import Pointer, PointerIndex
 from millrace.log.manifest import Manifest, keep_reserve
 from millrace.log.protocol import LogDescription, LogEntries
 from millrace.log.reader import Run, SegmentRange, empty_batch, read_run
+from millrace.log.recent import RecentBatches, run_of
 from millrace.log.record import frame
 from millrace.log.recovery import rebuild_index, recover
 from millrace.log.rocksmq_settings import RocksMQSettings
@@ -92,6 +93,7 @@ class ChannelLog:
         self._pending: list[Pointer] = []
         self._indexing = True
         self._cursors: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
+        self._recent = RecentBatches(settings.recent_bytes)
 
     # Appending
 
@@ -185,9 +187,12 @@ class ChannelLog:
                 segment.bases.append(pointer.base)
                 segment.offsets.append(pointer.offset)
         segment.end = end
-        self._last = segment.last = pointers[-1].base + pointers[-1].entries - 1
         for append in group:
+            framed = append.framed
+            self._recent.add(behind=self._last, base=append.base, values=framed.values, bytes=framed.body)
+            self._last = append.base + framed.count - 1
             append.done = True
+        segment.last = self._last
         self._grown.notify_all()
         self._pending += pointers
         if len(self._pending) >= _POINTERS_PENDING:
@@ -236,12 +241,16 @@ class ChannelLog:
                     return Run(empty_batch(), start, None, 0)
                 self._grown.wait(left)
                 self._check_readable(start)
-            segment = self._segments[bisect_left(self._segments, start, key=lambda candidate: candidate.last)]
-            if limit is not None and limit <= max(start, segment.first):
-                return Run(empty_batch(), max(start, limit), None, 0)
-            stop = self._stop(segment, limit)
-            offset, hint = self._place(segment, start)
-            segment.pins += 1
+            recent = self._recent.behind(start, limit, max_bytes)
+            if not recent:
+                segment = self._segments[bisect_left(self._segments, start, key=lambda candidate: candidate.last)]
+                if limit is not None and limit <= max(start, segment.first):
+                    return Run(empty_batch(), max(start, limit), None, 0)
+                stop = self._stop(segment, limit)
+                offset, hint = self._place(segment, start)
+                segment.pins += 1
+        if recent:
+            return run_of(recent, start=start, limit=limit, max_bytes=max_bytes)
         try:
             with unavailable_on_failure(f"reading {self._channel!r}"), _opened(segment.path) as fd:
                 if offset is None:

@@ -44,6 +44,14 @@ def empty_batch() -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in ENTRY_SCHEMA], schema=ENTRY_SCHEMA)
 
 
+def batch_of(ids: np.ndarray[Any, np.dtype[np.int64]], values: pa.LargeBinaryArray) -> pa.RecordBatch:
+    """Entries (ENTRY_SCHEMA) from their numbers and values."""
+    return pa.RecordBatch.from_arrays(
+        [pa.array(np.zeros(len(ids), dtype=np.int64)), pa.array(ids), pa.array(ids >> LOGICAL_BITS), values],
+        schema=ENTRY_SCHEMA,
+    )
+
+
 class SegmentRange(NamedTuple):
     """Where to read: a segment file (its name is for errors), its salt, from a record's offset to an offset behind one."""
 
@@ -136,10 +144,7 @@ def _assemble(
     values = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), stop - first, [None, pa.py_buffer(offsets[first : stop + 1]), data]
     )
-    batch = pa.RecordBatch.from_arrays(
-        [pa.array(np.zeros(stop - first, dtype=np.int64)), pa.array(ids), pa.array(ids >> LOGICAL_BITS), values],
-        schema=ENTRY_SCHEMA,
-    )
+    batch = batch_of(ids, values)
     behind = offset + records[-1].at + last.size if stop == total else None
     return Run(batch, int(ids[-1]) + 1, behind, int(offsets[stop] - offsets[first]))
 

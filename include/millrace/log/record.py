@@ -77,6 +77,8 @@ class Framed:
     body: int
     payload_crc: int
     size: int
+    values: pa.LargeBinaryArray | None = None
+    """The batch itself, where it came as Arrow holds it."""
 
     def header(self, *, salt: int, base: int, durable: int, offset: int) -> bytes:
         """The header of this batch as a record at `offset`."""
@@ -143,14 +145,14 @@ def _frame_array(values: pa.LargeBinaryArray, max_entry_bytes: int) -> Framed:
     _check_lengths(count, int(sizes.max()), max_entry_bytes)
     start, stop = int(offsets[0]), int(offsets[-1])
     body = memoryview(data)[start:stop] if data is not None else memoryview(b"")
-    return _framed((sizes.astype("<u4").tobytes(), body), count, stop - start)
+    return _framed((sizes.astype("<u4").tobytes(), body), count, stop - start, values)
 
 
-def _framed(parts: tuple[Buffer, ...], count: int, body: int) -> Framed:
+def _framed(parts: tuple[Buffer, ...], count: int, body: int, values: pa.LargeBinaryArray | None = None) -> Framed:
     crc = 0
     for part in parts:
         crc = crc32c(part, crc)
-    return Framed(parts, count, body, crc, HEADER_BYTES + LENGTH_BYTES * count + body)
+    return Framed(parts, count, body, crc, HEADER_BYTES + LENGTH_BYTES * count + body, values)
 
 
 def _check_lengths(count: int, longest: int, max_entry_bytes: int) -> None:

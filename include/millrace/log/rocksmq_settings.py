@@ -21,6 +21,9 @@ class RocksMQSettings:
     max_entry_bytes: int = DEFAULT_MAX_ENTRY_BYTES
     group_bytes: int = 8 << 20
     """How much a group commit collects before it goes to the disk (one batch is never divided)."""
+    recent_bytes: int = 32 << 20
+    """What is kept in memory of a channel's newest entries, for who follows it closely: as much as a pipelined producer has in
+    flight. 0: nothing."""
     lock_wait: float = 5.0
     """How long opening waits for the lock of a process that was just killed."""
     retention_bytes: int = 0

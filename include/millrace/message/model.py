@@ -6,9 +6,12 @@ The hot path works on columns (message/batch.py); these are for producers of few
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Final, Self, TypedDict, Unpack
+from typing import Final, Self, TypeAlias, TypedDict, Unpack
 
 from millrace.message.ids import MessageId
+
+Payload: TypeAlias = bytes | memoryview
+"""What a message carries, before it is in a log: rows lie in Arrow's own memory, and are copied into the entry alone."""
 
 
 class MessageChanges(TypedDict, total=False):
@@ -26,7 +29,7 @@ class MessageChanges(TypedDict, total=False):
     epoch: int
     sequence: int
     barrier_tick: int
-    payload: bytes
+    payload: Payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class MutableMessage:
     epoch: int = 0
     sequence: int = 0
     barrier_tick: int = 0
-    payload: bytes = b""
+    payload: Payload = b""
 
     def with_(self, **changes: Unpack[MessageChanges]) -> Self:
         """A copy with `changes`."""

@@ -52,8 +52,8 @@ class DecodedRows:
     errors: dict[int, str]
 
 
-def encode_rows(batch: pa.RecordBatch) -> bytes:
-    """The payload that carries `batch`: one record-batch message, uncompressed, 8-byte aligned.
+def encode_rows(batch: pa.RecordBatch) -> memoryview:
+    """The payload that carries `batch`: one record-batch message, uncompressed, 8-byte aligned; in memory of its own.
 
     Raises InvalidArgument for an empty batch and for columns of types that no field has (dictionaries, say).
     """
@@ -64,7 +64,7 @@ def encode_rows(batch: pa.RecordBatch) -> bytes:
             raise InvalidArgument(
                 f"column {field.name!r} has type {field.type}; cast the batch to the collection's schema"
             )
-    return bytes(batch.serialize().to_pybytes())
+    return memoryview(batch.serialize()).cast("B")
 
 
 def decode_rows(payload: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:

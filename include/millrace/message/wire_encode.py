@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.errors import InvalidArgument
-from millrace.message.model import MutableMessage
+from millrace.message.model import MutableMessage, Payload
 from millrace.message.wire_layout import (
     ABSENT,
     ARRAY,
@@ -33,7 +33,7 @@ from millrace.message.wire_layout import (
 Int64s = npt.NDArray[np.int64]
 Numbers: TypeAlias = int | Sequence[int] | npt.NDArray[np.integer] | pa.Array
 VChannels: TypeAlias = str | Sequence[str] | pa.Array
-Payloads: TypeAlias = Sequence[bytes] | pa.LargeBinaryArray
+Payloads: TypeAlias = Sequence[Payload] | pa.LargeBinaryArray
 
 _MAX_SECTION: Final = (1 << 32) - 1
 _NUMBER_COLUMNS: Final = COLUMNS[2:12]
@@ -112,7 +112,7 @@ def encode_columns(
 
     encoded = [_column(value, column, count) for value, column in zip(values, COLUMNS, strict=True)]
     dictionary = _dictionary(names)
-    size = COLUMNS_START + sum(len(data) for _, data in encoded) + len(dictionary) + body.nbytes
+    size = COLUMNS_START + sum(len(data) for _, data in encoded) + len(dictionary) + int(lengths.sum())
     for place in range(2, len(COLUMNS)):
         # Written out in full, the first wide columns make up the bytes that an entry of this many messages must have.
         if size >= count * BYTES_PER_MESSAGE:
@@ -125,13 +125,17 @@ def encode_columns(
     return _assemble(count, tags, b"".join(data for _, data in encoded), dictionary, body)
 
 
-def _assemble(count: int, tags: bytes, columns: bytes, dictionary: bytes, body: bytes | memoryview) -> bytes:
-    if len(body) > _MAX_SECTION:
+def _assemble(count: int, tags: bytes, columns: bytes, dictionary: bytes, body: Sequence[Payload]) -> bytes:
+    """The entry; the parts of its body are copied once, here."""
+    size = sum(map(len, body))
+    if size > _MAX_SECTION:
         raise InvalidArgument("an entry's payloads have less than 4 GiB in sum: split it")
-    prefix = PREFIX.pack(MAGIC, 0, VERSION, 0, 0, count, len(columns), len(dictionary), len(body))
-    crc = crc32c.crc32c(b"".join((prefix[CRC_START:], tags, columns, dictionary)))
-    crc = crc32c.crc32c(body, crc)
-    return b"".join((MAGIC, crc.to_bytes(4, "little"), prefix[CRC_START:], tags, columns, dictionary, body))
+    prefix = PREFIX.pack(MAGIC, 0, VERSION, 0, 0, count, len(columns), len(dictionary), size)
+    head = b"".join((prefix[CRC_START:], tags, columns, dictionary))
+    crc = crc32c.crc32c(head)
+    for part in body:
+        crc = crc32c.crc32c(part, crc)
+    return b"".join((MAGIC, crc.to_bytes(4, "little"), head, *body))
 
 
 def _one(message: MutableMessage) -> bytes:
@@ -160,7 +164,7 @@ def _one(message: MutableMessage) -> bytes:
                 raise _out_of_range(COLUMNS[place])
             tags[place] = CONSTANT
             columns += _CONSTANTS[place].pack(value)
-    return _assemble(1, bytes(tags), bytes(columns), _dictionary([message.vchannel]), message.payload)
+    return _assemble(1, bytes(tags), bytes(columns), _dictionary([message.vchannel]), [message.payload])
 
 
 def _dictionary(names: Sequence[str]) -> bytes:
@@ -197,16 +201,17 @@ def _vchannels(vchannel: VChannels, count: int) -> tuple[list[str], Int64s]:
     return names, coded.indices.to_numpy().astype(np.int64)
 
 
-def _body(payloads: Payloads) -> tuple[memoryview, Int64s]:
+def _body(payloads: Payloads) -> tuple[Sequence[Payload], Int64s]:
+    """The body in parts, and the length of each payload."""
     if not isinstance(payloads, pa.Array):
         lengths = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
-        return memoryview(payloads[0] if len(payloads) == 1 else b"".join(payloads)), lengths
+        return payloads, lengths
     if payloads.null_count or not pa.types.is_large_binary(payloads.type):
         raise InvalidArgument("payloads are a large_binary array without nulls")
     _, offsets_buffer, data = payloads.buffers()
     offsets = np.frombuffer(offsets_buffer, dtype=np.int64, count=len(payloads) + 1, offset=payloads.offset * 8)
     whole = memoryview(data if data is not None else b"")
-    return whole[int(offsets[0]) : int(offsets[-1])], np.diff(offsets)
+    return [whole[int(offsets[0]) : int(offsets[-1])]], np.diff(offsets)
 
 
 def _checked(value: Numbers, column: Column, count: int) -> Int64s:
