@@ -245,6 +245,13 @@ class WalGap(MillraceError):
     code = "WAL_GAP"
 
 
+class StagedFileDamaged(MillraceError):
+    """A staged file that an Import names is missing, altered, or is not what the message says; the message names it, and
+    says what to do."""
+
+    code = "STAGED_FILE_DAMAGED"
+
+
 class TickNotReached(MillraceError):
     """A read at a time tick that not every channel of the collection has confirmed yet."""
 

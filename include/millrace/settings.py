@@ -280,6 +280,11 @@ class Settings:
         """The ``checkpoints`` Delta table."""
         return self.data_dir / "checkpoints"
 
+    @property
+    def staged_path(self) -> Path:
+        """Folder of the staged files that Import messages name."""
+        return self.data_dir / "staged"
+
     def collections_path(self, collection_id: int) -> Path:
         """The Delta table with the rows of one collection."""
         return self.data_dir / "collections" / str(collection_id)

@@ -18,6 +18,7 @@ from millrace.node.parking import Parked, park
 from millrace.settings import Settings
 from millrace.tables.collection_table import rows_path
 from millrace.tables.wal_table import WalTable
+from millrace.wal.chain import CHAIN_VERSION
 from tests.cli.deployment import Deployment
 
 
@@ -97,7 +98,7 @@ def test_the_log_is_described_and_read_as_it_was_appended(users: Deployment) -> 
     assert all(each["bytes"] > 0 and each["last_append"] for each in described.values())
     messages = users.lines("log", "read", "dml_0", "--rows")
     assert messages[0]["type"] == "TERM_OPENING"
-    assert messages[0]["payload"]["chain_version"] == 2
+    assert messages[0]["payload"]["chain_version"] == CHAIN_VERSION
     inserts = [each for each in messages if each["type"] == "INSERT"]
     assert inserts[0]["payload"][0]["name"] == "n"
     assert "CREATE_SEGMENT" not in {each["type"] for each in messages}

@@ -22,6 +22,7 @@ from millrace.message.ids import generation_start
 from millrace.message.wire import encode_entry
 from millrace.node.append_host import AppendHost
 from millrace.settings import Settings
+from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.state import ChannelState
 
 
@@ -199,7 +200,7 @@ def test_a_term_that_knows_no_alter_wal_is_followed_by_one_that_does(deployment:
     deployment.coordinator._store.term_opened("dml_0", term)
     deployment.switching().run(place(tmp_path))
     state = deployment.host.state("dml_0")
-    assert (state.term, state.chain_version) == (term + 1, 2)
+    assert (state.term, state.chain_version) == (term + 1, CHAIN_VERSION)
     assert deployment.coordinator.term("dml_1") == 1
 
 

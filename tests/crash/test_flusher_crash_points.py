@@ -58,6 +58,12 @@ class Deployment:
                 if number == 0:
                     maker.commit(collection.homes[vchannel])  # the transaction is open between two WAL commits
                 collection.append(vchannel, collection.end(vchannel, 9))
+                files = [
+                    collection.stage(f"{number}/{vchannel}/{part}.parquet", rows, partition=part) for part in (1, 2)
+                ]
+                # The second one replaces: what the first flush stored, and what this very range brings.
+                collection.append(vchannel, collection.imported(files, vchannel=vchannel, replace=bool(number)))
+                collection.append(vchannel, collection.insert(rows, vchannel=vchannel))
             if number == 0:
                 collection.schema = collection.schema.with_field(FieldSpec("extra", "int64", True))
                 collection.schema_version = 2

@@ -26,7 +26,7 @@ from tests.laws.scribe import LOGS, Scribe, Written
 
 FOLDER = Path(__file__).parent / "golden"
 PATH = FOLDER / f"chain-v{CHAIN_VERSION}.json"
-DRAWN = 1_500
+DRAWN = 3_000
 MOST_BYTES = 9_000
 """Of a chosen log: a short one that shows something says it better."""
 

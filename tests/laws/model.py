@@ -22,6 +22,7 @@ from tests.laws.parts import (
     Txn,
     VChannel,
     body_of,
+    checked_files,
     home,
     is_int,
     splitmix64,
@@ -190,7 +191,7 @@ class Model(Machine):
     def on_insert(self, message: Msg) -> None:
         vchannel, txn = self.dml(message)
         grown = self.growing(message.vchannel, message.partition_id)
-        segment = grown[0] if grown else self.create_segment(message, vchannel)
+        segment = grown[0] if grown else self.create_segment(message, vchannel, message.partition_id)
         tick = self.take_tick(message.barrier_tick)
         self.took_row(message, vchannel, txn, tick)
         segment.rows, segment.bytes = segment.rows + message.rows, segment.bytes + len(message.payload)
@@ -204,11 +205,11 @@ class Model(Machine):
         elif segment.rows >= self.config["segment_rows"]:
             self.seal(segment, "rows")
 
-    def create_segment(self, message: Msg, vchannel: VChannel) -> Segment:
+    def create_segment(self, message: Msg, vchannel: VChannel, partition_id: int) -> Segment:
         tick = self.take_tick()
-        segment = Segment(tick, message.vchannel, message.collection_id, message.partition_id, vchannel.deletes)
+        segment = Segment(tick, message.vchannel, message.collection_id, partition_id, vchannel.deletes)
         self.segments[tick] = segment
-        self.emit(T.CREATE_SEGMENT, segment, tick, partition_id=message.partition_id, segment_id=tick)
+        self.emit(T.CREATE_SEGMENT, segment, tick, partition_id=partition_id, segment_id=tick)
         return segment
 
     def on_delete(self, message: Msg) -> None:
@@ -221,6 +222,30 @@ class Model(Machine):
         if growing and vchannel.deletes - growing[0].deletes_before >= self.config["blocking_delete_rows"]:
             for segment in growing:
                 self.seal(segment, "blocking_deletes")
+
+    def on_import(self, message: Msg) -> None:
+        body = body_of(message)
+        files = checked_files(body)
+        if message.partition_id or message.txn_id or message.rows != sum(each["rows"] for each in files):
+            raise Refused(Reason.MALFORMED, "header")
+        vchannel = self.collection(message)
+        partitions = sorted({each["partition_id"] for each in files})
+        if any(number not in vchannel.partitions.values() for number in partitions):
+            raise Refused(Reason.PARTITION_NOT_FOUND)
+        if message.schema_version not in vchannel.schemas:
+            raise Refused(Reason.SCHEMA_MISMATCH)
+        self.barrier(message.vchannel)
+        for segment in self.growing(message.vchannel):
+            self.seal(segment, "import")
+        made = {number: self.create_segment(message, vchannel, number) for number in partitions}
+        for each in files:
+            made[each["partition_id"]].rows += each["rows"]
+            made[each["partition_id"]].bytes += each["bytes"]
+        tick = self.take_tick(message.barrier_tick)
+        vchannel.mvcc = tick
+        self.accept(message, tick, segment_id=made[partitions[0]].id if partitions else 0)
+        for number in partitions:
+            self.seal(made[number], "import")
 
     # -- types: transactions ----------------------------------------------------------------------------------------
 

@@ -73,6 +73,17 @@ DDL = weighted(
     (1, st.tuples(st.just("drop_partition"), FRAMES, PARTITION)),
     (2, st.tuples(st.just("schema_change"), FRAMES, mostly(1, 2, 3, 4))),
     (1, st.tuples(st.just("flush_all"), FRAMES, mostly(1, weight=5))),
+    (
+        3,
+        st.tuples(
+            st.just("import"),
+            FRAMES,
+            st.lists(PARTITION, max_size=3),  # of each file
+            st.booleans(),  # replace
+            mostly(-1, -1, 1, weight=12),  # schema version, from the newest
+            mostly(1, 2, 3, 4, 5, 6, 7, 8, weight=16),  # flaw
+        ),
+    ),
 )
 CONTROL = weighted(
     (2, st.tuples(st.just("opening"), FRAMES, mostly(1, 2, 3, 4, weight=4))),
@@ -81,7 +92,9 @@ CONTROL = weighted(
     (
         1,
         st.tuples(
-            st.just("foreign"), FRAMES, st.sampled_from([T.CREATE_SEGMENT, T.FLUSH, T.SEARCH, T.IMPORT, 999, 65_000])
+            st.just("foreign"),
+            FRAMES,
+            st.sampled_from([T.CREATE_SEGMENT, T.FLUSH, T.SEARCH, T.LOAD_COLLECTION, 999, 65_000]),
         ),
     ),
 )

@@ -14,8 +14,8 @@ Id = tuple[int, int, int, int]
 Row = dict[str, Any]
 
 DAY_MS = 86_400_000
-CHAIN_VERSIONS = (1, 2)
-SINCE = {T.ALTER_WAL: 2}
+CHAIN_VERSIONS = (1, 2, 3)
+SINCE = {T.ALTER_WAL: 2, T.IMPORT: 3}
 GENERATION = 1 << 48
 """Ledgers of one generation of the log."""
 ENDED_REMEMBERED = 64
@@ -160,6 +160,27 @@ def body_of(message: Msg, *, empty: bool = False) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Refused(Reason.MALFORMED, "no JSON object")
     return body
+
+
+def checked_files(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The files of an Import's body; refuses a body that is of another shape."""
+    files, replace = body.get("files"), body.get("replace")
+    right = set(body) == {"import_id", "files", "replace"} and isinstance(body["import_id"], str) and body["import_id"]
+    if not right or not isinstance(files, list) or not isinstance(replace, bool) or not (files or replace):
+        raise Refused(Reason.MALFORMED, "import")
+    for each in files:
+        if not isinstance(each, dict) or set(each) != {"path", "partition_id", "rows", "bytes", "digest"}:
+            raise Refused(Reason.MALFORMED, "file")
+        if not all(is_int(each[name]) and each[name] > 0 for name in ("partition_id", "rows", "bytes")):
+            raise Refused(Reason.MALFORMED, "number")
+        path, digest = each["path"], each["digest"]
+        if not isinstance(path, str) or {"", ".", ".."} & set(path.split("/")) or "\\" in path:
+            raise Refused(Reason.MALFORMED, "path")
+        if not isinstance(digest, str) or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+            raise Refused(Reason.MALFORMED, "digest")
+    if len({each["path"] for each in files}) < len(files):
+        raise Refused(Reason.MALFORMED, "twice")
+    return files
 
 
 def is_int(value: object) -> bool:

@@ -263,7 +263,7 @@ class Scribe:
 
     def make_begin(self, header: dict[str, Any], txn: int, choice: int) -> Msg:
         here = [txn.txn_id for txn in self.model.open if txn.vchannel == header["vchannel"]]
-        txn_id = (min({1, 2, 3, 4} - set(here)), [*here, 1][0], 0)[txn]
+        txn_id = (min(set(range(1, 11)) - set(here)), [*here, 1][0], 0)[txn]
         payload = [b"", body(keepalive_ms=150), body(keepalive_ms=201), body(keepalive_ms="x"), body(keepalive_ms=20)][
             choice
         ]
@@ -303,6 +303,27 @@ class Scribe:
         name = "name" if choice == 2 else f"added{version}"
         payload = b"[]" if choice == 4 else body(add={"name": name, "type": "int64", "nullable": choice != 3})
         return Msg(T.SCHEMA_CHANGE, **header, schema_version=version, payload=payload)
+
+    def make_import(self, header: dict[str, Any], partitions: list[int], replace: bool, version: int, flaw: int) -> Msg:
+        state = self.model.vchannels.get(header["vchannel"])
+        files: list[dict[str, Any]] = [
+            {
+                "path": f"load/{place}.parquet",
+                "partition_id": self.partition_of(header["vchannel"], partition) or 1,
+                "rows": 2 + place,
+                "bytes": 600 + place,
+                "digest": f"{place:064x}",
+            }
+            for place, partition in enumerate(partitions)
+        ]
+        said = sum(each["rows"] for each in files) + (flaw == 1)
+        more: dict[str, Any] = {"partition_id": int(flaw == 2), "txn_id": int(flaw == 3)}
+        more["schema_version"] = max(0, (max(state.schemas) if state else 1) + version)
+        if files and flaw in (4, 5, 6, 7):
+            wrong = {4: {"path": "../load/0.parquet"}, 5: {"digest": "0"}, 6: {"rows": 0}, 7: {"more": 1}}
+            files[-1] |= wrong[flaw]
+        payload = b"" if flaw == 8 else body(import_id="load", files=files, replace=replace)
+        return Msg(T.IMPORT, **header, **more, rows=said, payload=payload)
 
     def make_manual_flush(self, header: dict[str, Any], partition: int, choice: int) -> Msg:
         segments = [*sorted(self.model.segments), 1]

@@ -17,7 +17,7 @@ from tests.laws.real import run
 
 POLICIES = (
     *("capacity", "rows", "lifetime", "idle", "blocking_deletes", "manual", "flush_all"),
-    *("schema_change", "drop_partition", "drop_collection"),
+    *("schema_change", "drop_partition", "drop_collection", "import"),
 )
 DIGESTS = """
 from tests.laws.golden_log import as_written, read_golden, state_digest, rows_digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -103,6 +104,10 @@ def test_a_segment_is_created_then_filled_then_flushed_once(log: Scribe) -> None
             filled[segment] += row["rows"]
             if row["txn_id"]:
                 touched[row["vchannel"], row["txn_id"]].add(segment)
+        elif row["type"] == "IMPORT":
+            for one, rows in imported(row).items():
+                assert filled[one] == 0, "an Import's segment takes its rows alone"
+                filled[one] = rows
         elif row["type"] == "FLUSH":
             assert segment not in flushed
             assert not any(segment in segments for segments in touched.values()), "flushed under an open transaction"
@@ -114,3 +119,32 @@ def test_a_segment_is_created_then_filled_then_flushed_once(log: Scribe) -> None
         s.id for channel in ran.state.vchannels.values() for s in (*channel.growing.values(), *channel.sealed.values())
     }
     assert set(filled) - flushed == alive
+
+
+@examples(60)
+@given(LOGS)
+def test_an_import_ends_what_grew_and_is_flushed_whole_before_anything_else(log: Scribe) -> None:
+    rows = accepted(run(log.written).rows)
+    growing: dict[str, set[int]] = defaultdict(set)
+    for place, row in enumerate(rows):
+        if row["type"] == "CREATE_SEGMENT":
+            growing[row["vchannel"]].add(row["segment_id"])
+        elif row["type"] == "FLUSH":
+            growing[row["vchannel"]].discard(row["segment_id"])
+        elif row["type"] == "IMPORT":
+            made = list(imported(row))
+            assert sorted(growing[row["vchannel"]]) == made
+            behind = rows[place + 1 : place + 1 + len(made)]
+            assert [(each["type"], each["segment_id"]) for each in behind] == [("FLUSH", number) for number in made]
+            assert {json.loads(each["payload"])["policy"] for each in behind} <= {"import"}
+            assert row["rows"] == sum(each["rows"] for each in behind)
+
+
+def imported(row: Row) -> dict[int, int]:
+    """An Import's rows by segment: the first one's id is the message's own, the others' follow it by partition."""
+    files = json.loads(row["payload"])["files"]
+    partitions = sorted({file["partition_id"] for file in files})
+    return {
+        row["segment_id"] + place: sum(file["rows"] for file in files if file["partition_id"] == partition)
+        for place, partition in enumerate(partitions)
+    }

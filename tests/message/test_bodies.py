@@ -27,6 +27,15 @@ BODILESS = [
 ]  # fmt: skip
 
 
+STAGED = {"path": "load/000000.parquet", "partition_id": 1, "rows": 3, "bytes": 900, "digest": "0a" * 32}
+IMPORT = {"import_id": "load", "files": [STAGED, STAGED | {"path": "load/000001.parquet"}], "replace": False}
+
+
+def import_of(**changed: object) -> dict[str, object]:
+    """An Import's body whose one file is as it should be, but for what is `changed`."""
+    return IMPORT | {"files": [STAGED | changed]}
+
+
 def test_every_type_with_behaviour_has_a_body_or_carries_rows() -> None:
     for kind, flags in BEHAVIOUR.items():
         if flags & Flag.DML:
@@ -48,6 +57,7 @@ def test_bodies_come_back_as_they_were() -> None:
         T.MANUAL_FLUSH: {"segment_id": 1 << 60},
         T.FLUSH: {"policy": "capacity"},
         T.ALTER_WAL: {"generation": 1, "log": "kafka://broker:9092/millrace"},
+        T.IMPORT: IMPORT,
     }
     for kind, body in bodies.items():
         assert parse_body(kind, encode_body(body)) == body
@@ -61,6 +71,35 @@ def test_encoding_is_canonical() -> None:
     for wrong in ({"a": float("nan")}, {"a": "\ud800"}, {"a": b""}, {"a": "x" * MAX_BODY_BYTES}):
         with pytest.raises(InvalidArgument):
             encode_body(wrong)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/etc/passwd",
+        "../wal/x",
+        "a/../../x",
+        "a//b",
+        "a/",
+        "./a",
+        "a/.",
+        "..",
+        "a\\..\\b",
+        "a\0b",
+        "a\nb",
+        "x" * 1025,
+    ],
+    ids=repr,
+)
+def test_a_path_that_could_lead_out_of_the_staged_folder_is_malformed(path: str) -> None:
+    with pytest.raises(Malformed, match="relative to the staged folder"):
+        parse_body(T.IMPORT, json.dumps(import_of(path=path)).encode())
+
+
+def test_an_import_that_replaces_may_name_no_file() -> None:
+    body = {"import_id": "empty", "files": [], "replace": True}
+    assert parse_body(T.IMPORT, encode_body(body)) == body
 
 
 @pytest.mark.parametrize("kind", BODILESS, ids=lambda kind: kind.name)
@@ -140,6 +179,24 @@ WRONG_SHAPES: list[tuple[T, object]] = [
     (T.ALTER_WAL, {"generation": 0, "log": ""}),
     (T.ALTER_WAL, {"generation": 1, "log": 1}),
     (T.ALTER_WAL, {"generation": 1}),
+    (T.IMPORT, IMPORT | {"import_id": ""}),
+    (T.IMPORT, IMPORT | {"files": []}),
+    (T.IMPORT, IMPORT | {"files": {}}),
+    (T.IMPORT, IMPORT | {"files": ["load/000000.parquet"]}),
+    (T.IMPORT, IMPORT | {"files": [STAGED, STAGED]}),
+    (T.IMPORT, IMPORT | {"replace": 0}),
+    (T.IMPORT, IMPORT | {"more": 1}),
+    (T.IMPORT, {"import_id": "load", "files": [STAGED]}),
+    (T.IMPORT, import_of(more=1)),
+    (T.IMPORT, import_of(rows=0)),
+    (T.IMPORT, import_of(rows=True)),
+    (T.IMPORT, import_of(bytes=0)),
+    (T.IMPORT, import_of(partition_id=0)),
+    (T.IMPORT, import_of(digest="0a")),
+    (T.IMPORT, import_of(digest="0A" * 32)),
+    (T.IMPORT, import_of(digest="0a" * 32 + "\n")),
+    (T.IMPORT, import_of(digest=None)),
+    (T.IMPORT, import_of(path=7)),
     (T.SCHEMA_CHANGE, {"add": {"name": "x", "type": "int64"}}),
     (T.SCHEMA_CHANGE, {"add": {"name": "x", "type": "int65", "nullable": True}}),
     (T.CREATE_COLLECTION, {}),

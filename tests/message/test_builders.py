@@ -9,7 +9,7 @@ import pytest
 
 from millrace.errors import InvalidArgument
 from millrace.message import builders
-from millrace.message.bodies import parse_body
+from millrace.message.bodies import ImportFile, parse_body
 from millrace.message.model import MutableMessage
 from millrace.message.payload import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -17,6 +17,7 @@ from millrace.message.types import BEHAVIOUR, Flag, MessageType
 from millrace.message.wire import decode_entries, encode_entry
 from tests.message.samples import HEADER, entries
 
+STAGED: ImportFile = {"path": "load/0.parquet", "partition_id": 1, "rows": 3, "bytes": 900, "digest": "0a" * 32}
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("carrier", "string", True)), "id")
 ROWS = pa.RecordBatch.from_pylist([{"id": 1, "carrier": "UA"}, {"id": 2, "carrier": None}], schema=SCHEMA.arrow())
 VCHANNEL, TERM, COLLECTION = "pc0_7v0", 3, 7
@@ -59,6 +60,7 @@ ONE_OF_EACH = [
     builders.term_opening(term=TERM, chain_version=1, config={"segment_rows": 10}),
     builders.config({"segment_rows": 10}, term=TERM),
     builders.alter_wal(term=TERM, generation=1, log="kafka://broker:9092/millrace"),
+    builders.import_files("load", [STAGED], vchannel=VCHANNEL, collection_id=COLLECTION, term=TERM, producer_id=5),
 ]
 
 
@@ -113,6 +115,10 @@ def delete(keys: object) -> MutableMessage:
         ),
         lambda: builders.schema_change(
             FieldSpec("x", "int64", False), vchannel=VCHANNEL, collection_id=7, schema_version=2, term=TERM
+        ),
+        lambda: builders.import_files("load", [], vchannel=VCHANNEL, collection_id=7, term=TERM),
+        lambda: builders.import_files(
+            "load", [{**STAGED, "path": "../x"}], vchannel=VCHANNEL, collection_id=7, term=TERM
         ),
         lambda: builders.config({"a": "b"}, term=TERM),  # type: ignore[dict-item]
     ],

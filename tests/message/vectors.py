@@ -79,6 +79,16 @@ def good_entries() -> dict[str, list[MutableMessage]]:
                 term=1,
             )
         ],
+        "bodies: Import": [
+            builders.import_files(
+                "flights of May",
+                [{"path": "may/000000.parquet", "partition_id": 1, "rows": 3, "bytes": 999, "digest": "0a" * 32}],
+                vchannel="pc0_7v0",
+                collection_id=7,
+                term=1,
+                replace=True,
+            )
+        ],
         "bodies: TermOpening and Config": [
             builders.term_opening(term=2, chain_version=1, config={"segment_rows": 1000}),
             builders.config({"segment_rows": 2000}, term=2),

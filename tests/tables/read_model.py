@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from millrace.message import builders
@@ -26,6 +29,11 @@ OPERATIONS = st.one_of(
     st.tuples(st.sampled_from(["drop_partition", "create_partition"]), st.integers(0, 3), st.sampled_from([1, 2])),
     st.tuples(st.just("manual_flush"), st.integers(0, 3)),
     st.tuples(st.just("schema_change"), st.integers(0, 3)),
+    st.tuples(
+        st.just("import"),
+        st.lists(st.tuples(KEYS, st.sampled_from([1, 2])), max_size=3),  # each with its partition
+        st.booleans(),  # replace
+    ),
     st.tuples(st.just("wal_commit"), st.just(0)),
     st.tuples(st.just("flush"), st.integers(0, 100)),
 )
@@ -40,18 +48,25 @@ def do(collection: Collection, operation: tuple[Any, ...], number: int) -> None:
         for vchannel in collection.vchannels:
             mine = [key for key in where if collection.home(key) == vchannel]
             if mine and kind == "insert":
-                newer = vchannel in collection.changed
-                rows: dict[str, list[object]] = {"id": list(mine), "body": [f"{number}:{key}" for key in mine]}
-                collection.schema = SCHEMA.with_field(ADDED) if newer else SCHEMA
-                collection.schema_version = 2 if newer else 1
-                if newer:
-                    rows[ADDED.name] = [number] * len(mine)
+                rows = _rows(collection, vchannel, mine, number)
                 message = collection.insert(rows, vchannel=vchannel, partition=partition, txn=txn)
             elif mine:
                 message = collection.delete(mine, vchannel=vchannel, partition=partition, txn=txn)
             else:
                 continue
             collection.append(vchannel, message)
+        return
+    if kind == "import":
+        for vchannel in collection.vchannels:
+            files = []
+            for partition in (1, 2):
+                keys = [key for key, wanted in where if wanted == partition and collection.home(key) == vchannel]
+                if keys:
+                    path = f"{number}/{vchannel}-{partition}.parquet"
+                    rows = _rows(collection, vchannel, keys, number)
+                    files.append(collection.stage(path, rows, partition=partition, group=1))
+            if files or rest[0]:
+                collection.append(vchannel, collection.imported(files, vchannel=vchannel, replace=rest[0]))
         return
     vchannel = collection.vchannels[where]
     place = {"vchannel": vchannel, "collection_id": collection.id, "term": 1}
@@ -72,7 +87,18 @@ def do(collection: Collection, operation: tuple[Any, ...], number: int) -> None:
             collection.append(vchannel, builders.schema_change(ADDED, schema_version=2, **place))
 
 
-def visible(messages: Iterable[dict[str, Any]], tick: int, schemas: list[CollectionSchema]) -> list[tuple[Any, ...]]:
+def _rows(collection: Collection, vchannel: str, keys: list[int], number: int) -> dict[str, list[object]]:
+    """Rows of `keys`, of the schema that the VChannel has, which the collection's messages are of from here on."""
+    newer = vchannel in collection.changed
+    collection.schema = SCHEMA.with_field(ADDED) if newer else SCHEMA
+    collection.schema_version = 2 if newer else 1
+    rows: dict[str, list[object]] = {"id": list(keys), "body": [f"{number}:{key}" for key in keys]}
+    return rows | ({ADDED.name: [number] * len(keys)} if newer else {})
+
+
+def visible(
+    messages: Iterable[dict[str, Any]], tick: int, schemas: list[CollectionSchema], staged: Path
+) -> list[tuple[Any, ...]]:
     """(key, body, extra) of the rows that one PChannel's accepted messages leave at `tick`."""
     rows: list[tuple[str, int, tuple[Any, ...]]] = []  # VChannel, partition, values
     open_txns: dict[tuple[str, int], list[dict[str, Any]]] = {}
@@ -101,6 +127,14 @@ def visible(messages: Iterable[dict[str, Any]], tick: int, schemas: list[Collect
             for body in open_txns.pop(txn):
                 if kind is MessageType.COMMIT_TXN:
                     apply(body)
+        elif kind is MessageType.IMPORT:
+            body = json.loads(message["payload"])
+            if body["replace"]:
+                rows = [row for row in rows if row[0] != message["vchannel"]]
+            for file in body["files"]:
+                for row in pq.read_table(staged / file["path"]).to_pylist():
+                    values = (row["id"], row["body"], row.get(ADDED.name))
+                    rows.append((message["vchannel"], file["partition_id"], values))
         elif kind is MessageType.DROP_PARTITION:
             rows = [row for row in rows if row[:2] != (message["vchannel"], message["partition_id"])]
     return [row[2] for row in rows]
@@ -109,7 +143,8 @@ def visible(messages: Iterable[dict[str, Any]], tick: int, schemas: list[Collect
 def expected(maker: WalMaker, tick: int, base: CollectionSchema) -> Counter[tuple[Any, ...]]:
     """The rows of a maker's only collection at `tick`."""
     schemas = [base, base.with_field(ADDED)]
-    return Counter(row for name in maker.pchannels for row in visible(maker.accepted[name], tick, schemas))
+    staged = maker.settings.staged_path
+    return Counter(row for name in maker.pchannels for row in visible(maker.accepted[name], tick, schemas, staged))
 
 
 def schema_known(maker: WalMaker, tick: int) -> bool:

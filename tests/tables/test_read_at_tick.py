@@ -86,8 +86,31 @@ ACROSS = [
 """Transactions stay open over flushes, so that each begins to read before DDL that the catalog has already."""
 
 
+IMPORTS = [
+    ("insert", ALL, 1, 0),
+    ("import", [(key, 1 + key % 2) for key in ALL], False),
+    ("delete", [0, 1], 0, 0),
+    ("flush", 60),
+    ("begin", 0, 1),
+    ("insert", ALL, 2, 1),
+    ("import", [(key, 2) for key in ALL[2:]], True),
+    ("commit", 0, 1),
+    ("schema_change", 1),
+    ("wal_commit", 0),
+    ("insert", [3, 4], 1, 0),
+    ("import", [(5, 1), (6, 1), (7, 2)], False),
+    ("delete", [5], 2, 0),
+    ("drop_partition", 1, 2),
+    ("flush", 70),
+    ("import", [], True),
+    ("insert", [8], 1, 0),
+]
+"""Files beside inserts, in place of everything, of a newer schema, into a partition that is dropped; and an empty replacement."""
+
+
 @example(PARTITIONS, 0)
 @example(ACROSS, 0)
+@example(IMPORTS, 0)
 @given(st.lists(OPERATIONS, max_size=25), st.integers(0, 4))
 @profile(max_examples=20)
 def test_every_tick_reads_as_the_model_says(operations: list[tuple[Any, ...]], first: int) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from millrace.log.protocol import ENTRY_SCHEMA, LogEntries
 from millrace.message import builders, wire
+from millrace.message.bodies import ImportFile
 from millrace.message.ids import LogId
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
@@ -21,6 +22,7 @@ from millrace.settings import Settings
 from millrace.tables.wal_table import WalTable
 from millrace.wal.chain import CHAIN_VERSION, Chain
 from millrace.wal.state import ChannelState
+from tests.tables.staged_files import stage
 
 START_MS = 1_750_000_000_000
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "string", True)), "id")
@@ -165,6 +167,23 @@ class Collection:
             schema_version=self.schema_version,
             txn_id=txn,
         )
+
+    def imported(self, files: Sequence[ImportFile], *, vchannel: str, replace: bool = False) -> MutableMessage:
+        """An Import of staged files, whose keys live on `vchannel`."""
+        return builders.import_files(
+            "load",
+            files,
+            vchannel=vchannel,
+            collection_id=self.id,
+            term=1,
+            replace=replace,
+            schema_version=self.schema_version,
+        )
+
+    def stage(self, path: str, rows: dict[str, list[object]], *, partition: int = 1, group: int = 2) -> ImportFile:
+        """A staged file of `rows`."""
+        table = pa.table([pa.array(rows[each.name], each.type) for each in self.schema.arrow()], self.schema.arrow())
+        return stage(self.maker.settings.staged_path, path, table, partition=partition, group=group)
 
     def delete(self, keys: list[int], *, vchannel: str, partition: int = 0, txn: int = 0) -> MutableMessage:
         return builders.delete(

@@ -9,6 +9,7 @@ config's keys and bounds, for one, are not known here.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NotRequired, TypedDict, cast, overload
 
@@ -22,6 +23,8 @@ MAX_NAME_BYTES: Final = 255
 
 _NOT_JSON: Final = f"the body is no JSON object (UTF-8, integers of 64 bits, at most {MAX_DEPTH} levels, no key twice)"
 _INT64_DIGITS: Final = 20
+MAX_PATH_BYTES: Final = 1024
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class EmptyBody(TypedDict):
@@ -75,6 +78,27 @@ class AlterWalBody(TypedDict):
     log: str
 
 
+class ImportFile(TypedDict):
+    """A staged Parquet file of an IMPORT: its rows are of one partition, and of the message's VChannel."""
+
+    path: str
+    """Relative to ``<data folder>/staged``, with "/" between names; it never leads out of there."""
+    partition_id: int
+    rows: int
+    bytes: int
+    """Size of the file."""
+    digest: str
+    """sha256 of the file's bytes, as 64 lower-case hexadecimal digits."""
+
+
+class ImportBody(TypedDict):
+    """IMPORT: the staged files whose rows become the collection's; with ``replace`` in place of all that it had."""
+
+    import_id: str
+    files: list[ImportFile]
+    replace: bool
+
+
 class FlushBody(TypedDict):
     """FLUSH, which the chain emits: the seal policy that ended the segment."""
 
@@ -124,6 +148,8 @@ def parse_body(type: Literal[MessageType.MANUAL_FLUSH], payload: bytes) -> Manua
 def parse_body(type: Literal[MessageType.FLUSH], payload: bytes) -> FlushBody: ...
 @overload
 def parse_body(type: Literal[MessageType.ALTER_WAL], payload: bytes) -> AlterWalBody: ...
+@overload
+def parse_body(type: Literal[MessageType.IMPORT], payload: bytes) -> ImportBody: ...
 @overload
 def parse_body(type: _Empty, payload: bytes) -> EmptyBody: ...
 @overload
@@ -297,6 +323,55 @@ def _alter_wal(payload: bytes) -> AlterWalBody:
     return {"generation": _int(value["generation"], "generation", least=1), "log": value["log"]}
 
 
+def _import(payload: bytes) -> ImportBody:
+    value = _object(payload, frozenset({"import_id", "files", "replace"}))
+    import_id = _name(value["import_id"], "import_id")
+    files, replace = value["files"], value["replace"]
+    if not isinstance(replace, bool):
+        raise Malformed("replace is true or false")
+    if not isinstance(files, list):
+        raise Malformed("files is a list")
+    if not files and not replace:
+        raise Malformed("an import names one file or more, or replaces what is there")
+    found = [_import_file(each) for each in files]
+    if len({each["path"] for each in found}) != len(found):
+        raise Malformed("files has a path twice")
+    return {"import_id": import_id, "files": found, "replace": replace}
+
+
+def import_partitions(body: ImportBody) -> list[int]:
+    """The partitions that an Import brings rows to, in the order in which the chain makes their segments."""
+    return sorted({each["partition_id"] for each in body["files"]})
+
+
+def _import_file(value: object) -> ImportFile:
+    keys = {"path", "partition_id", "rows", "bytes", "digest"}
+    if not isinstance(value, dict) or set(value) != keys:
+        raise Malformed(f"a file is an object of {', '.join(sorted(keys))}, not of others")
+    path, digest = value["path"], value["digest"]
+    if not isinstance(path, str) or not _inside(path):
+        raise Malformed(
+            f"a file's path is relative to the staged folder: names with / between them, none of them empty, . or .., "
+            f"at most {MAX_PATH_BYTES} bytes"
+        )
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise Malformed("a file's digest is its sha256 as 64 lower-case hexadecimal digits")
+    return {
+        "path": path,
+        "partition_id": _int(value["partition_id"], "a file's partition_id", least=1),
+        "rows": _int(value["rows"], "a file's rows", least=1),
+        "bytes": _int(value["bytes"], "a file's bytes", least=1),
+        "digest": digest,
+    }
+
+
+def _inside(path: str) -> bool:
+    """Whether `path` stays in the folder that it is relative to, on whatever host reads it."""
+    if len(path.encode("utf-8")) > MAX_PATH_BYTES or "\\" in path or any(ord(each) < 32 for each in path):
+        return False
+    return all(name not in ("", ".", "..") for name in path.split("/"))
+
+
 _PARSERS: Final[dict[MessageType, Any]] = {
     MessageType.TERM_OPENING: _term_opening,
     MessageType.CONFIG: _config,
@@ -315,4 +390,5 @@ _PARSERS: Final[dict[MessageType, Any]] = {
     MessageType.CREATE_SEGMENT: _empty,
     MessageType.FLUSH: _flush,
     MessageType.ALTER_WAL: _alter_wal,
+    MessageType.IMPORT: _import,
 }

@@ -12,7 +12,7 @@ from typing import Final, TypedDict, Unpack
 import pyarrow as pa
 
 from millrace.errors import InvalidArgument, Malformed
-from millrace.message.bodies import encode_body, parse_body
+from millrace.message.bodies import ImportFile, encode_body, parse_body
 from millrace.message.model import MutableMessage
 from millrace.message.payload import encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -268,6 +268,36 @@ def alter_wal(*, term: int, generation: int, log: str) -> MutableMessage:
     return _control(MessageType.ALTER_WAL, {"generation": generation, "log": log}, term=term, stamps={})
 
 
+def import_files(
+    import_id: str,
+    files: Sequence[ImportFile],
+    *,
+    vchannel: str,
+    collection_id: int,
+    term: int,
+    replace: bool = False,
+    schema_version: int = DEFAULT_SCHEMA_VERSION,
+    **stamps: Unpack[Stamps],
+) -> MutableMessage:
+    """An Import of staged `files` into `vchannel`, to which every primary key in them must belong.
+
+    With `replace`, what the VChannel had is gone from its tick on. The files must be synced before the message is
+    appended (:func:`millrace.tables.staged.sync_staged`): it is acknowledged as their rows are. A file is named by one
+    Import alone, for it goes once the WAL is trimmed past that message.
+    """
+    body = {"import_id": import_id, "files": [dict(each) for each in files], "replace": replace}
+    return _control(
+        MessageType.IMPORT,
+        body,
+        vchannel=vchannel,
+        collection_id=collection_id,
+        schema_version=schema_version,
+        rows=sum(each["rows"] for each in files),
+        term=term,
+        stamps=stamps,
+    )
+
+
 def _txn(
     type: MessageType,
     txn_id: int,
@@ -292,6 +322,7 @@ def _control(
     collection_id: int = 0,
     partition_id: int = 0,
     schema_version: int = 0,
+    rows: int = 0,
     txn_id: int = 0,
 ) -> MutableMessage:
     payload = b"" if body is None else encode_body(body)
@@ -307,6 +338,7 @@ def _control(
         collection_id=collection_id,
         partition_id=partition_id,
         schema_version=schema_version,
+        rows=rows,
         txn_id=txn_id,
         payload=payload,
         **stamps,

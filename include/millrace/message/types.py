@@ -118,10 +118,11 @@ BEHAVIOUR: Final[dict[MessageType, Flag]] = {
     MessageType.CREATE_SEGMENT: Flag.SYSTEM | Flag.EMITTED,
     MessageType.FLUSH: Flag.SYSTEM | Flag.EMITTED,
     MessageType.ALTER_WAL: Flag.SYSTEM | Flag.SELF_CONTROLLED,
+    MessageType.IMPORT: Flag.EXCLUSIVE,
 }
 """Types that the chain gives an effect to, with their flags. The rest are numbers."""
 
-SINCE: Final[dict[MessageType, int]] = {MessageType.ALTER_WAL: 2}
+SINCE: Final[dict[MessageType, int]] = {MessageType.ALTER_WAL: 2, MessageType.IMPORT: 3}
 """The chain version that gave a type its behaviour; 1 for those that are not named."""
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from millrace.failpoint import hit
+from millrace.message.bodies import parse_body
 from millrace.message.ids import MessageId
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
@@ -40,7 +41,9 @@ from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 ROWS: Final = "rows"
 DELETES: Final = "deletes"
 
-_DROPS: Final = pa.array([MessageType.DROP_PARTITION.name, MessageType.DROP_COLLECTION.name])
+_DROPS: Final = pa.array(
+    [MessageType.DROP_PARTITION.name, MessageType.DROP_COLLECTION.name, MessageType.IMPORT.name],
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,8 @@ def plan_flush(
 def run_flush(settings: Settings, plan: FlushPlan) -> FlushReport:
     """Write what became visible in the planned range into durable files. What it wrote is removed where it raises.
 
-    Raises ChannelParked, before it writes rows, where a table has a column with another type than its collection; Malformed.
+    Raises ChannelParked, before it writes rows, where a table has a column with another type than its collection; Malformed;
+    StagedFileDamaged.
     """
     started = time.perf_counter()
     writer = _Writer(settings, plan)
@@ -176,7 +180,7 @@ class _Writer:
         self._catalog = plan.checkpoint.catalog
         self._tables: dict[tuple[int, str], _TableWriter] = {}
         self._segment_events: list[SegmentEvent] = []
-        self._drops: list[dict[str, Any]] = []
+        self._drops: list[_Drop] = []
         self._confirmed = plan.checkpoint.confirmed
         self._term = plan.checkpoint.term
 
@@ -186,10 +190,10 @@ class _Writer:
         before = {name: len(info.schemas) for name, info in self._catalog.vchannels.items()}
         for visible in self._visible():
             drops = visible.filter(pc.is_in(visible["type"].cast(pa.utf8()), _DROPS))
-            self._drops.extend(drops.select(["type", "vchannel", "partition_id", VISIBLE_TICK]).to_pylist())
+            self._drops.extend(each for row in drops.to_pylist() if (each := _drop(row)).before)
             for stretch in self._catalog.apply(visible):
                 self._segment_events.extend(self._catalog.segment_events(stretch))
-                for part in collection_rows(stretch, self._catalog):
+                for part in collection_rows(stretch, self._catalog, staged=self._settings.staged_path):
                     self._table(part).write(part)
         collections: dict[int, dict[str, TablePart]] = {}
         rows_by_vchannel: dict[str, int] = {}
@@ -251,7 +255,7 @@ class _Writer:
         return TablePart(actions, moves, len(events))
 
     def _dropped_segments(self, table: DeltaTable | None, pchannel: str) -> list[SegmentEvent]:
-        """The segments that went with the partitions and collections dropped in this range."""
+        """The segments that went with the partitions and collections dropped, and the Imports that replaced, in this range."""
         if not self._drops:
             return []
         stored = read_segments(table, self._settings.segments_path, pchannel=pchannel).drop_columns(["pchannel"])
@@ -259,17 +263,35 @@ class _Writer:
         newest.update({event.segment_id: event for event in self._segment_events})
         dropped: list[SegmentEvent] = []
         for drop in self._drops:
-            whole = drop["type"] == MessageType.DROP_COLLECTION.name
             for number, event in sorted(newest.items()):
-                gone = event.vchannel == drop["vchannel"] and (whole or event.partition_id == drop["partition_id"])
-                if gone and event.state != "dropped" and event.time_tick < drop[VISIBLE_TICK]:
-                    newest[number] = event._replace(state="dropped", time_tick=drop[VISIBLE_TICK])
+                gone = event.vchannel == drop.vchannel and drop.partition_id in (0, event.partition_id)
+                if gone and event.state != "dropped" and event.time_tick < drop.tick and number < drop.before:
+                    newest[number] = event._replace(state="dropped", time_tick=drop.tick)
                     dropped.append(newest[number])
         return dropped
 
     def abort(self) -> None:
         for table in self._tables.values():
             table.abort()
+
+
+class _Drop(NamedTuple):
+    """What takes segments away: those of a VChannel and partition (0: all) with a smaller id than `before`."""
+
+    vchannel: str
+    partition_id: int
+    tick: int
+    before: int
+
+
+def _drop(row: Mapping[str, Any]) -> _Drop:
+    """By the message. An Import that replaces leaves its own segments; one that does not, takes none away."""
+    tick, before = row[VISIBLE_TICK], row[VISIBLE_TICK]
+    partition_id = row["partition_id"] if row["type"] == MessageType.DROP_PARTITION.name else 0
+    if row["type"] == MessageType.IMPORT.name:
+        replaces = parse_body(MessageType.IMPORT, row["payload"])["replace"]
+        before = (row["segment_id"] or tick) if replaces else 0
+    return _Drop(row["vchannel"], partition_id, tick, before)
 
 
 class _TableWriter:

@@ -46,7 +46,7 @@ def flush(
     """Flush what the WAL has now (up to `up_to_tick`), in ranges of about `max_bytes`; the tick each PChannel has reached.
 
     Another flusher may be at work: what it commits first is not committed again. Raises what keeps a PChannel from being
-    flushed (ChannelParked, Malformed, TableUnavailable), once the others are flushed.
+    flushed (ChannelParked, Malformed, StagedFileDamaged, TableUnavailable), once the others are flushed.
     """
     wal = WalSnapshot.open(settings.wal_path)
     if wal is None:

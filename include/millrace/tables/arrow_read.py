@@ -68,15 +68,16 @@ def _table_rows(table: DeltaTable | None, path: Path, schema: pa.Schema, tick: i
 
 
 def _hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:
-    """Without the rows of partitions dropped by then, and of an earlier collection of the same id."""
+    """Without the rows of partitions dropped by then, those that an Import replaced, and those of an earlier collection."""
     hidden = np.zeros(rows.num_rows, dtype=bool)
     ticks = rows["_time_tick"].to_numpy()
     for name, number, tick in plan.partition_drops:
         mine = pc.and_(pc.equal(rows["_vchannel"], name), pc.equal(rows["_partition_id"], number)).to_numpy()
         hidden |= mine & (ticks < tick)
     for name, info in plan.vchannels.items():
-        if rows.num_rows and info.created_tick > ticks.min():
-            hidden |= pc.equal(rows["_vchannel"], name).to_numpy() & (ticks < info.created_tick)
+        begin = info.begin_at(plan.tick)
+        if rows.num_rows and begin > ticks.min():
+            hidden |= pc.equal(rows["_vchannel"], name).to_numpy() & (ticks < begin)
     return rows.filter(pa.array(~hidden)) if hidden.any() else rows
 
 

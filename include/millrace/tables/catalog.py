@@ -17,25 +17,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import UnsupportedVersion
-from millrace.message.bodies import parse_body
+from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
 from millrace.wal.txn_buffer import VISIBLE_TICK
 
-VERSION: Final = 1
+VERSIONS: Final = (1, 2)
+"""Of the stored form: 2 holds the ticks of Imports that replaced a VChannel's rows, and is written only where there are any."""
 
-_DDL: Final = pa.array(
-    [
-        member.name
-        for member in (
-            MessageType.CREATE_COLLECTION,
-            MessageType.DROP_COLLECTION,
-            MessageType.CREATE_PARTITION,
-            MessageType.DROP_PARTITION,
-            MessageType.SCHEMA_CHANGE,
-        )
-    ]
+CATALOG_TYPES: Final = tuple(
+    member.name
+    for member in (
+        MessageType.CREATE_COLLECTION,
+        MessageType.DROP_COLLECTION,
+        MessageType.CREATE_PARTITION,
+        MessageType.DROP_PARTITION,
+        MessageType.SCHEMA_CHANGE,
+        MessageType.IMPORT,
+    )
 )
+"""The types of messages that a catalog is evolved by: who wants no more of the WAL than its catalog reads these."""
+
+_CATALOG_TYPES: Final = pa.array(CATALOG_TYPES)
 _SEGMENT_EVENTS: Final = pa.array([MessageType.CREATE_SEGMENT.name, MessageType.FLUSH.name])
 
 
@@ -80,6 +83,8 @@ class VChannelInfo:
     partition_drops: dict[int, list[int]] = field(default_factory=dict)
     """Ticks at which a partition of that id was dropped: its earlier rows are hidden from there on."""
     dropped_tick: int = 0
+    replace_ticks: list[int] = field(default_factory=list)
+    """Ticks of the Imports that replaced the VChannel's rows: its earlier rows are hidden from there on."""
     growing: dict[int, SegmentInfo] = field(default_factory=dict)
 
     def schema_at(self, tick: int) -> CollectionSchema:
@@ -87,12 +92,18 @@ class VChannelInfo:
         known = [schema for since, schema in self.schemas if since <= tick]
         return known[-1] if known else self.schemas[0][1]
 
+    def begin_at(self, tick: int) -> int:
+        """A read at `tick` sees no row of the VChannel that became visible before this tick: such a row is of an earlier
+        collection of the same id, or an Import replaced it."""
+        return max([self.created_tick, *(each for each in self.replace_ticks if each <= tick)])
+
     @property
     def newest_schema(self) -> CollectionSchema:
         return self.schemas[-1][1]
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        replaced = {"replace_ticks": self.replace_ticks} if self.replace_ticks else {}
+        return replaced | {
             "collection_id": self.collection_id,
             "name": self.name,
             "vchannels": list(self.vchannels),
@@ -118,6 +129,7 @@ class VChannelInfo:
             partitions={int(number): name for number, name in value["partitions"].items()},
             partition_drops={int(number): list(ticks) for number, ticks in value["partition_drops"].items()},
             dropped_tick=value["dropped_tick"],
+            replace_ticks=list(value.get("replace_ticks", ())),
             growing={int(number): SegmentInfo(*info) for number, info in value["growing"].items()},
         )
 
@@ -130,14 +142,16 @@ class Catalog:
 
     def to_bytes(self) -> bytes:
         """Canonical: equal catalogs have equal bytes."""
-        body = {"version": VERSION, "vchannels": {name: info.to_json() for name, info in self.vchannels.items()}}
+        # A build that knows no Import must not go on from a catalog that hides rows by one.
+        version = VERSIONS[any(info.replace_ticks for info in self.vchannels.values())]
+        body = {"version": version, "vchannels": {name: info.to_json() for name, info in self.vchannels.items()}}
         return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Inverse of :meth:`to_bytes`. Raises UnsupportedVersion."""
         body = json.loads(data)
-        if body["version"] != VERSION:
+        if body["version"] not in VERSIONS:
             raise UnsupportedVersion(
                 f"a checkpoint's catalog of version {body['version']}: run the build that wrote it"
             )
@@ -148,13 +162,17 @@ class Catalog:
         return {name: info for name, info in self.vchannels.items() if info.collection_id == collection_id}
 
     def apply(self, rows: pa.Table) -> Iterator[pa.Table]:
-        """Take visible rows in; yields them in stretches, each when the DDL before it is part of the catalog."""
+        """Take visible rows in; yields them in stretches, each when the DDL before it is part of the catalog.
+
+        An Import brings rows, too: it is the first row of a stretch.
+        """
         start = 0
-        for place in _places(rows, _DDL):
+        for place in _places(rows, _CATALOG_TYPES):
             if place > start:
                 yield rows.slice(start, place - start)
-            self._evolve(rows.slice(place, 1).to_pylist()[0])
-            start = place + 1
+            row = rows.slice(place, 1).to_pylist()[0]
+            self._evolve(row)
+            start = place + (row["type"] != MessageType.IMPORT.name)
         if start < rows.num_rows:
             yield rows.slice(start)
 
@@ -177,6 +195,9 @@ class Catalog:
                 info.dropped_tick = tick
             case MessageType.CREATE_PARTITION:
                 info.partitions[row["partition_id"]] = body["name"]
+            case MessageType.IMPORT:
+                if body["replace"]:
+                    info.replace_ticks.append(tick)
             case MessageType.DROP_PARTITION:
                 info.partition_drops.setdefault(row["partition_id"], []).append(tick)
             case _:
@@ -191,6 +212,7 @@ class Catalog:
                 self.vchannels[row["vchannel"]].growing[row["segment_id"]] = info
                 yield _event(row, "growing", info, "")
         self._count(rows)
+        self._count_imports(rows)
         for row in events:
             if row["type"] == MessageType.FLUSH.name:
                 info = self.vchannels[row["vchannel"]].growing.pop(row["segment_id"])
@@ -217,6 +239,21 @@ class Catalog:
             info = self.vchannels[row["vchannel"]].growing[row["segment_id"]]
             info.rows += row["rows_sum"]
             info.bytes += row["bytes_sum"]
+
+    def _count_imports(self, rows: pa.Table) -> None:
+        for place in _places(rows, pa.array([MessageType.IMPORT.name])):
+            row = rows.slice(place, 1).to_pylist()[0]
+            body = parse_body(MessageType.IMPORT, row["payload"])
+            segments = import_segments(row["segment_id"], body)
+            for file in body["files"]:
+                info = self.vchannels[row["vchannel"]].growing[segments[file["partition_id"]]]
+                info.rows += file["rows"]
+                info.bytes += file["bytes"]
+
+
+def import_segments(first: int, body: ImportBody) -> dict[int, int]:
+    """The segment of each partition that an Import brings rows to: `first` is the message's own, the others follow it."""
+    return {partition: first + place for place, partition in enumerate(import_partitions(body))}
 
 
 def _event(row: dict[str, Any], state: str, info: SegmentInfo, policy: str) -> SegmentEvent:

@@ -1,7 +1,7 @@
 """Rows of a collection's table that no read at a tick >= B can see: what compaction may leave out once B is the base.
 
 A row is dead at B where a delete with a tick <= B hits it, or where its partition or collection was dropped (or made anew
-under the same id) behind it at a tick <= B. A row with a tick > B is never dead. Compaction removes by this rule, and
+under the same id, or its VChannel's rows replaced by an Import) behind it at a tick <= B. A row with a tick > B is never dead. Compaction removes by this rule, and
 verification applies it to both sides, so that it does not matter which of the dead rows were removed so far.
 """
 
@@ -39,7 +39,8 @@ class Drops:
 
 
 def drops_at(vchannels: Mapping[str, VChannelInfo], tick: int) -> Drops:
-    """What the DDL of a collection's VChannels hides at `tick`: dropped partitions, a drop, an earlier one of the same id."""
+    """What the DDL of a collection's VChannels hides at `tick`: dropped partitions, a drop, an Import that replaced
+    rows, an earlier collection of the same id."""
     partitions = [
         (name, number, max(early))
         for name, info in sorted(vchannels.items())
@@ -49,7 +50,7 @@ def drops_at(vchannels: Mapping[str, VChannelInfo], tick: int) -> Drops:
     whole = [
         (name, max(early))
         for name, info in sorted(vchannels.items())
-        if (early := [each for each in (info.created_tick, info.dropped_tick) if 0 < each <= tick])
+        if (early := [each for each in (info.begin_at(tick), info.dropped_tick) if 0 < each <= tick])
     ]
     return Drops(tuple(partitions), tuple(whole))
 

@@ -20,10 +20,12 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from millrace.errors import CollectionNotFound, InvalidArgument, TickNotReached, TickTooOld
+from millrace.message.bodies import parse_body
 from millrace.message.ids import LOGICAL_BITS, compose_tick
 from millrace.message.schema import CollectionSchema
+from millrace.message.types import MessageType
 from millrace.settings import Settings
-from millrace.tables.catalog import Catalog, VChannelInfo
+from millrace.tables.catalog import CATALOG_TYPES, Catalog, VChannelInfo
 from millrace.tables.collection_table import (
     base_tick,
     delete_file_schema,
@@ -35,7 +37,7 @@ from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.visible_rows import collection_rows, conform
 from millrace.tables.wal_reader import WalRange, WalSnapshot, read_range
-from millrace.wal.txn_buffer import TxnBuffer
+from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 
 POLL: Final = 0.02
 """Seconds between two looks at the ``wal`` table while a read waits for its tick."""
@@ -50,11 +52,13 @@ class Tail:
     row_ticks: dict[str, int]
     """By VChannel: up to where the rows table has everything."""
     delete_ticks: dict[str, int]
+    staged_bytes: int = 0
+    """Bytes of the staged files that its Imports name."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of the WAL files to be read."""
-        return sum(file.size for file in self.range.files)
+        """Bytes of the files to be read: of the WAL, and staged ones."""
+        return sum(file.size for file in self.range.files) + self.staged_bytes
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,12 +66,13 @@ class Tail:
             "range": self.range.to_json(),
             "row_ticks": self.row_ticks,
             "delete_ticks": self.delete_ticks,
+            "staged_bytes": self.staged_bytes,
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         checkpoint, wal_range = Checkpoint.from_json(value["checkpoint"]), WalRange.from_json(value["range"])
-        return cls(checkpoint, wal_range, value["row_ticks"], value["delete_ticks"])
+        return cls(checkpoint, wal_range, value["row_ticks"], value["delete_ticks"], value["staged_bytes"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +190,11 @@ def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Map
         tail = wal.plan(pchannel, start=checkpoint.confirmed, after_tick=checkpoint.time_tick, up_to_tick=tick)
         if tick <= checkpoint.time_tick:
             tail = WalRange(())
-        catalog = _catalog(settings, checkpoint, tail)
+        catalog, staged_bytes = _catalog(settings, checkpoint, tail)
         found = catalog.of_collection(collection_id)
         vchannels.update(found)
-        tails.append(Tail(checkpoint, tail, *(_ticks(table, found, checkpoint) for table in (rows, deletes))))
+        row_ticks, delete_ticks = (_ticks(table, found, checkpoint) for table in (rows, deletes))
+        tails.append(Tail(checkpoint, tail, row_ticks, delete_ticks, staged_bytes))
     _check_whole(collection_id, vchannels, tick)
     infos = list(vchannels.values())
     schemas = [info.schema_at(tick) for info in infos]
@@ -218,14 +224,14 @@ def pchannel_of(vchannel: str, collection_id: int) -> str:
     return vchannel.rpartition(f"_{collection_id}v")[0]
 
 
-def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> Catalog:
-    """The catalog at the read's tick (or the checkpoint's, where that is later)."""
-    catalog = checkpoint.catalog
-    ddl = ["CREATE_COLLECTION", "DROP_COLLECTION", "CREATE_PARTITION", "DROP_PARTITION", "SCHEMA_CHANGE"]
-    for rows in read_range(settings.wal_path, tail, types=ddl):
-        for _ in catalog.apply(TxnBuffer(after_tick=checkpoint.time_tick).push(rows)):
-            pass
-    return catalog
+def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> tuple[Catalog, int]:
+    """The catalog at the read's tick (or the checkpoint's, where that is later); bytes of staged files in the tail."""
+    catalog, staged_bytes = checkpoint.catalog, 0
+    for rows in read_range(settings.wal_path, tail, types=CATALOG_TYPES):
+        for imported in catalog.apply(TxnBuffer(after_tick=checkpoint.time_tick).push(rows)):
+            for payload in imported["payload"].to_pylist():
+                staged_bytes += sum(file["bytes"] for file in parse_body(MessageType.IMPORT, payload)["files"])
+    return catalog, staged_bytes
 
 
 def _ticks(table: DeltaTable | None, vchannels: dict[str, VChannelInfo], checkpoint: Checkpoint) -> dict[str, int]:
@@ -264,14 +270,21 @@ def tail_rows(
     buffer = TxnBuffer(after_tick=tail.checkpoint.time_tick)
     for messages in read_range(settings.wal_path, tail.range):
         for stretch in catalog.apply(buffer.push(messages)):
-            kind = "DELETE" if deletes else "INSERT"
-            mine = pc.and_(
-                pc.equal(stretch["collection_id"], collection_id), pc.equal(stretch["type"].cast(pa.utf8()), kind)
-            )
-            for part in collection_rows(stretch.filter(mine), catalog):
+            mine = stretch.filter(pc.equal(stretch["collection_id"], collection_id))
+            if mine.num_rows == 0 or _has(mine, ticks):
+                continue
+            for part in collection_rows(mine, catalog, staged=settings.staged_path, deletes=deletes):
                 rows = _behind(part.rows, ticks)
                 if rows.num_rows:
                     yield conform(rows, target)
+
+
+def _has(stretch: pa.Table, ticks: dict[str, int]) -> bool:
+    """Whether the table has the rows of all of a stretch: then no staged file is read for it."""
+    last: dict[str, int] = {}
+    for row in stretch.group_by("vchannel").aggregate([(VISIBLE_TICK, "max")]).to_pylist():
+        last[row["vchannel"]] = row[f"{VISIBLE_TICK}_max"]
+    return all(tick <= ticks[name] for name, tick in last.items())
 
 
 def _behind(rows: pa.Table, ticks: dict[str, int]) -> pa.Table:

@@ -56,7 +56,7 @@ def read(
         hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number) & (F.col("_time_tick") < tick)
         rows = rows.where(~hidden)
     for name, info in plan.vchannels.items():
-        rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") > info.created_tick))
+        rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= info.begin_at(plan.tick)))
     if _table_deletes(plan) or plan.has_tail_deletes():
         rows = _without_deleted(rows, _frame(spark, plan, deletes=True), plan.schema.primary_key)
     return rows if with_ticks else rows.select(*(_quoted(name) for name in plan.schema.arrow().names))

@@ -25,12 +25,12 @@ from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
 from millrace.settings import Settings
 from millrace.tables.bases import Base, trimmed_bases
-from millrace.tables.catalog import Catalog
+from millrace.tables.catalog import CATALOG_TYPES, Catalog
 from millrace.tables.collection_table import base_tick, delete_file_schema, deletes_path, file_schema, rows_path
 from millrace.tables.dead_rows import Drops, dead, drops_at
 from millrace.tables.delta_files import open_table
 from millrace.tables.visible_rows import collection_rows, conform
-from millrace.tables.wal_reader import WalSnapshot
+from millrace.tables.wal_reader import MAX_TICK, WalSnapshot
 from millrace.tables.wal_table import Totals, WalTable
 from millrace.tables.wal_trims import trimmed_totals
 from millrace.wal.chain import Chain
@@ -40,7 +40,8 @@ from millrace.wal.txn_buffer import TxnBuffer
 
 LOG_SLICE_BYTES: Final = 32 << 20
 TXN_TYPES: Final = ("BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN")
-DDL_TYPES: Final = ("CREATE_COLLECTION", "DROP_COLLECTION", "CREATE_PARTITION", "DROP_PARTITION", "SCHEMA_CHANGE")
+ROW_TYPES: Final = ("INSERT", "IMPORT")
+"""Messages that bring rows to a collection."""
 _ROW_MASK: Final = (1 << 64) - 1
 
 
@@ -68,17 +69,17 @@ class CollectionReport:
 
     collection_id: int
     inserted: int = 0
-    """Accepted insert rows, whatever became of them."""
+    """Rows of accepted Inserts and Imports, whatever became of them."""
     visible_inserted: int = 0
     """Those that became visible: outside transactions, or committed."""
     deleted: int = 0
-    """Visible inserted rows that a later delete hit."""
+    """Visible inserted rows that a later delete hit, that went with their partition or collection, or that an Import replaced."""
     stored: int = 0
     """Rows of the table."""
     folded: int = 0
     """Visible inserted rows that compaction has taken out of the table; counted as deleted, too."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Insert rows by reason; duplicates stand under DUPLICATE and ALREADY_APPLIED."""
+    """Rows of Inserts and Imports by reason; duplicates stand under DUPLICATE and ALREADY_APPLIED."""
     wal_digest: int = 0
     table_digest: int = 0
 
@@ -154,6 +155,7 @@ def verify_collections(settings: Settings, snapshot: WalSnapshot, wal: WalTable)
 
     bases: dict[int, int] = {}
     dropped: dict[int, list[Drops]] = {}
+    gone: dict[int, list[Drops]] = {}
     with duckdb.connect() as db:
         for pchannel in snapshot.pchannels():
             base = trimmed.get(pchannel, Base(pchannel))
@@ -161,33 +163,37 @@ def verify_collections(settings: Settings, snapshot: WalSnapshot, wal: WalTable)
             bases |= {
                 number: base_tick(open_table(rows_path(settings, number))) for number in newest if number not in bases
             }
-            hidden = _hidden(snapshot, base, bases)
+            hidden = _hidden(settings, snapshot, base, bases)
             catalog, buffer = _begin(base)
             for messages in snapshot.messages(pchannel, start=base.confirmed):
                 behind = pc.greater(messages["time_tick"], base.time_tick)
-                inserts = messages.filter(pc.and_(behind, pc.equal(messages["type"].cast(pa.utf8()), "INSERT")))
+                inserts = messages.filter(
+                    pc.and_(behind, pc.is_in(messages["type"].cast(pa.utf8()), pa.array(ROW_TYPES)))
+                )
                 for row in inserts.group_by("collection_id").aggregate([("rows", "sum")]).to_pylist():
                     report(row["collection_id"]).inserted += row["rows_sum"]
                 for stretch in catalog.apply(buffer.push(messages)):
-                    for part in collection_rows(stretch, catalog):
-                        if not part.is_delete:
-                            found = report(part.collection_id)
-                            found.visible_inserted += part.rows.num_rows
-                            rows = conform(part.rows, newest[part.collection_id])
-                            if part.collection_id in hidden:
-                                living = hidden[part.collection_id].living(rows)
-                                found.folded += rows.num_rows - living.num_rows
-                                rows = living
-                            found.wal_digest = (found.wal_digest + _row_digest(db, rows)) & _ROW_MASK
+                    for part in collection_rows(stretch, catalog, staged=settings.staged_path, deletes=False):
+                        found = report(part.collection_id)
+                        found.visible_inserted += part.rows.num_rows
+                        rows = conform(part.rows, newest[part.collection_id])
+                        if part.collection_id in hidden:
+                            living = hidden[part.collection_id].living(rows)
+                            found.folded += rows.num_rows - living.num_rows
+                            rows = living
+                        found.wal_digest = (found.wal_digest + _row_digest(db, rows)) & _ROW_MASK
             for number, each in hidden.items():
                 dropped.setdefault(number, []).append(each.drops)
+            for number in {info.collection_id for info in catalog.vchannels.values()}:
+                gone.setdefault(number, []).append(drops_at(catalog.of_collection(number), MAX_TICK))
             for path in _files(wal.delta, "rejection", pchannel):
                 for row in _rejections(path).select(["type", "collection_id", "reason", "rows"]).to_pylist():
-                    if row["type"] == "INSERT":
+                    if row["type"] in ROW_TYPES:
                         report(row["collection_id"]).rejected[row["reason"]] += row["rows"]
         for found in reports.values():
             number = found.collection_id
-            _count_table(db, settings, found, bases.get(number, 0), dropped.get(number, []), trimmed.values())
+            folded = (bases.get(number, 0), dropped.get(number, []))
+            _count_table(db, settings, found, folded, gone.get(number, []), trimmed.values())
     return reports
 
 
@@ -203,15 +209,17 @@ class _Hidden:
         return rows.filter(pa.array(~dead(rows, self.deletes, key=self.key, drops=self.drops)))
 
 
-def _hidden(snapshot: WalSnapshot, base: Base, bases: Mapping[int, int]) -> dict[int, _Hidden]:
+def _hidden(settings: Settings, snapshot: WalSnapshot, base: Base, bases: Mapping[int, int]) -> dict[int, _Hidden]:
     """By collection, for those with a base tick."""
     if not any(bases.values()):
         return {}
     catalog, buffer = _begin(base)
     parts: dict[int, list[pa.Table]] = {}
-    for messages in snapshot.messages(base.pchannel, start=base.confirmed, types=(*DDL_TYPES, *TXN_TYPES, "DELETE")):
+    for messages in snapshot.messages(
+        base.pchannel, start=base.confirmed, types=(*CATALOG_TYPES, *TXN_TYPES, "DELETE")
+    ):
         for stretch in catalog.apply(buffer.push(messages)):
-            for part in collection_rows(stretch, catalog):
+            for part in collection_rows(stretch, catalog, staged=settings.staged_path, deletes=True):
                 early = part.rows.filter(pc.less_equal(part.rows["_time_tick"], bases.get(part.collection_id, 0)))
                 parts.setdefault(part.collection_id, []).append(early)
     found = {}
@@ -231,7 +239,7 @@ def _begin(base: Base) -> tuple[Catalog, TxnBuffer]:
 def _newest_schemas(snapshot: WalSnapshot, base: Base) -> dict[int, pa.Schema]:
     """By collection: the columns of its table once every schema change was applied (a row lacks later ones: null)."""
     catalog, buffer = _begin(base)
-    for messages in snapshot.messages(base.pchannel, start=base.confirmed, types=DDL_TYPES):
+    for messages in snapshot.messages(base.pchannel, start=base.confirmed, types=CATALOG_TYPES):
         for _ in catalog.apply(buffer.push(messages)):
             pass
     return {info.collection_id: file_schema(info.newest_schema) for info in catalog.vchannels.values()}
@@ -248,10 +256,12 @@ def _count_table(
     db: duckdb.DuckDBPyConnection,
     settings: Settings,
     found: CollectionReport,
-    base: int,
-    drops: list[Drops],
+    folded: tuple[int, list[Drops]],
+    gone: list[Drops],
     trimmed: Iterable[Base],
 ) -> None:
+    """Count what is stored. `folded` is the base tick and what DDL hides at it, `gone` what it hides at the newest tick."""
+    base, drops = folded
     path = rows_path(settings, found.collection_id)
     if not DeltaTable.is_deltatable(str(path)):
         return
@@ -290,11 +300,13 @@ def _count_table(
     found.stored, found.table_digest = int(stored), int(value or 0) & _ROW_MASK
     found.folded -= int(stored) - int(kept)
     found.deleted = found.folded
+    lost = [f"({each})" for each in _drop_conditions(gone)]
+    values = {"rows": files}
     if deletes:
-        hit = _HIT.format(key=_key(settings, found.collection_id))
-        [(deleted,)] = db.execute(
-            f"select count(*) from {source} r where exists ({hit})", {"rows": files, "deletes": deletes}
-        ).fetchall()
+        values["deletes"] = deletes
+        lost.append(f"exists ({_HIT.format(key=_key(settings, found.collection_id))})")
+    if lost:
+        [(deleted,)] = db.execute(f"select count(*) from {source} r where {' or '.join(lost)}", values).fetchall()
         found.deleted += int(deleted)
 
 

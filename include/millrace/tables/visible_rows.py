@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,18 +17,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import Malformed
+from millrace.message.bodies import parse_body
 from millrace.message.payload import decode_many
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
-from millrace.tables.catalog import Catalog
+from millrace.tables.catalog import Catalog, import_segments
 from millrace.tables.collection_table import delete_file_schema, file_schema, tick_date
+from millrace.tables.staged import check_there, read_staged
 from millrace.wal.run import groups, payload_sizes
 from millrace.wal.txn_buffer import VISIBLE_TICK
 
 DECODE_BYTES: Final = 64 << 20
 """Payload bytes that are decoded at once: bounds memory where a large transaction becomes visible."""
 
-_DML: Final = pa.array([MessageType.INSERT.name, MessageType.DELETE.name])
+_ROWS: Final = (MessageType.INSERT.name,)
+_DELETES: Final = (MessageType.DELETE.name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +46,18 @@ class CollectionRows:
     """Of file_schema(schema), or delete_file_schema(schema)."""
 
 
-def collection_rows(stretch: pa.Table, catalog: Catalog) -> Iterator[CollectionRows]:
-    """The rows and deletes of `stretch` (visible messages, as Catalog.apply yields them; other types are left out).
+def collection_rows(
+    stretch: pa.Table, catalog: Catalog, *, staged: Path, deletes: bool | None = None
+) -> Iterator[CollectionRows]:
+    """The rows (`deletes` False), the deletes (True) or both (None) of `stretch`, visible messages as Catalog.apply yields
+    them; other types are left out. `staged` is the folder of the files that Imports name.
 
-    Raises Malformed for a payload that the chain cannot have accepted: the WAL was altered.
+    Raises Malformed for a payload that the chain cannot have accepted: the WAL was altered; and StagedFileDamaged.
     """
-    dml = stretch.filter(pc.is_in(stretch["type"].cast(pa.utf8()), _DML))
+    if not deletes:
+        yield from _imported(stretch, catalog, staged)
+    wanted = {None: _ROWS + _DELETES, False: _ROWS, True: _DELETES}[deletes]
+    dml = stretch.filter(pc.is_in(stretch["type"].cast(pa.utf8()), pa.array(wanted)))
     if dml.num_rows == 0:
         return
     dml = dml.unify_dictionaries().combine_chunks()
@@ -63,6 +73,35 @@ def collection_rows(stretch: pa.Table, catalog: Catalog) -> Iterator[CollectionR
         is_delete = part["type"][0].as_py() == MessageType.DELETE.name
         for piece in _pieces(part):
             yield CollectionRows(collection_id, is_delete, schema, _decode(piece, schema, is_delete, catalog))
+
+
+def _imported(stretch: pa.Table, catalog: Catalog, staged: Path) -> Iterator[CollectionRows]:
+    """The rows of the stretch's Import, which is its first row where it has one."""
+    for row in stretch.slice(0, 1).to_pylist():
+        if row["type"] != MessageType.IMPORT.name:
+            return
+        body, info = parse_body(MessageType.IMPORT, row["payload"]), catalog.vchannels[row["vchannel"]]
+        schema = info.schemas[row["schema_version"] - 1][1]
+        segments = import_segments(row["segment_id"], body)
+        check_there(staged, body["files"])
+        for file in body["files"]:
+            placed = {
+                "_partition": info.partitions[file["partition_id"]],
+                "_partition_id": file["partition_id"],
+                "_vchannel": row["vchannel"],
+                "_segment_id": segments[file["partition_id"]],
+                "_time_tick": row[VISIBLE_TICK],
+                "_write_tick": row["time_tick"],
+            }
+            target = file_schema(schema)
+            for rows in read_staged(staged, file, schema, vchannel=row["vchannel"], vchannels=info.vchannels):
+                columns = [
+                    pa.repeat(pa.scalar(placed[field.name], field.type), rows.num_rows)
+                    if field.name in placed
+                    else rows[field.name]
+                    for field in target
+                ]
+                yield CollectionRows(row["collection_id"], False, schema, pa.Table.from_arrays(columns, schema=target))
 
 
 def by_date(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:

@@ -130,7 +130,7 @@ class Chain:
         columns, row = run.columns, run.start
         number = int(columns.type[row])
         if run.accepted_one and number not in (MessageType.INSERT, MessageType.DELETE):
-            self.evolve(state, _control_row(columns, row, int(ticks[0]), ordinal))
+            self.evolve(state, _control_row(columns, row, int(ticks[0]), ordinal, int(segment_ids[0])))
             return
         ordinals = np.zeros(run.count, dtype=np.int32)
         ordinals[0] = ordinal
@@ -185,7 +185,7 @@ def _before(batch: pa.RecordBatch, generation: int) -> int:
     return int(np.searchsorted(batch["ledger"].to_numpy(), generation << GENERATION_BITS))
 
 
-def _control_row(columns: Columns, row: int, tick: int, ordinal: int) -> Row:
+def _control_row(columns: Columns, row: int, tick: int, ordinal: int, segment_id: int) -> Row:
     payload = columns.payload(row)
     return Row(
         type=MessageType(int(columns.type[row])),
@@ -198,7 +198,7 @@ def _control_row(columns: Columns, row: int, tick: int, ordinal: int) -> Row:
         term=int(columns.term[row]),
         collection_id=int(columns.collection_id[row]),
         partition_id=int(columns.partition_id[row]),
-        segment_id=0,
+        segment_id=segment_id,
         schema_version=int(columns.schema_version[row]),
         rows=int(columns.rows[row]),
         txn_id=int(columns.txn_id[row]),

@@ -16,8 +16,8 @@ from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId, MessageId
 from millrace.message.schema import CollectionSchema
 from millrace.wal.config import ChainConfig
 
-STATE_VERSIONS: Final = (1, 2)
-"""Of the serialised form: 2 has the chain's version in it, and is written only where that is not 1."""
+STATE_VERSIONS: Final = (1, 2, 3)
+"""Of the serialised form: the version of the chain that the open term runs. From 2 on it stands in the text, too."""
 ENDED_TXNS: Final = 64
 """How many ended transactions a VChannel remembers, to tell a late message why it is refused."""
 
@@ -277,8 +277,8 @@ class ChannelState:
         if self.chain_version > 1:
             data["chain_version"] = self.chain_version
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-        # A build that knows chain version 1 alone must not go on from a state of a later one.
-        return bytes([STATE_VERSIONS[self.chain_version > 1]]) + text
+        # A build must not go on from a state of a chain version that it does not know.
+        return bytes([self.chain_version]) + text
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

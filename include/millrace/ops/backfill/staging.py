@@ -76,7 +76,7 @@ class Manifest:
 
 def staged_path(settings: Settings, import_id: str) -> Path:
     """The folder of a staged load."""
-    return settings.data_dir / "staged" / import_id
+    return settings.staged_path / import_id
 
 
 def inputs(params: LoadParams) -> list[Path]:

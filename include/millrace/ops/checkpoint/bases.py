@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 
 from millrace.settings import Settings
 from millrace.tables.bases import Base
-from millrace.tables.catalog import Catalog
+from millrace.tables.catalog import CATALOG_TYPES, Catalog
 from millrace.tables.collection_table import (
     FOLDED,
     base_tick,
@@ -37,10 +37,7 @@ from millrace.tables.wal_reader import WalSnapshot
 from millrace.wal.txn_buffer import TxnBuffer
 
 _MASK: Final = (1 << 64) - 1
-_DDL_AND_DELETES: Final = (
-    *("CREATE_COLLECTION", "DROP_COLLECTION", "CREATE_PARTITION", "DROP_PARTITION", "SCHEMA_CHANGE"),
-    *("BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "DELETE"),
-)
+_CATALOG_AND_DELETES: Final = (*CATALOG_TYPES, "BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "DELETE")
 
 
 class BaseDiffers(Exception):
@@ -92,7 +89,7 @@ def prove(settings: Settings, snapshot: WalSnapshot, checkpoint: Checkpoint, bef
     with duckdb.connect() as db:
         for messages in snapshot.messages(before.pchannel, start=before.confirmed, up_to_tick=tick):
             for stretch in catalog.apply(buffer.push(messages)):
-                for part in collection_rows(stretch, catalog):
+                for part in collection_rows(stretch, catalog, staged=settings.staged_path):
                     found = tables.get(part.collection_id)
                     if found is not None:
                         total = wal.setdefault((part.collection_id, part.is_delete), _Sum())
@@ -148,19 +145,20 @@ def _open(
     found = _Tables(schema, pa.array(sorted(infos), pa.utf8()), rows, deletes, folded)
     if folded > before.time_tick:
         found.drops = drops_at(infos, folded)
-        found.struck = _struck(snapshot, before, number, schema, folded)
+        found.struck = _struck(settings, snapshot, before, number, schema, folded)
     return found
 
 
-def _struck(snapshot: WalSnapshot, before: Base, number: int, schema: Any, folded: int) -> pa.Table:
+def _struck(settings: Settings, snapshot: WalSnapshot, before: Base, number: int, schema: Any, folded: int) -> pa.Table:
     """The deletes of a collection behind the base before, up to the fold, from the WAL."""
     catalog, buffer = Catalog.from_bytes(before.catalog_bytes), TxnBuffer(after_tick=before.time_tick)
     parts = [delete_file_schema(schema).empty_table()]
     for messages in snapshot.messages(
-        before.pchannel, start=before.confirmed, up_to_tick=folded, types=_DDL_AND_DELETES
+        before.pchannel, start=before.confirmed, up_to_tick=folded, types=_CATALOG_AND_DELETES
     ):
         for stretch in catalog.apply(buffer.push(messages)):
-            parts += [part.rows for part in collection_rows(stretch, catalog) if part.collection_id == number]
+            found = collection_rows(stretch, catalog, staged=settings.staged_path, deletes=True)
+            parts += [part.rows for part in found if part.collection_id == number]
     return pa.concat_tables(parts)
 
 

@@ -110,12 +110,12 @@ def _table_rows(plan: ReadPlan, count: int) -> Iterator[pa.Table]:
 
 
 def _without_hidden(rows: pa.Table, plan: ReadPlan) -> pa.Table:
-    """Without the rows of partitions that were dropped by then, and of an earlier collection of the same id."""
+    """Without the rows of partitions that were dropped by then, those replaced by an Import, those of an earlier collection."""
     for name, number, tick in plan.partition_drops:
         mine = pc.and_(pc.equal(rows["_vchannel"], name), pc.equal(rows["_partition_id"], number))
         rows = rows.filter(pc.invert(pc.and_(mine, pc.less(rows["_time_tick"], tick))))
     for name, info in plan.vchannels.items():
-        early = pc.and_(pc.equal(rows["_vchannel"], name), pc.less(rows["_time_tick"], info.created_tick))
+        early = pc.and_(pc.equal(rows["_vchannel"], name), pc.less(rows["_time_tick"], info.begin_at(plan.tick)))
         rows = rows.filter(pc.invert(early))
     return rows
 

@@ -24,6 +24,7 @@ from millrace.tables.collection_table import DATE, FOLDED, ROW_COLUMNS, base_tic
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import Checkpoint
 from millrace.tables.read_plan import pchannel_of
+from millrace.tables.wal_reader import MAX_TICK
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -90,8 +91,8 @@ def visible_rows(
     chosen = _in_range(stored, ranges)
     rows = _load(spark, stored.version, str(rows_path(settings, stored.collection_id))).where(chosen)
     for name, info in stored.vchannels.items():
-        # Of an earlier collection of the same id.
-        rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") > info.created_tick))
+        # Of an earlier collection of the same id, or replaced by an Import.
+        rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= info.begin_at(MAX_TICK)))
         for number, ticks in info.partition_drops.items():
             hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number)
             rows = rows.where(~(hidden & (F.col("_time_tick") < max(ticks))))

@@ -45,13 +45,23 @@ def clone(settings: Settings) -> Iterator[Settings]:
     """Settings of a clone that is removed in the end. It lies inside the data folder: links need one file system."""
     home = settings.run_path / "clones" / uuid.uuid4().hex
     try:
+        clone_staged(settings, home)
         for path in table_paths(settings):
             clone_table(path, home / path.relative_to(settings.data_dir))
+        clone_staged(settings, home)
         if settings.parked_path.is_dir():
             shutil.copytree(settings.parked_path, home / settings.parked_path.relative_to(settings.data_dir))
         yield replace(settings, data_dir=home)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def clone_staged(settings: Settings, home: Path) -> None:
+    """Link the staged files that are there. Before ``wal`` is taken, for a trim of it lets such files go, and behind it, for
+    an Import that came meanwhile."""
+    for path in sorted(settings.staged_path.rglob("*")):
+        if path.is_file():
+            link(path, home / path.relative_to(settings.data_dir))
 
 
 def clone_table(source: Path, target: Path) -> None:
@@ -68,9 +78,9 @@ def clone_table(source: Path, target: Path) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Hard-link a file where it is there; the folders come with it."""
+    """Hard-link a file where it is there, once; the folders come with it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
-    except FileNotFoundError:
+    except (FileNotFoundError, FileExistsError):
         pass

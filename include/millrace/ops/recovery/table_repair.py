@@ -24,7 +24,7 @@ from millrace.node.flusher import plan_flush, run_flush
 from millrace.node.flusher_commit import FlushCommitter
 from millrace.node.removal import removing
 from millrace.ops.operation import Progress
-from millrace.ops.recovery.clone import clone_table
+from millrace.ops.recovery.clone import clone_staged, clone_table
 from millrace.settings import Settings
 from millrace.tables.collection_table import FOLDED, REWRITES
 from millrace.tables.delta_files import AppMove, Fenced, FileAction, commit, live_files, open_table
@@ -102,7 +102,9 @@ def _rebuild(
         home = settings.run_path / "clones" / uuid.uuid4().hex
         scratch = replace(settings, data_dir=home)
         try:
+            clone_staged(settings, home)  # what is trimmed has no repair: nothing of it goes meanwhile
             clone_table(settings.wal_path, scratch.wal_path)
+            clone_staged(settings, home)
             _flush_up_to(scratch, ticks, progress)
             moves = {}
             if rewrites is not None and path in rewrites:

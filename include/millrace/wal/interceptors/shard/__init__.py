@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.errors import InvalidArgument, Malformed
-from millrace.message.bodies import parse_body
+from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.keys import vchannel_index
 from millrace.message.payload import decode_many
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -32,6 +32,7 @@ _DDL: Final = frozenset(
         MessageType.SCHEMA_CHANGE,
         MessageType.MANUAL_FLUSH,
         MessageType.FLUSH_ALL,
+        MessageType.IMPORT,
     }
 )
 
@@ -154,6 +155,8 @@ class Shard:
         if message_type is MessageType.CREATE_COLLECTION:
             self._create_collection(state, name, collection_id, body)
             return []
+        if message_type is MessageType.IMPORT:
+            _check_import_header(run, body)
         channel = state.vchannels.get(name)
         if channel is None or channel.collection_id != collection_id:
             raise _Refused(Reason.COLLECTION_NOT_FOUND, f"no collection {collection_id} on VChannel {name!r}")
@@ -170,6 +173,9 @@ class Shard:
         if message_type is MessageType.SCHEMA_CHANGE:
             self._change_schema(channel, int(columns.schema_version[row]), body["add"])
             return _flushes(channel, "schema_change")
+        if message_type is MessageType.IMPORT:
+            self._import(channel, int(columns.schema_version[row]), body)
+            return _flushes(channel, segments.IMPORT)
         flushes = _flushes(channel, "manual", partition_id=partition_id, segment_id=body.get("segment_id"))
         if not flushes:
             raise _Refused(Reason.NO_EFFECT, "nothing grows there: there is no segment to flush")
@@ -211,6 +217,15 @@ class Shard:
         except InvalidArgument as error:
             raise _Refused(Reason.SCHEMA_MISMATCH, str(error)) from None
 
+    def _import(self, channel: VChannelState, version: int, body: ImportBody) -> None:
+        unknown = [number for number in import_partitions(body) if number not in channel.partitions]
+        if unknown:
+            raise _Refused(Reason.PARTITION_NOT_FOUND, f"the collection has no partition {unknown[0]}")
+        newest = len(channel.schemas)
+        if not 1 <= version <= newest:
+            words = f"schema version {version} is not known; the newest is {newest}"
+            raise _Refused(Reason.SCHEMA_MISMATCH, words)
+
     # -- state --------------------------------------------------------------------------------------------------------
 
     def evolve(self, state: ChannelState, rows: Decided) -> None:
@@ -237,6 +252,8 @@ class Shard:
                 channel.growing[row.partition_id] = Segment(
                     row.segment_id, row.partition_id, 0, 0, row.tick, channel.delete_rows, frozenset(), ""
                 )
+            case MessageType.IMPORT:
+                segments.fill(channel, row)
             case MessageType.FLUSH:
                 if channel.sealed.pop(row.segment_id, None) is None:
                     del channel.growing[row.partition_id]
@@ -264,6 +281,14 @@ def _created(row: Row) -> VChannelState:
         partitions={partition_id: name for name, partition_id in body["partitions"].items()},
         mvcc=row.tick,
     )
+
+
+def _check_import_header(run: Run, body: ImportBody) -> None:
+    columns, row = run.columns, run.start
+    if columns.rows[row] != sum(each["rows"] for each in body["files"]):
+        raise Malformed("an Import's rows are those of its files")
+    if columns.partition_id[row] or columns.txn_id[row]:
+        raise Malformed("an Import names its partitions in its body, and is in no transaction")
 
 
 def _sorted(state: ChannelState) -> list[VChannelState]:

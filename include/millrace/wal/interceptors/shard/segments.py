@@ -7,11 +7,13 @@ from bisect import bisect_left
 
 import numpy as np
 
+from millrace.message.bodies import import_partitions, parse_body
 from millrace.message.types import MessageType
-from millrace.wal.run import ACCEPTED, Decided, Emission, Run, groups
+from millrace.wal.run import ACCEPTED, Decided, Emission, Row, Run, groups
 from millrace.wal.state import ChannelState, Segment, VChannelState
 
 BLOCKING_DELETES = "blocking_deletes"
+IMPORT = "import"
 
 
 def flush(channel: VChannelState, segment: Segment, policy: str) -> Emission:
@@ -131,6 +133,17 @@ def seal(channel: VChannelState, segment: Segment, policy: str) -> None:
     channel.sealed[segment.id] = segment._replace(sealed=policy)
 
 
+def fill(channel: VChannelState, row: Row) -> None:
+    """An Import's rows into the segments that were made for it, which take no others."""
+    for each in parse_body(MessageType.IMPORT, row.payload)["files"]:
+        segment = channel.growing[each["partition_id"]]
+        channel.growing[segment.partition_id] = segment._replace(
+            rows=segment.rows + each["rows"], bytes=segment.bytes + each["bytes"], last_insert_tick=row.tick
+        )
+    for segment in list(channel.growing.values()):
+        seal(channel, segment, IMPORT)
+
+
 def release(channel: VChannelState, txn_id: int) -> None:
     """The transaction ended: its segments no longer wait for it."""
     for held in (channel.growing, channel.sealed):
@@ -140,9 +153,14 @@ def release(channel: VChannelState, txn_id: int) -> None:
 
 
 def assign(state: ChannelState, run: Run) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Segment ids of the run's messages: the growing segment of each accepted insert, else 0."""
+    """Segment ids of the run's messages: the growing segment of each accepted insert; an Import's first one; else 0."""
     columns = run.columns
     result = np.zeros(run.count, dtype=np.int64)
+    if columns.type[run.start] == MessageType.IMPORT and run.accepted_one:
+        partitions = import_partitions(parse_body(MessageType.IMPORT, columns.payload(run.start)))
+        if partitions:
+            result[0] = state.vchannels[columns.vchannel_name(run.start)].growing[partitions[0]].id
+        return result
     pending = run.pending()
     inserts = pending[run.view(columns.type)[pending] == MessageType.INSERT]
     if len(inserts):
