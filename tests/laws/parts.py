@@ -174,7 +174,7 @@ def checked_files(body: dict[str, Any]) -> list[dict[str, Any]]:
         if not all(is_int(each[name]) and each[name] > 0 for name in ("partition_id", "rows", "bytes")):
             raise Refused(Reason.MALFORMED, "number")
         path, digest = each["path"], each["digest"]
-        if not isinstance(path, str) or {"", ".", ".."} & set(path.split("/")) or "\\" in path:
+        if not isinstance(path, str) or any(name[:1] in ("", ".") for name in path.split("/")) or "\\" in path:
             raise Refused(Reason.MALFORMED, "path")
         if not isinstance(digest, str) or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
             raise Refused(Reason.MALFORMED, "digest")

@@ -84,6 +84,8 @@ def test_encoding_is_canonical() -> None:
         "a/",
         "./a",
         "a/.",
+        "a/.b",
+        ".trims/a",
         "..",
         "a\\..\\b",
         "a\0b",

@@ -25,7 +25,7 @@ from millrace.tables.verify import CollectionReport, verify_collections
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.tables.wal_table import WalTable
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected
-from tests.tables.test_read_at_tick import ACROSS, ALL, PARTITIONS, made, tick_everywhere
+from tests.tables.test_read_at_tick import ACROSS, ALL, IMPORTS, PARTITIONS, made, tick_everywhere
 from tests.tables.wal_maker import SCHEMA, WalMaker
 
 PARAMS = CompactionParams(min_files=2, fold="always", vacuum=False)
@@ -83,6 +83,8 @@ def all_ticks(maker: WalMaker) -> list[int]:
 @example(FOLDS, 0)
 @example([*PARTITIONS, ("wal_commit", 0), ("flush", 100), ("compact", 80)], 0)
 @example([*ACROSS, ("compact", 50), ("wal_commit", 0), ("flush", 100), ("compact", 100)], 0)
+@example([*IMPORTS, ("compact", 60), ("wal_commit", 0), ("flush", 100), ("compact", 100)], 0)
+@example([("schema_change", 2), ("insert", [0], 1, 0)], 0)  # on one VChannel alone
 @given(st.lists(WITH_COMPACTION, max_size=30), st.integers(0, 3))
 @profile(max_examples=8)
 def test_a_read_at_a_kept_tick_finds_what_the_model_says_and_an_earlier_one_is_refused(

@@ -89,7 +89,7 @@ class Delivery:
         return sum(len(message.payload) for message in self.bodies)
 
     def changes(self) -> Iterator[Change]:
-        """The rows and keys that the unit inserts and deletes, in order; nothing for DDL and flushes. Raises Malformed."""
+        """The rows and keys that the unit inserts and deletes, in order; nothing for DDL, flushes and Imports. Raises Malformed."""
         for message in self.bodies:
             if message.type not in (MessageType.INSERT, MessageType.DELETE) or self._schemas is None:
                 continue

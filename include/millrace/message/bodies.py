@@ -351,7 +351,7 @@ def _import_file(value: object) -> ImportFile:
     path, digest = value["path"], value["digest"]
     if not isinstance(path, str) or not _inside(path):
         raise Malformed(
-            f"a file's path is relative to the staged folder: names with / between them, none of them empty, . or .., "
+            f"a file's path is relative to the staged folder: names with / between them, none of them empty or hidden (.x), "
             f"at most {MAX_PATH_BYTES} bytes"
         )
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
@@ -366,10 +366,10 @@ def _import_file(value: object) -> ImportFile:
 
 
 def _inside(path: str) -> bool:
-    """Whether `path` stays in the folder that it is relative to, on whatever host reads it."""
+    """Whether `path` stays in the folder that it is relative to, on whatever host reads it, and names nothing hidden there."""
     if len(path.encode("utf-8")) > MAX_PATH_BYTES or "\\" in path or any(ord(each) < 32 for each in path):
         return False
-    return all(name not in ("", ".", "..") for name in path.split("/"))
+    return all(name and not name.startswith(".") for name in path.split("/"))
 
 
 _PARSERS: Final[dict[MessageType, Any]] = {

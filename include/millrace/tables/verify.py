@@ -153,16 +153,14 @@ def verify_collections(settings: Settings, snapshot: WalSnapshot, wal: WalTable)
     def report(collection_id: int) -> CollectionReport:
         return reports.setdefault(collection_id, CollectionReport(collection_id))
 
-    bases: dict[int, int] = {}
     dropped: dict[int, list[Drops]] = {}
     gone: dict[int, list[Drops]] = {}
+    channels = [trimmed.get(pchannel, Base(pchannel)) for pchannel in snapshot.pchannels()]
+    newest = _newest_schemas(snapshot, channels)
+    bases = {number: base_tick(open_table(rows_path(settings, number))) for number in newest}
     with duckdb.connect() as db:
-        for pchannel in snapshot.pchannels():
-            base = trimmed.get(pchannel, Base(pchannel))
-            newest = _newest_schemas(snapshot, base)
-            bases |= {
-                number: base_tick(open_table(rows_path(settings, number))) for number in newest if number not in bases
-            }
+        for base in channels:
+            pchannel = base.pchannel
             hidden = _hidden(settings, snapshot, base, bases)
             catalog, buffer = _begin(base)
             for messages in snapshot.messages(pchannel, start=base.confirmed):
@@ -236,13 +234,21 @@ def _begin(base: Base) -> tuple[Catalog, TxnBuffer]:
     return Catalog.from_bytes(base.catalog_bytes), TxnBuffer(after_tick=base.time_tick)
 
 
-def _newest_schemas(snapshot: WalSnapshot, base: Base) -> dict[int, pa.Schema]:
-    """By collection: the columns of its table once every schema change was applied (a row lacks later ones: null)."""
-    catalog, buffer = _begin(base)
-    for messages in snapshot.messages(base.pchannel, start=base.confirmed, types=CATALOG_TYPES):
-        for _ in catalog.apply(buffer.push(messages)):
-            pass
-    return {info.collection_id: file_schema(info.newest_schema) for info in catalog.vchannels.values()}
+def _newest_schemas(snapshot: WalSnapshot, channels: Iterable[Base]) -> dict[int, pa.Schema]:
+    """By collection: the columns of its table once every schema change was applied (a row lacks later ones: null).
+
+    A change may have come to some of a collection's VChannels alone: the table has the newest of them.
+    """
+    newest: dict[int, pa.Schema] = {}
+    for base in channels:
+        catalog, buffer = _begin(base)
+        for messages in snapshot.messages(base.pchannel, start=base.confirmed, types=CATALOG_TYPES):
+            for _ in catalog.apply(buffer.push(messages)):
+                pass
+        for info in catalog.vchannels.values():
+            schema = file_schema(info.newest_schema)
+            newest[info.collection_id] = max(newest.get(info.collection_id, schema), schema, key=len)
+    return newest
 
 
 def _row_digest(db: duckdb.DuckDBPyConnection, rows: pa.Table) -> int:

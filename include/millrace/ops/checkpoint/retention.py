@@ -12,9 +12,11 @@ from dataclasses import replace
 
 from pydantic import Field
 
+from millrace.errors import StagedFileDamaged
 from millrace.failpoint import hit
 from millrace.message.ids import compose_tick
 from millrace.ops.checkpoint.bases import BaseDiffers, prove
+from millrace.ops.checkpoint.staged_trim import remove_staged
 from millrace.ops.checkpoint.wal_trim import files_before, trim_wal
 from millrace.ops.compaction.commits import raise_base
 from millrace.ops.operation import OperationReport
@@ -51,6 +53,8 @@ def apply_retention(
     """Trim each PChannel of `reached` (its newest verified checkpoint's tick) as far as ``wal_retention`` asks."""
     oldest = compose_tick(int((time.time() - settings.wal_retention) * 1000), 0)
     bases = read_bases(settings.wal_path)
+    if not dry_run:
+        _remove_staged(settings, seam)  # what a run that was killed left
     for pchannel, verified in sorted(reached.items()):
         checkpoint = flushed.get(pchannel)
         if checkpoint is None:
@@ -65,7 +69,7 @@ def apply_retention(
         if not dry_run:
             try:
                 base = before if wanted is before else prove(settings, snapshot, checkpoint, before, tick)
-            except BaseDiffers as error:
+            except (BaseDiffers, StagedFileDamaged) as error:
                 yield TrimmedWal(pchannel=pchannel, base_tick=tick, files=0, rows=0, freed_bytes=0, problem=str(error))
                 continue
             seam("base.proved")
@@ -75,9 +79,17 @@ def apply_retention(
             _say_from_where(settings, base, seam)
             wanted = base
         found = trim_wal(settings, wanted, dry_run=dry_run, seam=seam)
+        if not dry_run:
+            _remove_staged(settings, seam)
         yield TrimmedWal(
             pchannel=pchannel, base_tick=found.time_tick, files=found.files, rows=found.rows, freed_bytes=found.bytes
         )
+
+
+def _remove_staged(settings: Settings, seam: Callable[[str], None]) -> None:
+    wal = WalSnapshot.open(settings.wal_path)
+    if wal is not None:
+        remove_staged(settings.staged_path, wal, seam=seam)
 
 
 def _common_tick(flushed: Mapping[str, Checkpoint], checkpoint: Checkpoint) -> int:

@@ -1,7 +1,8 @@
 """Trimming of the ``wal`` table: whole files that lie before a verified base go, and every version says so of itself.
 
 The removal is one commit, made from the very version it was planned from; it also moves ``<pchannel>/trimmed``. The committer,
-which meets it as any other writer's commit, looks again and goes on. The files themselves go with VACUUM.
+which meets it as any other writer's commit, looks again and goes on. The files themselves go with VACUUM; the staged files that
+messages in them name go behind the commit (:mod:`millrace.ops.checkpoint.staged_trim`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from millrace.errors import DeadlineExceeded
 from millrace.failpoint import hit
 from millrace.message.ids import LogId
+from millrace.ops.checkpoint.staged_trim import named_files, note_staged
 from millrace.settings import Settings
 from millrace.tables.bases import Base
 from millrace.tables.delta_log import commit_lease
@@ -60,9 +62,11 @@ def trim_wal(settings: Settings, base: Base, *, dry_run: bool = False, seam: Cal
         )
         if dry_run or not files:
             return found
-        gone = trimmed_totals(table).get(base.pchannel, Totals())
+        gone, imported = trimmed_totals(table).get(base.pchannel, Totals()), list[str]()
         for file in files:
-            gone = gone + _totals(table, file)
+            totals, named = _read(table, file)
+            gone, imported = gone + totals, [*imported, *named]
+        note_staged(settings.staged_path, base.pchannel, base.time_tick, imported)
         record_trim(table.path, Trim(base.pchannel, base.time_tick, gone, found.files, found.bytes))
         seam("wal_trim.recorded")
         if _commit(table, base, files, seam):
@@ -96,10 +100,12 @@ def files_before(table: WalTable, base: Base) -> list[_File]:
     ]
 
 
-def _totals(table: WalTable, file: _File) -> Totals:
+def _read(table: WalTable, file: _File) -> tuple[Totals, list[str]]:
+    """What a file's rows add up to, and the staged files that its messages name."""
     rows = pq.read_table(table.path / file.path, partitioning=None).cast(ROW_SCHEMA)
-    is_message = file.kind == KIND_MESSAGE
-    return Totals(rows.num_rows if is_message else 0, 0 if is_message else rows.num_rows, digest(rows))
+    if file.kind != KIND_MESSAGE:
+        return Totals(0, rows.num_rows, digest(rows)), []
+    return Totals(rows.num_rows, 0, digest(rows)), named_files(rows)
 
 
 def _commit(table: WalTable, base: Base, files: list[_File], seam: Callable[[str], None]) -> bool:

@@ -60,7 +60,7 @@ def clone_staged(settings: Settings, home: Path) -> None:
     """Link the staged files that are there. Before ``wal`` is taken, for a trim of it lets such files go, and behind it, for
     an Import that came meanwhile."""
     for path in sorted(settings.staged_path.rglob("*")):
-        if path.is_file():
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(settings.staged_path).parts):
             link(path, home / path.relative_to(settings.data_dir))
 
 
