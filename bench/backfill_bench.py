@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import time
 from datetime import UTC, datetime
@@ -97,7 +96,6 @@ def _load(folder: Path, client: Client, collection: Collection, year: pa.Table, 
         start = time.perf_counter()
         client.producer().insert(collection, pq.read_table(again), partition_by="origin")
         produced.append(len(year) / (time.perf_counter() - start))
-        shutil.rmtree(folder / "staged", ignore_errors=True)
     return {
         "rows": len(year),
         "load_rows_per_s": round(statistics.median(loaded[1:] or loaded)),

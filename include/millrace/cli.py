@@ -9,6 +9,7 @@ from __future__ import annotations
 import typer
 
 from millrace.commands import (
+    backup,
     collections,
     configuration,
     jobs,
@@ -59,6 +60,7 @@ app.command(rich_help_panel=_LOOK)(tables.checkpoints)
 app.add_typer(wal.app, name="wal", rich_help_panel=_LOOK)
 app.add_typer(log.app, name="log", rich_help_panel=_LOOK)
 app.add_typer(system.app, name="system", rich_help_panel=_RUN)
+app.add_typer(backup.app, name="backup", rich_help_panel=_RUN)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_RUN)
 app.command(rich_help_panel=_RUN)(jobs.unpark)
 app.add_typer(configuration.app, name="config", rich_help_panel=_RUN)

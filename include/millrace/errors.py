@@ -383,3 +383,28 @@ class RepairImpossible(MillraceError):
     """What is damaged cannot be computed again from what is left; the message says what to restore."""
 
     code = "REPAIR_IMPOSSIBLE"
+
+
+class BackupBusy(MillraceError):
+    """Another backup is being made, or what a backup needs to stand still is being given up right now: try again."""
+
+    code = "BACKUP_BUSY"
+    retriable = True
+
+
+class BackupNotFound(MillraceError):
+    """There is no whole backup here: one without a manifest was never finished."""
+
+    code = "BACKUP_NOT_FOUND"
+
+
+class BackupDamaged(MillraceError):
+    """A backup lacks a file, or has one with other bytes than when it was made: restore another backup."""
+
+    code = "BACKUP_DAMAGED"
+
+
+class BackupRefused(MillraceError):
+    """What is asked for would not give a consistent deployment; nothing was done, and the message says what is possible."""
+
+    code = "BACKUP_REFUSED"

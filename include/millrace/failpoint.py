@@ -10,6 +10,8 @@ checked, nothing is committed), ``commit.done`` (the Delta commit stands, Spark'
 ``checkpoint.written`` and ``flush.checkpointed`` (a Delta checkpoint stands, the log before older ones is not cleaned up),
 ``trim.removed`` (one more entry of the Delta log is gone), ``recovery.written`` (what replaces damaged files is on disk,
 nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore has begun; one more part of it is in),
+``backup.*`` (millrace.ops.backup: ``pinned``, ``log``, ``copied``, ``written``, behind its steps; ``dropped``, an old one is gone),
+``restore_backup.copied`` (all is copied, nothing has its name yet),
 ``spool.sent`` and ``spool.settled`` (around the note that a spooled entry was sent),
 ``backfill.written`` (a slice of a derived table is committed, not recorded),
 ``switch.created``, ``switch.listed``, ``switch.appended``, ``switch.passed``, ``switch.closed`` (millrace.coord.switch_log: behind

@@ -197,6 +197,8 @@ class Settings:
     )
     quality_dir: str = _setting("", "Folder of your own expectation suites; empty: quality in the data folder.")
 
+    backup_dir: str = _setting("", "Folder that backups go to; set, the DAG backup makes one a day.")
+
     metrics_port: int = _setting(0, "Port of the metrics endpoint; 0 serves none.", low=0, high=65535)
 
     spark_master: str = _setting(
@@ -344,6 +346,15 @@ def describe() -> list[tuple[str, str, str, str]]:
         (spec.name, spec.env, _DEFAULTS_IN_WORDS.get(spec.name, str(spec.default)), spec.metadata["words"])
         for spec in _SPECS.values()
     ]
+
+
+def changed(settings: Settings) -> dict[str, Any]:
+    """The settings that differ from their defaults, by name; without data and cache folder, which are a machine's own."""
+    return {
+        name: value
+        for name, spec in _SPECS.items()
+        if name not in _DEFAULTS_IN_WORDS and (value := getattr(settings, name)) != spec.default
+    }
 
 
 def _closest(name: str, names: Mapping[str, SettingSpec]) -> str:

@@ -1,4 +1,4 @@
-"""Files into a collection: each row once, whatever is repeated or cut off; a slice is visible as a whole; bad files load nothing."""
+"""Files into a collection as Imports: each row once, whatever is repeated or cut off; a slice is visible as a whole."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyarrow import csv
 from pyarrow import parquet as pq
@@ -15,12 +16,15 @@ from pyarrow import parquet as pq
 from millrace.client.append_client import AppendClient
 from millrace.client.client import Client
 from millrace.coord.store import Collection
-from millrace.errors import CollectionNotFound, InvalidArgument, MillraceError
+from millrace.errors import AppendRejected, CollectionNotFound, InvalidArgument, MillraceError
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.node_run import catch_up
-from millrace.ops.backfill import load as module
+from millrace.ops.backfill import importing as module
+from millrace.ops.backfill.importing import append_imports
 from millrace.ops.backfill.load import LoadReport, run
 from millrace.ops.backfill.params import LoadParams
+from millrace.ops.backfill.staged import Manifest, staged_folder
+from millrace.ops.backfill.staging import stage
 from millrace.ops.operation import Progress
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
@@ -76,7 +80,7 @@ def test_rows_of_all_three_formats_are_there_once_however_often_they_are_loaded(
     assert first.rows == 150
     assert ids(client, things) == list(range(150))
     assert load(client, things, *reversed(files)).loaded == first.loaded
-    assert load(client, things, tmp_path / "*.*", import_id=first.import_id, step="all").loaded == first.loaded
+    assert load(client, things, tmp_path / "*.*", import_id=first.import_id).loaded == first.loaded
     assert ids(client, things) == list(range(150))
     by_partition = read_arrow(client.settings, things.id, with_ticks=True).select(["place", "_partition"]).to_pylist()
     assert all(row["place"] == row["_partition"] for row in by_partition)
@@ -84,101 +88,138 @@ def test_rows_of_all_three_formats_are_there_once_however_often_they_are_loaded(
     assert len(ids(client, things)) == 200
 
 
-@pytest.mark.parametrize("when", ["before", "behind"])
-def test_a_load_that_is_cut_off_at_any_append_and_run_again_has_one_effect(
+@pytest.mark.parametrize("when", ["before", "behind", "noted", "appended"])
+def test_a_load_that_is_cut_off_anywhere_and_run_again_has_one_effect(
     client: Client, things: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     pq.write_table(table(0, 3000), tmp_path / "rows.parquet")
-    whole, appends = AppendClient.append, [0]
+    whole, left = AppendClient.append, [0]
+
+    def come_by(place: str) -> None:
+        if place == f"import.{when}":
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
 
     def cut_off(self: AppendClient, pchannel: str, entries: Any, *, deadline: float | None = None) -> Any:
-        if when == "before" and appends[0] == 0:
-            raise Killed
+        come_by("import.before")
         outcome = whole(self, pchannel, entries, deadline=deadline)
-        appends[0] -= 1
-        if when == "behind" and appends[0] <= 0:
-            raise Killed
+        come_by("import.behind")
         return outcome
 
-    monkeypatch.setattr(module, "ENTRY_BYTES", 30_000)
+    monkeypatch.setattr(module, "ENTRY_BYTES", 1)  # each message an entry of its own
     cuts = 0
     while True:
-        appends[0] = cuts + (when == "behind")
+        left[0] = cuts
         with monkeypatch.context() as patch:
             patch.setattr(AppendClient, "append", cut_off)
+            patch.setattr(module, "hit", come_by)
             try:
-                report = load(client, things, tmp_path / "rows.parquet", slice_bytes=SMALL, parallel=1)
+                report = load(client, things, tmp_path / "rows.parquet", slice_bytes=SMALL)
                 break
             except Killed:
                 cuts += 1
-    assert cuts >= 6
-    assert len(report.slices) >= 3
+                if when == "behind":
+                    catch_up(client.settings, client.log)
+    assert cuts >= 2
+    assert len(report.loaded) >= 4
     assert ids(client, things) == list(range(3000))
 
 
-def test_a_slice_whose_transaction_is_ended_by_a_flush_starts_over_and_is_seen_as_a_whole(
-    client: Client, things: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_slice_is_visible_as_a_whole_and_its_files_are_of_one_partition_each(
+    client: Client, things: Collection, tmp_path: Path
 ) -> None:
-    pq.write_table(table(0, 400), tmp_path / "rows.parquet")
-    whole, calls, seen = AppendClient.append, [0], []
-
-    def flushed(self: AppendClient, pchannel: str, entries: Any, *, deadline: float | None = None) -> Any:
-        outcome = whole(self, pchannel, entries, deadline=deadline)
-        calls[0] += 1
-        if calls[0] in (1, 3):
-            with monkeypatch.context() as patch:
-                patch.setattr(AppendClient, "append", whole)
-                seen.append(ids(client, things))
-                client.coordinator.flush(things.name)
-        return outcome
-
-    with monkeypatch.context() as patch:
-        patch.setattr(AppendClient, "append", flushed)
-        load(client, things, tmp_path / "rows.parquet", parallel=1)
-    assert seen[0] == []
-    assert ids(client, things) == list(range(400))
+    pq.write_table(table(0, 3000), tmp_path / "rows.parquet")
+    report = load(client, things, tmp_path / "rows.parquet", slice_bytes=SMALL)
+    catch_up(client.settings, client.log)
+    confirmed = {each.name: client.append.tick(each.name) for each in client.coordinator.pchannels()}
+    rows = read_arrow(client.settings, things.id, confirmed=confirmed, with_ticks=True)
+    by_tick = {
+        tick: rows.filter(pc.equal(rows["_time_tick"], tick)).num_rows for tick in set(rows["_time_tick"].to_pylist())
+    }
+    assert by_tick == {each.time_tick: each.rows for each in report.loaded}
+    manifest = Manifest.read(staged_folder(client.settings, report.import_id))
+    assert manifest is not None
+    for each in manifest.slices:
+        assert len({file["partition_id"] for file in each.files}) == len(each.files)
 
 
-def test_a_slice_that_the_chain_has_forgotten_is_found_in_the_wal_and_not_loaded_again(
+def forget(client: Client, things: Collection, *, key: int) -> None:
+    """Have the chain forget every producer but the one that appends now."""
+    for pchannel in client.coordinator.pchannels():
+        client.coordinator.open_term(pchannel.name, config={"max_producers": 1})
+    client.producer().insert(things, table(key, 100), partition_by="place")
+    for pchannel in client.coordinator.pchannels():
+        client.coordinator.open_term(pchannel.name, config={"max_producers": 1024})
+
+
+def test_what_the_chain_has_forgotten_is_found_in_the_wal_and_not_loaded_again(
     client: Client, things: Collection, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 100), tmp_path / "rows.parquet")
     report = load(client, things, tmp_path / "rows.parquet")
-    for state in (client.settings.data_dir / "staged" / report.import_id).glob("*.parquet.json"):
-        state.write_text(json.dumps({"epoch": 1, "since": 0}))  # as if killed before it noted its end
-    for pchannel in client.coordinator.pchannels():
-        client.coordinator.open_term(pchannel.name, config={"max_producers": 1})
-    try:
-        client.producer().insert(things, table(1000, 100), partition_by="place")
-        assert len(ids(client, things)) == 200
-        assert load(client, things, tmp_path / "rows.parquet").loaded == report.loaded
-        assert len(ids(client, things)) == 200
-    finally:
-        for pchannel in client.coordinator.pchannels():
-            client.coordinator.open_term(pchannel.name, config={"max_producers": 1024})
+    state = staged_folder(client.settings, report.import_id) / module.STATE
+    noted = json.loads(state.read_text())
+    state.write_text(json.dumps({**noted, "ticks": {}}))  # as if killed before it noted its end
+    forget(client, things, key=1000)
+    assert len(ids(client, things)) == 200
+    assert load(client, things, tmp_path / "rows.parquet").loaded == report.loaded
+    assert len(ids(client, things)) == 200
 
 
-def test_steps_one_by_one_are_a_load_and_what_was_staged_is_checked_against_its_digest(
-    client: Client, things: Collection, tmp_path: Path
+def test_a_load_that_was_forgotten_half_way_goes_on_in_another_epoch(
+    client: Client, things: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(table(0, 3000), tmp_path / "rows.parquet")
-    staged = load(client, things, tmp_path / "rows.parquet", slice_bytes=SMALL, step="stage")
+    whole = AppendClient.append
+
+    def once(self: AppendClient, pchannel: str, entries: Any, *, deadline: float | None = None) -> Any:
+        whole(self, pchannel, entries, deadline=deadline)
+        raise Killed
+
+    monkeypatch.setattr(module, "ENTRY_BYTES", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(AppendClient, "append", once)
+        with pytest.raises(Killed):
+            load(client, things, tmp_path / "rows.parquet", slice_bytes=SMALL)
+    forget(client, things, key=10_000)
+    assert 0 < len(ids(client, things)) - 100 < 3000
+    report = load(client, things, tmp_path / "rows.parquet", slice_bytes=SMALL)
+    assert sum(each.rows for each in report.loaded) == 3000
+    assert len(ids(client, things)) == 3100
+
+
+def test_what_was_staged_is_checked_again_before_it_is_named(
+    client: Client, things: Collection, tmp_path: Path
+) -> None:
+    pq.write_table(table(0, 100), tmp_path / "rows.parquet")
+    params = LoadParams.parse(
+        {"collection": things.name, "files": [str(tmp_path / "rows.parquet")], "partition_by": "place"}
+    )
+    manifest = stage(client.settings, params, things, Progress())
     assert ids(client, things) == []
-    folder = client.settings.data_dir / "staged" / staged.import_id
-    (tmp_path / "rows.parquet").unlink()
-    step = {"import_id": staged.import_id, "slice_bytes": SMALL}
-    gone = tmp_path / "rows.parquet"
-    load(client, things, gone, step="load", slices=staged.slices[1:], **step)
-    first = folder / "000000.parquet"
-    bytes_ = first.read_bytes()
-    first.write_bytes(bytes_[:-20] + b"x" + bytes_[-19:])
+    first = client.settings.staged_path / manifest.slices[0].files[0]["path"]
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-20] + b"x" + whole[-19:])
     with pytest.raises(InvalidArgument, match="not the file that was staged"):
-        load(client, things, gone, step="load", slices=[0], **step)
-    first.write_bytes(bytes_)
-    load(client, things, gone, step="load", slices=[0], **step)
-    load(client, things, gone, step="finish", **step)
-    assert ids(client, things) == list(range(3000))
-    assert not list(folder.glob("*.parquet"))
+        load(client, things, tmp_path / "rows.parquet")
+    first.write_bytes(whole)
+    client.coordinator.drop_partition(things.name, "south")
+    with pytest.raises(AppendRejected, match="PARTITION_NOT_FOUND"):
+        append_imports(client, manifest, progress=Progress())
+    assert ids(client, things) == []
+
+
+def test_a_term_of_an_older_chain_is_followed_by_one_that_knows_imports(
+    client: Client, things: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(table(0, 100), tmp_path / "rows.parquet")
+    with monkeypatch.context() as patch:
+        patch.setattr("millrace.coord.coordinator.CHAIN_VERSION", 2)
+        for pchannel in client.coordinator.pchannels():
+            client.coordinator.open_term(pchannel.name)
+    load(client, things, tmp_path / "rows.parquet")
+    assert ids(client, things) == list(range(100))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +235,6 @@ def test_steps_one_by_one_are_a_load_and_what_was_staged_is_checked_against_its_
         ("id,place\n1,north\n", {"files": ["rows.csv"]}, InvalidArgument, "absolute"),
         ("id,place\n1,north\n", {"files": ["/nowhere/*.csv"]}, InvalidArgument, "no such file"),
         ("id,place\n1,north\n", {"collection": "elsewhere"}, CollectionNotFound, "elsewhere"),
-        ("id,place\n1,north\n", {"step": "load", "import_id": "never"}, InvalidArgument, "nothing is staged"),
         ("id,place\n1,north\n", {"format": "parquet"}, InvalidArgument, "cannot be read"),
     ],
 )

@@ -149,9 +149,14 @@ class SegmentFiles:
         self._next_spare = 1 + max((int(path.name[len(_SPARE) :]) for path in self._spares), default=0)
         self._trim()
 
+    @staticmethod
+    def present(directory: Path) -> dict[int, Path]:
+        """The segment files that exist in a channel's directory, by number."""
+        return {int(path.name[: -len(_SUFFIX)]): path for path in directory.glob("*" + _SUFFIX)}
+
     def numbers(self) -> list[int]:
         """Numbers of the segment files that exist, in order."""
-        return sorted(int(path.name[: -len(_SUFFIX)]) for path in self._directory.glob("*" + _SUFFIX))
+        return sorted(self.present(self._directory))
 
     def path(self, number: int) -> Path:
         return self._directory / f"{number:020d}{_SUFFIX}"

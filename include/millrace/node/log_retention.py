@@ -17,6 +17,7 @@ from millrace.failpoint import hit
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
 from millrace.node.periodic import Periodic
+from millrace.node.removal import removing
 from millrace.node.truncation import allowed_position
 from millrace.settings import Settings
 from millrace.tables.delta_files import open_table
@@ -46,8 +47,13 @@ def wanted(settings: Settings) -> bool:
 def enforce(settings: Settings, service: LogService) -> dict[str, int]:
     """Give up what is beyond the retention of each PChannel's log, as far as its checkpoints allow; bytes freed.
 
-    May be killed at any instant and repeated.
+    May be killed at any instant and repeated. While a backup holds it back (millrace.node.removal) nothing is freed.
     """
+    with removing(settings) as free:
+        return _enforce(settings, service) if free else {}
+
+
+def _enforce(settings: Settings, service: LogService) -> dict[str, int]:
     try:
         wal = WalTable.open(settings.wal_path)
     except TableNotFoundError:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from millrace.failpoint import hit
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
+from millrace.node.removal import removing
 from millrace.settings import Settings
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import Checkpoint, read_checkpoints
@@ -50,19 +51,21 @@ def truncate_log(
     """Truncate each PChannel's log as far as its checkpoints allow; with `dry_run` only say how far that is.
 
     `limits`: by PChannel the first entry that must stay at any rate; a PChannel without one is left as it is. May be
-    killed at any instant and repeated: it only ever removes what both checkpoints have passed.
+    killed at any instant and repeated: it only ever removes what both checkpoints have passed. While a backup holds it
+    back (millrace.node.removal) nothing is freed.
     """
-    wal = WalTable.open(settings.wal_path)
-    path = settings.checkpoints_path
-    checkpoints = read_checkpoints(open_table(path), path)
-    found = []
-    for pchannel, position in wal.positions(wal.pchannels()).items():
-        target = allowed_position(position, checkpoints.get(pchannel))
-        if limits is not None and target is not None:
-            target = min(target, limits[pchannel]) if pchannel in limits else None
-        if target is not None:
-            found.append(_truncate(service, pchannel, target, dry_run))
-    return found
+    with removing(settings) as free:
+        wal = WalTable.open(settings.wal_path)
+        path = settings.checkpoints_path
+        checkpoints = read_checkpoints(open_table(path), path)
+        found = []
+        for pchannel, position in wal.positions(wal.pchannels()).items():
+            target = allowed_position(position, checkpoints.get(pchannel))
+            if limits is not None and target is not None:
+                target = min(target, limits[pchannel]) if pchannel in limits else None
+            if target is not None:
+                found.append(_truncate(service, pchannel, target, dry_run or not free))
+        return found
 
 
 def _truncate(service: LogService, pchannel: str, target: LogId, dry_run: bool) -> Truncation:

@@ -78,6 +78,12 @@ ACTIONS: Final = {
             changes_data=False,
         ),
         Action(
+            dag_id="backup",
+            title="Make a backup",
+            words="Copies the whole deployment into a folder of backups, while it runs.",
+            changes_data=False,
+        ),
+        Action(
             dag_id="restore",
             title="Restore to a point in time",
             words="Makes a new collection with the rows of another one as they were at a tick or moment.",

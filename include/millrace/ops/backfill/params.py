@@ -73,15 +73,7 @@ class LoadParams(OperationParams):
     slice_bytes: int = Field(
         default=64 << 20,
         ge=1 << 16,
-        le=224 << 20,
-        description="Bytes of rows in a slice, which becomes visible as one.",
-    )
-    parallel: int = Field(
-        default=0, ge=0, le=64, description="Slices loaded at once; 0: the setting backfill_parallel."
+        le=1 << 30,
+        description="Bytes of rows in a slice, which is one message and becomes visible as one.",
     )
     dry_run: bool = Field(default=False, description="Only read and check the files: every row, nothing is kept.")
-    step: Literal["all", "stage", "load", "finish"] = Field(
-        default="all",
-        description="One step alone: stage checks and keeps the files, load takes `slices`, finish cleans up.",
-    )
-    slices: list[int] | None = Field(default=None, description="With step = load: the slices' numbers; none: all.")

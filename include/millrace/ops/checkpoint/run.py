@@ -14,6 +14,7 @@ from pydantic import Field
 from millrace.failpoint import hit
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
+from millrace.node.removal import removing
 from millrace.node.truncation import allowed_position, truncate_log
 from millrace.ops.checkpoint import durable, store
 from millrace.ops.checkpoint.params import CheckpointParams
@@ -133,7 +134,10 @@ def checkpoint(
     if params.trim and settings.wal_retention and (params.dry_run or not blocks):
         progress.say("trimming the WAL")
         reached = {name: each.time_tick for name, each in known.items() if name not in broken}
-        trimmed = tuple(apply_retention(settings, snapshot, flushed, reached, dry_run=params.dry_run, seam=seam))
+        with removing(settings) as free:  # a backup holds it back while it pins the tables
+            trimmed = tuple(
+                apply_retention(settings, snapshot, flushed, reached, dry_run=params.dry_run or not free, seam=seam)
+            )
     return CheckpointReport(
         ok=not broken and not any(each.problem for each in trimmed),
         dry_run=params.dry_run,

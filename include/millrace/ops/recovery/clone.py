@@ -1,9 +1,10 @@
 """A shallow clone of the tables: logs copied, data files hard-linked, nothing of it seen by the running system.
 
-Diagnosis and rehearsal work on it: what they see stands still, and what they change is thrown away. The tables are taken
-in the reverse order of the flusher's commits and ``wal`` behind them, so that each may be ahead of the ones before it, never
-behind: that is how a flusher that died between two commits leaves them. What is written before a commit to ``wal`` that means
-it (bases, trims) is taken last.
+Diagnosis and rehearsal work on it: what they see stands still, and what they change is thrown away. The checkpoints are taken
+before the tables that the flusher commits before them, and ``wal`` behind all: so each table may be ahead of the checkpoint, as
+a flusher that died between two commits leaves it, and nothing is ahead of ``wal``. Deletes are taken before rows, because
+compaction takes away a delete once the rows that it hit are gone. What is written before a commit to ``wal`` that means it (bases,
+trims) is taken last.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from millrace.tables.wal_trims import trims_path
 def table_paths(settings: Settings) -> list[Path]:
     """The folders of all tables that are there, in the order in which a clone takes them."""
     found = [settings.checkpoints_path, settings.segments_path]
-    for parent in (settings.collections_path(0).parent, settings.deletes_path(0).parent):
+    for parent in (settings.deletes_path(0).parent, settings.collections_path(0).parent):
         found.extend(sorted(parent.iterdir()) if parent.is_dir() else [])
     beside = [bases_path(settings.wal_path), trims_path(settings.wal_path)]
     return [path for path in [*found, settings.wal_path, *beside] if DeltaTable.is_deltatable(str(path))]

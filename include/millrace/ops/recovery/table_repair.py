@@ -18,10 +18,11 @@ from pathlib import Path
 from deltalake import DeltaTable
 from deltalake.transaction import RemoveAction
 
-from millrace.errors import RepairImpossible
+from millrace.errors import BackupBusy, RepairImpossible
 from millrace.failpoint import hit
 from millrace.node.flusher import plan_flush, run_flush
 from millrace.node.flusher_commit import FlushCommitter
+from millrace.node.removal import removing
 from millrace.ops.operation import Progress
 from millrace.ops.recovery.clone import clone_staged, clone_table
 from millrace.settings import Settings
@@ -39,9 +40,13 @@ _TRIES = 20
 def rebuild_collection(settings: Settings, collection_id: int, *, progress: Progress) -> int:
     """Make rows and deletes of a collection anew; the files that were put in place."""
     deletes, rows = settings.deletes_path(collection_id), settings.collections_path(collection_id)
-    table = open_table(rows)
-    rewrites = 0 if table is None else _unfold(table)
-    return _rebuild(settings, [deletes, rows], rewrites={rows: rewrites}, progress=progress)
+    with removing(settings) as free:
+        # A backup pins the deletes before the rows: it may not see these without the fold, and those still with it.
+        if not free:
+            raise BackupBusy(f"a backup pins the tables of collection {collection_id} right now: repair it in a minute")
+        table = open_table(rows)
+        rewrites = 0 if table is None else _unfold(table)
+        return _rebuild(settings, [deletes, rows], rewrites={rows: rewrites}, progress=progress)
 
 
 def _unfold(table: DeltaTable) -> int:

@@ -25,13 +25,12 @@ from millrace.message.ids import tick_physical_ms
 from millrace.node.node_run import catch_up
 from millrace.ops.operation import OperationReport, Progress, write_json
 from millrace.ops.restore.params import RestoreParams
+from millrace.ops.restore.records import restores_path
 from millrace.settings import Settings
 from millrace.tables.read_plan import ReadPlan, plan_read, resolve_tick
 from millrace.tables.reader import read
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
 
 LOADING = "loading"
@@ -92,11 +91,6 @@ def run(spark: SparkSession, settings: Settings, params: RestoreParams, progress
         dry_run=params.dry_run,
         seconds=round(time.monotonic() - started, 3),
     )
-
-
-def restores_path(settings: Settings) -> Path:
-    """Where the records of restores lie, one file a collection that was made."""
-    return settings.data_dir / "restores"
 
 
 def _source(client: Client, name: str) -> Collection:

@@ -1,0 +1,29 @@
+"""Backup: the whole deployment into a folder of backups, while it runs.
+
+One task, one job. Tables are pinned at versions that fit each other, the log's tail and the coordinator's file are copied as of
+one moment, files that the backup before has are linked from there; the manifest, written last, makes it a backup. What
+was acknowledged before the run began is in it. `keep` backups stay, older ones go.
+
+Once a day where the setting `backup_dir` names a folder, else by hand alone. Airflow's own state and secrets are no part of
+it. To restore: `millrace backup restore` (docs/restore.md).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from millrace.ops.backup.params import BackupParams
+from millrace.settings import Settings
+from millrace_airflow.defaults import millrace_dag
+from millrace_airflow.forms import form
+from millrace_airflow.operators import JobOperator
+
+with millrace_dag(
+    "backup",
+    doc=__doc__,
+    schedule="43 2 * * *" if Settings.load().backup_dir else None,
+    tags=["backup"],
+    params=form(BackupParams),
+    deadline=timedelta(hours=6),
+) as dag:
+    JobOperator(task_id="backup", job="backup", params_class=BackupParams)

@@ -1,0 +1,121 @@
+"""``millrace backup``: the whole deployment saved while it runs, looked at, read back, restored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millrace.commands.command_line import (
+    DOES_NOT_HOLD,
+    AsJson,
+    DataFolder,
+    command_group,
+    load_settings,
+    print_facts,
+    print_json,
+    print_rows,
+)
+from millrace.errors import InvalidArgument
+
+app = command_group("Back up the whole deployment while it runs, and restore it.")
+
+Backups = Annotated[
+    Path | None,
+    typer.Option("--in", metavar="FOLDER", help="The folder of backups. Without it: the setting backup_dir."),
+]
+OneBackup = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[BACKUP]",
+        help="A backup's folder, or a folder of backups: the newest one in it. Without it: the newest in backup_dir.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def make(
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FOLDER", help="The folder of backups. Without it: backup_dir.")
+    ] = None,
+    keep: Annotated[int, typer.Option(min=1, help="How many backups stay there, this one included.")] = 7,
+    verify: Annotated[bool, typer.Option("--verify", help="Read all of it back in the end.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied.")] = False,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a backup. Everything that was acknowledged before this begins is in it; nothing has to stop.
+
+    Example: `millrace backup make --to /mnt/backups/millrace`
+    """
+    from millrace.ops.backup.params import BackupParams
+    from millrace.ops.backup.run import run
+    from millrace.ops.operation import Progress
+
+    folder = "" if to is None else str(to.expanduser().absolute())
+    params = BackupParams.parse({"to": folder, "keep": keep, "verify": verify, "dry_run": dry_run})
+    print_facts(run(load_settings(data), params, Progress()).to_json(), as_json=as_json)
+
+
+@app.command(name="list")
+def list_(folder: Backups = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+    """List the backups in a folder, the newest first.
+
+    Example: `millrace backup list --in /mnt/backups/millrace`
+    """
+    from millrace.ops.backup.manifest import backups
+
+    rows = [
+        {
+            "id": manifest.id,
+            "started": manifest.started,
+            "bytes": manifest.bytes,
+            "files": len(manifest.files),
+            "log": "included" if manifest.log_included else manifest.log,
+            "folder": str(place),
+        }
+        for place, manifest in backups(_place(folder, data))
+    ]
+    columns = ("id", "started", "bytes", "files", "log")
+    print_rows(rows, columns=columns, as_json=as_json, empty="There is no backup in that folder.")
+
+
+@app.command()
+def verify(backup: OneBackup = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Read a backup again, and compare sizes and digests. Exit code 3 where a file is not as it was.
+
+    Example: `millrace backup verify /mnt/backups/millrace`
+    """
+    from millrace.ops.backup.verify import verify as read_back
+
+    found = read_back(_place(backup, data))
+    if as_json:
+        print_json(found.to_json())
+    else:
+        for words in found.problems:
+            typer.echo(words)
+        typer.echo(f"{found.id}: {found.files:,} files, {found.bytes:,} bytes, {len(found.problems)} not as they were.")
+    if not found.ok:
+        raise typer.Exit(DOES_NOT_HOLD)
+
+
+@app.command()
+def restore(backup: OneBackup = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Restore a backup into an empty data folder; the deployment goes on from there with `make up`.
+
+    Example: `millrace backup restore /mnt/backups/millrace --data /srv/millrace`
+    """
+    from millrace.ops.backup.restore import restore as bring_back
+
+    print_facts(bring_back(load_settings(data), _place(backup, data)).to_json(), as_json=as_json)
+
+
+def _place(given: Path | None, data: Path | None) -> Path:
+    if given is not None:
+        return given.expanduser().absolute()
+    named = load_settings(data).backup_dir
+    if not named:
+        raise InvalidArgument("which backups? Give the folder, or set backup_dir")
+    return Path(named)

@@ -1,0 +1,1 @@
+"""Backup of a whole deployment while it runs, its verification, and the restore into an empty data folder."""

@@ -1,0 +1,135 @@
+"""Files on their way into a backup: linked where that is right, else copied; each with its digest, each durable.
+
+A Delta table's data files have names that are given once and are never written to again, so one that an earlier backup has is
+linked from there, and one of the deployment is linked where both lie on one file system. Everything else is written to
+in place (log segments, databases) or has a name that comes again (entries of a Delta log), and is copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from millrace.errors import BackupRefused, TableUnavailable
+from millrace.ops.backup.manifest import DATA, Manifest, Stored
+from millrace.tables.fsync import make_folder, sync
+
+CHUNK: Final = 1 << 20
+
+
+class FileGone(TableUnavailable):
+    """A file was removed while it was backed up."""
+
+
+@dataclass(slots=True)
+class Files:
+    """The files of one backup. Thread-safe."""
+
+    folder: Path
+    """Of the backup."""
+    earlier: Path | None = None
+    """Folder of the backup before, and its manifest."""
+    known: Manifest | None = None
+    stored: dict[str, Stored] = field(default_factory=dict)
+    linked: int = 0
+    """Files that the backup before had."""
+    new_bytes: int = 0
+    """Bytes of the others."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def place(self, name: str) -> Path:
+        """Where the file `name` (below the data folder) lies in the backup; its folder is made."""
+        path = self.folder / DATA / name
+        make_folder(path.parent)
+        return path
+
+    def link(self, source: Path, name: str, size: int) -> None:
+        """Take over an immutable file. Raises FileGone; BackupRefused where its size is not `size`."""
+        if self.reuse(name, size):
+            return
+        target = self.place(name)
+        try:
+            found = source.stat().st_size
+            if found != size:
+                raise BackupRefused(f"{source} has {found} bytes, and should have {size}: run recovery first")
+            try:
+                os.link(source, target)
+            except FileNotFoundError:
+                raise
+            except OSError:  # another file system, or one without links
+                self.copy(source, name)
+                return
+        except FileNotFoundError:
+            raise FileGone(f"{source} was removed while it was backed up: try again") from None
+        sync(target)
+        self.add(name, Stored(size, digest_of(target)))
+
+    def reuse(self, name: str, size: int) -> bool:
+        """Link `name` from the backup before; False where that has none of this size."""
+        known = None if self.known is None else self.known.files.get(name)
+        if self.earlier is None or known is None or known.size != size:
+            return False
+        try:
+            if (self.earlier / DATA / name).stat().st_size != size:
+                return False
+            os.link(self.earlier / DATA / name, self.place(name))
+        except OSError:  # taken away, or as many links as the file system allows
+            return False
+        with self._lock:
+            self.stored[name] = known
+            self.linked += 1
+        return True
+
+    def copy(self, source: Path, name: str, *, size: int | None = None) -> None:
+        """Copy a file, or its first `size` bytes. Raises FileGone; BackupRefused where there are fewer."""
+        try:
+            self.add(name, copy_file(source, self.place(name), size=size))
+        except FileNotFoundError:
+            raise FileGone(f"{source} was removed while it was backed up: try again") from None
+        except EOFError as error:
+            raise BackupRefused(str(error)) from None
+
+    def written(self, name: str) -> None:
+        """Take in a file that was written into its place."""
+        path = self.folder / DATA / name
+        sync(path)
+        self.add(name, Stored(path.stat().st_size, digest_of(path)))
+
+    def add(self, name: str, stored: Stored) -> None:
+        with self._lock:
+            self.stored[name] = stored
+            self.new_bytes += stored.size
+
+    def sync_folders(self) -> None:
+        """Make the names of all files durable."""
+        for folder, _, _ in os.walk(self.folder):
+            sync(Path(folder))
+
+
+def copy_file(source: Path, target: Path, *, size: int | None = None) -> Stored:
+    """Copy `source` (or its first `size` bytes) to the new file `target`, durably. Raises EOFError where there are fewer."""
+    digest, done = hashlib.sha256(), 0
+    with source.open("rb", buffering=0) as read, target.open("xb", buffering=0) as write:
+        while size is None or done < size:
+            piece = read.read(CHUNK if size is None else min(CHUNK, size - done))
+            if not piece:
+                break
+            digest.update(piece)
+            view = memoryview(piece)
+            while view:
+                view = view[write.write(view) :]
+            done += len(piece)
+        if size is not None and done < size:
+            raise EOFError(f"{source} has {done} bytes, and should have {size}")
+        os.fsync(write.fileno())
+    return Stored(done, digest.hexdigest())
+
+
+def digest_of(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,39 @@
+"""Parameters of the operation `backup`. Light: DAG files import this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from millrace.ops.operation import OperationParams
+
+
+class BackupParams(OperationParams):
+    """Where a backup goes, how many stay, and whether it is read back."""
+
+    to: str = Field(
+        default="",
+        title="To",
+        description="The folder of backups: an absolute path, best on another disk. Empty: the setting backup_dir.",
+    )
+    keep: int = Field(
+        default=7,
+        ge=1,
+        le=100_000,
+        title="Keep",
+        description="How many backups stay in that folder, this one included.",
+    )
+    verify: bool = Field(
+        default=False,
+        title="Read back",
+        description="Read every file of the backup again in the end, those of earlier backups included, and compare digests.",
+    )
+    dry_run: bool = Field(default=False, title="Dry run", description="Only say what would be copied.")
+
+    @field_validator("to")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if value and not Path(value).is_absolute():
+            raise ValueError("give an absolute path; the job does not run where you are")
+        return value

@@ -1,0 +1,173 @@
+"""A backup becomes a deployment: verified while it is copied, durable, held against its log, and there all at once.
+
+Everything is put together beside the data folder and gets its name last: a restore that is killed leaves no deployment, and the
+next one begins anew. Nothing is linked, so that what runs then cannot touch the backup.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from deltalake import DeltaTable
+from pydantic import Field
+
+from millrace.errors import BackupDamaged, BackupRefused, ChannelNotFound, PositionTruncated
+from millrace.failpoint import hit
+from millrace.log.generation_list import same_place
+from millrace.log.generations import open_deployment_log
+from millrace.log.protocol import LogService
+from millrace.message.ids import LogId
+from millrace.message.types import MessageType
+from millrace.message.wire import decode_entries
+from millrace.node.ranges import check_not_regressed
+from millrace.ops.backup.files import copy_file
+from millrace.ops.backup.manifest import DATA, ChannelPart, Manifest, Stored, find
+from millrace.ops.operation import OperationReport, Progress
+from millrace.settings import Settings, changed
+from millrace.tables.fsync import make_folder, sync
+from millrace.tables.wal_table import WalTable
+
+_THREADS: Final = 4
+
+
+class RestoreReport(OperationReport):
+    """What a restore made."""
+
+    id: str
+    data: str
+    """The data folder."""
+    tables: int
+    files: int
+    bytes: int
+    ticks: dict[str, int] = Field(description="By PChannel: the WAL is whole up to there; the log goes on from there.")
+    settings: dict[str, Any] = Field(description="Settings that the deployment had otherwise than they are set now.")
+    seconds: float
+
+
+def restore(settings: Settings, path: Path, progress: Progress | None = None) -> RestoreReport:
+    """Restore the backup at `path` (or the newest in that folder) into ``settings.data_dir``, which must be empty or not there.
+
+    Raises BackupNotFound; BackupDamaged where a file is not as it was; BackupRefused where the data folder is not empty, or
+    where the log is not in the backup and the one that is there does not fit; LogRegressed, LogCorrupted.
+    """
+    started = time.monotonic()
+    progress = progress or Progress()
+    folder, manifest = find(path)
+    target = settings.data_dir.absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BackupRefused(f"{target} is not empty: a backup is restored into a data folder of its own (--data)")
+    if not same_place(manifest.log, settings.log):
+        raise BackupRefused(
+            f"the deployment's log was {manifest.log}, and the setting log is {settings.log}: set MILLRACE_LOG={manifest.log}"
+            " (to move it afterwards: millrace log switch)"
+        )
+    draft = target.with_name(f".{target.name}.restoring")
+    shutil.rmtree(draft, ignore_errors=True)
+    make_folder(draft)
+    try:
+        _copy(folder, manifest, draft, progress)
+        hit("restore_backup.copied")
+        progress.say("holding the tables against the log")
+        check(replace(settings, data_dir=draft), manifest)
+        for place in (draft, *(each for each in draft.rglob("*") if each.is_dir())):
+            sync(place)
+        draft.replace(target)
+        sync(target.parent)
+    except OSError as error:
+        raise BackupRefused(f"{target} cannot be made: {error}; restore into a folder on this disk") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    now = changed(settings)
+    return RestoreReport(
+        id=manifest.id,
+        data=str(target),
+        tables=len(manifest.tables),
+        files=len(manifest.files),
+        bytes=manifest.bytes,
+        ticks={name: each.tick for name, each in manifest.channels.items()},
+        settings={name: value for name, value in manifest.settings.items() if now.get(name) != value},
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _copy(folder: Path, manifest: Manifest, draft: Path, progress: Progress) -> None:
+    total, done = manifest.bytes or 1, 0
+
+    def one(each: tuple[str, Stored]) -> int:
+        name, stored = each
+        make_folder((draft / name).parent)
+        try:
+            found = copy_file(folder / DATA / name, draft / name)
+        except FileNotFoundError:
+            raise BackupDamaged(f"{folder} has no {name}: restore another backup") from None
+        if found != stored:
+            raise BackupDamaged(f"{folder / DATA / name} is not as it was written: restore another backup")
+        return stored.size
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
+        for number, size in enumerate(pool.map(one, manifest.files.items())):
+            done += size
+            if number % 100 == 0:
+                progress.say("copying", done=done / total, bytes=done)
+
+
+def check(settings: Settings, manifest: Manifest) -> None:
+    """Hold the restored tables against the log that they go on with: the restored one, or the one on the brokers."""
+    for name, number in manifest.tables.items():
+        found = DeltaTable(str(settings.data_dir / name)).version()
+        if found != number:
+            raise BackupDamaged(f"{name} comes out at version {found}, not {number}: restore another backup")
+    with open_deployment_log(settings.log_path, "" if settings.log == "rocksmq" else settings.log) as service:
+        for name, part in manifest.channels.items():
+            _check_channel(settings, service, name, part, included=manifest.log_included)
+
+
+def _check_channel(settings: Settings, service: LogService, name: str, part: ChannelPart, *, included: bool) -> None:
+    state = WalTable.open(settings.wal_path).position(name).state if WalTable.exists(settings.wal_path) else None
+    try:
+        log = service.open(name)
+    except ChannelNotFound as error:
+        raise BackupRefused(
+            f"{error}: the log of {name} is not in the backup, and not at {settings.log} any more"
+        ) from None
+    try:
+        if state is not None:
+            check_not_regressed(log, state)
+        end = _position(part.end)
+        described = log.describe()
+        if described.end < end:
+            raise BackupRefused(
+                f"the log of {name} ends at {described.end}, and went up to {end} when the backup was made"
+            )
+        if part.begin and described.begin > _position(part.begin):
+            raise BackupRefused(
+                f"the log of {name} begins at {described.begin}, and the tables of the backup need it from {part.begin} on:"
+                " it was truncated since; restore a newer backup"
+            )
+        if included:
+            return
+        position = end
+        while position < described.end:
+            entries = log.read(position, end=described.end)
+            types = set(decode_entries(entries.batch).column("type").to_pylist())
+            if types - {int(MessageType.TIME_TICK)}:
+                raise BackupRefused(
+                    f"the log of {name} at {settings.log} went on since the backup (behind {end}), and the coordinator's file"
+                    " in the backup knows nothing of that. Possible: use the tables of the backup for reading alone, or restore"
+                    " its files and a coord/ that is as new as the log by hand (docs/restore.md)"
+                )
+            position = max(entries.next, position.following())
+    except PositionTruncated as error:
+        raise BackupRefused(f"{error}: restore a newer backup") from None
+    finally:
+        log.close()
+
+
+def _position(text: str) -> LogId:
+    ledger, _, entry = text.partition(":")
+    return LogId(int(ledger), int(entry))

@@ -1,0 +1,60 @@
+"""A backup read again: whether each file is there, with the size and the digest that its manifest names."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from millrace.ops.backup.files import digest_of
+from millrace.ops.backup.manifest import DATA, Stored, find
+from millrace.ops.operation import OperationReport
+
+_THREADS: Final = 4
+
+
+class VerifyReport(OperationReport):
+    """What was found. `ok`: every file is as it was written."""
+
+    id: str
+    folder: str
+    files: int
+    bytes: int
+    problems: tuple[str, ...] = Field(description="A sentence for each file that is not as it was.")
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(path: Path) -> VerifyReport:
+    """Read the backup at `path` (or the newest in that folder). Raises BackupNotFound, BackupDamaged (the manifest)."""
+    started = time.monotonic()
+    folder, manifest = find(path)
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as pool:
+        found = pool.map(lambda each: _problem(folder / DATA / each[0], *each), manifest.files.items())
+        problems = tuple(words for words in found if words)
+    return VerifyReport(
+        id=manifest.id,
+        folder=str(folder),
+        files=len(manifest.files),
+        bytes=manifest.bytes,
+        problems=problems,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _problem(path: Path, name: str, stored: Stored) -> str:
+    try:
+        size = path.stat().st_size
+        if size != stored.size:
+            return f"{name} has {size} bytes, and had {stored.size}"
+        if digest_of(path) != stored.sha256:
+            return f"{name} has other bytes than when it was written"
+    except OSError as error:
+        return f"{name} does not read: {error.strerror}"
+    return ""

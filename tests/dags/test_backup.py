@@ -1,0 +1,40 @@
+"""The backup DAG on a real deployment: looked at first, made, restored elsewhere; scheduled where it has a folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millrace.client.client import Client
+from millrace.ops.backup.manifest import backups
+from millrace.ops.backup.restore import restore
+from tests.dags.conftest import RunDag, load_dag
+
+
+@pytest.mark.slow
+def test_a_person_looks_first_and_then_makes_a_backup_that_can_be_restored(
+    run_dag: RunDag, client: Client, tmp_path: Path
+) -> None:
+    root = tmp_path / "backups"
+    said = run_dag("backup", {"to": str(root), "dry_run": True})
+    assert said.state == "success"
+    assert said.results["backup"]["tables"] > 0
+    assert not root.exists()
+    done = run_dag("backup", {"to": str(root), "verify": True})
+    assert done.tasks == {"backup": "success"}
+    assert [manifest.id for _, manifest in backups(root)] == [done.results["backup"]["id"]]
+    settings = replace(client.settings, data_dir=tmp_path / "restored")
+    restore(settings, root)
+    with Client.connect(settings) as restored:
+        assert sorted(restored.read("c")["id"].to_pylist()) == list(range(9))
+        restored.append.service.shutdown()
+
+
+def test_it_has_a_schedule_where_it_has_a_folder(
+    airflow: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not load_dag("backup").timetable.can_be_scheduled
+    monkeypatch.setenv("MILLRACE_BACKUP_DIR", str(tmp_path))
+    assert load_dag("backup").timetable.can_be_scheduled
