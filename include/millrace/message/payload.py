@@ -36,6 +36,9 @@ _MAX_LAYOUTS: Final = 8
 """Layouts tried for payloads with metadata of one length; whatever has yet another is decoded alone."""
 
 
+_REFUSALS: Final = (pa.ArrowException, ValueError, OSError)
+"""What Arrow raises for bytes that are not what it reads."""
+
 _FEW: Final = 8
 """Up to this many payloads are decoded one by one: joining has a cost of its own."""
 
@@ -77,13 +80,32 @@ def _read(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     """What Arrow's reader makes of a payload whose metadata was checked, fully validated. Raises Malformed."""
     if buffer.address % 8:
         # Arrow's arrays are over these bytes, and not every reader of Arrow arrays bears unaligned ones.
-        buffer = pa.py_buffer(buffer.to_pybytes())
+        try:
+            return _validated([_aligned(column) for column in pa.ipc.read_record_batch(buffer, schema).columns], schema)
+        except _REFUSALS:
+            buffer = pa.py_buffer(buffer.to_pybytes())  # the words must be those that an aligned payload gets
     try:
-        batch = pa.ipc.read_record_batch(buffer, schema)
-        batch.validate(full=True)
-    except (pa.ArrowException, ValueError, OSError) as error:
+        return _validated(pa.ipc.read_record_batch(buffer, schema).columns, schema)
+    except _REFUSALS as error:
         raise Malformed(f"the payload is no Arrow record batch of its schema: {error}") from None
+
+
+def _validated(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    batch.validate(full=True)
     return batch
+
+
+def _aligned(array: pa.Array) -> pa.Array:
+    """`array` with copies of what is wider than a byte; bytes and text stay where they are, wherever that is."""
+    parts = array.buffers()
+    if pa.types.is_list(array.type):
+        own, children = parts[:2], [_aligned(array.values)]
+    else:
+        own, children = parts, None
+    keeps = 2 if pa.types.is_string(array.type) or pa.types.is_binary(array.type) else len(own)
+    copied = [part and pa.py_buffer(part.to_pybytes()) for part in own[:keeps]]
+    return pa.Array.from_buffers(array.type, len(array), copied + own[keeps:], array.null_count, array.offset, children)
 
 
 def decode_many(
