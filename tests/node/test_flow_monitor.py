@@ -24,6 +24,9 @@ from millrace.node.flow_control import Mode
 from millrace.node.flow_monitor import DISK, LAG, FlowMonitor, FlushLag, carries_rows, limits_of, memory_used
 from millrace.node.flusher_run import flush
 from millrace.node.node_run import catch_up
+from millrace.ops.quality.outcome import Check, Outcome, TableOutcome
+from millrace.ops.quality.ranges import TickRange
+from millrace.ops.quality.results import record_run
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from tests.node.append_host_samples import insert
@@ -41,6 +44,9 @@ def host(settings: Settings, engine: RocksMQ) -> Iterator[AppendHost]:
     with AppendHost(engine, committed_states(settings.wal_path), metrics=Metrics()) as host:
         host.tick(P)
         yield host
+
+
+CHECK = Check("ticks", "expect_column_values_to_be_between", {"column": "tick_step", "min_value": 1}, "they increase")
 
 
 def free_is(monkeypatch: pytest.MonkeyPatch, values: list[int]) -> None:
@@ -151,6 +157,21 @@ def test_a_disk_that_runs_full_is_flushed_and_the_log_truncated_before_anything_
     assert mode is Mode.RECOVERY
     assert monitor.control.describe()["readings"][DISK] == slow * 2
     assert read_arrow(settings, 1).num_rows == 20
+
+
+def test_a_disk_that_runs_full_keeps_the_log_while_quality_forbids_that_it_goes(
+    settings: Settings, engine: RocksMQ, host: AppendHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catch_up(settings, engine)
+    flush(settings)
+    failed = TableOutcome("wal", {P: TickRange(0, 1 << 62)}, (Outcome(CHECK, success=False, unexpected=1),))
+    record_run(settings, "first", [failed])
+    free_is(monkeypatch, [settings.flow_disk_slow - 1])
+    before = engine.open(P).describe()
+    monitor = FlowMonitor(settings, host, engine)
+    assert monitor.look() is Mode.SLOWDOWN
+    monitor.await_relief(timeout=30)
+    assert engine.open(P).describe() == before
 
 
 def test_a_watermark_of_zero_is_not_looked_at() -> None:

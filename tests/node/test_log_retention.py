@@ -14,6 +14,9 @@ from millrace.node.flusher_run import flush
 from millrace.node.log_retention import LogRetention, enforce, wanted
 from millrace.node.node_run import catch_up
 from millrace.node.truncation import truncate_log
+from millrace.ops.quality.outcome import Check, Outcome, TableOutcome
+from millrace.ops.quality.ranges import TickRange
+from millrace.ops.quality.results import record_run
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 
@@ -57,6 +60,20 @@ def test_what_is_beyond_goes_as_far_as_truncation_may_go(settings: Settings, eng
     assert enforce(replace(settings, log_retention_bytes=0, log_retention_seconds=3600.0), engine)[P] == 0
     assert enforce(replace(settings, log_retention_bytes=0, log_retention_seconds=0.001), engine)[P] > 0
     assert EARLIEST < engine.open(P).describe().begin <= most.position
+
+
+def test_nothing_goes_while_quality_forbids_it(settings: Settings, engine: RocksMQ) -> None:
+    catch_up(settings, engine)
+    flush(settings)
+    check = Check(
+        "ticks", "expect_column_values_to_be_between", {"column": "tick_step", "min_value": 1}, "they increase"
+    )
+    failed = TableOutcome("wal", {P: TickRange(0, 1 << 62)}, (Outcome(check, success=False, unexpected=1),))
+    record_run(settings, "first", [failed])
+    assert enforce(settings, engine) == {}
+    assert engine.open(P).describe().begin == EARLIEST
+    record_run(settings, "mended", [replace(failed, outcomes=(Outcome(check, success=True),))])
+    assert enforce(settings, engine)[P] > 0
 
 
 @pytest.mark.parametrize("moment", ["retention.before", "retention.after"])

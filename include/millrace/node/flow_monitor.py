@@ -3,7 +3,7 @@
 A thread looks every second and hands what it finds to :class:`millrace.node.flow_control.FlowControl`. Where the disk's free
 space falls below the slow watermark it first tries to help: it appends a FlushAll on every PChannel (which ends open
 transactions there: a full disk would end them worse), waits for the flusher's checkpoints to pass it, and truncates the log as
-far as the checkpoints allow. Only what that does not cure slows appends, and then refuses them, before the disk itself does.
+far as the checkpoints allow (unless quality forbids that anything is given up). Only what that does not cure slows appends, and then refuses them, before the disk itself does.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from millrace.node.truncation import truncate_log
 from millrace.settings import Settings
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.quality_state import standing_blocks
 from millrace.tables.wal_table import WalTable
 
 MEMORY: Final = "memory used"
@@ -156,6 +157,12 @@ class FlowMonitor(Periodic):
         """FlushAll, checkpoint, truncate: whatever of it can be done now."""
         _log.warning("the disk runs full: flushing, and truncating the log behind the checkpoints")
         try:
+            blocks = standing_blocks(self._settings)
+            if blocks:
+                _log.warning(
+                    "nothing of the log is given up: critical expectations stand failed (%s)", ", ".join(blocks)
+                )
+                return
             freed = self._truncate_behind(self._flush_all())
         except UPKEEP_FAILURES:
             _log.exception("the disk could not be relieved; it is tried again in %.0f s", self._relief_pause)

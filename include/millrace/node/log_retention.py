@@ -22,6 +22,7 @@ from millrace.node.truncation import allowed_position
 from millrace.settings import Settings
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import read_checkpoints
+from millrace.tables.quality_state import standing_blocks
 from millrace.tables.wal_table import WalTable
 
 PAUSE: Final = 60.0
@@ -47,8 +48,13 @@ def wanted(settings: Settings) -> bool:
 def enforce(settings: Settings, service: LogService) -> dict[str, int]:
     """Give up what is beyond the retention of each PChannel's log, as far as its checkpoints allow; bytes freed.
 
-    May be killed at any instant and repeated. While a backup holds it back (millrace.node.removal) nothing is freed.
+    May be killed at any instant and repeated. While a backup holds it back (millrace.node.removal), or quality does, nothing
+    is freed.
     """
+    blocks = standing_blocks(settings)
+    if blocks:
+        _log.warning("nothing of the log is given up: critical expectations stand failed (%s)", ", ".join(blocks))
+        return {}
     with removing(settings) as free:
         return _enforce(settings, service) if free else {}
 

@@ -23,11 +23,11 @@ from millrace.ops.backup.files import Files
 from millrace.ops.backup.manifest import DATA
 from millrace.ops.checkpoint.store import checkpoints_path as recovery_checkpoints_path
 from millrace.ops.quality.quarantine import quarantine_path
-from millrace.ops.quality.results import results_path
 from millrace.ops.recovery.clone import table_name, table_paths
 from millrace.settings import Settings
 from millrace.tables.delta_files import live_files, open_table
 from millrace.tables.delta_log import commit_lease
+from millrace.tables.quality_state import results_path
 
 _ENTRY: Final = re.compile(r"(\d{20})\..+")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")

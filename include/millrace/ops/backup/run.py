@@ -35,10 +35,11 @@ from millrace.ops.backup.pin import Pinned, pin
 from millrace.ops.backup.verify import verify
 from millrace.ops.operation import OperationReport, Progress
 from millrace.ops.quality.quarantine import quarantine_path
-from millrace.ops.quality.results import docs_path, quality_path, results_path
+from millrace.ops.quality.results import docs_path, quality_path
 from millrace.ops.restore.records import restores_path
 from millrace.settings import Settings, changed
 from millrace.tables.fsync import make_folder
+from millrace.tables.quality_state import results_path
 
 ATTEMPTS: Final = 3
 """How often a backup begins anew because a file was gone."""

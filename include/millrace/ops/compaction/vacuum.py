@@ -16,11 +16,11 @@ from millrace.errors import InvalidArgument
 from millrace.ops.checkpoint.store import checkpoints_path as recovery_checkpoints_path
 from millrace.ops.quality.gate import require_open
 from millrace.ops.quality.quarantine import quarantine_path
-from millrace.ops.quality.results import results_path
 from millrace.settings import Settings
 from millrace.tables.bases import bases_path
 from millrace.tables.delta_files import open_table
 from millrace.tables.delta_log import commit_lease
+from millrace.tables.quality_state import results_path
 from millrace.tables.wal_trims import trims_path
 
 LEAST_HOURS: Final = 24

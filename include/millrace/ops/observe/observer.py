@@ -36,11 +36,12 @@ from millrace.ops.observe.models import (
 )
 from millrace.ops.observe.search import Cursor, Query, find_message, search
 from millrace.ops.observe.tables import Pinned, Tables
-from millrace.ops.quality.results import docs_path, results_path
+from millrace.ops.quality.results import docs_path
 from millrace.settings import Settings
 from millrace.tables.collection_table import deletes_path, rows_path
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.quality_state import results_path
 from millrace.tables.wal_table import WalPosition, WalTable
 from millrace.wal.reasons import Reason
 

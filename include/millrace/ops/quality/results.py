@@ -15,12 +15,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import RemoveAction
 
-from millrace.errors import DeadlineExceeded, Malformed
+from millrace.errors import DeadlineExceeded
 from millrace.failpoint import hit
 from millrace.ops.quality.outcome import TableOutcome
 from millrace.ops.quality.state import QualityState, after_run
@@ -35,9 +34,9 @@ from millrace.tables.delta_files import (
     drop_files,
     open_table,
 )
+from millrace.tables.quality_state import KIND_STATE, files_of, read_state_row, results_path
 
 KIND_RESULT: Final = "result"
-KIND_STATE: Final = "state"
 APP_ID: Final = "quality"
 ATTEMPTS: Final = 20
 COMPACT_REVISIONS: Final = 32
@@ -76,10 +75,6 @@ RESULT_COLUMNS: Final = pa.schema(
 def quality_path(settings: Settings) -> Path:
     """The folder of everything that quality keeps."""
     return settings.data_dir / "quality"
-
-
-def results_path(settings: Settings) -> Path:
-    return quality_path(settings) / "results"
 
 
 def docs_path(settings: Settings) -> Path:
@@ -153,7 +148,7 @@ def history(
     empty = RESULT_COLUMNS.empty_table().drop_columns("state")
     if found is None:
         return empty
-    files = [str(path / name) for name in _paths(found, KIND_RESULT)]
+    files = [str(path / name) for name in files_of(found, KIND_RESULT)]
     if not files:
         return empty
     chosen = pc.scalar(True)
@@ -203,22 +198,10 @@ def _write(path: Path, rows: Sequence[dict[str, Any]], kind: str) -> list[FileAc
     return sink.finish()
 
 
-def _paths(table: DeltaTable, kind: str) -> list[str]:
-    actions = pa.table(table.get_add_actions(flatten=True))
-    if actions.num_rows == 0:
-        return []
-    return actions.filter(pc.equal(actions["partition.kind"], kind))["path"].to_pylist()
-
-
 def _state(table: DeltaTable, path: Path) -> tuple[QualityState, list[str]]:
     """The state at the table's version, and the file that holds it."""
-    live = _paths(table, KIND_STATE)
-    if not live:
-        return QualityState(), []
-    states = [QualityState.from_text(pq.ParquetFile(path / name).read(["state"])["state"][0].as_py()) for name in live]
-    if len(live) > 1:
-        raise Malformed(f"{path} has {len(live)} state rows: something else than the quality run wrote to it")
-    return states[0], live
+    text, live = read_state_row(table, path)
+    return QualityState() if text is None else QualityState.from_text(text), live
 
 
 def _remove(path: str) -> RemoveAction:
