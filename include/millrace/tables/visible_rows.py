@@ -77,9 +77,9 @@ def collection_rows(
 
 def _imported(stretch: pa.Table, catalog: Catalog, staged: Path) -> Iterator[CollectionRows]:
     """The rows of the stretch's Import, which is its first row where it has one."""
+    if stretch.num_rows == 0 or stretch["type"][0].as_py() != MessageType.IMPORT.name:
+        return
     for row in stretch.slice(0, 1).to_pylist():
-        if row["type"] != MessageType.IMPORT.name:
-            return
         body, info = parse_body(MessageType.IMPORT, row["payload"]), catalog.vchannels[row["vchannel"]]
         schema = info.schemas[row["schema_version"] - 1][1]
         segments = import_segments(row["segment_id"], body)
