@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from millrace.errors import InvalidArgument
 from millrace.message.batch import MESSAGE_SCHEMA
+from millrace.message.crc_join import joined_crc
 from millrace.message.wire import MutableMessage, decode_entries, encode_columns, encode_entry, entry_crc
 from tests.message.samples import HEADER, entries, messages, runs
 
@@ -142,3 +143,15 @@ def test_columns_that_do_not_fit_are_refused(columns: dict[str, object]) -> None
     arguments: dict[str, object] = {"type": 400, "vchannel": "a", "payloads": [b"", b""]}
     with pytest.raises(InvalidArgument):
         encode_columns(**(arguments | columns))  # type: ignore[arg-type]
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_the_checksum_of_joined_bytes_follows_from_those_of_the_parts(first: bytes, second: bytes) -> None:
+    crc = crc32c.crc32c
+    assert joined_crc(crc(first), crc(second), len(second)) == crc(first + second)
+
+
+@pytest.mark.parametrize("size", [0, 1, 300_000, 1 << 20, (4 << 20) + 3])
+def test_the_checksum_of_a_whole_entry_is_that_of_its_bytes_whether_they_are_looked_at_or_not(size: int) -> None:
+    entry = encode_entry([MutableMessage(type=1, vchannel="p0_1v0", payload=b"\x9a" * size)])
+    assert entry_crc(entry, sound=True) == entry_crc(entry) == crc32c.crc32c(entry)

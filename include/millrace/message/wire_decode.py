@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from millrace.errors import UnsupportedVersion
 from millrace.message.batch import MESSAGE_SCHEMA
+from millrace.message.crc_join import joined_crc
 from millrace.message.wire_layout import (
     ABSENT,
     ARRAY,
@@ -37,6 +38,9 @@ from millrace.message.wire_layout import (
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
+_JOIN_FROM: Final = 256 << 10
+"""Bytes from which it costs less to compute with checksums than to make one."""
+
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
 _PREFIX_PLACES: Final = np.arange(TAGS_START)
 _TAG_PLACES: Final = np.arange(TAGS_START, COLUMNS_START)
@@ -44,9 +48,17 @@ _DTYPES: Final = tuple(column.dtype for column in COLUMNS)
 _TYPE, _VCHANNEL, _PAYLOAD_LENGTH = 0, 1, len(COLUMNS) - 1
 
 
-def entry_crc(value: bytes | memoryview | pa.Buffer) -> int:
-    """The crc32c of a whole entry: what the channel state keeps of the last one it consumed, to see a log regress."""
-    return int(crc32c.crc32c(value))
+def entry_crc(value: bytes | memoryview | pa.Buffer, *, sound: bool = False) -> int:
+    """The crc32c of a whole entry: what the channel state keeps of the last one it consumed, to see a log regress.
+
+    `sound` says that :func:`decode_entries` took it: its own checksum holds then, and a large one needs no second look.
+    """
+    size = len(value)
+    if not sound or size < _JOIN_FROM:
+        return int(crc32c.crc32c(value))
+    head = bytes(memoryview(value)[:CRC_START])
+    own = int.from_bytes(head[len(MAGIC) :], "little")
+    return joined_crc(crc32c.crc32c(head), own, size - CRC_START)
 
 
 def decode_entries(entries: pa.RecordBatch) -> pa.RecordBatch:
