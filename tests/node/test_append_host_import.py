@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from millrace.commands.messages_out import payload_reader, unit_json
 from millrace.errors import AppendRejected
 from millrace.log.rocksmq import RocksMQ
 from millrace.message import builders
-from millrace.message.bodies import ImportFile, parse_body
+from millrace.message.bodies import ImportFile
 from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire import encode_entry
 from millrace.node.append_host import AppendHost
 from millrace.node.append_host_outcome import AppendResult
 from millrace.node.tail_scan import scan
+from millrace.settings import Settings
 from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.scanner import All, ImmutableTxn, Types
 from millrace.wal.state import ChannelState
@@ -117,4 +120,6 @@ def test_a_scan_delivers_the_import_itself(host: AppendHost, service: RocksMQ, t
     [unit] = scan(PCHANNEL, All(), wal=wal, tail=host, filters=filters, until_tick=until)
     assert not isinstance(unit, ImmutableTxn)
     assert (unit.id, unit.time_tick, unit.rows) == (result.message_id, result.time_tick, 3)
-    assert parse_body(MessageType.IMPORT, unit.payload) == {"import_id": "load", "files": [FILE], "replace": True}
+    shown = unit_json(unit, payload_reader(Settings(data_dir=tmp_path)))
+    assert (shown["type"], shown["rows"]) == ("IMPORT", 3)
+    assert json.loads(json.dumps(shown))["payload"] == {"import_id": "load", "files": [FILE], "replace": True}

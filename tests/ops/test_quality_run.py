@@ -43,6 +43,9 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Settings:
         keys = collection.keys_of(vchannel, 6)
         rows: dict[str, list[object]] = {"id": list(keys), "body": [f"body {key}" for key in keys]}
         collection.append(vchannel, collection.insert(rows, vchannel=vchannel))
+        # The same rows from a file, in place of those: the suites see each once.
+        file = collection.stage(f"load/{vchannel}.parquet", rows)
+        collection.append(vchannel, collection.imported([file], vchannel=vchannel, replace=True))
         collection.append(vchannel, collection.delete(keys[:1], vchannel=vchannel))
         collection.append(vchannel, collection.insert({"id": keys[:1], "body": ["again"]}, vchannel=vchannel))
         collection.append(

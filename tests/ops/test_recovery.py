@@ -36,6 +36,7 @@ from millrace.ops.recovery.run import run
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from millrace.tables.wal_table import WalTable
+from tests.tables.staged_files import stage
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
 P = "dml_0"
@@ -262,6 +263,31 @@ def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Client, monkeyp
         time.sleep(0.1)
     report = recover(client, "repair")
     assert (found(report), report.healthy) == (["txn_stuck"], True)
+
+
+def test_a_lost_staged_file_is_found_by_its_name_and_mends_by_being_put_back(client: Client) -> None:
+    settings, collection = client.settings, client.collection("c")
+    rows = pa.table({"id": [100, 101], "name": ["a", "b"]}, schema=SCHEMA.arrow())
+    file = stage(settings.staged_path, "load/0.parquet", rows, partition=collection.partitions["_default"])
+    loaded = builders.import_files(
+        "load", [file], vchannel=collection.vchannels[0], collection_id=collection.id, term=1
+    )
+    client.append.append(P, [encode_entry([loaded])]).result()
+    catch_up(settings, client.log)
+    flush(settings)
+    assert recover(client, "diagnose", depth="full").healthy
+    path = settings.staged_path / "load/0.parquet"
+    data = path.read_bytes()
+    path.unlink()
+    report = recover(client, "repair", depth="full")
+    [finding] = report.findings
+    assert finding.kind == "staged_file_damaged"
+    assert str(path) in finding.words
+    assert not report.healthy
+    assert "put the file back" in report.repairs[0].words
+    path.write_bytes(data)
+    assert recover(client, "diagnose", depth="full").healthy
+    assert keys(client) == [*range(10, 61), 100, 101]
 
 
 def test_a_damaged_wal_whose_log_was_truncated_is_not_repaired_and_says_what_to_do(client: Client) -> None:

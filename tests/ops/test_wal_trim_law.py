@@ -14,6 +14,7 @@ from millrace.message import builders
 from millrace.node.flusher_run import flush
 from millrace.ops.checkpoint.params import CheckpointParams
 from millrace.ops.checkpoint.run import checkpoint
+from millrace.ops.checkpoint.staged_trim import named_files
 from millrace.ops.operation import Progress
 from millrace.tables.arrow_read import read_arrow
 from millrace.tables.verify import verify_channel, verify_collections
@@ -23,7 +24,22 @@ from tests.ops.log_maker import Things
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["insert", "delete", "begin", "body", "commit", "flush", "checkpoint"]), st.integers(0, 1)
+        st.sampled_from(
+            [
+                "insert",
+                "delete",
+                "begin",
+                "body",
+                "commit",
+                "import",
+                "replace",
+                "flush",
+                "flush",
+                "checkpoint",
+                "checkpoint",
+            ]
+        ),
+        st.integers(0, 1),
     ),
     min_size=8,
     max_size=30,
@@ -66,12 +82,28 @@ class Story:
         elif kind == "commit" and vchannel in self.open:
             collection.append(vchannel, collection.end(vchannel, self.ids[vchannel]))
             self.visible.update(self.open.pop(vchannel))
+        elif kind in ("import", "replace"):
+            self.load(vchannel, replace=kind == "replace")
         elif kind == "flush":
             self.things.maker.commit()
             flush(self.settings)
         elif kind == "checkpoint":
             self.things.maker.commit()
             assert checkpoint(self.settings, self.things.log, CheckpointParams(), Progress()).ok
+
+    def load(self, vchannel: str, *, replace: bool) -> None:
+        """Import two rows, in a file each. It fails the transaction that is open there."""
+        collection, place = self.things.collection, self.things.next[vchannel]
+        self.things.next[vchannel] = place + 2
+        rows = {key: f"loaded {key}" for key in collection.keys_of(vchannel, place + 2)[place:]}
+        files = [
+            collection.stage(f"{vchannel}-{key}.parquet", {"id": [key], "body": [body]}) for key, body in rows.items()
+        ]
+        collection.append(vchannel, collection.imported(files, vchannel=vchannel, replace=replace))
+        self.open.pop(vchannel, None)
+        if replace:
+            self.visible = {key: body for key, body in self.visible.items() if collection.home(key) != vchannel}
+        self.visible.update(rows)
 
     def finish(self) -> None:
         """Bring everything in, move every PChannel's tick behind it, and hold the deployment against the model."""
@@ -90,6 +122,13 @@ class Story:
         snapshot, wal = WalSnapshot.open(self.settings.wal_path), WalTable.open(self.settings.wal_path)
         assert snapshot is not None
         assert all(verify_channel(snapshot, wal, None, name).ok for name in wal.pchannels())
+        needed = {
+            path
+            for name in wal.pchannels()
+            for messages in snapshot.messages(name, types=["IMPORT"])
+            for path in named_files(messages)
+        }
+        assert {path.name for path in self.settings.staged_path.glob("*.parquet")} == needed
         for report in verify_collections(self.settings, snapshot, wal).values():
             assert report.ok, report
 

@@ -35,8 +35,10 @@ HISTORY = [
     ("delete", [4], 1, 0),
     ("commit", 0, 1),
     ("commit", 1, 1),
+    ("import", [(0, 1), (1, 2), (5, 2)], False),
     ("schema_change", 0),
     ("schema_change", 1),
+    ("import", [(2, 1), (3, 2), (4, 2)], True),
     ("insert", [4, 5], 2, 0),
     ("drop_partition", 0, 2),
 ]

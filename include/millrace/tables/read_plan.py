@@ -281,10 +281,9 @@ def tail_rows(
 
 def _has(stretch: pa.Table, ticks: dict[str, int]) -> bool:
     """Whether the table has the rows of all of a stretch: then no staged file is read for it."""
-    last: dict[str, int] = {}
-    for row in stretch.group_by("vchannel").aggregate([(VISIBLE_TICK, "max")]).to_pylist():
-        last[row["vchannel"]] = row[f"{VISIBLE_TICK}_max"]
-    return all(tick <= ticks[name] for name, tick in last.items())
+    columns = {"vchannel": stretch["vchannel"].cast(pa.utf8()), VISIBLE_TICK: stretch[VISIBLE_TICK]}
+    last = pa.table(columns).group_by("vchannel").aggregate([(VISIBLE_TICK, "max")])
+    return all(row[f"{VISIBLE_TICK}_max"] <= ticks[row["vchannel"]] for row in last.to_pylist())
 
 
 def _behind(rows: pa.Table, ticks: dict[str, int]) -> pa.Table:

@@ -77,31 +77,31 @@ def collection_rows(
 
 def _imported(stretch: pa.Table, catalog: Catalog, staged: Path) -> Iterator[CollectionRows]:
     """The rows of the stretch's Import, which is its first row where it has one."""
-    for row in stretch.slice(0, 1).to_pylist():
-        if row["type"] != MessageType.IMPORT.name:
-            return
-        body, info = parse_body(MessageType.IMPORT, row["payload"]), catalog.vchannels[row["vchannel"]]
-        schema = info.schemas[row["schema_version"] - 1][1]
-        segments = import_segments(row["segment_id"], body)
-        check_there(staged, body["files"])
-        for file in body["files"]:
-            placed = {
-                "_partition": info.partitions[file["partition_id"]],
-                "_partition_id": file["partition_id"],
-                "_vchannel": row["vchannel"],
-                "_segment_id": segments[file["partition_id"]],
-                "_time_tick": row[VISIBLE_TICK],
-                "_write_tick": row["time_tick"],
-            }
-            target = file_schema(schema)
-            for rows in read_staged(staged, file, schema, vchannel=row["vchannel"], vchannels=info.vchannels):
-                columns = [
-                    pa.repeat(pa.scalar(placed[field.name], field.type), rows.num_rows)
-                    if field.name in placed
-                    else rows[field.name]
-                    for field in target
-                ]
-                yield CollectionRows(row["collection_id"], False, schema, pa.Table.from_arrays(columns, schema=target))
+    if stretch.num_rows == 0 or stretch["type"][0].as_py() != MessageType.IMPORT.name:
+        return
+    [row] = stretch.slice(0, 1).to_pylist()
+    body, info = parse_body(MessageType.IMPORT, row["payload"]), catalog.vchannels[row["vchannel"]]
+    schema = info.schemas[row["schema_version"] - 1][1]
+    segments = import_segments(row["segment_id"], body)
+    check_there(staged, body["files"])
+    for file in body["files"]:
+        placed = {
+            "_partition": info.partitions[file["partition_id"]],
+            "_partition_id": file["partition_id"],
+            "_vchannel": row["vchannel"],
+            "_segment_id": segments[file["partition_id"]],
+            "_time_tick": row[VISIBLE_TICK],
+            "_write_tick": row["time_tick"],
+        }
+        target = file_schema(schema)
+        for rows in read_staged(staged, file, schema, vchannel=row["vchannel"], vchannels=info.vchannels):
+            columns = [
+                pa.repeat(pa.scalar(placed[field.name], field.type), rows.num_rows)
+                if field.name in placed
+                else rows[field.name]
+                for field in target
+            ]
+            yield CollectionRows(row["collection_id"], False, schema, pa.Table.from_arrays(columns, schema=target))
 
 
 def by_date(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:

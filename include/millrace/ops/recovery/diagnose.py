@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from millrace.client.freshness import lacks_rows
-from millrace.errors import LogRegressed, Malformed, MillraceError, WalGap
+from millrace.errors import LogRegressed, Malformed, MillraceError, StagedFileDamaged, WalGap
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST, LOGICAL_BITS, compose_tick
 from millrace.node.flusher_run import flush
@@ -205,10 +205,14 @@ def _contents(settings: Settings, wal: WalTable, service: LogService | None, pch
 
 def _collections(settings: Settings) -> list[Finding]:
     with clone(settings) as copy:
-        flush(copy)
-        snapshot = WalSnapshot.open(copy.wal_path)
-        assert snapshot is not None
-        reports = verify_collections(copy, snapshot, WalTable.open(copy.wal_path))
+        try:
+            flush(copy)
+            snapshot = WalSnapshot.open(copy.wal_path)
+            assert snapshot is not None
+            reports = verify_collections(copy, snapshot, WalTable.open(copy.wal_path))
+        except StagedFileDamaged as error:  # without its rows there is nothing to compare with
+            words = str(error).replace(str(copy.staged_path), str(settings.staged_path))
+            return [Finding(kind="staged_file_damaged", subject=settings.staged_path.name, words=words)]
         names = {number: table_name(copy, copy.collections_path(number)) for number in reports}
     return [
         Finding(

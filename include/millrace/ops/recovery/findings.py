@@ -18,6 +18,7 @@ Kind = Literal[
     "wal_state_damaged",
     "table_file_damaged",
     "collection_differs",
+    "staged_file_damaged",
 ]
 
 KINDS: Final[dict[str, str]] = {
@@ -30,6 +31,7 @@ KINDS: Final[dict[str, str]] = {
     "wal_state_damaged": "a PChannel's state row is missing, unreadable or not what the log gives",
     "table_file_damaged": "a file of a collection, of segments or of checkpoints is missing, cut or unreadable",
     "collection_differs": "a collection's table holds other rows than became visible in the WAL",
+    "staged_file_damaged": "a staged file that an Import of the WAL names is missing, altered, or does not fit",
 }
 """Every kind of finding, in words."""
 

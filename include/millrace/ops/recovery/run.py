@@ -36,8 +36,15 @@ ORDER: Final = (
     "txn_stuck",
     "job_dead",
     "log_regressed",
+    "staged_file_damaged",
 )
 """In which findings are repaired."""
+
+NO_REPAIR: Final = {
+    "log_regressed": "there is no repair but a restore of the log (docs/operating.md)",
+    "staged_file_damaged": 'there is no repair but to put the file back (docs/tables.md, "staged")',
+}
+"""What only a person can mend, and how."""
 
 ROUNDS: Final = 3
 """Diagnoses that may follow repairs: collections can be compared only once the WAL is whole."""
@@ -121,7 +128,7 @@ class _Run:
         }
         act = repairs.get(finding.kind)
         try:
-            words = "there is no repair but a restore of the log (docs/operating.md)" if act is None else act(finding)
+            words = NO_REPAIR[finding.kind] if act is None else act(finding)
             done = act is not None
         except (MillraceError, OSError) as error:
             done, words = False, f"{error.code if isinstance(error, MillraceError) else type(error).__name__}: {error}"
