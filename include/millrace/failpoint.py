@@ -13,6 +13,7 @@ nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore 
 ``backup.*`` (millrace.ops.backup: ``pinned``, ``log``, ``copied``, ``written``, behind its steps; ``dropped``, an old one is gone),
 ``restore_backup.copied`` (all is copied, nothing has its name yet),
 ``spool.sent`` and ``spool.settled`` (around the note that a spooled entry was sent),
+``import.noted`` and ``import.appended`` (around the Imports of one VChannel),
 ``backfill.written`` (a slice of a derived table is committed, not recorded),
 ``switch.created``, ``switch.listed``, ``switch.appended``, ``switch.passed``, ``switch.closed`` (millrace.coord.switch_log: behind
 its steps),

@@ -179,7 +179,7 @@ class Settings:
         256 << 10, "Bytes a second that a slowdown leaves at least.", low=1 << 10, high=1 << 40, is_bytes=True
     )
 
-    backfill_parallel: int = _setting(2, "Slices of a backfill that are rebuilt or loaded at once.", low=1, high=64)
+    backfill_parallel: int = _setting(2, "Slices of a backfill that are rebuilt at once.", low=1, high=64)
     derived_modules: str = _setting("", "Modules with derived tables of your own, separated by commas.")
 
     history_hours: float = _setting(

@@ -35,6 +35,8 @@ from millrace.ops.compaction.run import compact
 from millrace.ops.operation import Progress
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
+from millrace.tables.staged import sync_staged
+from tests.tables.staged_files import stage
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "string", True)), "id")
 LOG = {"segment_bytes": 16 << 10, "spare_files": 2, "max_entry_bytes": 1 << 20}
@@ -192,8 +194,34 @@ class World:
             case "commit" if place in model.open:
                 self.append(vchannel, builders.commit_txn(model.open[place][0], **stamps))  # type: ignore[arg-type]
                 rows.update(model.open.pop(place)[1])
+            case "import" | "replace":
+                self._import(collection, vchannel, replace=kind == "replace")
             case "field" | "partition":
                 self._ddl(kind, collection)
+
+    def _import(self, collection: Collection, vchannel: str, *, replace: bool) -> None:
+        """Two rows by a staged file; as DDL does, it ends what is open on the VChannel."""
+        rows = self.model.rows[collection.name]
+        keys = [self._key(collection, vchannel) for _ in range(2)]
+        values = [pa.array(keys, pa.int64()), pa.array([text(key) for key in keys])]
+        values += [pa.nulls(2, each.type) for each in list(collection.schema.arrow())[2:]]
+        batch = pa.record_batch(values, schema=collection.schema.arrow())
+        file = stage(self.settings.staged_path, f"load-{keys[0]}/0.parquet", batch)
+        sync_staged(self.settings.staged_path, [file])
+        message = builders.import_files(
+            f"load-{keys[0]}",
+            [file],
+            vchannel=vchannel,
+            collection_id=collection.id,
+            term=self.coordinator.term(pchannel_of(vchannel)),
+            replace=replace,
+            schema_version=collection.schema_version,
+        )
+        self.append(vchannel, message)
+        self.model.open.pop((collection.name, vchannel), None)
+        if replace:
+            self.model.rows[collection.name] = rows = {k: v for k, v in rows.items() if home(collection, k) != vchannel}
+        rows.update({key: text(key) for key in keys})
 
     def _ddl(self, kind: str, collection: Collection) -> None:
         """DDL ends what is open on the collection's VChannels."""

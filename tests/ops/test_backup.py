@@ -367,3 +367,21 @@ def test_coordinator_and_log_are_of_one_moment(world: World, tmp_path: Path) -> 
     restored.insert(made, 1)
     restored.step("insert", 0)
     restored.close()
+
+
+def test_what_loads_and_restores_have_noted_is_not_newer_than_the_log(world: World, tmp_path: Path) -> None:
+    notes = [world.settings.data_dir / name for name in ("restores/c1.json", "staged/load/appended.json")]
+    for path in notes:
+        path.parent.mkdir(parents=True)
+        path.write_text("sent before")
+
+    def note(place: str) -> None:
+        if place == "backup.log":
+            for path in notes:
+                path.write_text("sent behind it")
+
+    take(world, tmp_path / "backups", seam=note)
+    restore(settings_in(tmp_path / "restored"), tmp_path / "backups")
+    for path in notes:
+        copied = tmp_path / "restored" / path.relative_to(world.settings.data_dir)
+        assert copied.read_text() == "sent before"

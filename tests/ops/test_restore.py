@@ -24,6 +24,7 @@ from millrace.ops.restore.params import RestoreParams
 from millrace.ops.restore.run import RestoreReport, run
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
+from millrace.tables.wal_reader import WalSnapshot
 
 pytestmark = pytest.mark.spark
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
@@ -96,19 +97,27 @@ def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Client, spa
         restore(client, spark, collection="nobody")
     with pytest.raises(MillraceError):
         restore(client, spark, at="1")
-    for wrong in ({"at": "yesterday"}, {"into": "a b"}, {"speed": 1}):
+    in_place = {"into": "", "in_place": True}
+    dropped = client.coordinator.create_collection("dropped", SCHEMA)
+    tick = settle(client)
+    client.coordinator.drop_collection("dropped")
+    with pytest.raises(CollectionNotFound, match="new collection"):
+        restore(client, spark, collection=str(dropped.id), at=str(tick), **in_place)
+    for wrong in (
+        {"at": "yesterday"},
+        {"into": "a b"},
+        {"speed": 1},
+        in_place,
+        {"into": ""},
+        {"in_place": True, "at": "9"},
+    ):
         with pytest.raises(InvalidArgument):
             restore(client, spark, **wrong)
     assert [each.name for each in client.coordinator.collections()] == ["c"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["restore.recorded", "restore.inserted", "restore.inserted@3"])
-def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Client, spark: SparkSession, place: str) -> None:
-    write(client, *range(40))
-    tick = settle(client)
-    before = content(client, "c", tick)
-    params = f'{{"collection": "c", "into": "restored", "at": "{tick}", "rows_per_slice": 10}}'
+def killed(client: Client, params: str, place: str) -> None:
+    """Run the job in a process that dies at `place`."""
     environment = {
         **os.environ,
         **client.settings.environment(),
@@ -120,7 +129,80 @@ def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Client, spark
     with log.open("w") as output:  # no pipe: the driver's JVM would hold it open for a moment
         ended = subprocess.run(command, env=environment, timeout=110, stdout=output, stderr=output, check=False)
     assert ended.returncode == -signal.SIGKILL, log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["restore.recorded", "restore.inserted", "restore.inserted@3"])
+def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Client, spark: SparkSession, place: str) -> None:
+    write(client, *range(40))
+    tick = settle(client)
+    before = content(client, "c", tick)
+    params = f'{{"collection": "c", "into": "restored", "at": "{tick}", "rows_per_slice": 10}}'
+    killed(client, params, place)
     report = restore(client, spark, at=str(tick), rows_per_slice=10)
     assert report.rows == len(before)
     settle(client)
     assert content(client, "restored") == before
+
+
+def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Client, spark: SparkSession) -> None:
+    write(client, *range(40))
+    client.producer().delete(client.collection("c"), pa.array(range(5)))
+    tick = settle(client)
+    before = content(client, "c", tick)
+    client.producer().delete(client.collection("c"), pa.array(range(20)))
+    write(client, *range(100, 130))
+    client.coordinator.add_field("c", FieldSpec("later", "int64", True))
+    client.coordinator.drop_partition("c", "odd")
+    spoilt_tick = settle(client)
+    spoilt = content(client, "c", spoilt_tick)
+    params = {"into": "", "in_place": True, "at": str(tick), "rows_per_slice": 7, "run_id": "r1"}
+    planned = restore(client, spark, **params, dry_run=True)
+    assert (planned.rows, planned.ticks) == (len(before), {})
+    assert content(client, "c") == spoilt
+    report = restore(client, spark, **params)
+    assert (report.rows, report.tick, report.into_id) == (len(before), tick, client.collection("c").id)
+    assert set(report.ticks) == set(client.collection("c").vchannels)
+    settle(client)
+    assert content(client, "c") == before
+    assert content(client, "c", spoilt_tick) == spoilt, "what was replaced can still be read"
+    rows = read_arrow(client.settings, client.collection("c").id, with_ticks=True).to_pylist()
+    assert {(row["id"] % 2, row["_partition"]) for row in rows} == {(0, "even"), (1, "odd")}
+    write(client, 200)
+    assert restore(client, spark, **params).ticks == report.ticks
+    settle(client)
+    assert len(content(client, "c")) == len(before) + 1, "a run that is done is not done again"
+    assert restore(client, spark, **{**params, "run_id": "r2"}).ticks != report.ticks
+    settle(client)
+    assert content(client, "c") == before
+
+
+def test_a_moment_without_rows_leaves_none(client: Client, spark: SparkSession) -> None:
+    tick = settle(client)
+    write(client, *range(10))
+    settle(client)
+    report = restore(client, spark, into="", in_place=True, at=str(tick))
+    assert (report.rows, len(report.ticks)) == (0, 2)
+    settle(client)
+    assert content(client, "c") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["restore.recorded", "import.appended"])
+def test_a_restore_in_place_that_is_killed_goes_on_with_the_same_messages(
+    client: Client, spark: SparkSession, place: str
+) -> None:
+    write(client, *range(40))
+    tick = settle(client)
+    before = content(client, "c", tick)
+    write(client, *range(50, 60))
+    params = f'{{"collection": "c", "in_place": true, "at": "{tick}"}}'
+    killed(client, params, place)
+    report = restore(client, spark, into="", in_place=True, at=str(tick))
+    assert report.rows == len(before)
+    settle(client)
+    assert content(client, "c") == before
+    snapshot = WalSnapshot.open(client.settings.wal_path)
+    assert snapshot is not None
+    imports = [rows.num_rows for name in client.log.names() for rows in snapshot.messages(name, types=["IMPORT"])]
+    assert sum(imports) == 2, "one for each VChannel"

@@ -68,7 +68,7 @@ ACTIONS: Final = {
         Action(
             dag_id="load_files",
             title="Load files",
-            words="Brings Parquet, CSV or JSON lines into a collection as messages, slice by slice, each once.",
+            words="Brings Parquet, CSV or JSON lines into a collection as Imports, slice by slice, each once.",
             changes_data=True,
         ),
         Action(
@@ -86,7 +86,7 @@ ACTIONS: Final = {
         Action(
             dag_id="restore",
             title="Restore to a point in time",
-            words="Makes a new collection with the rows of another one as they were at a tick or moment.",
+            words="Makes a collection's rows of a tick or moment a new collection, or its own again after approval.",
             changes_data=True,
         ),
     )

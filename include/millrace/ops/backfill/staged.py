@@ -1,7 +1,7 @@
 """Staged rows: Parquet files cut by VChannel and partition, and the manifest that says what they are.
 
-``<data_dir>/staged/<import id>/`` holds ``manifest.json`` and the files. A slice is of one VChannel, up to so many bytes of rows, a
-file for each partition; it becomes one Import message. What is staged is whole or not there: the folder gets its name last,
+``<data_dir>/staged/<import id>/`` holds ``manifest.json`` and the files. A slice is of one VChannel, up to so many bytes of rows, in
+files of one partition each; it becomes one Import message. What is staged is whole or not there: the folder gets its name last,
 everything in it synced. From then on the files stay as they are until the WAL is trimmed past their message.
 """
 
@@ -26,7 +26,7 @@ from millrace.tables.fsync import sync
 
 MANIFEST: Final = "manifest.json"
 OPEN_FILES: Final = 256
-"""Files that are written at a time; a slice ends early where its rows go to more partitions than that leaves room for."""
+"""Files that are written at a time; beyond that the slice with the most of them goes on in new ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,11 @@ class _OpenSlice:
     vchannel: str
     bytes: int = 0
     files: dict[int, _OpenFile] = field(default_factory=dict)
+    done: list[ImportFile] = field(default_factory=list)
+
+    def close_files(self, folder: str) -> None:
+        self.done += [self.files[partition].close(folder) for partition in sorted(self.files)]
+        self.files.clear()
 
 
 class StagingFolder:
@@ -126,18 +131,16 @@ class StagingFolder:
             self._begun += 1
         file = current.files.get(partition)
         if file is None:
-            path = self._partial / f"{current.number:06d}-{partition}.parquet"
+            path = self._partial / f"{current.number:06d}-{partition}-{len(current.done)}.parquet"
             writer = pq.ParquetWriter(path, self._collection.schema.arrow(), compression="zstd")
             file = current.files[partition] = _OpenFile(path, partition, writer)
         file.writer.write_batch(rows, row_group_size=max(1, rows.num_rows))
         file.rows += rows.num_rows
         current.bytes += rows.nbytes
-        if self._slice_bytes is None:
-            return
-        if current.bytes >= self._slice_bytes:
+        if self._slice_bytes is not None and current.bytes >= self._slice_bytes:
             self._close(current)
-        elif sum(len(each.files) for each in self._open.values()) > OPEN_FILES:
-            self._close(max(self._open.values(), key=lambda each: len(each.files)))
+        elif sum(len(each.files) for each in self._open.values()) >= OPEN_FILES:
+            max(self._open.values(), key=lambda each: len(each.files)).close_files(self._import_id)
 
     def publish(self, inputs: dict[str, str], *, keep: bool = True) -> Manifest:
         """Give the folder its name, durably; without `keep` only say what it would be, and give it up."""
@@ -167,5 +170,6 @@ class StagingFolder:
 
     def _close(self, current: _OpenSlice) -> None:
         del self._open[current.vchannel]
-        files = [current.files[partition].close(self._import_id) for partition in sorted(current.files)]
-        self._slices[current.number] = StagedSlice(current.vchannel, sum(each["rows"] for each in files), files)
+        current.close_files(self._import_id)
+        rows = sum(each["rows"] for each in current.done)
+        self._slices[current.number] = StagedSlice(current.vchannel, rows, current.done)

@@ -68,6 +68,22 @@ class Files:
         sync(target)
         self.add(name, Stored(size, digest_of(target)))
 
+    def link_again(self, source: Path, name: str) -> None:
+        """Take over a file that is not written to, but whose name may come again with other bytes. Raises FileGone."""
+        try:
+            found = Stored(source.stat().st_size, digest_of(source))
+        except FileNotFoundError:
+            raise FileGone(f"{source} was removed while it was backed up: try again") from None
+        if self.known is not None and self.known.files.get(name) == found and self.reuse(name, found.size):
+            return
+        try:
+            os.link(source, self.place(name))
+        except OSError:
+            self.copy(source, name)
+            return
+        sync(self.place(name))
+        self.add(name, found)
+
     def reuse(self, name: str, size: int) -> bool:
         """Link `name` from the backup before; False where that has none of this size."""
         known = None if self.known is None else self.known.files.get(name)

@@ -27,12 +27,14 @@ from millrace.errors import BackupBusy, BackupDamaged, InvalidArgument
 from millrace.failpoint import hit
 from millrace.log.protocol import LogService
 from millrace.node.removal import held_back
+from millrace.ops.backfill.importing import STATE
 from millrace.ops.backup.files import FileGone, Files
 from millrace.ops.backup.log_tail import LogPart, take_log
 from millrace.ops.backup.manifest import PREFIX, Manifest, backups, drop, sweep
 from millrace.ops.backup.params import BackupParams
 from millrace.ops.backup.pin import Pinned, pin
 from millrace.ops.backup.verify import verify
+from millrace.ops.checkpoint.staged_trim import NOTES
 from millrace.ops.operation import OperationReport, Progress
 from millrace.ops.quality.quarantine import quarantine_path
 from millrace.ops.quality.results import docs_path, quality_path
@@ -46,7 +48,6 @@ ATTEMPTS: Final = 3
 WAIT_SECONDS: Final = 60.0
 """How long a backup waits for a truncation under way."""
 LOCK: Final = ".backups.lock"
-STAGED: Final = "staged"
 _THREADS: Final = 4
 
 
@@ -171,11 +172,11 @@ def _take(
         progress.say("pinning the tables")
         pinned = pin(settings, files)
         seam("backup.pinned")
+        _take_records(settings, files)  # before the log's end: what they say was sent is in it
         progress.say("copying the log")
         log = take_log(settings, service, pinned, files)
         seam("backup.log")
-        _take_staged(settings, files)
-        _take_plain(settings, files)
+        _take_staged(settings, files)  # behind it: what its messages name was there before them
     _take_tables(pinned, files, progress)
     files.sync_folders()
     seam("backup.copied")
@@ -221,14 +222,22 @@ def _take_tables(pinned: Mapping[str, Pinned], files: Files, progress: Progress)
 
 def _take_staged(settings: Settings, files: Files) -> None:
     """What loads have staged: messages of the log may name it. Files of a load that is still being staged are left out."""
-    for folder in sorted((settings.data_dir / STAGED).glob("[!.]*")):
+    staged = settings.staged_path
+    for folder in sorted(staged.iterdir()) if staged.is_dir() else []:
+        if folder.name.startswith(".") and folder.name != NOTES:
+            continue
         for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                files.copy(path, str(path.relative_to(settings.data_dir)))
+            name = str(path.relative_to(settings.data_dir))
+            if path.suffix == ".parquet":
+                files.link_again(path, name)
+            elif path.is_file() and path.name != STATE:
+                files.copy(path, name)
 
 
-def _take_plain(settings: Settings, files: Files) -> None:
-    """Small files that are replaced whole: records of restores, users' expectations."""
+def _take_records(settings: Settings, files: Files) -> None:
+    """Small files that are replaced whole: what loads and restores note of what they have sent, users' expectations."""
+    for path in sorted(settings.staged_path.glob(f"[!.]*/{STATE}")):
+        files.copy(path, str(path.relative_to(settings.data_dir)))
     tables = {results_path(settings), quarantine_path(settings), docs_path(settings)}
     for folder in (restores_path(settings), quality_path(settings)):
         for path in sorted(folder.rglob("*")) if folder.is_dir() else []:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
 
 from millrace.ops.operation import OperationParams
 
@@ -14,9 +16,15 @@ class RestoreParams(OperationParams):
         title="Collection", min_length=1, description="Its name. A dropped collection is named by its id."
     )
     into: str = Field(
+        default="",
         title="Into",
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="The name of the collection that is made; it must not exist.",
+        pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$",
+        description="The name of the collection that is made; it must not exist. Empty for a restore in place.",
+    )
+    in_place: bool = Field(
+        default=False,
+        title="In place",
+        description="Replace the rows of the collection itself by those that it had then.",
     )
     at: str = Field(
         "",
@@ -32,9 +40,24 @@ class RestoreParams(OperationParams):
         description="Rows that are in memory at once.",
         json_schema_extra={"section": "Tuning"},
     )
+    run_id: str = Field(
+        default="",
+        max_length=500,
+        title="Run",
+        description="Names a restore in place: what a run of this id has done is not done again.",
+        json_schema_extra={"section": "Tuning"},
+    )
     dry_run: bool = Field(
         False, title="Dry run", description="Only check that the moment can be read, and count the rows."
     )
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        if bool(self.into) == self.in_place:
+            raise ValueError("give into (the name of a new collection), or in_place")
+        if self.in_place and not self.at:
+            raise ValueError("in_place: say to which moment (at)")
+        return self
 
     @field_validator("at")
     @classmethod

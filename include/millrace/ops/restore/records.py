@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+from millrace.ops.operation import write_json
 from millrace.settings import Settings
+from millrace.tables.fsync import sync
+
+LOADING = "loading"
+DONE = "done"
 
 
 def restores_path(settings: Settings) -> Path:
-    """The folder of the records of restores, one file a collection that was made."""
+    """The folder of the records of restores: one file a collection that was made, or replaced in place."""
     return settings.data_dir / "restores"
+
+
+def read_record(settings: Settings, name: str) -> dict[str, Any]:
+    """The record of a restore; empty where there is none."""
+    try:
+        found: dict[str, Any] = json.loads((restores_path(settings) / f"{name}.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def write_record(settings: Settings, name: str, record: dict[str, Any]) -> None:
+    """Replace the record of a restore, durably."""
+    path = restores_path(settings) / f"{name}.json"
+    write_json(path, record)
+    for each in (path, path.parent):
+        sync(each)

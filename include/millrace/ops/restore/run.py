@@ -1,4 +1,4 @@
-"""One restore: read at a tick, create, insert, compare.
+"""One restore: read at a tick, create, insert, compare; or replace in place (millrace.ops.restore.in_place).
 
 The source is read at one pinned tick. The new collection has the source's schema and partitions as of that tick, gets the
 rows through a producer like any other, and is compared by count and content with what was read before the run counts as
@@ -8,11 +8,12 @@ starts anew, so the result never has a row twice.
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
@@ -23,18 +24,16 @@ from millrace.errors import CollectionExists, CollectionNotFound, Malformed
 from millrace.failpoint import hit
 from millrace.message.ids import tick_physical_ms
 from millrace.node.node_run import catch_up
-from millrace.ops.operation import OperationReport, Progress, write_json
+from millrace.ops.operation import OperationReport, Progress
+from millrace.ops.restore import in_place
 from millrace.ops.restore.params import RestoreParams
-from millrace.ops.restore.records import restores_path
+from millrace.ops.restore.records import DONE, LOADING, read_record, write_record
 from millrace.settings import Settings
 from millrace.tables.read_plan import ReadPlan, plan_read, resolve_tick
 from millrace.tables.reader import read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-LOADING = "loading"
-DONE = "done"
 
 
 class RestoreReport(OperationReport):
@@ -49,6 +48,8 @@ class RestoreReport(OperationReport):
     rows: int
     digest: str
     """Of the rows: a count and two sums of hashes, the same for the source and for what was made."""
+    ticks: dict[str, int]
+    """Of a restore in place: by VChannel the tick of its Import."""
     dry_run: bool
     seconds: float
 
@@ -63,34 +64,85 @@ def run(spark: SparkSession, settings: Settings, params: RestoreParams, progress
         confirmed = _confirmed(settings, client, source, at)
         plan = plan_read(settings, source.id, at=at, deadline=settings.read_deadline, confirmed=confirmed)
         rows = read(spark, settings, source.id, at=plan.tick, confirmed=confirmed, with_ticks=True).persist()
+        made, replaced = None, None
         try:
             progress.say("reading the source", tick=plan.tick)
             wanted = _digest(rows, plan)
-            made = None
-            if not params.dry_run:
-                made = _load(settings, client, params, plan, rows, int(wanted.partition("/")[0]), progress)
+            parts = _parts(rows, plan, wanted, params, progress)
+            if params.in_place and not params.dry_run:
+                replaced = in_place.known(client, source, params)
+                if replaced is None:
+                    replaced = in_place.replace(client, source, params, plan, parts, progress)
+                    progress.say("comparing")
+                    _compare_in_place(spark, client, source, plan, replaced, wanted)
+                    in_place.finish(client, source, replaced)
+            elif not params.dry_run:
+                made = _load(settings, client, params, plan, parts)
                 progress.say("comparing")
                 reached = _confirmed(settings, client, made, None)
-                found = _digest(read(spark, settings, made.id, confirmed=reached), plan)
-                if found != wanted:
-                    raise Malformed(
-                        f"{params.into} holds {found}, {params.collection} at tick {plan.tick} {wanted} (rows/digests): "
-                        f"somebody wrote to it meanwhile? Drop {params.into} and run the restore again."
-                    )
+                _same(_digest(read(spark, settings, made.id, confirmed=reached), plan), wanted, params.into, plan)
                 _record(settings, params, plan, made, DONE)
         finally:
             rows.unpersist()
     return RestoreReport(
         collection=params.collection,
         into=params.into,
-        into_id=None if made is None else made.id,
+        into_id=source.id if replaced is not None else None if made is None else made.id,
         tick=plan.tick,
         at=datetime.fromtimestamp(tick_physical_ms(plan.tick) / 1000, UTC).isoformat(),
-        rows=int(wanted.partition("/")[0]),
-        digest=wanted,
+        rows=wanted.rows,
+        digest=str(wanted),
+        ticks={} if replaced is None else replaced.ticks,
         dry_run=params.dry_run,
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+class _Digest(NamedTuple):
+    """Count and content of rows, whatever their order."""
+
+    rows: int
+    first: int
+    second: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}/{self.first & _MASK:016x}/{self.second & _MASK:016x}"
+
+    def plus(self, other: _Digest) -> _Digest:
+        return _Digest(*(one + two for one, two in zip(self, other, strict=True)))
+
+
+_MASK: Final = (1 << 64) - 1
+
+
+def _same(found: _Digest, wanted: _Digest, name: str, plan: ReadPlan) -> None:
+    if str(found) != str(wanted):
+        raise Malformed(
+            f"{name} holds {found}, and what was read at tick {plan.tick} was {wanted} (rows/digests): "
+            f"somebody wrote to it meanwhile? Drop {name} and run the restore again."
+        )
+
+
+def _compare_in_place(
+    spark: SparkSession,
+    client: Client,
+    collection: Collection,
+    plan: ReadPlan,
+    replaced: in_place.Replaced,
+    wanted: _Digest,
+) -> None:
+    """What each VChannel holds at the tick of its Import must be what was restored, whoever writes behind it."""
+    settings = client.settings
+    reached = _confirmed(settings, client, collection, None)
+    found = _Digest(0, 0, 0)
+    for vchannel, tick in sorted(replaced.ticks.items()):
+        rows = read(spark, settings, collection.id, at=tick, confirmed=reached, with_ticks=True)
+        found = found.plus(_digest(rows.where(F.col("_vchannel") == vchannel), plan))
+    if str(found) != str(wanted):
+        raise Malformed(
+            f"{collection.name} holds {found} behind the restore, and had {wanted} at tick {plan.tick} (rows/digests):"
+            f" run recovery, then the restore again. What was there before can be read before tick {min(replaced.ticks.values())}"
+        )
 
 
 def _source(client: Client, name: str) -> Collection:
@@ -125,23 +177,28 @@ def _clear(settings: Settings, client: Client, params: RestoreParams) -> None:
     standing = {each.name: each for each in client.coordinator.collections()}.get(params.into)
     if standing is None or params.dry_run:
         return
-    try:
-        record: dict[str, Any] = json.loads((restores_path(settings) / f"{params.into}.json").read_text())
-    except FileNotFoundError:
-        record = {}
+    record = read_record(settings, params.into)
     if record.get("state") != LOADING or record.get("collection") != params.collection:
         raise CollectionExists(f"there is a collection {params.into!r} already: choose another name, or drop it")
     client.coordinator.drop_collection(params.into)
 
 
+def _parts(
+    rows: DataFrame, plan: ReadPlan, wanted: _Digest, params: RestoreParams, progress: Progress
+) -> Iterator[pa.Table]:
+    """The rows in parts that fit into memory, by their keys' hashes."""
+    slices = max(1, -(-wanted.rows // params.rows_per_slice))
+    key = F.col("`" + plan.schema.primary_key.replace("`", "``") + "`")
+    done = 0
+    for number in range(slices):
+        part = rows.where(F.pmod(F.xxhash64(key), F.lit(slices)) == number).toArrow()
+        yield part.select([*plan.schema.arrow().names, "_partition"])
+        done += part.num_rows
+        progress.say("writing", done=done / max(1, wanted.rows), rows=done)
+
+
 def _load(
-    settings: Settings,
-    client: Client,
-    params: RestoreParams,
-    plan: ReadPlan,
-    rows: DataFrame,
-    count: int,
-    progress: Progress,
+    settings: Settings, client: Client, params: RestoreParams, plan: ReadPlan, parts: Iterator[pa.Table]
 ) -> Collection:
     # Recorded before it is made: between the two a kill leaves a record of nothing, which harms nobody.
     _record(settings, params, plan, None, LOADING)
@@ -155,17 +212,11 @@ def _load(
         vchannels=len(next(iter(channels)).vchannels),
     )
     producer = client.producer()
-    slices = max(1, -(-count // params.rows_per_slice))
-    key = F.col("`" + plan.schema.primary_key.replace("`", "``") + "`")
-    done = 0
-    for number in range(slices):
-        part = rows.where(F.pmod(F.xxhash64(key), F.lit(slices)) == number).toArrow()
+    for part in parts:
         for name in part["_partition"].unique().to_pylist():
             chosen = part.filter(pc.equal(part["_partition"], name))
-            producer.insert(made, chosen.select(plan.schema.arrow().names), partition=name)
+            producer.insert(made, chosen.drop_columns(["_partition"]), partition=name)
             hit("restore.inserted")
-        done += part.num_rows
-        progress.say("inserting", done=done / max(1, count), rows=done)
     return made
 
 
@@ -174,15 +225,15 @@ def _stands(plan: ReadPlan, number: int) -> bool:
     return all(dropped != number for _, dropped, _ in plan.partition_drops)
 
 
-def _digest(rows: DataFrame, plan: ReadPlan) -> str:
-    """Count and content of the fields of `rows`, whatever their order."""
+def _digest(rows: DataFrame, plan: ReadPlan) -> _Digest:
+    """Of the fields at the plan's tick."""
     names = ["`" + name.replace("`", "``") + "`" for name in plan.schema.arrow().names]
     hashed = F.xxhash64(*names)
     other = F.hash(*names).cast("long")
     [found] = rows.agg(
         F.count(F.lit(1)), F.coalesce(F.sum(hashed.cast("decimal(38,0)")), F.lit(0)), F.coalesce(F.sum(other), F.lit(0))
     ).collect()
-    return f"{found[0]}/{int(found[1]) & (1 << 64) - 1:016x}/{int(found[2]) & (1 << 64) - 1:016x}"
+    return _Digest(int(found[0]), int(found[1]), int(found[2]))
 
 
 def _record(settings: Settings, params: RestoreParams, plan: ReadPlan, made: Collection | None, state: str) -> None:
@@ -193,4 +244,4 @@ def _record(settings: Settings, params: RestoreParams, plan: ReadPlan, made: Col
         "id": None if made is None else made.id,
         "state": state,
     }
-    write_json(restores_path(settings) / f"{params.into}.json", record)
+    write_record(settings, params.into, record)
