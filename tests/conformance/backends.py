@@ -27,7 +27,7 @@ from tests.conformance.switching import Switching, behind_an_empty_generation
 
 MAX_ENTRY_BYTES = 1 << 20
 
-SETTINGS = RocksMQSettings(segment_bytes=128 << 10, spare_files=2, max_entry_bytes=MAX_ENTRY_BYTES)
+SETTINGS = RocksMQSettings(segment_bytes=128 << 10, spare_files=2, max_entry_bytes=MAX_ENTRY_BYTES, lock_wait=0.5)
 
 
 class Served(RemoteLogService):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,8 +45,8 @@ def everything(log: RocksMQLog, start: int, end: int | None, max_bytes: int) -> 
         position = run.next
 
 
-@settings(max_examples=60, deadline=None)
-@given(appends=_APPENDS, recent=st.sampled_from([0, 5_000, 20_000, 1 << 20]), data=st.data())
+@settings(max_examples=100, deadline=None)
+@given(appends=_APPENDS, recent=st.sampled_from([1 << 20, 20_000, 9_000, 0]), data=st.data())
 def test_reads_at_every_position_are_those_of_the_files(
     appends: list[tuple[list[bytes], bool, int]], recent: int, data: st.DataObject
 ) -> None:
@@ -77,6 +79,20 @@ def test_reads_at_every_position_are_those_of_the_files(
             assert [everything(log, *each) for each in asked] == near
             assert everything(log, 0, None, 1 << 20)[0] == known
     assert [value for _, _, value in known] == [value for values, _, _ in appends for value in values]
+
+
+@pytest.mark.parametrize("kinds", list(product([True, False], repeat=4)))
+def test_a_batch_that_is_not_kept_is_no_gap_between_those_that_are(tmp_path: Path, kinds: tuple[bool, ...]) -> None:
+    with RocksMQ(tmp_path, settings=SETTINGS) as service:
+        service.create(CHANNEL)
+        log = service.open(CHANNEL)
+        ids = []
+        for number, arrow in enumerate(kinds):
+            values = [b"%d" % number]
+            ids += log.append(pa.array(values, pa.large_binary()) if arrow else values)
+        for place, entry_id in enumerate(ids):
+            found, _ = everything(log, entry_id.entry, None, 1 << 20)
+            assert [value for _, _, value in found] == [b"%d" % number for number in range(place, len(kinds))]
 
 
 def test_an_entry_that_follows_closely_is_the_array_that_was_appended(tmp_path: Path) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millrace.log.disk import OsDisk
 from millrace.log.protocol import LogService
 from millrace.log.rocksmq import RocksMQ
+from millrace.message.ids import LogId
 from millrace.msgstream.pack import MsgPack
 from millrace.msgstream.settings import StreamSettings
 from millrace.msgstream.tick_stream import LogTtMsgStream
@@ -158,3 +161,62 @@ def test_a_group_that_ends_and_begins_anew_at_any_pack_has_every_pack_once(
         return [(pack.begin_ts, pack.end_ts, list(pack.msgs), len(pack.refused)) for pack in found]
 
     assert content(done) == content(packs)
+
+
+class Died(Exception):
+    """The consumer's process ends here."""
+
+
+class Dying:
+    """A log in whose consumer's hands groups move only so often, and never after that."""
+
+    def __init__(self, log: LogService) -> None:
+        self._log = log
+        self.moves = 1 << 30
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def move_group(self, group: str, pchannel: str, position: LogId) -> None:
+        if not self.moves:
+            raise Died
+        self.moves -= 1
+        self._log.move_group(group, pchannel, position)
+
+
+deaths = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=1, max_size=2)
+"""Of each consumer: how many packs it acknowledges, and how many channels' moves of the next acknowledgement it lives through."""
+
+
+@settings(max_examples=max(1, settings.default.max_examples // 4))  # each is three consumers' lives
+@given(scripts=scripts, deaths=deaths)
+@example(scripts=[["15", "5", "t10", "25", "t20", "t30"]], deaths=[(1, 0)])
+def test_consumers_that_die_in_an_acknowledgement_lose_nothing_and_get_nothing_again_that_was_acknowledged(
+    log: LogService, scripts: list[list[str]], deaths: list[tuple[int, int]]
+) -> None:
+    channels, contents = written(log, scripts)
+    packs, _ = expected(contents)
+    group = f"g{next(names)}"
+    acknowledged: list[int] = []
+    seen: set[int] = set()
+    for number, (lives, moves) in enumerate([*deaths, (100, 0)], 1):
+        for channel in channels:
+            append(log, channel, [f"t{LAST + number}"])  # there is always another pack
+        service = Dying(log)
+        with opened(cast(LogService, service), channels, 1 << 20, group) as stream:
+            end = 0
+            while end < LAST + number:
+                pack = stream.consume()
+                end, got = pack.end_ts, [each.id for each in pack.msgs]
+                assert not set(got) & set(acknowledged)
+                seen.update(got)
+                if not lives:
+                    service.moves = min(moves, len(channels) - 1)
+                    with suppress(Died):
+                        stream.ack(pack)
+                    break
+                lives -= 1
+                stream.ack(pack)
+                acknowledged += got
+    assert len(acknowledged) == len(set(acknowledged))
+    assert seen == {number for _, ids in packs for number in ids}

@@ -168,8 +168,11 @@ def test_a_bounded_run_a_crash_before_sparks_commit_log_and_a_lost_checkpoint_le
 class Job:
     """jobs/streaming_node.py as a process of its own."""
 
-    def __init__(self, deployment: Deployment, *options: str, failpoints: str = "") -> None:
-        paths = [path for path in sys.path if (Path(path) / "millrace").is_dir()]
+    def __init__(
+        self, deployment: Deployment, *options: str, failpoints: str = "", first_path: Path | None = None
+    ) -> None:
+        paths = [] if first_path is None else [str(first_path)]
+        paths += [path for path in sys.path if (Path(path) / "millrace").is_dir()]
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), *options],
             env={
@@ -223,4 +226,35 @@ def test_the_job_stops_cleanly_on_sigterm_and_goes_on_where_it_was(deployment: D
     with Job(deployment, "--available-now") as job:
         assert job.wait() == 0
     assert deployment.rows("p0") == 22
+    deployment.check()
+
+
+LATE_WORKER = """
+import os, sys, time
+if "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:
+    try:
+        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+        time.sleep(15)
+    except FileExistsError:
+        pass
+"""
+"""A Python start-up file: the first worker that reads the source comes up later than the 10 s that Spark waits for it."""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--available-now",)], ids=["for good", "to the end"])
+def test_a_job_whose_python_worker_comes_up_too_late_starts_its_query_again(
+    deployment: Deployment, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    marker = tmp_path / "came-late"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(LATE_WORKER.format(marker=str(marker)))
+    deployment.append("p0", opening(), accepted())
+    with Job(deployment, *options, first_path=tmp_path / "site") as job:
+        until(lambda: deployment.rows("p0") == 2, alive=lambda: job.process.poll() is None)
+        if not options:
+            job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 0
+    assert marker.exists()
     deployment.check()

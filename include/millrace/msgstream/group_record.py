@@ -2,8 +2,8 @@
 
 A group's position in a log says it all where it is the time tick itself. Where messages with a later time stood before that tick,
 or another channel's tick ended the pack, the time is kept beside it: as the last entry of a log of the group's own, written
-before the group moves. An entry counts for a channel only while the group stands where the entry says, so that whoever
-moves the group by hand need not know of it.
+before the group moves. It says so of where each channel goes, and of where it still stands: a consumer may die in between. It
+counts for a channel only while the group stands at one of both, so that whoever moves the group by hand need not know of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from millrace.errors import ChannelExists, Malformed
+from millrace.errors import ChannelExists, ChannelNotFound, Malformed
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
 from millrace.msgstream.pack import MsgPosition, id_to_bytes
@@ -29,18 +29,26 @@ class GroupRecord:
 
     def __init__(self, service: LogService, group: str) -> None:
         self._service = service
+        self._group = group
         self._name = PREFIX + group
         self._log: Log | None = None
         self._written = 0
-        self._held: dict[str, tuple[LogId, int]] | None = None
+        self._held: dict[str, dict[LogId, int]] | None = None
 
-    def load(self) -> dict[str, tuple[LogId, int]]:
-        """Position and time of each channel at the last :meth:`store`. Raises Malformed where something else wrote there."""
+    def time_at(self, channel: str, position: LogId) -> int | None:
+        """The time up to which a channel is delivered where the group stands at `position`; None where it is not kept.
+
+        Raises Malformed where something else wrote there.
+        """
+        return self._load().get(channel, {}).get(position)
+
+    def _load(self) -> dict[str, dict[LogId, int]]:
+        """By channel the times at its positions, the newest last."""
         if self._held is not None:
-            return dict(self._held)
+            return self._held
         if self._name not in self._service.names():
             self._held = {}
-            return {}
+            return self._held
         log = self._open()
         position, last = log.describe().begin, b""
         while (run := log.read(position)).batch.num_rows:
@@ -48,45 +56,56 @@ class GroupRecord:
             position = run.next
         if not last:
             self._held = {}
-            return {}
+            return self._held
         try:
             document = json.loads(last)
             if document["version"] != _VERSION:
                 raise ValueError
-            self._held = {
-                str(name): (LogId(int(ledger), int(entry)), int(ts))
-                for name, (ledger, entry, ts) in document["channels"].items()
-            }
-            return dict(self._held)
+            held: dict[str, dict[LogId, int]] = {}
+            for part in (document.get("before", {}), document["channels"]):
+                for name, (ledger, entry, ts) in part.items():
+                    _put(held, str(name), LogId(int(ledger), int(entry)), int(ts))
+            self._held = held
+            return held
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise Malformed(f"the log {self._name} has an entry that is no record of this version of a group") from None
 
     def store(self, positions: Iterable[MsgPosition]) -> None:
-        """Remember positions, durably. Raises what the log raises."""
-        held = {each.channel_name: (each.log_id, each.timestamp) for each in positions}
-        channels = {name: (*log_id, ts) for name, (log_id, ts) in held.items()}
+        """Remember positions to which the group is about to go, durably. Raises what the log raises, and as `time_at`."""
+        known, held = self._load(), dict[str, dict[LogId, int]]()
+        before, channels = dict[str, tuple[int, int, int]](), dict[str, tuple[int, int, int]]()
+        for each in positions:
+            name, standing = each.channel_name, self._standing(each.channel_name)
+            if standing is not None and (ts := known.get(name, {}).get(standing)) is not None:
+                before[name] = (*standing, ts)
+                _put(held, name, standing, ts)
+            channels[name] = (*each.log_id, each.timestamp)
+            _put(held, name, each.log_id, each.timestamp)
         self._held = None  # unknown until this is durable
         log = self._open(make=True)
-        (log_id,) = log.append([json.dumps({"version": _VERSION, "channels": channels}).encode()])
+        document = {"version": _VERSION, "channels": channels, "before": before}
+        (log_id,) = log.append([json.dumps(document).encode()])
         self._held = held
         self._written += 1
         if self._written % _TRUNCATE_EVERY == 0:
             log.truncate(log_id)
 
+    def _standing(self, channel: str) -> LogId | None:
+        try:
+            return self._service.group_position(self._group, channel)
+        except ChannelNotFound:
+            return None
+
     def contradicts(self, positions: Iterable[MsgPosition]) -> bool:
         """Whether it holds another time for a channel at just this position."""
-        held = self.load()
-        for each in positions:
-            log_id, ts = held.get(each.channel_name, (None, 0))
-            if log_id == each.log_id and ts != each.timestamp:
-                return True
-        return False
+        return any(self.time_at(each.channel_name, each.log_id) not in (None, each.timestamp) for each in positions)
 
     def forget(self, channel: str) -> None:
         """Forget what a former group of this name remembered of a channel, durably."""
-        held = self.load()
-        if held.pop(channel, None) is not None:
-            self.store(MsgPosition(name, id_to_bytes(log_id), "", ts) for name, (log_id, ts) in held.items())
+        held = self._load()
+        if channel in held:
+            newest = {name: next(reversed(times.items())) for name, times in held.items() if name != channel}
+            self.store(MsgPosition(name, id_to_bytes(log_id), "", ts) for name, (log_id, ts) in newest.items())
 
     def close(self) -> None:
         """Release the log. Idempotent."""
@@ -103,3 +122,9 @@ class GroupRecord:
                     pass  # another consumer of this group made it in this moment
             self._log = self._service.open(self._name)
         return self._log
+
+
+def _put(held: dict[str, dict[LogId, int]], channel: str, position: LogId, ts: int) -> None:
+    times = held.setdefault(channel, {})
+    times.pop(position, None)  # the newest comes last
+    times[position] = ts

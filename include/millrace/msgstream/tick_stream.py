@@ -118,9 +118,9 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
         """The time up to which a group that stands at `position` is done with a channel; 0 where that is not known."""
         if not group or not known:
             return 0
-        recorded, floor = self._record(group).load().get(name, (None, 0))
-        if recorded == position:
-            return floor
+        recorded = self._record(group).time_at(name, position)
+        if recorded is not None:
+            return recorded
         for _, value in entries_of(log.read(position, end=position.following(), max_bytes=1)):
             try:
                 msg = self._unmarshal(value)

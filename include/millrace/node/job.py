@@ -10,6 +10,7 @@ import logging
 import re
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -87,17 +88,15 @@ def _run(
     spark = session(app_name, settings=settings)
     beat = Heartbeat(settings, app_name, progress=progress, spark_ui=spark.sparkContext.uiWebUrl)
 
-    def start(query: StartQuery) -> StreamingQuery:
-        return query(spark, settings=settings, metrics=metrics, available_now=available_now)
+    def start(turn: Sequence[StartQuery], place: int) -> StreamingQuery:
+        return turn[place](spark, settings=settings, metrics=metrics, available_now=available_now)
 
     try:
-        if available_now:
-            for query in queries:
-                await_queries([start(query)], stop=stop, beat=beat)
-        else:
-            started = [start(query) for query in queries]
-            write_started(settings, app_name)
-            await_queries(started, stop=stop, beat=beat)
+        for turn in [[query] for query in queries] if available_now else [queries]:
+            started = [start(turn, place) for place in range(len(turn))]
+            if not available_now:
+                write_started(settings, app_name)
+            await_queries(started, stop=stop, beat=beat, restart=partial(start, turn))
         if stop.is_set():  # a failed query raises above, so this was a signal
             asked.set()
     finally:

@@ -38,6 +38,8 @@ QUERY_NAME: Final = "streaming-node"
 POLL_MILLISECONDS: Final = 100
 """Pause between two looks at logs without news."""
 
+_RESTARTS: Final = 5
+_WORKER_LATE: Final = "Python worker failed to connect back"
 _FILE_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 _logger = logging.getLogger(__name__)
@@ -171,21 +173,34 @@ def await_queries(
     stop: threading.Event,
     poll: float = 0.2,
     beat: Callable[[Sequence[StreamingQuery]], None] | None = None,
+    restart: Callable[[int], StreamingQuery] | None = None,
 ) -> None:
     """Wait until every query has ended, one has failed, or `stop` is set; then stop what still runs, between two batches.
 
-    `beat` is called with them at each look. Raises the failed query's StreamingQueryException.
+    `beat` is called with them at each look. `restart` starts the query at a place anew, where Spark gave it up before it
+    began: a Python worker must come up within 10 s, which no setting changes, and on a busy machine one may not. That is done a
+    few times. Raises the failed query's StreamingQueryException.
     """
-    while not stop.is_set() and any(query.isActive for query in queries):
-        for query in queries:
-            if not query.isActive and query.exception() is not None:
+    running, left = list(queries), _RESTARTS
+    while not stop.is_set():
+        for place, query in enumerate(running):
+            error = None if query.isActive else query.exception()
+            if error is None:
+                continue
+            if restart is not None and left and query.lastProgress is None and _WORKER_LATE in str(error):
+                left -= 1
+                _logger.warning("Spark gave a query up whose Python worker came up too late: it is started again")
+                running[place] = restart(place)
+            else:
                 stop.set()
+        if not any(query.isActive for query in running):
+            break
         if beat is not None:
-            beat(queries)
+            beat(running)
         stop.wait(poll)
-    for query in queries:
+    for query in running:
         stop_between_batches(query)
-    for query in queries:
+    for query in running:
         query.awaitTermination()
 
 
