@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from kafka.admin import KafkaAdminClient
 from typer.testing import CliRunner
 
@@ -224,6 +225,27 @@ def test_entries_are_bounded_by_what_the_topic_takes_whatever_the_settings_say(s
         with pytest.raises(EntryTooLarge):
             log.append([b"small", b"x" * (2 << 20)])
         assert log.append([b"x" * (1 << 20)]) == [LogId(0, 0)]
+
+
+def test_an_entry_refused_in_the_midst_of_an_append_fails_all_of_it_and_nothing_stands_behind_it(location: str) -> None:
+    with open_location(location, {"max_entry_bytes": 8 << 20}) as service:
+        service.create("narrowed")
+        log, topic = service.open("narrowed"), service.settings.topic("narrowed")
+        log.append([b"first"])
+        admin = AdminClient({"bootstrap.servers": running_brokers.kafka().address})
+        entry = ConfigEntry("max.message.bytes", str(2 << 20), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        admin.incremental_alter_configs([resource])[resource].result(DEADLINE)
+        until = time.monotonic() + DEADLINE
+        while service.admin.configs(topic)["max.message.bytes"] != str(2 << 20):
+            assert time.monotonic() < until
+        values = [b"%04d" % number * 250 for number in range(4000)]
+        with pytest.raises(EntryTooLarge):
+            log.append([*values, b"x" * (4 << 20), *values])
+        found = [value for _, value in read_all(log)]
+        assert found == [b"first", *values][: len(found)]
+        log.append([b"last"])
+        assert [value for _, value in read_all(log)] == [*found, b"last"]
 
 
 def test_a_topic_that_is_gone_under_a_handle_is_no_channel_any_more(service: Kafka, location: str) -> None:

@@ -14,9 +14,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from millrace.errors import ChannelNotFound, EntryTooLarge, InvalidSettings, LogUnavailable, MillraceError
@@ -26,8 +26,9 @@ _log = logging.getLogger(__name__)
 
 _QUEUED_MESSAGES: Final = 500_000
 _POLL: Final = 0.1
-_LOOK: Final = 256
-"""Values that are queued between two looks at how their forerunners fared."""
+_PIECE: Final = 1024
+"""Values that are queued with one call, at the most; between two calls there is a look at how their forerunners fared."""
+_PIECE_BYTES: Final = 4 << 20
 _ROOM_PAUSE: Final = 0.02
 _REFUSED: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -40,24 +41,33 @@ _REFUSED: Final = (
 class _Batch:
     """The values of one append on their way."""
 
-    __slots__ = ("delivered", "done", "failed", "messages")
+    __slots__ = ("delivered", "done", "errors", "offsets")
 
     def __init__(self, count: int, finished: Callable[[], None]) -> None:
-        self.messages: list[Message] = []
+        self.offsets: list[int | None] = []
+        """Where the values went, in the order of the reports; not to be believed where there are errors."""
+        self.errors: list[KafkaError] = []
         self.done = False
-        self.failed = False
 
         def delivered(error: KafkaError | None, message: Message) -> None:
-            # Once a message, in whichever thread polls: as little as can be.
-            messages.append(message)
+            # Once a message, in whichever thread polls: as little as can be. The message is a copy of the value and goes at once.
+            offsets.append(message.offset())
             if error is not None:
-                self.failed = True
-            if len(messages) == count:
+                errors.append(error)
+            if len(offsets) == count:
                 self.done = True
                 finished()
 
-        messages = self.messages
+        offsets, errors = self.offsets, self.errors
         self.delivered = delivered
+
+    def places(self) -> list[int] | None:
+        """The values' offsets; None unless each of them was delivered, and that in their order."""
+        if self.errors or not self.done:
+            return None
+        # Below 0 or without a value: the broker had the message already, and does not know its place any more.
+        offsets = np.array([-1 if place is None else place for place in self.offsets], dtype=np.int64)
+        return offsets.tolist() if offsets[0] >= 0 and bool((np.diff(offsets) > 0).all()) else None
 
 
 class KafkaWriter:
@@ -91,11 +101,8 @@ class KafkaWriter:
             queued = self._queue(producer, values, batch, deadline)
             if not queued:
                 self._give_up(producer)
-        if queued and self._wait(producer, batch, deadline):
-            # An offset below 0: the broker had the message already, and does not know its place any more.
-            offsets = [-1 if place is None else place for place in map(Message.offset, batch.messages)]
-            if not any(map(Message.error, batch.messages)) and all(a < b for a, b in pairwise((-1, *offsets))):
-                return offsets
+        if queued and self._wait(producer, batch, deadline) and (places := batch.places()) is not None:
+            return places
         self._doomed = producer
         with self._order:
             self._give_up(producer)
@@ -138,35 +145,39 @@ class KafkaWriter:
 
     def _queue(self, producer: Producer, values: Sequence[bytes], batch: _Batch, deadline: float) -> bool:
         """Give all values to the client, waiting for room; False where that fails half-way."""
-        produce, topic, delivered = producer.produce, self._topic, batch.delivered
-        for number, value in enumerate(values):
-            if not number % _LOOK:
-                producer.poll(0)
-                if batch.failed:
-                    return False  # nothing is to be sent behind what is missing
+        piece = max(1, min(_PIECE, len(values) * _PIECE_BYTES // max(1, sum(map(len, values)))))
+        for start in range(0, len(values), piece):
+            self._serve(producer, 0)
+            if batch.errors:
+                return False  # nothing is to be sent behind what is missing
+            waiting: list[dict[str, Any]] = [{"value": value} for value in values[start : start + piece]]
             while True:
-                try:
-                    produce(topic, value, None, 0, delivered)
+                taken = producer.produce_batch(self._topic, waiting, 0, batch.delivered)
+                if taken == len(waiting):
                     break
-                except BufferError:
-                    if self._stopped(producer) or time.monotonic() >= deadline:
-                        return False
-                    producer.poll(_ROOM_PAUSE)
-                except KafkaException:  # the producer has stopped itself
+                # Where one finds no room, none behind it is taken; any other error is the producer's end, or leaves a hole.
+                waiting = waiting[taken:]
+                if any(each.pop("_error", None) != KafkaError._QUEUE_FULL for each in waiting):
                     return False
+                if self._stopped(producer) or time.monotonic() >= deadline:
+                    return False
+                self._serve(producer, _ROOM_PAUSE)
         return not self._stopped(producer)
 
     def _wait(self, producer: Producer, batch: _Batch, deadline: float) -> bool:
-        """Wait for all acknowledgements; False at the deadline. One of those who wait serves the client for all."""
+        """Wait for all acknowledgements; False at the deadline, and at the first error: nothing behind it is acknowledged.
+
+        One of those who wait serves the client for all.
+        """
         while not batch.done:
             left = deadline - time.monotonic()
-            if left <= 0 or self._stopped(producer):
+            if left <= 0 or batch.errors or self._stopped(producer):
                 return batch.done
             if self._polling.acquire(blocking=False):
                 try:
                     # Whoever serves does so until its own batch is done: handing over costs more than a poll.
                     while self._waits(producer, batch, deadline):
-                        producer.poll(min(_POLL, left))
+                        self._serve(producer, min(_POLL, left))
                 finally:
                     self._polling.release()
                     self._notify()
@@ -175,8 +186,16 @@ class KafkaWriter:
                     self._changed.wait_for(lambda: batch.done or not self._polling.locked(), min(_POLL, left))
         return True
 
+    def _serve(self, producer: Producer, seconds: float) -> int:
+        """Have the client hand out its reports, waiting for one; how many there were, or -1: it has stopped for good."""
+        try:
+            return int(producer.poll(seconds))
+        except KafkaException:  # each value's own report says why, and is still to come
+            self._doomed = producer
+            return -1
+
     def _waits(self, producer: Producer, batch: _Batch, deadline: float) -> bool:
-        return not batch.done and not self._stopped(producer) and time.monotonic() < deadline
+        return not (batch.done or batch.errors or self._stopped(producer)) and time.monotonic() < deadline
 
     def _stopped(self, producer: Producer) -> bool:
         return self._doomed is producer
@@ -191,14 +210,14 @@ class KafkaWriter:
         if self._producer is producer:
             self._producer = None
         producer.purge()  # the queue first, then what is in flight: what the brokers got is a prefix
-        producer.poll(0)
+        while self._serve(producer, 0):
+            pass
         self._notify()
 
     def _failure(self, batch: _Batch) -> MillraceError:
-        errors: list[KafkaError | None] = list(map(Message.error, batch.messages))
-        found = [error for error in errors if error is not None]
         error = next(
-            (each for each in found if each.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)), None
+            (each for each in batch.errors if each.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)),
+            None,
         )
         if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return EntryTooLarge(
