@@ -211,11 +211,12 @@ class _Writer:
             catalog_bytes=self._catalog.to_bytes(),
             path=None,
         )
-        changed = {
-            info.collection_id: info.newest_schema
-            for name, info in self._catalog.vchannels.items()
-            if info.collection_id in collections or len(info.schemas) != before.get(name)
-        }
+        changed: dict[int, CollectionSchema] = {}
+        for name, info in self._catalog.vchannels.items():
+            if info.collection_id in collections or len(info.schemas) != before.get(name):
+                # A change may have come to some of its VChannels alone: the table has the newest.
+                known = changed.get(info.collection_id, info.newest_schema)
+                changed[info.collection_id] = max(known, info.newest_schema, key=lambda each: len(each.fields))
         return FlushReport(
             checkpoint=plan.checkpoint,
             new_checkpoint=new_checkpoint,
