@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -187,6 +189,17 @@ def test_an_append_beside_another_writer_gets_the_ids_of_its_own_entries(service
     entries = dict(read_all(log))
     assert {entry_id: entries[entry_id] for entry_id in ours} == ours
     assert len(entries) > len(ours)
+
+
+def test_large_appends_of_several_callers_at_once_all_get_their_ids(service: Kafka) -> None:
+    service.create("crowd")
+    log = service.open("crowd")
+    batch = pa.array([b"%06d" % number + b"x" * 1000 for number in range(8000)], pa.large_binary())
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: log.append(batch), range(9)))
+    for ids in answers:
+        assert all(a < b for a, b in pairwise(ids))
+    assert len({each for ids in answers for each in ids}) == 9 * 8000
 
 
 def test_records_that_are_missing_in_the_midst_are_an_error_and_never_skipped(service: Kafka) -> None:

@@ -81,6 +81,7 @@ class KafkaWriter:
         self._order = threading.Lock()
         """Held while an append's values are queued, and while a producer is given up."""
         self._polling = threading.Lock()
+        """Held by who serves the client: two at once would hand out the reports of one append in an order of their own."""
         self._changed = threading.Condition()
         self._producer: Producer | None = None
         self._doomed: Producer | None = None
@@ -177,7 +178,7 @@ class KafkaWriter:
                 try:
                     # Whoever serves does so until its own batch is done: handing over costs more than a poll.
                     while self._waits(producer, batch, deadline):
-                        self._serve(producer, min(_POLL, left))
+                        self._poll(producer, min(_POLL, left))
                 finally:
                     self._polling.release()
                     self._notify()
@@ -186,8 +187,22 @@ class KafkaWriter:
                     self._changed.wait_for(lambda: batch.done or not self._polling.locked(), min(_POLL, left))
         return True
 
-    def _serve(self, producer: Producer, seconds: float) -> int:
-        """Have the client hand out its reports, waiting for one; how many there were, or -1: it has stopped for good."""
+    def _serve(self, producer: Producer, seconds: float) -> None:
+        """Have the client hand out its reports, waiting for one; or wait for room beside somebody who has it do so."""
+        if self._polling.acquire(blocking=False):
+            try:
+                self._poll(producer, seconds)
+            finally:
+                self._polling.release()
+                self._notify()
+        elif seconds:
+            time.sleep(seconds)
+
+    def _poll(self, producer: Producer, seconds: float) -> int:
+        """Have the client hand out its reports, waiting for one; how many there were, or -1: it has stopped for good.
+
+        The caller holds `_polling`.
+        """
         try:
             return int(producer.poll(seconds))
         except KafkaException:  # each value's own report says why, and is still to come
@@ -210,8 +225,9 @@ class KafkaWriter:
         if self._producer is producer:
             self._producer = None
         producer.purge()  # the queue first, then what is in flight: what the brokers got is a prefix
-        while self._serve(producer, 0):
-            pass
+        with self._polling:  # who has it stops serving a producer that is doomed
+            while self._poll(producer, 0):
+                pass
         self._notify()
 
     def _failure(self, batch: _Batch) -> MillraceError:
@@ -228,9 +244,12 @@ class KafkaWriter:
             return ChannelNotFound(f"there is no topic {self._topic} any more: create its channel first")
         if error is not None and error.code() in _REFUSED:
             return InvalidSettings(f"the brokers refuse an append to topic {self._topic}: {error.str()}")
-        reason = (
-            f"Kafka says: {error.str()}" if error is not None else f"no answer within {self._settings.deadline:.0f} s"
-        )
+        if error is not None:
+            reason = f"Kafka says: {error.str()}"
+        elif batch.done:
+            reason = "the brokers no longer know the place of what they have"
+        else:
+            reason = f"no answer within {self._settings.deadline:.0f} s"
         return LogUnavailable(
             f"an append to topic {self._topic} was not acknowledged ({reason}): of what was on its way a prefix may be in the"
             " log; append it again, with the producer's sequence"
