@@ -3,8 +3,9 @@
 The broker is one that this starts (millrace.brokers). Subject and baseline have the same durability (acks=all, idempotent), the
 same sizes and each its best arrangement: the baseline produces message by message with a delivery callback that keeps the offset
 (linger.ms as the client comes with for throughput, 0 for single appends), and consumes in batches, taking value, offset and
-timestamp of each message; the subject appends batches through Log.append and reads runs of Arrow columns. What is compared runs
-in turn, on a topic of its own each time. MB are 10**6 payload bytes.
+timestamp of each message; the subject appends batches through Log.append, by one caller and by two, and reads runs of Arrow
+columns. The plain client always has messages queued; a caller of Log.append has none while it waits for its last answer, so that two
+are what keeps the log as busy. What is compared runs in turn, on a topic of its own each time. MB are 10**6 payload bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,8 @@ class Found:
     """Of one message size: appending and scanning, and single appends in milliseconds."""
 
     append: Ratio
+    """By one caller."""
+    append_by_two: Ratio
     scan: Ratio
     single: list[Latency]
     single_ratio_p50: float
@@ -88,13 +93,14 @@ def plain_append(service: Kafka, topic: str, values: list[bytes], times: int) ->
     return seconds
 
 
-def own_append(log: Log, batch: pa.LargeBinaryArray, times: int, joined: int) -> float:
-    """Seconds to append the batch so often, `joined` of them in one call."""
+def own_append(log: Log, batch: pa.LargeBinaryArray, times: int, joined: int, callers: int) -> float:
+    """Seconds to append the batch so often, `joined` of them in one call, by so many callers at once."""
     whole = pa.concat_arrays([batch] * joined)
-    start = time.perf_counter()
-    for _ in range(times // joined):
-        log.append(whole)
-    return time.perf_counter() - start
+    with ThreadPoolExecutor(callers) as pool:
+        start = time.perf_counter()
+        for _ in pool.map(log.append, [whole] * (times // joined)):
+            pass
+        return time.perf_counter() - start
 
 
 def plain_scan(service: Kafka, topic: str, count: int) -> float:
@@ -140,48 +146,50 @@ def measure(directory: Path, *, message_bytes: int, total: int, pairs: int, sing
     values: list[bytes] = batch.to_pylist()
     times = max(16, total // BATCH_BYTES // 16 * 16)
     size, count = times * len(values) * message_bytes, times * len(values)
-    appends, scans = [], []
+    appends: list[tuple[float, ...]] = []
+    scans: list[tuple[float, ...]] = []
     with deployment(directory) as service:
         for pair in range(pairs + 1):  # the first one warms the broker's compiler
-            own, plain = f"own{pair}", f"plain{pair}"
-            for name in (own, plain):
+            own, two, plain = f"own{pair}", f"two{pair}", f"plain{pair}"
+            for name in (own, two, plain):
                 service.create(name)
-            log = service.open(own)
-            log.append([b""])  # its producer is made once a process
+            logs = [service.open(name) for name in (own, two)]
+            for log in logs:
+                log.append([b""])  # its producer is made once a process
             topic = service.settings.topic(plain)
-            both: list[Callable[[], float]] = [
-                lambda log=log: own_append(log, batch, times, 16),  # type: ignore[misc]
-                lambda topic=topic: plain_append(service, topic, values, times),  # type: ignore[misc]
+            ways: list[Callable[[], float]] = [
+                partial(own_append, log, batch, times, 16, callers) for callers, log in enumerate(logs, start=1)
             ]
-            found = _in_turn(both, pair)
+            found = _in_turn([*ways, partial(plain_append, service, topic, values, times)], pair)
             scanned = _in_turn(
                 [
-                    lambda own=own: own_scan(service, own, count),  # type: ignore[misc]
-                    lambda topic=topic: plain_scan(service, topic, count),  # type: ignore[misc]
+                    partial(own_scan, service, own, count),
+                    partial(plain_scan, service, topic, count),
                 ],
                 pair,
             )
-            for name in (own, plain):
+            for name in (own, two, plain):
                 service.drop(name)
             if pair:
                 appends.append(found)
                 scans.append(scanned)
         single = single_appends(service, message_bytes=message_bytes, count=singles)
     return Found(
-        append=_ratio(f"append {message_bytes} B", size, appends),
-        scan=_ratio(f"scan {message_bytes} B", size, scans),
+        append=_ratio(f"append {message_bytes} B", size, [(alone, plain) for alone, _, plain in appends]),
+        append_by_two=_ratio(f"append {message_bytes} B by two", size, [(two, plain) for _, two, plain in appends]),
+        scan=_ratio(f"scan {message_bytes} B", size, [(own, plain) for own, plain in scans]),
         single=single,
         single_ratio_p50=single[0].p50 / single[1].p50,
     )
 
 
-def _in_turn(both: list[Callable[[], float]], pair: int) -> tuple[float, float]:
-    """(subject, baseline), each first every other time."""
-    if pair % 2:
-        second = both[1]()
-        return both[0](), second
-    first = both[0]()
-    return first, both[1]()
+def _in_turn(ways: Sequence[Callable[[], float]], pair: int) -> tuple[float, ...]:
+    """What each of `ways` gives, in their order; another one begins every time."""
+    found = [0.0] * len(ways)
+    for step in range(len(ways)):
+        place = (pair + step) % len(ways)
+        found[place] = ways[place]()
+    return tuple(found)
 
 
 def single_appends(service: Kafka, *, message_bytes: int, count: int) -> list[Latency]:

@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A self-signed certificate for the host `name` at 127.0.0.1 and its key, as PEM files."""
+def certificate(folder: Path, name: str, *, address: str = "127.0.0.1") -> tuple[Path, Path]:
+    """A self-signed certificate for the host `name` at `address` and its key, as PEM files."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = dt.datetime.now(dt.UTC)
-    names = x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    names = x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address(address))])
     made = (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from millrace.client.client import Client
+from millrace.coord.store import pchannel_of
+from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
 from millrace.ops.quality.gate import blocked
 from tests.e2e.flown import START, days, derived, fly, hourly, read, same_rows, visible
 from tests.e2e.system import Airflow, System, until
@@ -49,8 +54,8 @@ def test_the_streaming_dag_runs_and_all_others_are_known(system: System, airflow
     assert [each["state"] for each in airflow.tasks("streaming", running["dag_run_id"])] == ["running"]
     for dag_id in ("checkpoint", "recovery", "compaction", "quality", "quality_release", "backfill", "backfill_range"):
         assert airflow.api.knows(dag_id)
-    assert airflow.api.knows("load_files")
-    assert airflow.api.knows("restore")
+    for dag_id in ("load_files", "restore", "backup"):
+        assert airflow.api.knows(dag_id)
 
 
 def test_a_checkpoint_is_verified_and_the_log_gives_up_what_stands_before_it(
@@ -190,6 +195,35 @@ def test_a_restore_makes_what_was_there_at_that_moment(system: System, airflow: 
     report = airflow.result(ran, "restore")
     assert (report["rows"], report["into"]) == (flown.num_rows, "flights_then")
     assert same_rows(read(system.settings, "flights_then"), flown)
+
+
+def test_a_collection_is_restored_in_place_once_a_person_says_so(
+    system: System, airflow: Airflow, flown: pa.Table
+) -> None:
+    with Client.connect(system.settings, start=False) as client:
+        flights = client.collection("flights")
+        moment = max(client.append.tick(name) for name in {pchannel_of(each) for each in flights.vchannels})
+        client.producer().delete(flights, flown["id"].to_pylist()[:50])
+    assert read(system.settings).num_rows == flown.num_rows - 50
+    run_id = airflow.start("restore", {"collection": "flights", "in_place": True, "at": str(moment)})
+    airflow.approve("restore", run_id)
+    ran = airflow.wait("restore", run_id).succeeded()
+    assert airflow.result(ran, "restore")["rows"] == flown.num_rows
+
+
+def test_a_backup_of_the_running_system_is_restored_elsewhere_with_every_row(
+    system: System, airflow: Airflow, flown: pa.Table, tmp_path: Path
+) -> None:
+    ran = airflow.run("backup", {"to": str(tmp_path / "backups"), "verify": True}).succeeded()
+    assert airflow.result(ran, "backup")["verified"]
+    system.millrace("backup", "restore", str(tmp_path / "backups"), "--data", str(tmp_path / "again"))
+    again = replace(system.settings, data_dir=tmp_path / "again", log_port=0)
+    with Client.connect(again) as client:
+        catch_up(again, client.log)
+        flush(again)
+        found = client.read("flights", deadline=120.0)
+        client.append.service.shutdown()
+    assert same_rows(found, flown)
 
 
 def test_a_users_dag_started_on_the_flushed_segments(system: System, airflow: Airflow, flown: pa.Table) -> None:
