@@ -18,6 +18,7 @@ from tests.client.conftest import ITEMS, item_rows
 Stored = Callable[..., dict[int, str]]
 
 
+@pytest.mark.slow
 def test_a_reader_sees_the_old_row_or_the_new_one_at_every_tick(
     shop: Client, items: Collection, stored: Stored
 ) -> None:

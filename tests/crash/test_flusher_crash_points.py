@@ -151,6 +151,7 @@ def test_a_flusher_that_dies_between_any_two_commits_is_made_good_by_the_next(
         shutil.rmtree(tmp_path / str(number))
 
 
+@pytest.mark.slow
 def test_a_flusher_fenced_at_any_point_by_another_changes_nothing(
     deployment: Deployment, clean: dict[str, Counter[Any]], tmp_path: Path
 ) -> None:

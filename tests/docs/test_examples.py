@@ -107,6 +107,7 @@ def test_every_folder_of_a_deployment_is_in_the_operating_page(readme: dict[str,
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_the_spark_query_of_the_tables_page_gives_the_visible_rows(
     readme: dict[str, Any], settings: Settings, spark: SparkSession
 ) -> None:

@@ -79,6 +79,7 @@ def test_slices_in_any_order_repeated_and_killed_behind_the_commit_give_the_same
     assert rig.rows("trips_mixed") == rig.rows("trips_again")
 
 
+@pytest.mark.slow
 def test_a_newer_tick_replaces_an_older_one_does_not_and_a_reader_sees_the_one_or_the_other(rig: Rig) -> None:
     before = rig.rebuild(0, 24, table="trips_seen")
     old = rig.rows("trips_seen")
@@ -107,6 +108,7 @@ def test_a_newer_tick_replaces_an_older_one_does_not_and_a_reader_sees_the_one_o
     assert rig.rows("trips_seen") == new
 
 
+@pytest.mark.slow
 def test_a_range_of_ticks_rebuilds_the_days_that_changed_in_it_and_no_others(rig: Rig) -> None:
     rig.rebuild(0, 96, table="trips_ticked")
     assert rig.rebuild(0, 1, table="trips_ticked", range_of="ticks", dry_run=True).slices == []

@@ -130,6 +130,7 @@ def test_a_compaction_that_dies_at_any_point_is_made_good_by_the_next(filled: Fi
         shutil.rmtree(tmp_path / str(number))
 
 
+@pytest.mark.slow
 def test_a_flusher_at_any_point_of_a_compaction_is_not_held_up_and_not_undone(filled: Filled, tmp_path: Path) -> None:
     for number, name in enumerate(places(filled, tmp_path / "names")):
         settings = filled.copy(tmp_path / str(number))
@@ -141,6 +142,7 @@ def test_a_flusher_at_any_point_of_a_compaction_is_not_held_up_and_not_undone(fi
         shutil.rmtree(tmp_path / str(number))
 
 
+@pytest.mark.slow
 def test_a_compaction_at_any_point_of_a_flush_fences_no_flusher(filled: Filled, tmp_path: Path) -> None:
     names: list[str] = []
     flush(filled.copy(tmp_path / "names"), seam=names.append)
@@ -154,6 +156,7 @@ def test_a_compaction_at_any_point_of_a_flush_fences_no_flusher(filled: Filled, 
         shutil.rmtree(tmp_path / str(number))
 
 
+@pytest.mark.slow
 def test_of_two_compactions_at_once_one_gives_up_and_leaves_no_file(filled: Filled, tmp_path: Path) -> None:
     for number, name in enumerate(places(filled, tmp_path / "names")):
         settings = filled.copy(tmp_path / str(number))

@@ -114,6 +114,7 @@ def test_the_rate_now_is_of_the_last_seconds(settings: Settings) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_both_queries_leave_samples_that_the_charts_show(spark: SparkSession, settings: Settings) -> None:
     world = make_world(settings)
     try:

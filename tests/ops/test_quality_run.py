@@ -72,6 +72,7 @@ def check(spark: SparkSession) -> Callable[..., QualityReport]:
     return checked
 
 
+@pytest.mark.slow
 def test_a_sound_deployment_passes_and_is_not_read_twice(copy: Settings, check: Callable[..., QualityReport]) -> None:
     first = check(copy, data_docs=True)
     assert (first.passed, first.failed, first.blocks) == (True, (), ())

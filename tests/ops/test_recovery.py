@@ -364,7 +364,14 @@ def test_a_damaged_checkpoint_is_found_given_up_and_written_anew(client: Client,
     assert recover(client, "diagnose").healthy
 
 
-@pytest.mark.parametrize("fault", ["a WAL file is gone", "the state row is gone", "a row file is cut"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "a WAL file is gone",
+        pytest.param("the state row is gone", marks=pytest.mark.slow),
+        pytest.param("a row file is cut", marks=pytest.mark.slow),
+    ],
+)
 def test_a_repair_that_is_killed_before_its_commit_is_done_by_the_next(client: Client, fault: str) -> None:
     harm, _ = FAULTS[fault]
     expected = keys(client)

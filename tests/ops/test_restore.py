@@ -145,6 +145,7 @@ def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Client, spark
     assert content(client, "restored") == before
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Client, spark: SparkSession) -> None:
     write(client, *range(40))
     client.producer().delete(client.collection("c"), pa.array(range(5)))
