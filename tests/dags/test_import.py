@@ -15,8 +15,10 @@ import pytest
 from tests.airflow_home import ROOT
 
 FILES = sorted((ROOT / "dags").rglob("*.py"))
-LARGEST_SHARE = 0.1
-"""Of what airflow.sdk itself takes to import, which is 3 s and more: so 0.3 s, and the same on a machine that is busy or slow."""
+LARGEST_SHARE = 0.2
+"""Of what airflow.sdk itself takes to import, in CPU time of the same process: 3 s and more. A guard against something heavy that
+HEAVY does not name, with room for a busy machine; on a quiet one the largest share is 0.07, 0.3 s.
+"""
 
 
 @cache
