@@ -91,6 +91,17 @@ def test_every_word_set_to_an_extreme_is_judged_alike_both_ways() -> None:
     judge_both_ways(changed, ALL.arrow())
 
 
+def test_every_byte_of_the_metadata_of_empty_columns_is_judged_among_good_ones_as_alone() -> None:
+    values: list[list[object]] = [[""], [None], [None], [[]], [[]]]
+    arrays = [column(field.type, part) for field, part in zip(ALL.fields, values, strict=True)]
+    good = bytes(encode_rows(pa.RecordBatch.from_arrays(arrays, schema=ALL.arrow())))
+    (metadata,) = struct.unpack_from("<i", good, 4)
+    for place in range(8, 8 + metadata):
+        for value in (1, 3):
+            # Many that are bad at once would all be decoded alone.
+            judge_both_ways([good[:place] + bytes([value]) + good[place + 1 :], *[good] * 9], ALL.arrow())
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_payloads_mutated_at_random_are_judged_alike_both_ways(data: st.DataObject) -> None:

@@ -165,6 +165,7 @@ class _Join:
         """Joined 32-bit offsets of a variable-width column, and where each payload's values start and stop in its data."""
         places, sizes = self._next_buffer()
         present = lengths > 0
+        _suspect(~present & (sizes > 0) & (sizes < 4))  # no offset at all, or one whole: Arrow bears nothing between
         counts = np.where(present, lengths + 1, 0)
         given = np.frombuffer(self._sized(places, sizes, counts * 4), dtype="<i4")
         starts, stops = np.zeros(len(lengths), dtype=np.int64), np.zeros(len(lengths), dtype=np.int64)
