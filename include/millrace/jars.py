@@ -8,7 +8,6 @@ final name only when it is whole. A later start looks at file names alone. What 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -20,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from millrace.digests import sha256_of
 from millrace.errors import DeadlineExceeded, InvalidSettings
 from millrace.java import find_java
 
@@ -127,7 +127,6 @@ def _ivy_module(jars: Sequence[Jar]) -> str:
 def _verify(path: Path, jar: Jar, output: str) -> None:
     if not path.is_file():
         raise InvalidSettings(f"{jar.file_name} could not be fetched from Maven Central:\n{output}")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256_of(path)
     if digest != jar.sha256:
         raise InvalidSettings(f"{jar.file_name} has another SHA-256 ({digest}) than the pinned one; it is not used")

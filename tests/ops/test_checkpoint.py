@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,13 +19,6 @@ from millrace.ops.quality.outcome import Check, Outcome, TableOutcome
 from millrace.ops.quality.results import record_run
 from millrace.tables.wal_table import WalTable
 from tests.ops.log_maker import Things
-
-
-@pytest.fixture
-def things(tmp_path: Path) -> Iterator[Things]:
-    made = Things(tmp_path)
-    yield made
-    made.close()
 
 
 def take(things: Things, **params: object) -> CheckpointReport:

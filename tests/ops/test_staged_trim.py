@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,19 +14,6 @@ from millrace.ops.recovery.table_repair import rebuild_collection
 from millrace.settings import Settings
 from tests.ops.log_maker import Things
 from tests.ops.test_wal_trim import Died, contents, sound, take
-
-
-@pytest.fixture
-def things(tmp_path: Path) -> Iterator[Things]:
-    made = Things(tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def short(things: Things) -> Settings:
-    """A retention that everything has outlived."""
-    return replace(things.settings, wal_retention=0.001)
 
 
 def stage(things: Things, vchannel: str, path: str) -> ImportFile:

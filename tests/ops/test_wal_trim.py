@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 from deltalake import DeltaTable
 
@@ -31,19 +27,6 @@ from tests.ops.log_maker import Things
 
 class Died(BaseException):
     """Ends a run where it stands."""
-
-
-@pytest.fixture
-def things(tmp_path: Path) -> Iterator[Things]:
-    made = Things(tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def short(things: Things) -> Settings:
-    """A retention that everything has outlived."""
-    return replace(things.settings, wal_retention=0.001)
 
 
 def take(things: Things, settings: Settings, seam: object = None, **params: object) -> CheckpointReport:

@@ -207,7 +207,7 @@ def _names(client: AppendClient, pchannel: str | None) -> list[str]:
 
 
 def _position(text: str) -> LogId:
-    ledger, colon, entry = text.partition(":")
-    if not colon or not (ledger.isascii() and ledger.isdigit() and entry.isascii() and entry.isdigit()):
-        raise InvalidArgument(f"--from takes earliest, latest or ledger:entry (0:17), not {text!r}")
-    return LogId(int(ledger), int(entry))
+    try:
+        return LogId.parse(text)
+    except InvalidArgument:
+        raise InvalidArgument(f"--from takes earliest, latest or ledger:entry (0:17), not {text!r}") from None

@@ -26,7 +26,7 @@ from millrace.errors import ChannelExists, ChannelNotFound, InvalidArgument, Log
 from millrace.log import pulsar_policies
 from millrace.log.handle import LogHandle
 from millrace.log.pulsar_admin import PulsarAdmin
-from millrace.log.pulsar_channel import SUBSCRIPTION, PulsarChannel, position_of, position_text
+from millrace.log.pulsar_channel import SUBSCRIPTION, PulsarChannel
 from millrace.log.pulsar_names import groups_topic, pchannel_of, topic_of
 from millrace.log.pulsar_settings import PulsarCredentials, PulsarSettings
 from millrace.message.ids import LogId
@@ -132,7 +132,7 @@ class PulsarService(Closing):
         if found is None:
             raise self._not_found(pchannel)
         text = found.get(_GROUP + quote(group, safe=""))
-        return None if text is None else position_of(text)
+        return None if text is None else LogId.parse(text)
 
     def move_group(self, group: str, pchannel: str, position: LogId) -> None:
         """Move a group in a log, durably. Raises ChannelNotFound, InvalidArgument."""
@@ -149,7 +149,7 @@ class PulsarService(Closing):
                     self._admin.create_topic(registry)
                     self._admin.set_properties(registry, {key: ""})
                 self._known_groups.add(group)
-        if not self._admin.set_properties(topic, {key: position_text(position)}):
+        if not self._admin.set_properties(topic, {key: str(position)}):
             raise self._not_found(pchannel)
 
     def drop_group(self, group: str) -> None:

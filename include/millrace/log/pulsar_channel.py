@@ -39,17 +39,6 @@ _GUESSED_MESSAGE_BYTES: Final = 64 << 10
 _MEAN_WEIGHT: Final = 0.2
 
 
-def position_text(position: LogId) -> str:
-    """A position as a property's value."""
-    return f"{position.ledger}:{position.entry}"
-
-
-def position_of(text: str) -> LogId:
-    """Inverse of `position_text`."""
-    ledger, _, entry = text.partition(":")
-    return LogId(int(ledger), int(entry))
-
-
 @dataclass(frozen=True, slots=True)
 class _Extent:
     """What the brokers say of a topic: its beginning, and its ledgers with how many entries each holds, in order."""
@@ -102,7 +91,7 @@ class PulsarChannel:
             ]
         ids = cast("list[LogId]", found)
         if self._newborn:
-            self._set({FIRST: position_text(LogId(ids[0].ledger, 0))})
+            self._set({FIRST: str(LogId(ids[0].ledger, 0))})
             self._newborn = False
         self._seen(sum(map(len, plain)), len(plain))
         return ids
@@ -253,7 +242,7 @@ class PulsarChannel:
             end = self._end(extent)
             if position > end:
                 raise InvalidArgument(f"cannot truncate {self.pchannel!r} at {position}: the log ends at {end}")
-            self._set({BEGIN: position_text(position)})
+            self._set({BEGIN: str(position)})
             self._moved(position)
             self._admin.reset_cursor(self.topic, SUBSCRIPTION, position.ledger, position.entry >> BATCH_BITS)
             self._admin.trim(self.topic)
@@ -299,8 +288,8 @@ class PulsarChannel:
         if ledgers:  # the one that is written stands there with nothing
             ledgers[max(ledgers)] = int(stats["currentLedgerEntries"])
         return _Extent(
-            begin=position_of(properties[BEGIN]) if BEGIN in properties else EARLIEST,
-            first=position_of(properties[FIRST]) if FIRST in properties else None,
+            begin=LogId.parse(properties[BEGIN]) if BEGIN in properties else EARLIEST,
+            first=LogId.parse(properties[FIRST]) if FIRST in properties else None,
             ledgers=dict(sorted(ledgers.items())),
             bytes=int(stats["totalSize"]),
         )

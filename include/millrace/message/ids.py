@@ -40,6 +40,11 @@ class LogId(NamedTuple):
     def __str__(self) -> str:
         return f"{self.ledger}:{self.entry}"
 
+    @classmethod
+    def parse(cls, text: str) -> LogId:
+        """Inverse of ``str``. Raises InvalidArgument for anything else."""
+        return cls(*_numbers(text, 2, "position in a log", "ledger:entry"))
+
 
 EARLIEST: Final = LogId(0, 0)
 
@@ -78,10 +83,14 @@ class MessageId(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> MessageId:
         """Inverse of ``str``. Raises InvalidArgument for anything else."""
-        parts = text.split(":")
-        if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts):
-            raise InvalidArgument(f"{text!r} is no message id: write it as ledger:entry:index:ordinal")
-        return cls(*(int(part) for part in parts))
+        return cls(*_numbers(text, 4, "message id", "ledger:entry:index:ordinal"))
+
+
+def _numbers(text: str, count: int, what: str, form: str) -> list[int]:
+    parts = text.split(":")
+    if len(parts) != count or not all(part.isascii() and part.isdigit() for part in parts):
+        raise InvalidArgument(f"{text!r} is no {what}: write it as {form}")
+    return [int(part) for part in parts]
 
 
 def compose_tick(physical_ms: int, logical: int = 0) -> int:

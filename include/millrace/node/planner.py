@@ -127,7 +127,7 @@ class Planner:
         """
         self._table.refresh()
         parked = parked_names(self._parked)
-        ends = {name: _parse(text) for name, text in end["ends"].items() if name not in parked}
+        ends = {name: LogId.parse(text) for name, text in end["ends"].items() if name not in parked}
         plans = []
         for name, base in self._table.positions(ends).items():
             stands = base.position or LogId(0, 0)
@@ -214,8 +214,3 @@ class Planner:
             log.close()
         self._logs.clear()
         self._service.close()
-
-
-def _parse(text: str) -> LogId:
-    ledger, _, entry = text.partition(":")
-    return LogId(int(ledger), int(entry))

@@ -29,16 +29,15 @@ from millrace.tables.catalog import CATALOG_TYPES, Catalog
 from millrace.tables.collection_table import base_tick, delete_file_schema, deletes_path, file_schema, rows_path
 from millrace.tables.dead_rows import Drops, dead, drops_at
 from millrace.tables.delta_files import open_table
+from millrace.tables.log_replay import replayed
 from millrace.tables.visible_rows import collection_rows, conform
 from millrace.tables.wal_reader import MAX_TICK, WalSnapshot
 from millrace.tables.wal_table import Totals, WalTable
 from millrace.tables.wal_trims import trimmed_totals
-from millrace.wal.chain import Chain
 from millrace.wal.digest import Digest, digest
 from millrace.wal.state import ChannelState
 from millrace.wal.txn_buffer import TxnBuffer
 
-LOG_SLICE_BYTES: Final = 32 << 20
 TXN_TYPES: Final = ("BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN")
 ROW_TYPES: Final = ("INSERT", "IMPORT")
 """Messages that bring rows to a collection."""
@@ -57,6 +56,8 @@ class ChannelReport:
     stored: Digest
     replayed: Digest | None
     """None where the log was left out, or truncation has removed its beginning and no later start was given."""
+    state: ChannelState | None
+    """Where the log leads, if it was run."""
 
     @property
     def ok(self) -> bool:
@@ -104,11 +105,11 @@ def verify_channel(
     log: LogService | None,
     pchannel: str,
     *,
-    start: tuple[ChannelState, Digest] | None = None,
+    start: tuple[ChannelState, Totals] | None = None,
 ) -> ChannelReport:
     """Check one PChannel: ticks in order, rows on disk as committed, the log (if given) giving the same again.
 
-    The log is run from its first entry or, where `start` is given, from that state, whose rows have that digest. Raises WalGap.
+    The log is run from its first entry or, where `start` is given, from that state, up to which rows add up to these totals. Raises WalGap.
     """
     position = wal.position(pchannel)
     stored = trimmed_totals(wal).get(pchannel, Totals()).digest  # what retention took is known by its digest
@@ -120,6 +121,7 @@ def verify_channel(
         last_tick = rows["time_tick"][-1].as_py()
     for path in _files(wal.delta, "rejection", pchannel):
         stored += digest(_rejections(path))
+    again = None if log is None or position.state is None else _replayed(log, pchannel, position.state, start)
     return ChannelReport(
         pchannel=pchannel,
         messages=position.totals.messages,
@@ -127,26 +129,20 @@ def verify_channel(
         last_tick=last_tick,
         committed=position.totals.digest,
         stored=stored,
-        replayed=None if log is None else _replayed(log, pchannel, position.state, start),
+        replayed=None if again is None else again[1].digest,
+        state=None if again is None else again[0],
     )
 
 
 def _replayed(
-    service: LogService, pchannel: str, committed: ChannelState | None, start: tuple[ChannelState, Digest] | None
-) -> Digest | None:
+    service: LogService, pchannel: str, committed: ChannelState, start: tuple[ChannelState, Totals] | None
+) -> tuple[ChannelState, Totals] | None:
     log = service.open(pchannel)
     try:
-        if committed is None or (start is None and log.describe().begin > EARLIEST):
+        if start is None and log.describe().begin > EARLIEST:
             return None
-        chain, (state, total) = Chain(), start or (ChannelState.new(pchannel), Digest())
-        while state.position < committed.position:
-            entries = log.read(state.position, end=committed.position, max_bytes=LOG_SLICE_BYTES)
-            if entries.batch.num_rows == 0:
-                break
-            outcome = chain.process(state, entries)
-            total = total + digest(outcome.messages) + digest(outcome.rejections)
-            state = outcome.state
-        return total
+        state, totals = start or (ChannelState.new(pchannel), Totals())
+        return replayed(log, state, totals, until=committed.position)
     finally:
         log.close()
 

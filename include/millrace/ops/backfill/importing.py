@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from millrace.client.client import Client
 from millrace.client.framing import ENTRY_BYTES
 from millrace.coord.store import pchannel_of
+from millrace.digests import sha256_of
 from millrace.errors import AppendRejected, DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.failpoint import hit
 from millrace.message import builders
@@ -30,7 +31,7 @@ from millrace.message.model import MutableMessage
 from millrace.message.types import SINCE, MessageType
 from millrace.message.wire import encode_entry
 from millrace.node.append_host_outcome import AppendOutcome, AppendResult
-from millrace.ops.backfill.staged import Manifest, digest_of, staged_folder
+from millrace.ops.backfill.staged import Manifest, staged_folder
 from millrace.ops.operation import Progress, write_json
 from millrace.settings import Settings
 from millrace.tables.fsync import sync
@@ -84,7 +85,7 @@ def _check(settings: Settings, manifest: Manifest, missing: Sequence[int]) -> No
     files = [file for number in missing for file in manifest.slices[number].files]
     for file in files:
         path = settings.staged_path / file["path"]
-        if not path.exists() or digest_of(path) != file["digest"]:
+        if not path.exists() or sha256_of(path) != file["digest"]:
             raise InvalidArgument(
                 f"{path} is not the file that was staged: remove {path.parent} and load again under another import id"
             )

@@ -7,7 +7,6 @@ everything in it synced. From then on the files stay as they are until the WAL i
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace.coord.store import Collection
+from millrace.digests import sha256_of
 from millrace.message.bodies import ImportFile
 from millrace.settings import Settings
 from millrace.tables.fsync import sync
@@ -69,12 +69,6 @@ def staged_folder(settings: Settings, import_id: str) -> Path:
     return settings.staged_path / import_id
 
 
-def digest_of(path: Path) -> str:
-    """sha256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 @dataclass(slots=True)
 class _OpenFile:
     path: Path
@@ -90,7 +84,7 @@ class _OpenFile:
             "partition_id": self.partition,
             "rows": self.rows,
             "bytes": self.path.stat().st_size,
-            "digest": digest_of(self.path),
+            "digest": sha256_of(self.path),
         }
 
 

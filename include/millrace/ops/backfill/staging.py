@@ -17,9 +17,10 @@ import pyarrow as pa
 from millrace.client.rows import split_rows
 from millrace.commands.rows_in import InputFormat, format_of, read_batches
 from millrace.coord.store import Collection
+from millrace.digests import sha256_of
 from millrace.errors import InvalidArgument
 from millrace.ops.backfill.params import LoadParams
-from millrace.ops.backfill.staged import Manifest, StagingFolder, digest_of, staged_folder
+from millrace.ops.backfill.staged import Manifest, StagingFolder, staged_folder
 from millrace.ops.operation import Progress
 from millrace.settings import Settings
 
@@ -62,7 +63,7 @@ def stage(settings: Settings, params: LoadParams, collection: Collection, progre
     check(params, collection)
     paths = inputs(params)
     progress.say("reading the files' digests")
-    digests = {str(path): digest_of(path) for path in paths}
+    digests = {str(path): sha256_of(path) for path in paths}
     import_id = params.import_id or _name(params, collection, list(digests.values()))
     known = Manifest.read(staged_folder(settings, import_id))
     if known is not None:

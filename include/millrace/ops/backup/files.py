@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from millrace.digests import sha256_of
 from millrace.errors import BackupRefused, TableUnavailable
 from millrace.ops.backup.manifest import DATA, Manifest, Stored
 from millrace.tables.fsync import make_folder, sync
@@ -66,12 +67,12 @@ class Files:
         except FileNotFoundError:
             raise FileGone(f"{source} was removed while it was backed up: try again") from None
         sync(target)
-        self.add(name, Stored(size, digest_of(target)))
+        self.add(name, Stored(size, sha256_of(target)))
 
     def link_again(self, source: Path, name: str) -> None:
         """Take over a file that is not written to, but whose name may come again with other bytes. Raises FileGone."""
         try:
-            found = Stored(source.stat().st_size, digest_of(source))
+            found = Stored(source.stat().st_size, sha256_of(source))
         except FileNotFoundError:
             raise FileGone(f"{source} was removed while it was backed up: try again") from None
         if self.known is not None and self.known.files.get(name) == found and self.reuse(name, found.size):
@@ -113,7 +114,7 @@ class Files:
         """Take in a file that was written into its place."""
         path = self.folder / DATA / name
         sync(path)
-        self.add(name, Stored(path.stat().st_size, digest_of(path)))
+        self.add(name, Stored(path.stat().st_size, sha256_of(path)))
 
     def add(self, name: str, stored: Stored) -> None:
         with self._lock:
@@ -143,9 +144,3 @@ def copy_file(source: Path, target: Path, *, size: int | None = None) -> Stored:
             raise EOFError(f"{source} has {done} bytes, and should have {size}")
         os.fsync(write.fileno())
     return Stored(done, digest.hexdigest())
-
-
-def digest_of(path: Path) -> str:
-    """sha256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -138,13 +138,13 @@ def _check_channel(settings: Settings, service: LogService, name: str, part: Cha
     try:
         if state is not None:
             check_not_regressed(log, state)
-        end = _position(part.end)
+        end = LogId.parse(part.end)
         described = log.describe()
         if described.end < end:
             raise BackupRefused(
                 f"the log of {name} ends at {described.end}, and went up to {end} when the backup was made"
             )
-        if part.begin and described.begin > _position(part.begin):
+        if part.begin and described.begin > LogId.parse(part.begin):
             raise BackupRefused(
                 f"the log of {name} begins at {described.begin}, and the tables of the backup need it from {part.begin} on:"
                 " it was truncated since; restore a newer backup"
@@ -166,8 +166,3 @@ def _check_channel(settings: Settings, service: LogService, name: str, part: Cha
         raise BackupRefused(f"{error}: restore a newer backup") from None
     finally:
         log.close()
-
-
-def _position(text: str) -> LogId:
-    ledger, _, entry = text.partition(":")
-    return LogId(int(ledger), int(entry))

@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import Field
 
-from millrace.ops.backup.files import digest_of
+from millrace.digests import sha256_of
 from millrace.ops.backup.manifest import DATA, Stored, find
 from millrace.ops.operation import OperationReport
 
@@ -53,7 +53,7 @@ def _problem(path: Path, name: str, stored: Stored) -> str:
         size = path.stat().st_size
         if size != stored.size:
             return f"{name} has {size} bytes, and had {stored.size}"
-        if digest_of(path) != stored.sha256:
+        if sha256_of(path) != stored.sha256:
             return f"{name} has other bytes than when it was written"
     except OSError as error:
         return f"{name} does not read: {error.strerror}"

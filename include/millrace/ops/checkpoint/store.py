@@ -197,7 +197,7 @@ def _read(path: Path, name: str, pchannel: str) -> RecoveryCheckpoint:
         wal_version=row["wal_version"],
         state_bytes=row["state"],
         verified_by=row["verified_by"],
-        replayed_from=_log_id(row["replayed_from"]),
+        replayed_from=LogId.parse(row["replayed_from"]),
         replayed_rows=row["replayed_rows"],
         chain_version=row["chain_version"],
         path=name,
@@ -227,11 +227,6 @@ def _row(checkpoint: RecoveryCheckpoint) -> dict[str, Any]:
         "state": checkpoint.state_bytes,
         "written_at": time.time_ns() // 1000,
     }
-
-
-def _log_id(text: str) -> LogId:
-    ledger, _, entry = text.partition(":")
-    return LogId(int(ledger), int(entry))
 
 
 def _remove(pchannel: str, path: str) -> RemoveAction:

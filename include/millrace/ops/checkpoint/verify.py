@@ -19,15 +19,15 @@ import pyarrow.parquet as pq
 from millrace.errors import MillraceError
 from millrace.log.protocol import Log
 from millrace.message.ids import LogId, MessageId
+from millrace.tables.log_replay import replayed
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.tables.wal_table import Totals, WalPosition, WalTable
-from millrace.wal.chain import Chain, replay
+from millrace.wal.chain import replay
 from millrace.wal.digest import Digest, digest
 from millrace.wal.rows import rows_in_order
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, ROW_SCHEMA
 from millrace.wal.state import ChannelState
 
-SLICE_BYTES: Final = 32 << 20
 LOOKS_BACK: Final = 12
 """Earlier versions of the table that are looked at for a nearer state: 1, 2, 4 ... commits before."""
 
@@ -87,14 +87,15 @@ def verify(wal: WalTable, snapshot: WalSnapshot, position: WalPosition, start: S
             assert log is not None
             for rows in messages:
                 stored += digest(rows)
-            replayed, state = _run(log, start.state, end)
+            state, totals = replayed(log, start.state, Totals(), until=end)
+            given = totals.digest
         else:
             kept = pa.concat_tables([ROW_SCHEMA.empty_table(), *messages])
             stored += digest(kept)
-            replayed, state = expected, _evolve(start.state, kept, rejections, position)
+            given, state = expected, _evolve(start.state, kept, rejections, position)
     except MillraceError as error:
         return Verification(begin, stored.rows, by_log, f"{error.code}: {error}")
-    return Verification(begin, stored.rows, by_log, _compare(expected, stored, replayed, state, position))
+    return Verification(begin, stored.rows, by_log, _compare(expected, stored, given, state, position))
 
 
 def _compare(expected: Digest, stored: Digest, replayed: Digest, state: ChannelState, position: WalPosition) -> str:
@@ -105,19 +106,6 @@ def _compare(expected: Digest, stored: Digest, replayed: Digest, state: ChannelS
     if state.to_bytes() != position.state_bytes:
         return "the replay ends in another channel state than the WAL holds"
     return ""
-
-
-def _run(log: Log, state: ChannelState, end: LogId) -> tuple[Digest, ChannelState]:
-    """The log from the state's position to `end` through the chain."""
-    chain, total = Chain(), Digest()
-    while state.position < end:
-        entries = log.read(state.position, end=end, max_bytes=SLICE_BYTES)
-        if entries.next <= state.position:
-            break
-        outcome = chain.process(state, entries)
-        total = total + digest(outcome.messages) + digest(outcome.rejections)
-        state = outcome.state
-    return total, state
 
 
 def _evolve(state: ChannelState, messages: pa.Table, rejections: pa.Table, position: WalPosition) -> ChannelState:

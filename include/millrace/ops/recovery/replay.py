@@ -1,6 +1,6 @@
-"""The log run through the chain again, slice by slice: what the WAL of a PChannel must hold.
+"""Where a repair or a diagnosis begins to run the log of a PChannel through the chain again.
 
-From the log's first entry, or, where truncation has removed that, from a recovery checkpoint that the log still reaches back to:
+At the log's first entry, or, where truncation has removed that, from a recovery checkpoint that the log still reaches back to:
 a checkpoint is a state that a replay has confirmed, with what the WAL added up to there.
 """
 
@@ -16,12 +16,10 @@ from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST, LogId
 from millrace.ops.checkpoint import store
 from millrace.settings import Settings
+from millrace.tables.log_replay import replay_log, replayed
 from millrace.tables.wal_table import Totals
-from millrace.wal.chain import Chain, Outcome
-from millrace.wal.digest import digest
+from millrace.wal.chain import Outcome
 from millrace.wal.state import ChannelState
-
-SLICE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +63,31 @@ def nearest_start(settings: Settings, service: LogService, pchannel: str, *, bef
     return fitting[-1]
 
 
-def replay_log(service: LogService, pchannel: str, start: ReplayStart, *, until: LogId) -> Iterator[Outcome]:
-    """Outcomes from `start` up to `until`, in order. Memory is bounded by a slice.
-
-    Raises RepairImpossible where the log ends before `until`.
-    """
+def run_again(service: LogService, pchannel: str, start: ReplayStart, *, until: LogId) -> Iterator[Outcome]:
+    """Outcomes from `start` up to `until`, in order. Raises RepairImpossible where the log ends before that."""
     log = service.open(pchannel)
     try:
-        chain, state = Chain(), start.state
-        while state.position < until:
-            entries = log.read(state.position, end=until, max_bytes=SLICE_BYTES)
-            if entries.next <= state.position:
-                raise RepairImpossible(
-                    f"the log of {pchannel} has nothing at {state.position}, the wal table needs it up to {until}"
-                )
-            outcome = chain.process(state, entries)
+        reached = start.state.position
+        for outcome in replay_log(log, start.state, until=until):
             yield outcome
-            state = outcome.state
+            reached = outcome.state.position
+        if reached < until:
+            raise RepairImpossible(
+                f"the log of {pchannel} has nothing at {reached}, the wal table needs it up to {until}"
+            )
     finally:
         log.close()
 
 
-def replayed(service: LogService, pchannel: str, start: ReplayStart, *, until: LogId) -> ReplayStart:
-    """The state at `until`, and what the WAL must add up to there."""
-    state, totals = start.state, start.totals
-    for outcome in replay_log(service, pchannel, start, until=until):
-        added = digest(outcome.messages) + digest(outcome.rejections)
-        totals += Totals(outcome.messages.num_rows, outcome.rejections.num_rows, added)
-        state = outcome.state
+def state_at(service: LogService, pchannel: str, start: ReplayStart, *, until: LogId) -> ReplayStart:
+    """The state at `until`, and what the WAL must add up to there. Raises RepairImpossible as :func:`run_again`."""
+    log = service.open(pchannel)
+    try:
+        state, totals = replayed(log, start.state, start.totals, until=until)
+    finally:
+        log.close()
+    if state.position < until:
+        raise RepairImpossible(
+            f"the log of {pchannel} has nothing at {state.position}, the wal table needs it up to {until}"
+        )
     return ReplayStart(state, totals)

@@ -24,7 +24,7 @@ from millrace.message.ids import LogId
 from millrace.node.committer import METADATA_KEY
 from millrace.node.wal_compaction import LiveFile, live_files, replace_files
 from millrace.node.wal_writer import RangeWriter, RowFile, rows_by_date
-from millrace.ops.recovery.replay import nearest_start, replay_log, replay_starts, replayed
+from millrace.ops.recovery.replay import nearest_start, replay_starts, run_again, state_at
 from millrace.settings import Settings
 from millrace.tables.wal_table import WalPosition, WalTable, partition_path
 from millrace.wal.chain import Outcome
@@ -61,7 +61,7 @@ def differing_files(settings: Settings, service: LogService, pchannel: str) -> l
             f"the log of {pchannel} was truncated behind all files of the wal table: restore the table from a backup"
         )
     expected = {file.path: Digest() for file in files}
-    for outcome in replay_log(service, pchannel, start, until=_behind(files)):
+    for outcome in run_again(service, pchannel, start, until=_behind(files)):
         for file in files:
             part = _rows_of(outcome, file)
             if part is not None:
@@ -74,9 +74,8 @@ def rebuild_state(settings: Settings, service: LogService, pchannel: str) -> Non
     table = WalTable.open(settings.wal_path)
     commits, last_tick = table.commits(pchannel), table.last_tick(pchannel)
     described = _last_commit(settings.wal_path, pchannel, commits)
-    ledger, _, entry = described["position"].partition(":")
-    position = LogId(int(ledger), int(entry))
-    found = replayed(service, pchannel, nearest_start(settings, service, pchannel, before=position), until=position)
+    position = LogId.parse(described["position"])
+    found = state_at(service, pchannel, nearest_start(settings, service, pchannel, before=position), until=position)
     if found.state.last_tick != last_tick:
         raise RepairImpossible(
             f"the log of {pchannel} does not lead to tick {last_tick} of its commit {commits}: restore the log"
@@ -106,7 +105,7 @@ def _rebuild(settings: Settings, table: WalTable, service: LogService, file: Liv
     made = RowFile(table.path, f"{folder}/{uuid.uuid4().hex}.parquet", file.kind, file.date)
     rows = 0
     try:
-        for outcome in replay_log(service, file.pchannel, start, until=_behind([file])):
+        for outcome in run_again(service, file.pchannel, start, until=_behind([file])):
             part = _rows_of(outcome, file)
             if part is not None:
                 made.write(part)
