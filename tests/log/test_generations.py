@@ -24,7 +24,7 @@ from millrace.log.discovery import held
 from millrace.log.generation_list import FILE, LOCK, GenerationFile
 from millrace.log.generations import GenerationsService, open_deployment_log
 from millrace.message.builders import alter_wal
-from millrace.message.ids import EARLIEST, LogId, generation_start
+from millrace.message.ids import EARLIEST, LogId, LogIds, generation_start
 from millrace.message.wire import encode_entry
 from tests.conformance.reading import read_all
 
@@ -61,7 +61,7 @@ def test_a_deployment_that_never_switched_has_no_list_and_the_backends_own_ids(t
         service.create("p")
         log = service.open("p")
         assert log.append([b"a"])[0].ledger == 0
-        assert isinstance(log.append_range([b"b"]), range)
+        assert isinstance(log.append([b"b", b"c"]), LogIds)
     assert not (tmp_path / FILE).exists()
 
 

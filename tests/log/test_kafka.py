@@ -29,6 +29,7 @@ from millrace.errors import (
 )
 from millrace.log.kafka import Kafka, open_location
 from millrace.log.kafka_settings import KafkaSettings
+from millrace.log.kafka_writer import KafkaWriter
 from millrace.log.registry import open_service
 from millrace.log.remote import RemoteLogService
 from millrace.message.ids import EARLIEST, LogId
@@ -189,6 +190,55 @@ def test_an_append_beside_another_writer_gets_the_ids_of_its_own_entries(service
     entries = dict(read_all(log))
     assert {entry_id: entries[entry_id] for entry_id in ours} == ours
     assert len(entries) > len(ours)
+
+
+def test_values_of_one_append_between_which_another_writer_wrote_are_looked_up(service: Kafka) -> None:
+    """Reports are asked of some values alone (a hundred bytes each: of every 600th or so); the others are in between."""
+    service.create("shared")
+    log, topic = service.open("shared"), service.settings.topic("shared")
+    producer, stop = plain_producer(), threading.Event()
+
+    def intrude() -> None:
+        while not stop.is_set():
+            producer.produce(topic, b"theirs", partition=0)
+            producer.poll(0.001)
+
+    intruder = threading.Thread(target=intrude)
+    intruder.start()
+    answers: list[tuple[list[LogId], list[bytes]]] = []
+    try:
+        until = time.monotonic() + DEADLINE
+        while not any(len(values) <= ids[-1].entry - ids[0].entry for ids, values in answers) or len(answers) < 3:
+            assert time.monotonic() < until, "nobody ever wrote between values of one append"
+            values = [b"%d.%d" % (len(answers), index) + b"-" * 100 for index in range(30_000)]
+            answers.append((log.append(values), values))
+    finally:
+        stop.set()
+        intruder.join(DEADLINE)
+        producer.flush(DEADLINE)
+    entries = dict(read_all(log))
+    for ids, values in answers:
+        assert [entries[each] for each in ids] == values
+
+
+def test_of_equal_records_by_several_writers_the_first_ones_are_taken_and_what_is_gone_is_an_error() -> None:
+    topic = [b"a", b"b", b"x", b"b", b"b", b"c"]
+    gone = False
+
+    def read(start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        if gone:
+            raise PositionTruncated("gone", earliest=(0, 9))
+        return iter(list(enumerate(topic))[start:stop])
+
+    writer = KafkaWriter(KafkaSettings.of("localhost:9092/p", {}), "t", exists=lambda: True, read=read)
+    assert writer._all_places([b"a", b"b", b"b", b"c"], [0, 3], [0, 5]) == [0, 1, 3, 5]
+    assert writer._all_places([b"a", b"b", b"c"], [0, 1, 2], [0, 4, 5]) == [0, 4, 5]
+    with pytest.raises(LogUnavailable, match="producer's sequence"):
+        writer._all_places([b"a", b"z", b"c"], [0, 2], [0, 5])
+    gone = True
+    with pytest.raises(LogUnavailable, match="producer's sequence"):
+        writer._all_places([b"a", b"b", b"c"], [0, 2], [0, 5])
+    assert list(writer._all_places([b"a", b"b"], [0, 1], [7, 8])) == [7, 8]
 
 
 def test_large_appends_of_several_callers_at_once_all_get_their_ids(service: Kafka) -> None:

@@ -11,7 +11,7 @@ import pytest
 from millrace.errors import EntryTooLarge, InvalidArgument, LogUnavailable
 from millrace.log.server_streams import serve_appends
 from millrace.log.server_wire import NotTaken, ack_from_bytes
-from millrace.message.ids import LogId
+from millrace.message.ids import LogId, LogIds
 
 PATIENCE = 20.0
 
@@ -34,7 +34,7 @@ class Stream:
     def write_metadata(self, answer: pa.Buffer) -> None:
         self.answers.append(answer.to_pybytes())
 
-    def append(self, values: pa.LargeBinaryArray) -> range:
+    def append(self, values: pa.LargeBinaryArray) -> LogIds:
         assert self.read_all.wait(PATIENCE)
         plain = values.to_pylist()
         if b"ambiguous" in plain:
@@ -46,7 +46,7 @@ class Stream:
             raise EntryTooLarge("split it")
         first = sum(map(len, self.appended))
         self.appended.append(plain)
-        return range(first, first + len(plain))
+        return LogIds(0, range(first, first + len(plain)))
 
     def log(self) -> list[bytes]:
         return [value for values in self.appended for value in values]

@@ -21,7 +21,7 @@ from millrace.log.server_wire import (
     log_id,
     to_json,
 )
-from millrace.message.ids import LogId
+from millrace.message.ids import LogId, LogIds
 
 
 def _takes_words_alone(kind: type[errors.MillraceError]) -> bool:
@@ -52,7 +52,7 @@ def test_an_acknowledgement_carries_any_increasing_ids(given_ids: list[LogId]) -
 @given(st.integers(0, 2**60), st.integers(0, 1000))
 def test_consecutive_ids_take_a_few_bytes_however_many_they_are(first: int, count: int) -> None:
     as_list = [LogId(0, first + offset) for offset in range(count)]
-    as_range = ack_to_bytes(range(first, first + count))
+    as_range = ack_to_bytes(LogIds(0, range(first, first + count)))
     assert ack_from_bytes(as_range) == as_list
     assert len(as_range) == len(ack_to_bytes(as_list)) < 32
 

@@ -15,7 +15,7 @@ from millrace.errors import ChannelExists, ChannelNotFound, InvalidArgument, Log
 from millrace.log.generation_list import Generations, Span
 from millrace.log.generation_positions import local, whole, whole_batch
 from millrace.log.protocol import ENTRY_SCHEMA, Log, LogDescription, LogEntries
-from millrace.message.ids import EARLIEST, LogId, generation_start
+from millrace.message.ids import EARLIEST, LogId, LogIds, generation_start
 from millrace.message.types import MessageType
 from millrace.message.wire import decode_entries
 
@@ -42,24 +42,17 @@ class GenerationLog:
         self._sealed: dict[int, tuple[float, LogDescription]] = {}
         self._clean: tuple[int, LogId] | None = None
 
-    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
         """See :meth:`millrace.log.protocol.Log.append`; LogUnavailable, too, where a switch of the backend overtook it."""
         span = self._span()
         ids = self.handle(span.current).append(values)
         if ids:
             self._check_inside(span, ids[-1])
-        return [whole(each, span.current, origin=-1) for each in ids] if span.current else ids
-
-    def append_range(self, values: pa.LargeBinaryArray) -> range | list[LogId]:
-        """As `append`, but the ids as a range of entries of ledger 0 where the backend gives them so."""
-        span = self._span()
-        handle: Any = self.handle(span.current)
-        if span.current or not hasattr(handle, "append_range"):
-            return self.append(values)
-        found: range = handle.append_range(values)
-        if found:
-            self._check_inside(span, LogId(0, found[-1]))
-        return found
+        if not span.current:
+            return ids
+        if isinstance(ids, LogIds):
+            return LogIds(whole(LogId(ids.ledger, 0), span.current, origin=-1).ledger, ids.entries)
+        return [whole(each, span.current, origin=-1) for each in ids]
 
     def read(
         self, position: LogId, *, end: LogId | None = None, max_bytes: int = 64 << 20, timeout: float = 0.0

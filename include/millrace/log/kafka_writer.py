@@ -6,6 +6,8 @@
   the producer's sequence. An append that is not acknowledged within the deadline fails, and what it leaves in the topic is a
   prefix of its values: the producer is purged from the queue's end, before anything else can be sent through it, and replaced.
 - The queue is bounded in bytes: more waits for room, within the deadline.
+- A report for each value costs more than sending it, so only some are asked for, the first and the last among them. Offsets follow
+  each other where nobody else wrote at that moment; where somebody did, the values in between are looked up in the topic.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +33,8 @@ _POLL: Final = 0.1
 _PIECE: Final = 1024
 """Values that are queued with one call, at the most; between two calls there is a look at how their forerunners fared."""
 _PIECE_BYTES: Final = 4 << 20
+_REPORT_BYTES: Final = 64 << 10
+"""Values of about so many bytes together have one report."""
 _ROOM_PAUSE: Final = 0.02
 _REFUSED: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -41,41 +47,66 @@ _REFUSED: Final = (
 class _Batch:
     """The values of one append on their way."""
 
-    __slots__ = ("delivered", "done", "errors", "offsets")
+    __slots__ = ("asked", "bytes", "done", "errors", "offsets", "report")
 
-    def __init__(self, count: int, finished: Callable[[], None]) -> None:
+    def __init__(self, values: Sequence[bytes], every: int, finished: Callable[[], None]) -> None:
+        """Reports are asked for of the first value, of the last, and of one about every so many bytes."""
+        sizes = np.fromiter(map(len, values), np.int64, len(values))
+        ends = sizes.cumsum()
+        self.bytes = int(ends[-1])
+        due = ends // every != (ends - sizes) // every if every else np.ones(len(values), np.bool_)
+        due[[0, -1]] = True
+        self.asked: list[int] = np.flatnonzero(due).tolist()
         self.offsets: list[int | None] = []
-        """Where the values went, in the order of the reports; not to be believed where there are errors."""
+        """Where the values of which was asked went, in the order of the reports; not to be believed where there are errors."""
         self.errors: list[KafkaError] = []
         self.done = False
 
-        def delivered(error: KafkaError | None, message: Message) -> None:
-            # Once a message, in whichever thread polls: as little as can be. The message is a copy of the value and goes at once.
+        def report(error: KafkaError | None, message: Message) -> None:
+            # In whichever thread polls: as little as can be. The message is a copy of the value and goes at once.
             offsets.append(message.offset())
             if error is not None:
                 errors.append(error)
-            if len(offsets) == count:
+            if len(offsets) == expected:
                 self.done = True
                 finished()
 
-        offsets, errors = self.offsets, self.errors
-        self.delivered = delivered
+        offsets, errors, expected = self.offsets, self.errors, len(self.asked)
+        self.report = report
+
+    def records(self, start: int, values: Sequence[bytes]) -> list[dict[str, Any]]:
+        """What the client takes for `values`, the first of which is the append's value `start`."""
+        records: list[dict[str, Any]] = [{"value": value} for value in values]
+        first, behind = bisect_left(self.asked, start), bisect_left(self.asked, start + len(values))
+        for index in self.asked[first:behind]:
+            records[index - start]["callback"] = self.report
+        return records
 
     def places(self) -> list[int] | None:
-        """The values' offsets; None unless each of them was delivered, and that in their order."""
+        """The offsets of the values of which was asked; None unless each was delivered, and that in their order."""
         if self.errors or not self.done:
             return None
         # Below 0 or without a value: the broker had the message already, and does not know its place any more.
-        offsets = np.array([-1 if place is None else place for place in self.offsets], dtype=np.int64)
-        return offsets.tolist() if offsets[0] >= 0 and bool((np.diff(offsets) > 0).all()) else None
+        offsets = [-1 if place is None else place for place in self.offsets]
+        behind = zip(pairwise(self.asked), pairwise(offsets), strict=True)
+        ordered = offsets[0] >= 0 and all(high - low >= last - first for (first, last), (low, high) in behind)
+        return offsets if ordered else None
 
 
 class KafkaWriter:
     """Appends to one topic. Thread-safe."""
 
-    def __init__(self, settings: KafkaSettings, topic: str, *, exists: Callable[[], bool]) -> None:
-        """`exists` tells, for certain, whether the topic is there."""
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        topic: str,
+        *,
+        exists: Callable[[], bool],
+        read: Callable[[int, int], Iterable[tuple[int, bytes]]],
+    ) -> None:
+        """`exists` tells, for certain, whether the topic is there; `read` gives its records from an offset up to another."""
         self._exists = exists
+        self._read = read
         self._settings = settings
         self._topic = topic
         self._order = threading.Lock()
@@ -86,15 +117,17 @@ class KafkaWriter:
         self._producer: Producer | None = None
         self._doomed: Producer | None = None
         self._closed = False
+        self._beside = False
+        """Somebody else has written between values of ours: a report for each is cheaper than to look them up."""
 
-    def append(self, values: Sequence[bytes]) -> list[int]:
-        """Append `values` in order; their offsets, once the brokers have all of them.
+    def append(self, values: Sequence[bytes]) -> Sequence[int]:
+        """Append `values` in order, one at least; their offsets, once the brokers have all of them.
 
         Raises LogUnavailable (a prefix may be in the log), EntryTooLarge (likewise; the topic takes less than the settings
         say), ChannelNotFound, InvalidSettings (the brokers refuse us).
         """
         deadline = time.monotonic() + self._settings.deadline
-        batch = _Batch(len(values), self._notify)
+        batch = _Batch(values, 0 if self._beside else _REPORT_BYTES, self._notify)
         with self._order:
             if self._closed:
                 raise LogUnavailable(f"the log {self._topic} is closed: open it again")
@@ -103,7 +136,7 @@ class KafkaWriter:
             if not queued:
                 self._give_up(producer)
         if queued and self._wait(producer, batch, deadline) and (places := batch.places()) is not None:
-            return places
+            return self._all_places(values, batch.asked, places)
         self._doomed = producer
         with self._order:
             self._give_up(producer)
@@ -119,10 +152,18 @@ class KafkaWriter:
 
     def _made(self) -> Producer:
         limit = max(self._settings.max_entry_bytes, BATCH_BYTES) + OVERHEAD_BYTES
+        made: list[Producer] = []
+
+        def failed(error: KafkaError) -> None:
+            # What fails need not be a value with a report, and those behind it get none before they are purged.
+            if error.fatal() and made:
+                self._doomed = made[0]
+
         try:
-            return Producer(
+            producer = Producer(
                 {
                     **self._settings.rdkafka(),
+                    "error_cb": failed,
                     "acks": "all",
                     "enable.idempotence": True,
                     # An error that would leave a hole in a batch stops the producer instead.
@@ -143,17 +184,19 @@ class KafkaWriter:
             )
         except KafkaException as error:
             raise InvalidSettings(f"Kafka's client refuses its settings: {error.args[0].str()}") from error
+        made.append(producer)
+        return producer
 
     def _queue(self, producer: Producer, values: Sequence[bytes], batch: _Batch, deadline: float) -> bool:
         """Give all values to the client, waiting for room; False where that fails half-way."""
-        piece = max(1, min(_PIECE, len(values) * _PIECE_BYTES // max(1, sum(map(len, values)))))
+        piece = max(1, min(_PIECE, len(values) * _PIECE_BYTES // max(1, batch.bytes)))
         for start in range(0, len(values), piece):
             self._serve(producer, 0)
             if batch.errors:
                 return False  # nothing is to be sent behind what is missing
-            waiting: list[dict[str, Any]] = [{"value": value} for value in values[start : start + piece]]
+            waiting = batch.records(start, values[start : start + piece])
             while True:
-                taken = producer.produce_batch(self._topic, waiting, 0, batch.delivered)
+                taken = producer.produce_batch(self._topic, waiting, 0)
                 if taken == len(waiting):
                     break
                 # Where one finds no room, none behind it is taken; any other error is the producer's end, or leaves a hole.
@@ -229,6 +272,42 @@ class KafkaWriter:
             while self._poll(producer, 0):
                 pass
         self._notify()
+
+    def _all_places(self, values: Sequence[bytes], asked: list[int], places: list[int]) -> Sequence[int]:
+        """The offset of each value, given those of some. Raises LogUnavailable where one cannot be looked up."""
+        if places[-1] - places[0] == len(values) - 1:
+            return range(places[0], places[-1] + 1)
+        self._beside = True
+        found = places[:1]
+        for (first, last), (low, high) in zip(pairwise(asked), pairwise(places), strict=True):
+            if high - low == last - first:
+                found += range(low + 1, high + 1)
+            else:
+                found += self._looked_up(values[first + 1 : last], low + 1, high)
+                found.append(high)
+        return found
+
+    def _looked_up(self, values: Sequence[bytes], start: int, stop: int) -> list[int]:
+        """The offsets of `values`, which the topic has in this order in a range of offsets, between records of others.
+
+        Of several records with the same bytes the first ones are taken for ours.
+        """
+        found: list[int] = []
+        try:
+            for offset, value in self._read(start, stop):
+                if len(found) < len(values) and value == values[len(found)]:
+                    found.append(offset)
+        except MillraceError as error:
+            raise self._places_lost(start, stop) from error
+        if len(found) < len(values):
+            raise self._places_lost(start, stop)
+        return found
+
+    def _places_lost(self, start: int, stop: int) -> LogUnavailable:
+        return LogUnavailable(
+            f"an append to topic {self._topic} is in the log, beside records of somebody else, and which of the offsets {start} to"
+            f" {stop - 1} are its own cannot be read back: ask the log by the producer's sequence"
+        )
 
     def _failure(self, batch: _Batch) -> MillraceError:
         error = next(

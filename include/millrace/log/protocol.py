@@ -57,8 +57,8 @@ class LogDescription:
 class Log(Protocol):
     """One PChannel's log. Thread-safe: several threads may append and read at once."""
 
-    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
-        """Append `values` as one atomic batch, in order; their ids, once all are durable.
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
+        """Append `values` as one atomic batch, in order; their ids (LogIds where they are consecutive), once all are durable.
 
         Raises EntryTooLarge (nothing is appended), LogUnavailable (ambiguous).
         """

@@ -42,7 +42,7 @@ class PulsarLog(LogHandle[PulsarChannel]):
         super().__init__(core)
         self._fenced: LogFenced | None = None
 
-    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
         """See :meth:`millrace.log.protocol.Log.append`. Also raises LogFenced: a newer writer took the log over."""
         core = self._open()
         if self._fenced is not None:

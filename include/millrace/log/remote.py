@@ -267,7 +267,7 @@ class RemoteLog:
             raise LogUnavailable("this handle is closed: open the log again")
         return service
 
-    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
         """Append one atomic batch; its ids, once all are durable.
 
         Raises EntryTooLarge (nothing is appended), and LogUnavailable where the answer got lost: the batch is then in the
@@ -277,7 +277,7 @@ class RemoteLog:
         if not len(array):
             return []
 
-        def send(link: Link, deadline: float) -> list[LogId]:
+        def send(link: Link, deadline: float) -> Sequence[LogId]:
             with link.stream(self.pchannel) as stream:
                 stream.send(array, deadline=deadline)
                 return stream.receive(deadline=deadline)
@@ -286,7 +286,7 @@ class RemoteLog:
             send, seconds=self._service.deadline, what="whether this batch is in the log is unknown"
         )
 
-    def pipeline(self, *, appends: int = PIPELINE_APPENDS, bytes: int = PIPELINE_BYTES) -> Pipeline[list[LogId]]:
+    def pipeline(self, *, appends: int = PIPELINE_APPENDS, bytes: int = PIPELINE_BYTES) -> Pipeline[Sequence[LogId]]:
         """Several appends in flight at once, in order, at most so many of so many bytes together."""
 
         def stream(link: Link) -> AppendStream:

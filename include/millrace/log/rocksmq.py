@@ -18,7 +18,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ from millrace.log.handle import LogHandle
 from millrace.log.index import PointerIndex
 from millrace.log.manifest import Manifest, PositionFile, file_name, name_of
 from millrace.log.rocksmq_settings import RocksMQSettings
-from millrace.message.ids import LogId
+from millrace.message.ids import LogId, LogIds
 
 _CONSUME_BYTES = 4 << 20
 
@@ -51,15 +50,9 @@ def _wall_clock_ms() -> int:
 class RocksMQLog(LogHandle[ChannelLog]):
     """A handle on one channel (the Log protocol). Closing it leaves other handles of the channel open."""
 
-    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[LogId]:
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> LogIds:
         """See :meth:`millrace.log.protocol.Log.append`."""
-        entries = self.append_range(values)
-        # Twice as fast as calling LogId: the ids of a large batch would cost as much as framing and checking it.
-        return list(map(tuple.__new__, repeat(LogId), zip(repeat(0), entries)))
-
-    def append_range(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> range:
-        """As `append`, but the ids as a range of entry numbers of ledger 0: costs no Python an entry."""
-        return self._open().append(values)
+        return LogIds(0, self._open().append(values))
 
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None

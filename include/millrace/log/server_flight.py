@@ -35,13 +35,6 @@ _log = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class AppendsRange(Protocol):
-    """A log that gives an append's ids as a range of entries of ledger 0, which costs no Python an entry."""
-
-    def append_range(self, values: pa.LargeBinaryArray) -> range | Sequence[LogId]: ...
-
-
-@runtime_checkable
 class Keeps(Protocol):
     """A log with retention and checksums of its own, as the embedded one is."""
 
@@ -306,11 +299,11 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
 
     # --- appends and reads ----------------------------------------------------------------------------------------------
 
-    def _append(self, pchannel: str, values: pa.LargeBinaryArray) -> range | Sequence[LogId]:
+    def _append(self, pchannel: str, values: pa.LargeBinaryArray) -> Sequence[LogId]:
         with self.gate.entered():
             log = self._open(pchannel)
             try:
-                return log.append_range(values) if isinstance(log, AppendsRange) else log.append(values)
+                return log.append(values)
             except LogUnavailable:
                 # The log may have stopped itself after a failed write; opening it again lets it recover for the next append.
                 with self._opening:

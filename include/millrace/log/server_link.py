@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -141,7 +141,7 @@ class AppendStream(ExchangeStream):
         """Send one append. Raises ConnectionLost."""
         self.request(values, None, deadline=deadline)
 
-    def receive(self, *, deadline: float) -> list[LogId]:
+    def receive(self, *, deadline: float) -> Sequence[LogId]:
         """The next acknowledgement. Raises what that append raised, NotTaken or ConnectionLost."""
         metadata = self.answer(deadline=deadline).app_metadata
         return ack_from_bytes(metadata.to_pybytes() if metadata is not None else b"")

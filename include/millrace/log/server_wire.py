@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from millrace.errors import InvalidArgument, LogError, LogUnavailable, MillraceError
-from millrace.message.ids import LogId
+from millrace.message.ids import LogId, LogIds
 
 VALUE_SCHEMA: Final = pa.schema([pa.field("value", pa.large_binary(), nullable=False)])
 """One record batch of it is one append."""
@@ -118,12 +118,10 @@ def typed_error(error: BaseException) -> MillraceError | None:
 # --- acknowledgements --------------------------------------------------------------------------------------------------------
 
 
-def ack_to_bytes(ids: range | Sequence[LogId]) -> bytes:
-    """An append's ids, which strictly increase; a range is entry numbers of ledger 0."""
+def ack_to_bytes(ids: Sequence[LogId]) -> bytes:
+    """An append's ids, which strictly increase."""
     if not ids:
         return _ACK.pack(_CONSECUTIVE, 0, 0, 0)
-    if isinstance(ids, range):
-        return _ACK.pack(_CONSECUTIVE, len(ids), 0, ids.start)
     first, last = ids[0], ids[-1]
     if first.ledger == last.ledger and last.entry - first.entry == len(ids) - 1:
         return _ACK.pack(_CONSECUTIVE, len(ids), first.ledger, first.entry)
@@ -138,11 +136,11 @@ def failure_to_bytes(error: BaseException) -> bytes:
     return _ACK.pack(_FAILED, 0, 0, 0) + error_to_bytes(error)
 
 
-def ack_from_bytes(data: bytes) -> list[LogId]:
+def ack_from_bytes(data: bytes) -> Sequence[LogId]:
     """The ids of an acknowledgement; raises what the append raised, or NotTaken."""
     status, count, ledger, entry = _ACK.unpack_from(data)
     if status == _CONSECUTIVE:
-        return [LogId(ledger, entry + offset) for offset in range(count)]
+        return LogIds(ledger, range(entry, entry + count))
     if status == _LISTED:
         flat = struct.unpack_from(f"<{2 * count}q", data, _ACK.size)
         return [LogId(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]

@@ -9,7 +9,9 @@ emitted and the message itself. Both compare as tuples, so order of ids is order
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Final, NamedTuple, overload
 
 from millrace.errors import InvalidArgument
 
@@ -52,6 +54,52 @@ EARLIEST: Final = LogId(0, 0)
 def generation_start(generation: int) -> LogId:
     """The first position of a generation."""
     return LogId(generation << GENERATION_BITS, 0)
+
+
+class LogIds(Sequence[LogId]):
+    """Ids of consecutive entries of one ledger, made one by one only as they are asked for. Equal to any sequence of the same.
+
+    An append of thousands of values whose ids nobody looks at would otherwise pay for each, and Python's garbage collector again.
+    """
+
+    __slots__ = ("entries", "ledger")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, ledger: int, entries: range) -> None:
+        self.ledger = ledger
+        self.entries = entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @overload
+    def __getitem__(self, place: int) -> LogId: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> LogIds: ...
+
+    def __getitem__(self, place: int | slice) -> LogId | LogIds:
+        if isinstance(place, slice):
+            return LogIds(self.ledger, self.entries[place])
+        return LogId(self.ledger, self.entries[place])
+
+    def __iter__(self) -> Iterator[LogId]:
+        # Twice as fast as calling LogId.
+        return map(tuple.__new__, repeat(LogId), zip(repeat(self.ledger), self.entries))
+
+    def __add__(self, other: Iterable[LogId]) -> list[LogId]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[LogId]) -> list[LogId]:
+        return [*other, *self]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LogIds):
+            return self.entries == other.entries and (self.ledger == other.ledger or not self.entries)
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return f"LogIds({self.ledger}, {self.entries})"
 
 
 class MessageId(NamedTuple):

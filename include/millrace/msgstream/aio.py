@@ -39,7 +39,7 @@ class AsyncMsgStream(AsyncClosing):
 
     async def produce(
         self, pack: MsgPack, *, timeout: float | None = None, trace_ctx: Mapping[str, str] | None = None
-    ) -> dict[str, list[LogId]]:
+    ) -> dict[str, Sequence[LogId]]:
         """See MsgStream.produce. Cancelling does not take back what was sent."""
         return await self._run(
             self._producing, partial(self.stream.produce, pack, timeout=timeout, trace_ctx=trace_ctx)
@@ -47,7 +47,7 @@ class AsyncMsgStream(AsyncClosing):
 
     async def broadcast(
         self, pack: MsgPack, *, timeout: float | None = None, trace_ctx: Mapping[str, str] | None = None
-    ) -> dict[str, list[LogId]]:
+    ) -> dict[str, Sequence[LogId]]:
         """See MsgStream.broadcast."""
         return await self._run(
             self._producing, partial(self.stream.broadcast, pack, timeout=timeout, trace_ctx=trace_ctx)

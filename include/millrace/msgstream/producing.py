@@ -29,7 +29,9 @@ class ProducerHalf:
         self.close()
         self._channels = opened
 
-    def produce(self, pack: MsgPack, *, timeout: float, trace_ctx: Mapping[str, str] | None) -> dict[str, list[LogId]]:
+    def produce(
+        self, pack: MsgPack, *, timeout: float, trace_ctx: Mapping[str, str] | None
+    ) -> dict[str, Sequence[LogId]]:
         """See MsgStream.produce."""
         channels = self._checked(pack, trace_ctx)
         if len(channels) == 1 and self.repack is default_repack:
@@ -42,7 +44,7 @@ class ProducerHalf:
 
     def broadcast(
         self, pack: MsgPack, *, timeout: float, trace_ctx: Mapping[str, str] | None
-    ) -> dict[str, list[LogId]]:
+    ) -> dict[str, Sequence[LogId]]:
         """See MsgStream.broadcast."""
         channels = self._checked(pack, trace_ctx)
         return self._append(dict.fromkeys(range(len(channels)), pack.msgs), timeout)
@@ -62,7 +64,7 @@ class ProducerHalf:
                     msg.trace_ctx = dict(trace_ctx)
         return self._channels
 
-    def _append(self, divided: Mapping[int, Sequence[TsMsg]], timeout: float) -> dict[str, list[LogId]]:
+    def _append(self, divided: Mapping[int, Sequence[TsMsg]], timeout: float) -> dict[str, Sequence[LogId]]:
         deadline = time.monotonic() + timeout
         # All are marshalled before the first is appended: a message that cannot be is refused with its whole pack.
         marshalled: dict[int, bytes] = {}
@@ -73,7 +75,7 @@ class ProducerHalf:
                 if id(msg) not in marshalled:
                     marshalled[id(msg)] = msg.marshal()
                 values[number].append(marshalled[id(msg)])
-        done: dict[str, list[LogId]] = {}
+        done: dict[str, Sequence[LogId]] = {}
         try:
             for number, batch in values.items():
                 name, log = self._channels[number]

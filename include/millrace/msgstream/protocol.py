@@ -98,7 +98,7 @@ class MsgStream(Protocol):
 
     def produce(
         self, pack: MsgPack, *, timeout: float | None = None, trace_ctx: Mapping[str, str] | None = None
-    ) -> dict[str, list[LogId]]:
+    ) -> dict[str, Sequence[LogId]]:
         """Append the pack's messages, each to the channel of its hash keys; durable when this returns. The entries a channel.
 
         Each channel's messages are one atomic batch, the pack as a whole is not: a note on the error says which were done.
@@ -108,7 +108,7 @@ class MsgStream(Protocol):
 
     def broadcast(
         self, pack: MsgPack, *, timeout: float | None = None, trace_ctx: Mapping[str, str] | None = None
-    ) -> dict[str, list[LogId]]:
+    ) -> dict[str, Sequence[LogId]]:
         """Append all of the pack's messages to every channel; otherwise as :meth:`produce`."""
         ...
 

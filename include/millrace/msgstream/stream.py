@@ -89,14 +89,14 @@ class BaseStream(ABC, Generic[ChannelT]):
 
     def produce(
         self, pack: MsgPack, *, timeout: float | None = None, trace_ctx: Mapping[str, str] | None = None
-    ) -> dict[str, list[LogId]]:
+    ) -> dict[str, Sequence[LogId]]:
         """See MsgStream.produce."""
         self._check_started()
         return self._producer.produce(pack, timeout=self._timeout(timeout), trace_ctx=trace_ctx)
 
     def broadcast(
         self, pack: MsgPack, *, timeout: float | None = None, trace_ctx: Mapping[str, str] | None = None
-    ) -> dict[str, list[LogId]]:
+    ) -> dict[str, Sequence[LogId]]:
         """See MsgStream.broadcast."""
         self._check_started()
         return self._producer.broadcast(pack, timeout=self._timeout(timeout), trace_ctx=trace_ctx)

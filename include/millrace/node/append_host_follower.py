@@ -150,7 +150,7 @@ class Follower:
         if self._error is not None:
             raise copy(self._error)
 
-    def _append(self, values: pa.LargeBinaryArray) -> list[LogId]:
+    def _append(self, values: pa.LargeBinaryArray) -> Sequence[LogId]:
         """Append to the log; a term's opening takes it back from a newer writer. Raises what the log's append raises."""
         for taken in (False, True):
             if self._fenced is not None:
