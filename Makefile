@@ -7,11 +7,13 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 PYTHON ?=
 ARGS ?=
 LOG ?=
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DATA := $(or $(MILLRACE_DATA),$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/millrace)
 export PYTHONPATH := $(CURDIR)/include
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS)
 
 .PHONY: help
 help: ## Say what there is
@@ -68,11 +70,11 @@ format: $(STAMP) ## Format, and fix what the linter can
 	@$(BIN)/ruff check --quiet --fix --exit-zero
 	@$(BIN)/ruff format
 
-test: lint jars broker-jars ## The test suite: lint, types, tests that are not slow (ARGS="-k name" chooses)
-	@$(BIN)/python -m pytest -q -m "not slow and not soak" $(ARGS)
+test: lint jars broker-jars ## The test suite: lint, types, tests that are not slow (ARGS="-k name" chooses; WORKERS=0: one process)
+	@$(PYTEST) -m "not slow and not soak" $(ARGS)
 
 test-all: lint jars broker-jars ## The slow tests too
-	@$(BIN)/python -m pytest -q -m "not soak" $(ARGS)
+	@$(PYTEST) -m "not soak" $(ARGS)
 
 soak: jars broker-jars ## Minutes of load, kills and random cases
 	@TEST_PROFILE=soak $(BIN)/python -m pytest -q -m "soak or slow" $(ARGS)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import psutil
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from millrace.settings import PREFIX, TEST_PREFIX, Settings
 from tests import running_brokers
@@ -33,6 +35,49 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("soak", print_blob=True, deadline=None, max_examples=5_000)
 hypothesis.settings.load_profile(os.environ.get("TEST_PROFILE", "ci"))
+
+TOGETHER = {
+    "whole systems": ("e2e",),
+    "spark": (
+        "docs/test_examples.py", "node/test_flusher_query.py", "node/test_streaming.py", "ops/test_backfill.py",
+        "ops/test_compaction_run.py", "ops/test_launch_on_a_cluster.py", "ops/test_observe_history.py",
+        "ops/test_quality_run.py", "ops/test_restore.py", "tables/test_reader_spark.py", "tables/test_wal_table.py",
+        "test_spark.py",
+    ),
+    "airflow": ("dags", "plugins"),
+    "brokers": ("conformance", "log/test_kafka.py", "log/test_pulsar.py", "crash/test_log_switch"),
+}  # fmt: skip
+"""Folders and modules that share what is slow to start: where several processes share a run, each group stays in one."""
+
+
+def _group(path: str) -> str:
+    """The group of a module's path below tests/; that of itself alone where it shares nothing."""
+    return next((name for name, paths in TOGETHER.items() if path.startswith(paths)), path)
+
+
+class _Groups(LoadScopeScheduling):
+    """xdist's scheduler, by those groups."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid.partition("::")[0].removeprefix("tests/"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Who runs what, in a run of several processes (pytest -n 2)."""
+    config.option.loadscopereorder = False
+    return _Groups(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The groups come first, so that none is left for the end, when there is nothing to do beside it."""
+    here = Path(__file__).parent
+    order = {name: place for place, name in enumerate(TOGETHER)}
+    groups = {path: _group(path.relative_to(here).as_posix()) for path in {item.path for item in items}}
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and groups[item.path] != "spark":
+            raise pytest.UsageError(f"{item.path} uses the Spark session: name it in TOGETHER in tests/conftest.py")
+    items.sort(key=lambda item: order.get(groups[item.path], len(order)))
 
 
 def _processes_of_this_run(mark: str) -> list[psutil.Process]:

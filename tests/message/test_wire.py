@@ -137,7 +137,6 @@ def test_what_the_wire_form_cannot_carry_is_refused_when_it_is_written(changes: 
         {"payloads": pa.array([b"a", None], pa.large_binary())},
         {"payloads": []},
     ],
-    ids=str,
 )
 def test_columns_that_do_not_fit_are_refused(columns: dict[str, object]) -> None:
     arguments: dict[str, object] = {"type": 400, "vchannel": "a", "payloads": [b"", b""]}
