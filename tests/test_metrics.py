@@ -6,10 +6,11 @@ import re
 import urllib.error
 import urllib.request
 
+import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from millrace.metrics import FAMILIES, NAMES, Metrics
+from millrace.metrics import FAMILIES, NAMES, Metrics, observe_all
 
 
 def test_every_family_is_an_attribute_and_appears_under_its_full_name() -> None:
@@ -21,6 +22,19 @@ def test_every_family_is_an_attribute_and_appears_under_its_full_name() -> None:
     exposed = set(re.findall(r"^# TYPE (\S+) ", metrics.render().decode(), re.MULTILINE))
     assert set(NAMES) <= exposed
     assert {name for name in exposed if not name.endswith("_created")} == set(NAMES)
+
+
+def test_values_by_the_thousand_count_as_one_by_one() -> None:
+    at_once, one_by_one = Metrics(), Metrics()
+    values = np.array([0.0, 256.0, 257.0, 1e5, 1e9, 300.0])
+    observe_all(at_once.wal_append_message_bytes.labels("p0"), values)
+    for value in values:
+        one_by_one.wal_append_message_bytes.labels("p0").observe(value)
+
+    def told(metrics: Metrics) -> list[str]:
+        return [line for line in metrics.render().decode().splitlines() if "_created" not in line]
+
+    assert told(at_once) == told(one_by_one)
 
 
 def test_names_follow_the_conventions_of_prometheus() -> None:

@@ -30,6 +30,7 @@ from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.payload import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.metrics import Metrics
 from millrace.node.append_host import AppendHost
 from millrace.node.append_host_outcome import AppendOutcome
 from millrace.settings import Settings
@@ -206,6 +207,15 @@ def test_every_message_takes_effect_once_and_in_order_whatever_the_way_does(
         assert not producer.unresolved, "it goes on once nothing is at fault"
         rig.way.arrive()
         assert rig.accepted(producer, after) == expected
+
+
+def test_attempts_after_the_first_are_counted(rig: Rig) -> None:
+    metrics = Metrics()
+    rig.way.plan = deque([Fault.LOST_BEFORE, Fault.LOST_AFTER])
+    with rig.producer(metrics=metrics) as producer:
+        producer.send([rig.message(1)])
+        producer.send([rig.message(2)])
+    assert metrics.registry.get_sample_value("millrace_wal_append_retry_total", {"pchannel": "dml_0"}) == 2
 
 
 def test_a_message_that_is_refused_without_using_its_number_holds_up_nothing_behind_it(rig: Rig) -> None:

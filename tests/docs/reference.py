@@ -10,7 +10,7 @@ import re
 from millrace.metrics import FAMILIES, NAMESPACE
 from millrace.settings import describe
 from millrace.wal.config import BOUNDS, ChainConfig
-from tests.docs.code_facts import ROOT, metrics_reported, settings_read
+from tests.docs.code_facts import ROOT, settings_read
 
 PAGE = "docs/operating.md"
 
@@ -30,12 +30,10 @@ def settings_table() -> str:
 
 
 def metrics_table() -> str:
-    """A row a family; says which ones no code reports yet."""
-    reported = metrics_reported()
-    text = _row("metric", "kind", "labels", "meaning", "reported") + "|---|---|---|---|---|\n"
+    """A row a family."""
+    text = _row("metric", "kind", "labels", "meaning") + "|---|---|---|---|\n"
     for name, family in FAMILIES.items():
-        now = "yes" if name in reported else "not yet"
-        text += _row(f"`{NAMESPACE}_{name}`", family.kind, ", ".join(family.labels) or "-", family.words, now)
+        text += _row(f"`{NAMESPACE}_{name}`", family.kind, ", ".join(family.labels) or "-", family.words)
     return text
 
 

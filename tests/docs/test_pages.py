@@ -11,6 +11,7 @@ from deltalake import Schema
 
 from millrace import errors
 from millrace.message.schema import SCALAR_TYPES
+from millrace.metrics import FAMILIES
 from millrace.node.processes import JobFailed
 from millrace.tables.collection_table import DELETE_COLUMNS, ROW_COLUMNS
 from millrace.tables.flush_tables import CHECKPOINT_COLUMNS, SEGMENT_COLUMNS
@@ -18,7 +19,7 @@ from millrace.tables.wal_table import TABLE_SCHEMA
 from millrace.wal import scanner
 from millrace.wal.reasons import Reason
 from tests.docs import reference
-from tests.docs.code_facts import PACKAGE, ROOT, error_codes, failpoints
+from tests.docs.code_facts import PACKAGE, ROOT, error_codes, failpoints, metrics_reported
 from tests.docs.pages import PAGES, anchors, differences, files_named, links, table, tables, text
 
 OPERATING, CONCEPTS, TABLES = "docs/operating.md", "docs/concepts.md", "docs/tables.md"
@@ -51,6 +52,10 @@ def test_the_tables_that_are_made_from_the_code_are_up_to_date(heading: str) -> 
     made = reference.with_table(page, heading, reference.TABLES[heading]())
     changed = [line for line in difflib.ndiff(page.splitlines(), made.splitlines()) if line[0] in "+-"]
     assert not changed, "run python -m tests.docs.reference:\n" + "\n".join(changed)
+
+
+def test_every_metric_is_reported_by_some_module() -> None:
+    assert metrics_reported() == set(FAMILIES)
 
 
 def test_every_error_is_there_with_its_code_and_whether_a_retry_helps() -> None:

@@ -136,6 +136,7 @@ class EchoExtension:
 
     def __init__(self) -> None:
         self.closed = False
+        self.freed: list[tuple[str, int]] = []
         self.may_answer = threading.Event()
         self.may_answer.set()
 
@@ -157,6 +158,9 @@ class EchoExtension:
         if action.type == "echo/refuse":
             raise AppendRejected("not today", reason="TOO_LARGE")
         return [action.body.to_pybytes()]
+
+    def truncated(self, pchannel: str, freed: int) -> None:
+        self.freed.append((pchannel, freed))
 
     def close(self) -> None:
         self.closed = True

@@ -306,6 +306,13 @@ def test_a_stopping_server_finishes_what_it_took_and_takes_no_more(rig: Rig) -> 
     assert values_of(engine.read(EARLIEST)) == [b"before", b"under way"]
 
 
+def test_an_extension_hears_what_a_caller_had_the_log_give_up(rig: Rig) -> None:
+    log, _ = rig.log()
+    log.append([b"a", b"b", b"c"])
+    freed = log.truncate(LogId(0, 2))
+    assert rig.extension.freed == [("p0", freed)]
+
+
 def test_an_extension_is_served_by_the_same_process(rig: Rig) -> None:
     with rig.link() as link:
         assert link.act("echo/back", {"a": 1}, timeout=PATIENCE) == {"a": 1}

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from millrace.errors import WalGap
 from millrace.log.rocksmq import RocksMQ
 from millrace.message.ids import LogId, MessageId, compose_tick, tick_physical_ms
 from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire import encode_entry
+from millrace.metrics import Metrics
 from millrace.node.append_host import AppendHost, HostSettings
 from millrace.node.tail_buffer import Evicted, Tailed, TailLimits
 from millrace.node.tail_scan import Scan, scan
@@ -113,6 +115,35 @@ def test_every_policy_delivers_its_part_of_the_models_list(deployment: Deploymen
             assert found[: len(expected)] == expected, policy
             # Behind the model stand only the ticks that the scans themselves asked for.
             assert all(found_id > model[-1] for found_id in found[len(expected) :])
+
+
+def test_a_scan_counts_what_it_delivers_and_what_its_filters_leave_out(deployment: Deployment) -> None:
+    fill(deployment)
+    metrics = Metrics()
+
+    def told(name: str, **labels: str) -> float:
+        return metrics.registry.get_sample_value(f"millrace_{name}", {"pchannel": PCHANNEL, **labels}) or 0.0
+
+    inserts = Types({MessageType.INSERT})
+    until = deployment.host.tick(PCHANNEL)
+    with scan(
+        V0, All(), wal=deployment.wal, tail=deployment.host, filters=[inserts], until_tick=until, metrics=metrics
+    ) as found:
+        assert told("wal_scanner_total") == 1
+        units = list(found)
+    found.close()
+    assert told("wal_scanner_total") == 0
+    bodies = [body for unit in units for body in (unit.bodies if isinstance(unit, ImmutableTxn) else [unit])]
+    assert len(bodies) == 12
+    assert told("wal_scan_message_total", type="INSERT") == 12
+    assert told("wal_scan_message_total", type="COMMIT_TXN") == 1
+    assert told("wal_scan_message_bytes_total") >= sum(len(body.payload) for body in bodies)
+    left_out = told("wal_scan_pass_message_total")
+    assert left_out >= 2, "the other VChannel's"
+    with pytest.raises(WalGap):
+        found._pushed([judged(deployment.service).messages], 0)
+    assert told("wal_scan_time_tick_violation_message_total") == 1
+    assert told("wal_scan_pass_message_total") == left_out
 
 
 def test_an_open_transactions_bodies_come_whole_from_a_tick_in_its_middle(deployment: Deployment) -> None:

@@ -7,6 +7,7 @@ with Client.connect() as client:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
@@ -91,7 +92,13 @@ class Client(Closing):
             spool, self.settings, max_bytes=spool_bytes, on_rejected=on_rejected, metrics=metrics
         )
         producer = Producer(
-            self.append, self.coordinator, self.settings, producer_id=producer_id, reader=self._read_for, spool=sender
+            self.append,
+            self.coordinator,
+            self.settings,
+            producer_id=producer_id,
+            reader=self._read_for,
+            spool=sender,
+            metrics=metrics,
         )
         self._producers.append(producer)
         return producer
@@ -157,13 +164,21 @@ class Client(Closing):
             at = max(self.append.tick(name) for name in {pchannel_of(vchannel) for vchannel in collection.vchannels})
         return at, self.read(collection.name, at=at)
 
-    def read(self, name: str, *, at: int | datetime | None = None, deadline: float | None = None) -> pa.Table:
+    def read(
+        self,
+        name: str,
+        *,
+        at: int | datetime | None = None,
+        deadline: float | None = None,
+        metrics: Metrics | None = None,
+    ) -> pa.Table:
         """The rows of a collection at the tick (or moment) `at`; without one everything that was decided before the call.
 
         Has a tick appended on each PChannel of the collection, so that one on which nothing happens does not hold the read
         back, and waits up to `deadline` seconds (default: ``read_deadline``) for the streaming node to have come that far.
-        No JVM. Raises TickNotReached, TickTooOld, CollectionNotFound; :func:`millrace.tables.reader.read` is the same for Spark.
+        No JVM. `metrics` are told how long it took. Raises TickNotReached, TickTooOld, CollectionNotFound; :func:`millrace.tables.reader.read` is the same for Spark.
         """
+        began = time.perf_counter()
         collection = self.collection(name)
         tick = None if at is None else resolve_tick(at)
         seconds = self.settings.read_deadline if deadline is None else deadline
@@ -173,4 +188,7 @@ class Client(Closing):
                 f"the wal table does not hold all of {name!r} after {seconds:.1f} s: is the streaming node running"
                 " (`millrace status`)? Or read at an older tick"
             )
-        return read_arrow(self.settings, collection.id, at=tick, deadline=0.0, confirmed=confirmed)
+        rows = read_arrow(self.settings, collection.id, at=tick, deadline=0.0, confirmed=confirmed)
+        if metrics is not None:
+            metrics.read_duration_seconds.observe(time.perf_counter() - began)
+        return rows

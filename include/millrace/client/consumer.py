@@ -181,7 +181,10 @@ class Consumer(Closing):
             own: list[Filter] = [VChannels(vchannels)] if vchannels else []
 
             def opened(policy: DeliverPolicy, pchannel: str = pchannel, own: list[Filter] = own) -> Scan:
-                return scan(pchannel, policy, wal=wal, tail=tail, filters=[*own, *filters], until_tick=until_tick)
+                wanted = [*own, *filters]
+                return scan(
+                    pchannel, policy, wal=wal, tail=tail, filters=wanted, until_tick=until_tick, metrics=self._metrics
+                )
 
             found = self._scans[pchannel] = opened(start)
             self._places[pchannel] = _Place(found.confirmed_tick, seen=found.confirmed_tick)

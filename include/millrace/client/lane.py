@@ -34,6 +34,7 @@ from millrace.errors import (
 from millrace.log.server_pipeline import Pipeline
 from millrace.message.model import MutableMessage
 from millrace.message.wire import encode_entry
+from millrace.metrics import Metrics
 from millrace.node.append_host_outcome import AppendOutcome
 from millrace.settings import Settings
 from millrace.wal.reasons import Reason
@@ -100,7 +101,15 @@ class _Direct:
 class Lane:
     """Sends one producer's messages to one PChannel. Thread-safe: one delivery at a time, in the order they came."""
 
-    def __init__(self, appender: Appender, identity: Identity, settings: Settings, pchannel: str) -> None:
+    def __init__(
+        self,
+        appender: Appender,
+        identity: Identity,
+        settings: Settings,
+        pchannel: str,
+        *,
+        metrics: Metrics | None = None,
+    ) -> None:
         self.pchannel = pchannel
         self._appender = appender
         self._identity = identity
@@ -119,6 +128,7 @@ class Lane:
         self._unresolved: list[Sending] = []
         self._pipeline: Pipeline[AppendOutcome] | None = None
         self._closing = threading.Event()
+        self._retries = None if metrics is None else metrics.wal_append_retry_total.labels(pchannel)
 
     @property
     def unresolved(self) -> list[Sending]:
@@ -204,6 +214,8 @@ class Lane:
                     failure = self._mend(again, failures, attempts, stamped)
                 if failure is not None:
                     self._pause(failure, failures, attempts)
+                if self._retries is not None:
+                    self._retries.inc()
         finally:
             self._unresolved = [sending for sending in (*(each for each, _ in flight), *again) if sending.open]
 

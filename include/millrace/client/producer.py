@@ -43,6 +43,7 @@ from millrace.closing import Closing
 from millrace.coord.store import Collection, pchannel_of
 from millrace.errors import InvalidArgument
 from millrace.message.model import MutableMessage
+from millrace.metrics import Metrics
 from millrace.settings import Settings
 
 Reader = Callable[[Collection, int | None], tuple[int, pa.Table]]
@@ -74,7 +75,9 @@ class Producer(Closing):
         producer_id: int | None = None,
         reader: Reader | None = None,
         spool: SpoolSender | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
+        self._metrics = metrics
         self._append = append
         self._terms = terms
         self._settings = settings
@@ -256,7 +259,9 @@ class Producer(Closing):
         with self._guard:
             lane = self._lanes.get(pchannel)
             if lane is None:
-                lane = self._lanes[pchannel] = Lane(self._append, self._identity, self._settings, pchannel)
+                lane = self._lanes[pchannel] = Lane(
+                    self._append, self._identity, self._settings, pchannel, metrics=self._metrics
+                )
             return lane
 
     def _send_to(self, pchannel: str, messages: list[MutableMessage]) -> Written:

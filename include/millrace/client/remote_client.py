@@ -132,7 +132,9 @@ class RemoteClient(Closing):
         sender = SpoolSender.wanted(
             spool, self.settings, max_bytes=spool_bytes, on_rejected=on_rejected, metrics=metrics
         )
-        producer = Producer(self.append, self.coordinator, self.settings, producer_id=producer_id, spool=sender)
+        producer = Producer(
+            self.append, self.coordinator, self.settings, producer_id=producer_id, spool=sender, metrics=metrics
+        )
         self._producers.append(producer)
         return producer
 

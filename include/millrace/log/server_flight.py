@@ -71,6 +71,10 @@ class Extension(Protocol):
         """Answer an action of type `name/...`; one bytes object a result."""
         ...
 
+    def truncated(self, pchannel: str, freed: int) -> None:
+        """A caller had a PChannel's log give up so many bytes."""
+        ...
+
     def close(self) -> None:
         """Stop. The log is still open, and takes no more appends from streams; called once."""
         ...
@@ -436,11 +440,17 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     def _act_truncate(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.entered():
             freed = self._open(_name(request, "pchannel")).truncate(log_id(request.get("position")))
-        return {"freed": freed}
+        return self._freed(request, freed)
 
     def _act_retain(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.entered():
-            return {"freed": self._keeper(request).enforce_retention(allowed=log_id(request.get("allowed")))}
+            freed = self._keeper(request).enforce_retention(allowed=log_id(request.get("allowed")))
+        return self._freed(request, freed)
+
+    def _freed(self, request: dict[str, Any], freed: int) -> dict[str, Any]:
+        for extension in self._extensions.values():
+            extension.truncated(_name(request, "pchannel"), freed)
+        return {"freed": freed}
 
     def _act_verify(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.entered():

@@ -87,7 +87,7 @@ class Follower:
         self._error: MillraceError | None = None
         self._fenced: LogFenced | None = None
         self._stopping = threading.Event()
-        self._chain = Chain()
+        self._chain = Chain() if self._metrics is None else Chain(around=self._metrics.timed)
         self._ticked = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"follow-{self.pchannel}", daemon=True)
         self._thread.start()
@@ -217,6 +217,8 @@ class Follower:
                 self._record_end()
                 if not checked:
                     check_not_regressed(self._log, self._state)
+                    if self._metrics is not None:
+                        self._metrics.recovering(self._position, end=self._log.describe().end)
                     checked = True
                 self._step()
             except MillraceError as error:
@@ -265,7 +267,7 @@ class Follower:
             confirmed_before=before.first_open_begin(),
         )
         if self._metrics is not None:
-            self._metrics.decided(outcome)
+            self._metrics.decided(outcome, before)
         # First to the tail: a message whose result is known can be tailed.
         self.tail.publish(outcome.messages, confirmed_tick=outcome.state.last_tick, bytes=value_bytes(entries.batch))
         self._publish(decisions, outcome.state)

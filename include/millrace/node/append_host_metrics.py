@@ -2,17 +2,64 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from millrace.metrics import Metrics
+from millrace.message.bodies import parse_body
+from millrace.message.ids import LogId, tick_physical_ms
+from millrace.message.types import MessageType
+from millrace.metrics import Metrics, observe_all
 from millrace.wal.chain import Outcome
+from millrace.wal.interceptors import Interceptor, Proceed
+from millrace.wal.run import Decided, Row, Run
 from millrace.wal.state import ChannelState
 
 ACCEPTED = "accepted"
 REJECTED = "rejected"
+
+_ENDS: Final = {"COMMIT_TXN", "ROLLBACK_TXN"}
+_CONTROL: Final = _ENDS | {"BEGIN_TXN", "FLUSH"}
+
+
+class TimedLink:
+    """A link of the chain, and the seconds it took beside those further in, since they were last asked for."""
+
+    def __init__(self, link: Interceptor) -> None:
+        self.name = link.name
+        self._link = link
+        self._seconds = 0.0
+
+    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+        inside = 0.0
+
+        def onward(run: Run) -> None:
+            nonlocal inside
+            start = time.perf_counter()
+            proceed(run)
+            inside += time.perf_counter() - start
+
+        start = time.perf_counter()
+        self._link.decide(state, run, onward)
+        self._seconds += time.perf_counter() - start - inside
+
+    def evolve(self, state: ChannelState, rows: Decided) -> None:
+        start = time.perf_counter()
+        self._link.evolve(state, rows)
+        self._seconds += time.perf_counter() - start
+
+    def evolve_one(self, state: ChannelState, row: Row) -> None:
+        start = time.perf_counter()
+        self._link.evolve_one(state, row)
+        self._seconds += time.perf_counter() - start
+
+    def taken(self) -> float:
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
 
 class HostMetrics:
@@ -29,7 +76,28 @@ class HostMetrics:
         self._txns = metrics.wal_inflight_txn.labels(pchannel)
         self._rows = metrics.wal_growing_segment_rows_total.labels(pchannel)
         self._bytes = metrics.wal_growing_segment_bytes.labels(pchannel)
+        self._message_bytes = metrics.wal_append_message_bytes.labels(pchannel)
+        self._replayed = metrics.recovery_replayed_message_total.labels(pchannel)
+        self._links: list[TimedLink] = []
+        self._recovering: tuple[LogId, float] | None = None
         metrics.wal_parked.labels(pchannel).set(0)
+
+    def timed(self, link: Interceptor) -> Interceptor:
+        """`link` of this PChannel's chain, with its time counted."""
+        timed = TimedLink(link)
+        self._links.append(timed)
+        return timed
+
+    def recovering(self, position: LogId, *, end: LogId) -> None:
+        """The host begins at `position`, and what its log holds up to `end` was appended before."""
+        self._recovering = (end, time.perf_counter())
+        self._recovered(position)
+
+    def _recovered(self, position: LogId) -> None:
+        if self._recovering is not None and position >= self._recovering[0]:
+            seconds = time.perf_counter() - self._recovering[1]
+            self._metrics.recovery_duration_seconds.labels(self._pchannel).observe(seconds)
+            self._recovering = None
 
     def appended(self, seconds: float, *, bytes: int) -> None:
         """The log acknowledged an append."""
@@ -40,15 +108,46 @@ class HostMetrics:
         """An append has its result."""
         self._duration.observe(seconds)
 
-    def decided(self, outcome: Outcome) -> None:
-        """A run of the chain was decided."""
+    def decided(self, outcome: Outcome, before: ChannelState) -> None:
+        """A run of the chain was decided, from the state `before` it."""
         metrics, pchannel = self._metrics, self._pchannel
+        for link in self._links:
+            metrics.wal_interceptor_duration_seconds.labels(pchannel, link.name).observe(link.taken())
+        if self._recovering is not None:
+            self._replayed.inc(outcome.messages.num_rows + outcome.rejections.num_rows)
+            self._recovered(outcome.state.position)
+        control = False
         for rows, status in ((outcome.messages, ACCEPTED), (outcome.rejections, REJECTED)):
+            if rows.num_rows:
+                sizes = pc.binary_length(rows.column("payload")).fill_null(0)
+                observe_all(self._message_bytes, sizes.to_numpy(zero_copy_only=False).astype(np.float64))
             for name, count in _counts(rows, "type"):
                 metrics.wal_append_message_total.labels(pchannel, name, status).inc(count)
+                control |= status == ACCEPTED and name in _CONTROL
+        if control:
+            self._ended(outcome.messages, before)
         for name, count in _counts(outcome.rejections, "reason"):
             metrics.wal_rejected_message_total.labels(pchannel, name).inc(count)
         self._stands(outcome.state)
+
+    def _ended(self, messages: pa.RecordBatch, before: ChannelState) -> None:
+        """Transactions that ended, and segments that were flushed."""
+        begun = {
+            (name, txn.id): txn.begin_tick for name, each in before.vchannels.items() for txn in each.txns.values()
+        }
+        wanted = pc.is_in(messages.column("type").cast(pa.utf8()), pa.array(sorted(_CONTROL)))
+        columns = ["type", "vchannel", "txn_id", "time_tick", "detail", "payload"]
+        for row in messages.select(columns).filter(wanted).to_pylist():
+            place = (row["vchannel"], row["txn_id"])
+            if row["type"] == "BEGIN_TXN":
+                begun[place] = row["time_tick"]
+            elif row["type"] == "FLUSH":
+                policy = parse_body(MessageType.FLUSH, row["payload"])["policy"]
+                self._metrics.wal_segment_assign_flushed_segment_total.labels(self._pchannel, policy).inc()
+            elif place in begun:
+                how = "committed" if row["type"] == "COMMIT_TXN" else row["detail"] or "rolled back"
+                seconds = (tick_physical_ms(row["time_tick"]) - tick_physical_ms(begun[place])) / 1000
+                self._metrics.wal_txn_duration_seconds.labels(self._pchannel, how).observe(seconds)
 
     def _stands(self, state: ChannelState) -> None:
         self._allocated.set(state.last_tick)

@@ -173,6 +173,10 @@ class AppendExtension:
                 raise NotTaken from None
             raise
 
+    def truncated(self, pchannel: str, freed: int) -> None:
+        if self._host.metrics is not None:
+            self._host.metrics.truncated_bytes_total.labels(pchannel).inc(freed)
+
     def close(self) -> None:
         self._closing = True
         for helper in (self._retention, self._flow, self._catalog):
@@ -299,7 +303,7 @@ def append_extension(service: LogService, folder: Path) -> AppendExtension:
     settings = replace(settings, data_dir=wal.parent)
     retention = None
     if wanted(settings):
-        retention = LogRetention(settings, service)
+        retention = LogRetention(settings, service, metrics=host.metrics)
         retention.start()
     flow = FlowMonitor(settings, host, service, metrics=host.metrics)
     flow.start()

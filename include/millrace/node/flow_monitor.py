@@ -185,7 +185,10 @@ class FlowMonitor(Periodic):
             checkpoints = self._checkpoints()
             flushed = all(name in checkpoints and checkpoints[name].time_tick >= tick for name, tick in ticks.items())
             if WalTable.exists(self._settings.wal_path):
-                freed += sum(each.freed_bytes for each in truncate_log(self._settings, self._service))
+                for each in truncate_log(self._settings, self._service):
+                    freed += each.freed_bytes
+                    if self._metrics is not None:
+                        self._metrics.truncated_bytes_total.labels(each.pchannel).inc(each.freed_bytes)
             if flushed or time.monotonic() >= end or self._closed.wait(PAUSE):
                 return freed
 

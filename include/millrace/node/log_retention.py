@@ -16,6 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 from millrace.failpoint import hit
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
+from millrace.metrics import Metrics
 from millrace.node.periodic import Periodic
 from millrace.node.removal import removing
 from millrace.node.truncation import allowed_position
@@ -94,14 +95,19 @@ class LogRetention(Periodic):
         *,
         pause: float = PAUSE,
         passed: Callable[[], None] = lambda: None,
+        metrics: Metrics | None = None,
     ) -> None:
         super().__init__(name="log-retention", pause=pause)
         self._settings = settings
         self._service = service
         self._passed = passed
+        self._metrics = metrics
 
     def work(self) -> None:
         freed = enforce(self._settings, self._service)
+        if self._metrics is not None:
+            for pchannel, size in freed.items():
+                self._metrics.truncated_bytes_total.labels(pchannel).inc(size)
         if any(freed.values()):
             _log.info("retention gave up %s bytes of the log", freed)
         self._passed()

@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.closing import Closing
-from millrace.errors import InvalidArgument
+from millrace.errors import InvalidArgument, WalGap
 from millrace.message.ids import MessageId, tick_physical_ms
 from millrace.message.model import ImmutableMessage
+from millrace.metrics import Metrics
 from millrace.node.tail_buffer import Evicted, Tailed
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.wal.scanner import (
@@ -67,6 +68,7 @@ def scan(
     tail: TailSource,
     filters: Sequence[Filter] = (),
     until_tick: int | None = None,
+    metrics: Metrics | None = None,
 ) -> Scan:
     """Units of a PChannel, or of a VChannel (`<pchannel>_<collection id>v<n>`), in tick order; `policy` is All by default.
 
@@ -75,7 +77,9 @@ def scan(
     """
     pchannel, is_vchannel = _pchannel(channel)
     own = [VChannels({channel})] if is_vchannel else []
-    return Scan(pchannel, policy or All(), wal=wal, tail=tail, filters=[*own, *filters], until_tick=until_tick)
+    return Scan(
+        pchannel, policy or All(), wal=wal, tail=tail, filters=[*own, *filters], until_tick=until_tick, metrics=metrics
+    )
 
 
 class Scan(Closing):
@@ -90,8 +94,10 @@ class Scan(Closing):
         tail: TailSource,
         filters: Sequence[Filter],
         until_tick: int | None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._pchannel = pchannel
+        self._metrics = metrics
         self._tail = tail
         self._until = until_tick
         self._closed = threading.Event()
@@ -109,6 +115,8 @@ class Scan(Closing):
         """Every row up to this tick was pushed, or lies before the start."""
         self._delivered = after
         self._table = self._catch_up(start)
+        if metrics is not None:
+            metrics.wal_scanner_total.labels(pchannel).inc()
 
     @property
     def confirmed_tick(self) -> int:
@@ -145,6 +153,8 @@ class Scan(Closing):
 
     def close(self) -> None:
         """End the scan; who waits in it returns within a second. Idempotent."""
+        if self._metrics is not None and not self._closed.is_set():
+            self._metrics.wal_scanner_total.labels(self._pchannel).dec()
         self._closed.set()
 
     # --- where it begins ------------------------------------------------------------------------------------------------
@@ -225,16 +235,31 @@ class Scan(Closing):
 
     def _pushed(self, pieces: Sequence[pa.Table | pa.RecordBatch], through: int) -> pa.Table | None:
         """Push rows, after which every row up to tick `through` is pushed."""
-        visible = [self._scanner.push(piece) for piece in pieces]
+        left_out = self._scanner.left_out
+        try:
+            visible = [self._scanner.push(piece) for piece in pieces]
+        except WalGap:
+            if self._metrics is not None:
+                self._metrics.wal_scan_time_tick_violation_message_total.labels(self._pchannel).inc()
+            raise
         self._seen = max(self._seen, through)
         self._delivered = max(self._delivered, through)
         parts = [part for part in visible if part.num_rows]
-        if not parts:
-            return None
-        rows = pa.concat_tables(parts) if len(parts) > 1 else parts[0]
-        if self._until is not None and through > self._until:
+        rows = pa.concat_tables(parts) if parts else None
+        if rows is not None and self._until is not None and through > self._until:
             rows = rows.filter(pc.less_equal(rows.column(VISIBLE_TICK), self._until))
+        if self._metrics is not None:
+            self._count(self._metrics, rows, self._scanner.left_out - left_out)
         return rows
+
+    def _count(self, metrics: Metrics, rows: pa.Table | None, left_out: int) -> None:
+        metrics.wal_scan_pass_message_total.labels(self._pchannel).inc(left_out)
+        metrics.wal_scanner_txn_buf_bytes.labels(self._pchannel).set(self._scanner.held_bytes)
+        if rows is not None and rows.num_rows:
+            for each in pc.value_counts(rows.column("type").cast(pa.utf8())).to_pylist():
+                metrics.wal_scan_message_total.labels(self._pchannel, each["values"]).inc(each["counts"])
+            size = pc.sum(pc.binary_length(rows.column("payload"))).as_py() or 0
+            metrics.wal_scan_message_bytes_total.labels(self._pchannel).inc(size)
 
     def _catch_up(self, start: MessageId | None) -> Iterator[pa.Table] | None:
         if self._snapshot is None:

@@ -6,6 +6,7 @@ clock, draws a random number or knows a host: docs/chain.md is the specification
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,9 +46,11 @@ class Outcome:
 class Chain:
     """redo → lock → timetick (with the transaction manager) → shard. Stateless: a caller may share one among PChannels."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, around: Callable[[Interceptor], Interceptor] = lambda link: link) -> None:
+        """`around` may put something around each link that watches it."""
         txns = TxnManager()
-        self._links: tuple[Interceptor, ...] = (Redo(), Lock(), TimeTick(), txns, Shard(txns))
+        links: tuple[Interceptor, ...] = (Redo(), Lock(), TimeTick(), txns, Shard(txns))
+        self._links = tuple(map(around, links))
 
     def process(self, state: ChannelState, entries: LogEntries) -> Outcome:
         """Judge `entries`, which must begin at ``state.position``. `state` itself is left as it is.

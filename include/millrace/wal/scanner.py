@@ -163,6 +163,8 @@ class Scanner:
         self._types = None if types is None else pa.array([kind.name for kind in types], pa.utf8())
         self._buffer = TxnBuffer(after_tick=after_tick)
         self._last_tick = 0
+        self.left_out = 0
+        """Messages that the filters let not through, so far."""
 
     @property
     def last_tick(self) -> int:
@@ -179,7 +181,8 @@ class Scanner:
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         self._follow(table)
         if self._names is not None:
-            table = table.filter(pc.is_in(_names(table, "vchannel"), self._names))
+            pushed, table = table, table.filter(pc.is_in(_names(table, "vchannel"), self._names))
+            self.left_out += pushed.num_rows - table.num_rows
         visible = self._buffer.push(table)
         if visible.num_rows == 0:
             return visible
@@ -189,7 +192,8 @@ class Scanner:
             visible = visible.filter(pc.invert(silent))
             kinds = _names(visible, "type")
         if visible.num_rows and (self._types is not None or self._first_id is not None):
-            visible = visible.filter(pa.array(self._passing(visible, kinds)))
+            whole, visible = visible, visible.filter(pa.array(self._passing(visible, kinds)))
+            self.left_out += whole.num_rows - visible.num_rows
         return visible
 
     def _follow(self, table: pa.Table) -> None:
