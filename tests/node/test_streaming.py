@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,6 +125,23 @@ def _polls(query: StreamingQuery) -> int:
     """Grows with each progress report; an idle query reports now and then."""
     last = query.lastProgress
     return 0 if last is None else hash(last.timestamp)
+
+
+@pytest.mark.spark
+def test_queries_are_said_to_run_once_spark_has_what_they_need(spark: SparkSession, deployment: Deployment) -> None:
+    from millrace.node.streaming import await_queries
+
+    query, stop = start(spark, deployment), threading.Event()
+    seen: list[str] = []
+
+    def begun() -> None:
+        seen.append(query.status["message"])
+        stop.set()
+
+    await_queries([query], stop=stop, poll=0.01, begun=begun)
+    (status,) = seen
+    assert "Initializing" not in status
+    assert not query.isActive
 
 
 @pytest.mark.spark

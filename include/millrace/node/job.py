@@ -94,9 +94,8 @@ def _run(
     try:
         for turn in [[query] for query in queries] if available_now else [queries]:
             started = [start(turn, place) for place in range(len(turn))]
-            if not available_now:
-                write_started(settings, app_name)
-            await_queries(started, stop=stop, beat=beat, restart=partial(start, turn))
+            begun = None if available_now else partial(write_started, settings, app_name)
+            await_queries(started, stop=stop, beat=beat, restart=partial(start, turn), begun=begun)
         if stop.is_set():  # a failed query raises above, so this was a signal
             asked.set()
     finally:

@@ -174,10 +174,11 @@ def await_queries(
     poll: float = 0.2,
     beat: Callable[[Sequence[StreamingQuery]], None] | None = None,
     restart: Callable[[int], StreamingQuery] | None = None,
+    begun: Callable[[], None] | None = None,
 ) -> None:
     """Wait until every query has ended, one has failed, or `stop` is set; then stop what still runs, between two batches.
 
-    `beat` is called with them at each look. `restart` starts the query at a place anew, where Spark gave it up before it
+    `beat` is called with them at each look, `begun` once, when all of them have come to their first look for data. `restart` starts the query at a place anew, where Spark gave it up before it
     began: a Python worker must come up within 10 s, which no setting changes, and on a busy machine one may not. That is done a
     few times. Raises the failed query's StreamingQueryException.
     """
@@ -195,6 +196,9 @@ def await_queries(
                 stop.set()
         if not any(query.isActive for query in running):
             break
+        if begun is not None and all(map(_runs, running)):
+            begun()
+            begun = None
         if beat is not None:
             beat(running)
         stop.wait(poll)
@@ -202,6 +206,11 @@ def await_queries(
         stop_between_batches(query)
     for query in running:
         query.awaitTermination()
+
+
+def _runs(query: StreamingQuery) -> bool:
+    """Whether Spark has what the query needs (the workers of its sources among it)."""
+    return query.isActive and not query.status["message"].startswith("Initializing")
 
 
 def stop_between_batches(query: StreamingQuery, *, deadline: float = 30.0) -> None:
