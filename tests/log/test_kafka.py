@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -167,8 +168,9 @@ def test_any_kafka_client_reads_and_writes_the_same_entries(service: Kafka) -> N
     assert values == [b"ours", b"theirs"]
 
 
-def test_an_append_beside_another_writer_gets_the_ids_of_its_own_entries(service: Kafka) -> None:
-    log, topic = service.open("p"), service.settings.topic("p")
+@contextmanager
+def intruder(topic: str) -> Iterator[None]:
+    """Somebody else who writes to a topic all the while."""
     producer, stop = plain_producer(), threading.Event()
 
     def intrude() -> None:
@@ -176,17 +178,23 @@ def test_an_append_beside_another_writer_gets_the_ids_of_its_own_entries(service
             producer.produce(topic, b"theirs", partition=0)
             producer.poll(0.001)
 
-    intruder = threading.Thread(target=intrude)
-    intruder.start()
+    writing = threading.Thread(target=intrude)
+    writing.start()
     try:
-        ours = {}
+        yield
+    finally:
+        stop.set()
+        writing.join(DEADLINE)
+        producer.flush(DEADLINE)
+
+
+def test_an_append_beside_another_writer_gets_the_ids_of_its_own_entries(service: Kafka) -> None:
+    log = service.open("p")
+    ours = {}
+    with intruder(service.settings.topic("p")):
         for number in range(200):
             values = [b"%d.%d" % (number, index) for index in range(5)]
             ours |= dict(zip(log.append(values), values, strict=True))
-    finally:
-        stop.set()
-        intruder.join(DEADLINE)
-        producer.flush(DEADLINE)
     entries = dict(read_all(log))
     assert {entry_id: entries[entry_id] for entry_id in ours} == ours
     assert len(entries) > len(ours)
@@ -195,27 +203,14 @@ def test_an_append_beside_another_writer_gets_the_ids_of_its_own_entries(service
 def test_values_of_one_append_between_which_another_writer_wrote_are_looked_up(service: Kafka) -> None:
     """Reports are asked of some values alone (a hundred bytes each: of every 600th or so); the others are in between."""
     service.create("shared")
-    log, topic = service.open("shared"), service.settings.topic("shared")
-    producer, stop = plain_producer(), threading.Event()
-
-    def intrude() -> None:
-        while not stop.is_set():
-            producer.produce(topic, b"theirs", partition=0)
-            producer.poll(0.001)
-
-    intruder = threading.Thread(target=intrude)
-    intruder.start()
-    answers: list[tuple[list[LogId], list[bytes]]] = []
-    try:
-        until = time.monotonic() + DEADLINE
+    log = service.open("shared")
+    answers: list[tuple[Sequence[LogId], list[bytes]]] = []
+    until = time.monotonic() + DEADLINE
+    with intruder(service.settings.topic("shared")):
         while not any(len(values) <= ids[-1].entry - ids[0].entry for ids, values in answers) or len(answers) < 3:
             assert time.monotonic() < until, "nobody ever wrote between values of one append"
             values = [b"%d.%d" % (len(answers), index) + b"-" * 100 for index in range(30_000)]
             answers.append((log.append(values), values))
-    finally:
-        stop.set()
-        intruder.join(DEADLINE)
-        producer.flush(DEADLINE)
     entries = dict(read_all(log))
     for ids, values in answers:
         assert [entries[each] for each in ids] == values
