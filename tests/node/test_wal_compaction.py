@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -84,20 +85,39 @@ def test_a_compaction_that_a_commit_overtakes_gives_way(table: WalTable) -> None
     assert contents(table)[1] == list(range(1, 18))
 
 
+class Killed(BaseException):
+    pass
+
+
+def dies_at(place: str) -> Callable[[str], None]:
+    def seam(name: str) -> None:
+        if name == place:
+            raise Killed
+
+    return seam
+
+
+def test_a_committer_that_dies_behind_its_compaction_leaves_every_row_once_and_the_next_goes_on(
+    table: WalTable,
+) -> None:
+    commit(table, range(1, 17))
+    dying = Committer(WalTable.open(table.path), compact_commits=1, seam=dies_at("compaction.done"))
+    with pytest.raises(Killed):
+        dying.commit([inserts(table.path, dying.table.position("p0"), 17)])
+    reopened = WalTable.open(table.path)
+    assert len(live_files(reopened.delta)) < 17, "the compaction stands"
+    assert contents(reopened)[1] == list(range(1, 18))
+    commit(reopened, range(18, 40))
+    assert contents(reopened)[1] == list(range(1, 40))
+
+
 def test_a_death_between_merging_and_committing_leaves_the_table_as_it_was(
     table: WalTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(table, range(1, 17))
     before = contents(table)
 
-    class Killed(BaseException):
-        pass
-
-    def die(name: str) -> None:
-        if name == "compaction.merged":
-            raise Killed
-
-    monkeypatch.setattr("millrace.node.wal_compaction.hit", die)
+    monkeypatch.setattr("millrace.node.wal_compaction.hit", dies_at("compaction.merged"))
     with pytest.raises(Killed):
         compact_once(table.delta, table.path)
     monkeypatch.undo()
