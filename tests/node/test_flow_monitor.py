@@ -133,7 +133,7 @@ def test_a_disk_that_runs_full_is_flushed_and_the_log_truncated_before_anything_
     slow = settings.flow_disk_slow
     free_is(monkeypatch, [slow - 1, slow * 2])  # as if truncation had made that much room
     before = engine.open(P).describe()
-    stop = threading.Event()
+    stop, metrics = threading.Event(), Metrics()
 
     def flusher() -> None:
         while not stop.wait(0.05):
@@ -143,7 +143,7 @@ def test_a_disk_that_runs_full_is_flushed_and_the_log_truncated_before_anything_
     working = threading.Thread(target=flusher)
     working.start()
     try:
-        monitor = FlowMonitor(settings, host, engine)
+        monitor = FlowMonitor(settings, host, engine, metrics=metrics)
         monitor.look()
         monitor.await_relief(timeout=30)
         mode = monitor.look()
@@ -154,6 +154,7 @@ def test_a_disk_that_runs_full_is_flushed_and_the_log_truncated_before_anything_
     after = engine.open(P).describe()
     assert after.begin > before.begin
     assert after.bytes < before.bytes
+    assert metrics.registry.get_sample_value("millrace_truncated_bytes_total", {"pchannel": P})
     assert mode is Mode.RECOVERY
     assert monitor.control.describe()["readings"][DISK] == slow * 2
     assert read_arrow(settings, 1).num_rows == 20

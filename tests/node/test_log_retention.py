@@ -9,6 +9,7 @@ import pytest
 
 from millrace.log.rocksmq import RocksMQ
 from millrace.message.ids import EARLIEST
+from millrace.metrics import Metrics
 from millrace.node import log_retention
 from millrace.node.flusher_run import flush
 from millrace.node.log_retention import LogRetention, enforce, wanted
@@ -98,7 +99,8 @@ def test_a_death_around_it_loses_nothing(settings: Settings, moment: str, monkey
 
 def test_the_owner_of_the_log_enforces_it_again_and_again(settings: Settings, engine: RocksMQ) -> None:
     passed = threading.Semaphore(0)
-    retention = LogRetention(settings, engine, pause=0.01, passed=passed.release)
+    metrics = Metrics()
+    retention = LogRetention(settings, engine, pause=0.01, passed=passed.release, metrics=metrics)
     retention.start()
     assert passed.acquire(timeout=20)
     assert engine.open(P).describe().begin == EARLIEST
@@ -110,4 +112,5 @@ def test_the_owner_of_the_log_enforces_it_again_and_again(settings: Settings, en
         assert passed.acquire(timeout=20)
     retention.close()
     assert engine.open(P).describe().begin > EARLIEST
+    assert (metrics.registry.get_sample_value("millrace_truncated_bytes_total", {"pchannel": P}) or 0) >= 1 << 20
     retention.close()
