@@ -181,18 +181,33 @@ class Page:
         return str(self.evaluate("document.body ? document.body.innerText : ''"))
 
     def click(self, element: str) -> None:
-        """Click the element that the expression `element` gives, with the mouse, once it is there and stands still."""
+        """Click the element that the expression `element` gives, with the mouse, once it is there, uncovered, and stands still."""
         box = (
             f"(() => {{ const it = {element}; if (!it || it.disabled) return null; it.scrollIntoView({{block: 'nearest'}});"
-            " const box = it.getBoundingClientRect(); return box.width ? [box.x + box.width / 2, box.y + box.height / 2] : null; })()"
+            " const box = it.getBoundingClientRect(), place = [box.x + box.width / 2, box.y + box.height / 2];"
+            " const top = box.width ? it.ownerDocument.elementFromPoint(...place) : null;"
+            " return top && (it.contains(top) || top.contains(it)) ? place : null; })()"
         )
         before = None
         end = time.monotonic() + 45
         while (found := self.wait(box, what=f"{element} can be clicked")) != before:
             assert time.monotonic() < end, f"{element} does not stand still"
             before = found
+            time.sleep(0.1)  # between two looks at where it is
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, x=found[0], y=found[1], button="left", clickCount=1)
+
+    def click_until(self, element: str, expression: str, *, seconds: float = 45.0) -> None:
+        """Click, and again while nothing comes of it, as a person does: a page that is just being replaced takes no click."""
+        end = time.monotonic() + seconds
+        while True:
+            self.click(element)
+            try:
+                self.wait(expression, seconds=5.0)
+                return
+            except AssertionError:
+                if time.monotonic() >= end:
+                    raise
 
     def type(self, element: str, text: str) -> None:
         """Put `text` into a field in place of what it holds, as a person types it."""

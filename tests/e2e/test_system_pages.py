@@ -39,7 +39,7 @@ def page(tmp_path: Path, airflow: Airflow, demo: None) -> Iterator[Page]:
 
 
 def test_airflow_shows_the_pages_within_itself(page: Page) -> None:
-    page.click(link("Millrace"))
+    page.click_until(link("Millrace"), "document.querySelector('iframe')")
     page.wait(f"{FRAME}.body.innerText.includes('PChannels') && {FRAME}.body.innerText.includes('dml_0')")
     page.wait(f"{FRAME}.querySelectorAll('svg[data-series] path').length > 2", what="the charts are drawn")
 
