@@ -176,7 +176,8 @@ class Client(Closing):
 
         Has a tick appended on each PChannel of the collection, so that one on which nothing happens does not hold the read
         back, and waits up to `deadline` seconds (default: ``read_deadline``) for the streaming node to have come that far.
-        No JVM. `metrics` are told how long it took. Raises TickNotReached, TickTooOld, CollectionNotFound; :func:`millrace.tables.reader.read` is the same for Spark.
+        No JVM. `metrics` are told how long it took. Raises TickNotReached, TickTooOld, CollectionNotFound;
+        :func:`millrace.tables.reader.read` is the same for Spark.
         """
         began = time.perf_counter()
         collection = self.collection(name)
