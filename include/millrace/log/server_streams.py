@@ -27,7 +27,7 @@ INBOX_BYTES: Final = 64 << 20
 """What the server holds of one stream before it stops reading from it."""
 
 Append = Callable[[pa.LargeBinaryArray], Sequence[LogId]]
-"""Appends one atomic batch; its ids, as a range where they are entries of ledger 0. Raises NotTaken: the server is stopping."""
+"""Appends one atomic batch; its ids. Raises NotTaken: the server is stopping."""
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from millrace.wal.state import ChannelState
 ACCEPTED = "accepted"
 REJECTED = "rejected"
 
-_ENDS: Final = {"COMMIT_TXN", "ROLLBACK_TXN"}
-_CONTROL: Final = _ENDS | {"BEGIN_TXN", "FLUSH"}
+_CONTROL: Final = frozenset({"BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "FLUSH"})
 
 
 class TimedLink:
