@@ -44,15 +44,20 @@ def ask(create: Callable[[], Any]) -> None:
     """Create a backfill, again where Airflow's SQLite was locked: Airflow takes back what it has made then, for a retry.
 
     Each of its runs is a transaction there that reads before it writes, and fails at once where another process wrote in between.
+    A backfill whose runs have all ended counts as running until the scheduler looks again, each half minute.
     """
-    for left in reversed(range(5)):
+
+    def created() -> bool:
         try:
             create()
-            return
         except (AirflowUnavailable, AssertionError) as error:
             locked = "database is locked" in str(error) or getattr(error, "status", None) == 503
-            if not locked or not left:
+            if not locked and "already a running backfill" not in str(error):
                 raise
+            return False
+        return True
+
+    until(created, seconds=120, what="Airflow takes the backfill")
 
 
 def slices(system: System) -> dict[Any, str]:
