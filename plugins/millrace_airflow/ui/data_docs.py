@@ -38,6 +38,8 @@ _SWITCHED_OFF: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """What the policy would block, and a browser complain of: scripts, and what other machines serve. The policy is the guard."""
+_HANDLER: Final = re.compile(r"""(<[^<>]*?)\son[a-z]+\s*=\s*(?:"[^"]*"|'[^']*')""", re.IGNORECASE)
+"""The same of what a tag would run when it is clicked."""
 
 
 def router(observer: Observer) -> APIRouter:
@@ -52,9 +54,8 @@ def router(observer: Observer) -> APIRouter:
         media, headers = MEDIA[file.suffix.lower()], {"Content-Security-Policy": POLICY}
         if media != "text/html":
             return FileResponse(file, media_type=media, headers=headers)
-        return Response(
-            _SWITCHED_OFF.sub("", file.read_text(encoding="utf-8", errors="replace")), media_type=media, headers=headers
-        )
+        page = _SWITCHED_OFF.sub("", file.read_text(encoding="utf-8", errors="replace"))
+        return Response(_HANDLER.sub(r"\1", page), media_type=media, headers=headers)
 
     return made
 

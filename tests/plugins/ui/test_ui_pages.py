@@ -177,7 +177,8 @@ def test_data_docs_are_files_of_their_folder_without_scripts(site: Site, world: 
     assert site.fault("data-docs/index.html") == (404, "NOT_FOUND")
     (folder / "validations").mkdir(parents=True)
     foreign = '<link rel="stylesheet" href="https://elsewhere.example/a.css"><img src="//elsewhere.example/b.png">'
-    (folder / "index.html").write_text(f"<html>{HOSTILE}{foreign}<p>rows</p></html>")
+    clicked = '<button class="all" onclick="showAll(1)" id=\'b\'>All</button>'
+    (folder / "index.html").write_text(f"<html>{HOSTILE}{foreign}<p>rows</p>{clicked}</html>")
     (folder / "secret.json").write_text("{}")
     (folder.parent / "outside.html").write_text("outside")
     (folder / "link.html").symlink_to(folder.parent / "outside.html")
@@ -186,6 +187,7 @@ def test_data_docs_are_files_of_their_folder_without_scripts(site: Site, world: 
     assert "<p>rows</p>" in answer.text
     assert "elsewhere" not in answer.text
     assert "<script" not in answer.text
+    assert """<button class="all" id='b'>All</button>""" in answer.text
     assert "script-src" not in answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     for path in ("secret.json", "link.html", "validations", "..%2Foutside.html", "%2Fetc%2Fpasswd", "a%00b.html"):
