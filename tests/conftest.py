@@ -6,6 +6,7 @@ The run itself is tested too: a process that it started, directly or not, and th
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,13 @@ class _Groups(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return _group(nodeid.partition("::")[0].removeprefix("tests/"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A process of several has a main module without a file, where pyspark takes itself for a doctest and exits."""
+    main = sys.modules["__main__"]
+    if not hasattr(main, "__file__"):
+        main.__file__ = str(Path(pytest.__file__).with_name("__main__.py"))
 
 
 @pytest.hookimpl(optionalhook=True)
