@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import _pulsar
 import pulsar
 import pytest
 
@@ -24,6 +25,7 @@ from millrace.errors import (
 from millrace.log.pulsar import PulsarLog, PulsarService
 from millrace.log.pulsar_names import topic_of
 from millrace.log.pulsar_settings import PulsarSettings
+from millrace.log.pulsar_writer import BATCH_BITS, PulsarWriter, Unknown, _Chunk
 from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST, LogId
 from tests import running_brokers
@@ -241,3 +243,18 @@ def test_brokers_that_are_not_there_are_unavailable_by_the_deadline() -> None:
         PulsarService(
             PulsarSettings.of("127.0.0.1:1/millrace/log", {"admin": "http://127.0.0.1:1", "operation_timeout": 1})
         )
+
+
+def test_a_batch_that_the_broker_had_already_has_no_id_in_any_of_its_messages() -> None:
+    """Sent again after a broken connection and dropped, it is acknowledged as ledger -1, its messages with their index."""
+    known = [(7, 3, 0), (7, 3, 1), (7, 3, 2)]
+    lost = [(-1, -1, 0), (-1, -1, 1), (-1, -1, 2)]
+    chunk = _Chunk(9, 0, lambda chunk: None)
+    for ledger, entry, index in [*known, *lost, (9, 0, 0), (9, 0, 1), (9, 0, 2)]:
+        chunk.callback(_pulsar.Result.Ok, _pulsar.MessageId(-1, ledger, entry, index))
+    ids: list[LogId | Unknown] = []
+    PulsarWriter.__new__(PulsarWriter)._collect(chunk, ids)
+    last = LogId(7, 3 << BATCH_BITS | 2)
+    assert ids[:3] == [LogId(7, 3 << BATCH_BITS | index) for index in range(3)]
+    assert ids[3:6] == [Unknown(last.following(), skip) for skip in range(3)]
+    assert ids[6:] == [LogId(9, index) for index in range(3)]

@@ -147,7 +147,9 @@ class PulsarWriter:
                 entry, following = entry + 1, index + 1
                 ids.append(made(LogId, (ledger, entry)))
                 continue
-            ledger, following = message_id.ledger_id(), index + 1
+            ledger = message_id.ledger_id()
+            # Without an id the next one of its batch has none either.
+            following = index + 1 if ledger >= 0 else -1
             if ledger >= 0:
                 entry = message_id.entry_id() << BATCH_BITS | max(0, index)
                 ids.append(LogId(ledger, entry))
