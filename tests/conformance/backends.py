@@ -63,6 +63,12 @@ def kafka(directory: Path) -> LogService:
     return open_service(f"kafka://{running_brokers.kafka().address}/{deployment_name(directory)}", BROKER_SETTINGS)
 
 
+def kafka_partitions(directory: Path) -> LogService:
+    """The same, where dml_0 is a partition of the deployment's topic; other PChannels have their own."""
+    settings = BROKER_SETTINGS | {"partitions": 2}
+    return open_service(f"kafka://{running_brokers.kafka().address}/{deployment_name(directory)}", settings)
+
+
 def pulsar(directory: Path) -> LogService:
     """A prefix of its own on the run's Pulsar, read and written without a server between."""
     broker = running_brokers.pulsar()
@@ -82,6 +88,7 @@ BACKENDS: dict[str, Callable[[Path], LogService]] = {
     "rocksmq behind an empty generation": lambda directory: behind_an_empty_generation(directory, embedded),
     "rocksmq switched under way": lambda directory: Switching(directory, open_backend=embedded),
     "kafka": kafka,
+    "kafka with partitions": kafka_partitions,
     "pulsar": pulsar,
 }
 
@@ -94,6 +101,8 @@ class Promises:
     """Its ids are (0, 0), (0, 1) and so on, so that EARLIEST may be an entry's id."""
     frees_at_once: bool = True
     """Truncation frees files before it returns, and says how much; a broker frees them later."""
+    destroys: bool = True
+    """dml_0 can be destroyed; a partition of a topic cannot, and that is refused."""
     one_owner: bool = True
     """While a service is open no other one opens over the same data; a broker lets them, and the terms decide."""
 
@@ -104,5 +113,6 @@ PROMISES: dict[str, Promises] = {
     "rocksmq behind an empty generation": Promises(),
     "rocksmq switched under way": Promises(),
     "kafka": Promises(dense=True, frees_at_once=False, one_owner=False),
+    "kafka with partitions": Promises(dense=True, frees_at_once=False, one_owner=False, destroys=False),
     "pulsar": Promises(frees_at_once=False, one_owner=False),
 }

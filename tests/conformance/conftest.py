@@ -44,5 +44,5 @@ def deployment(backend: str, tmp_path: Path) -> Iterator[Deployment]:
 
 @pytest.fixture
 def log(deployment: Deployment) -> Log:
-    deployment.service.create("pchannel_0")
-    return deployment.service.open("pchannel_0")
+    deployment.service.create("dml_0")
+    return deployment.service.open("dml_0")

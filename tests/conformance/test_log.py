@@ -76,7 +76,7 @@ def test_hostile_bytes_are_values_like_others_across_a_restart(deployment: Deplo
     ids = log.append(values) + [entry_id for value in values for entry_id in log.append([value])]
     assert read_all(log) == list(zip(ids, values * 2, strict=True))
     deployment.restart()
-    assert read_all(deployment.service.open("pchannel_0")) == list(zip(ids, values * 2, strict=True))
+    assert read_all(deployment.service.open("dml_0")) == list(zip(ids, values * 2, strict=True))
 
 
 def test_an_entry_of_the_largest_size_is_taken_and_a_larger_one_is_refused_with_its_whole_batch(log: Log) -> None:
@@ -151,7 +151,7 @@ def test_stamps_are_wall_clock_milliseconds_and_never_decrease(deployment: Deplo
     assert before - 1 <= found[0]
     assert found[-1] <= after + 1
     deployment.restart()
-    assert stamps(deployment.service.open("pchannel_0")) == found
+    assert stamps(deployment.service.open("dml_0")) == found
 
 
 def test_a_blocked_reader_wakes_when_something_is_appended(log: Log) -> None:
@@ -215,7 +215,7 @@ def test_a_log_can_be_truncated_to_its_end_and_goes_on_with_greater_ids(deployme
     end = log.describe().end
     log.truncate(end)
     assert read_all(log, end) == []
-    reopened = deployment.restart().open("pchannel_0")
+    reopened = deployment.restart().open("dml_0")
     assert reopened.describe().begin == reopened.describe().end == end
     reopened.truncate(end)
     new = reopened.append([b"new"])[0]
@@ -258,7 +258,7 @@ def test_a_restart_keeps_entries_and_the_beginning_and_ids_go_on(deployment: Dep
     values: list[bytes] = []
     begin = EARLIEST
     for round_ in range(4):
-        log = deployment.service.open("pchannel_0")
+        log = deployment.service.open("dml_0")
         batch = [b"%d.%d" % (round_, index) * 500 for index in range(20)]
         ids += log.append(batch)
         values += batch
@@ -267,7 +267,7 @@ def test_a_restart_keeps_entries_and_the_beginning_and_ids_go_on(deployment: Dep
             begin = ids[25]
             log.truncate(begin)
         deployment.restart()
-    log = deployment.service.open("pchannel_0")
+    log = deployment.service.open("dml_0")
     assert log.describe().begin == begin
     assert read_all(log, begin) == list(zip(ids, values, strict=True))[25:]
     with pytest.raises(PositionTruncated):
@@ -309,7 +309,7 @@ def test_several_writers_and_readers_at_once_see_every_batch_whole_once_and_in_o
 
 
 def test_a_closed_handle_refuses_and_others_of_the_log_go_on(deployment: Deployment, log: Log) -> None:
-    other = deployment.service.open("pchannel_0")
+    other = deployment.service.open("dml_0")
     log.append([b"a"])
     log.close()
     log.close()

@@ -29,7 +29,7 @@ from millrace.errors import (
     PositionTruncated,
 )
 from millrace.log.kafka import Kafka, open_location
-from millrace.log.kafka_settings import KafkaSettings
+from millrace.log.kafka_settings import KafkaSettings, Place
 from millrace.log.kafka_writer import KafkaWriter
 from millrace.log.registry import open_service
 from millrace.log.remote import RemoteLogService
@@ -136,7 +136,7 @@ def test_topics_have_the_deployments_prefix_and_names_of_any_kind() -> None:
 
 
 def test_a_topic_keeps_everything_and_the_brokers_give_the_stamps(service: Kafka) -> None:
-    found = service.admin.configs(service.settings.topic("p"))
+    found = service.admin.configs(service.settings.place("p"))
     assert {name: found[name] for name in service.settings.topic_configs()} == service.settings.topic_configs()
     assert (found["retention.ms"], found["cleanup.policy"]) == ("-1", "delete")
     assert found["message.timestamp.type"] == "LogAppendTime"
@@ -225,7 +225,7 @@ def test_of_equal_records_by_several_writers_the_first_ones_are_taken_and_what_i
             raise PositionTruncated("gone", earliest=(0, 9))
         return iter(list(enumerate(topic))[start:stop])
 
-    writer = KafkaWriter(KafkaSettings.of("localhost:9092/p", {}), "t", exists=lambda: True, read=read)
+    writer = KafkaWriter(KafkaSettings.of("localhost:9092/p", {}), Place("t"), exists=lambda: True, read=read)
     assert writer._all_places([b"a", b"b", b"b", b"c"], [0, 3], [0, 5]) == [0, 1, 3, 5]
     assert writer._all_places([b"a", b"b", b"c"], [0, 1, 2], [0, 4, 5]) == [0, 4, 5]
     with pytest.raises(LogUnavailable, match="producer's sequence"):
@@ -295,7 +295,7 @@ def test_an_entry_refused_in_the_midst_of_an_append_fails_all_of_it_and_nothing_
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
         admin.incremental_alter_configs([resource])[resource].result(DEADLINE)
         until = time.monotonic() + DEADLINE
-        while service.admin.configs(topic)["max.message.bytes"] != str(2 << 20):
+        while service.admin.configs(Place(topic))["max.message.bytes"] != str(2 << 20):
             assert time.monotonic() < until
         values = [b"%04d" % number * 250 for number in range(4000)]
         with pytest.raises(EntryTooLarge):

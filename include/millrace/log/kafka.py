@@ -1,4 +1,4 @@
-"""Kafka as the log: one PChannel a topic of one partition, on brokers of yours (docs/brokers.md).
+"""Kafka as the log: one PChannel a topic of one partition, or a partition of one topic, on brokers of yours (docs/brokers.md).
 
 A LogId is (0, offset), an entry one record's value, its stamp the brokers' (LogAppendTime): any Kafka client reads and writes
 the same wire form. Appends and reads go through confluent-kafka, administration through kafka-python.
@@ -25,6 +25,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from millrace.closing import Closing
 from millrace.errors import (
+    ChannelExists,
     ChannelNotFound,
     EntryTooLarge,
     InvalidArgument,
@@ -35,7 +36,7 @@ from millrace.errors import (
 from millrace.log.handle import LogHandle
 from millrace.log.kafka_admin import KafkaAdmin
 from millrace.log.kafka_reader import KafkaReaders, OutOfRange, Run, consumer_of, wait_for_brokers, watermarks
-from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings
+from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
 from millrace.log.kafka_writer import KafkaWriter
 from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.log.server_pipeline import as_values
@@ -47,19 +48,19 @@ if TYPE_CHECKING:
 _BEYOND_PAUSE: Final = 0.05
 _LOOK_UP_BYTES: Final = 4 << 20
 _SIZE_SECONDS: Final = 2.0
-"""How long a topic's size is taken as it was: a planner asks ten times a second where logs end, and not for that."""
+"""How long a partition's size is taken as it was: a planner asks ten times a second where logs end, and not for that."""
 
 
-class _Topic:
-    """One PChannel's topic in this process: its producer, its consumers, and what is known of its beginning. Thread-safe."""
+class _Partition:
+    """One PChannel's partition in this process: its producer, its consumers, and what is known of its beginning. Thread-safe."""
 
     def __init__(self, service: Kafka, pchannel: str) -> None:
         self.service = service
         self.pchannel = pchannel
         self.settings = service.settings
-        self.name = service.settings.topic(pchannel)
-        self._writer = KafkaWriter(service.settings, self.name, exists=self._exists, read=self._records)
-        self._readers = KafkaReaders(service.settings, self.name)
+        self.place = service.settings.place(pchannel)
+        self._writer = KafkaWriter(service.settings, self.place, exists=self._exists, read=self._records)
+        self._readers = KafkaReaders(service.settings, self.place)
         self._begin = 0
         """The beginning as far as it is known here; it only grows."""
         self._size = (0, 0.0)
@@ -68,22 +69,22 @@ class _Topic:
     def _checked(self) -> int:
         """The largest entry that the topic takes. Raises ChannelNotFound, InvalidSettings where it would lose entries."""
         try:
-            found = self.service.admin.configs(self.name)
+            found = self.service.admin.configs(self.place)
         except ChannelNotFound:
             self.ends()  # which knows a topic that is gone from a broker that just started; raises for the former
-            found = self.service.admin.configs(self.name)
+            found = self.service.admin.configs(self.place)
         wanted = {name: value for name, value in self.settings.topic_configs().items() if name in _PROMISES}
         wrong = {name: found.get(name) for name, value in wanted.items() if found.get(name) != value}
         if wrong:
             raise InvalidSettings(
-                f"topic {self.name} is not a log: it must have "
+                f"topic {self.place.topic} is not a log: it must have "
                 + ", ".join(f"{name}={wanted[name]} (it has {value})" for name, value in sorted(wrong.items()))
                 + "; set that with kafka-configs --alter"
             )
         most = int(found["max.message.bytes"])
         if most < BATCH_BYTES + OVERHEAD_BYTES:
             raise InvalidSettings(
-                f"topic {self.name} has max.message.bytes={most}: it must be at least {BATCH_BYTES + OVERHEAD_BYTES}"
+                f"topic {self.place.topic} has max.message.bytes={most}: it must be at least {BATCH_BYTES + OVERHEAD_BYTES}"
             )
         return min(self.settings.max_entry_bytes, most - OVERHEAD_BYTES)
 
@@ -174,7 +175,7 @@ class _Topic:
 
     def ends(self) -> tuple[int, int]:
         """The first offset and the one behind the last."""
-        low, high = self.service.watermarks(self.name)
+        low, high = self.service.watermarks(self.place)
         self._begin = max(self._begin, low)
         return low, high
 
@@ -184,7 +185,7 @@ class _Topic:
             return 0
         if position > LogId(0, high):
             raise InvalidArgument(f"{position} lies beyond the end of {self.pchannel}, 0:{high}")
-        self.service.admin.delete_records(self.name, position.entry)
+        self.service.admin.delete_records(self.place, position.entry)
         self._begin = max(self._begin, position.entry)
         return 0  # whole segments go later, in the brokers' own time
 
@@ -192,7 +193,7 @@ class _Topic:
         low, high = self.ends()
         size, until = self._size
         if time.monotonic() >= until:
-            size = self.service.admin.size(self.name)
+            size = self.service.admin.size(self.place)
             self._size = (size, time.monotonic() + _SIZE_SECONDS)
         return LogDescription(LogId(0, low), LogId(0, high), size)
 
@@ -202,7 +203,7 @@ class _Topic:
         first, last = described.begin.entry, described.end.entry
         target = first
         if retention_ms and last > first:
-            target = max(target, self.service.offset_at(self.name, int(time.time() * 1000) - retention_ms, last))
+            target = max(target, self.service.offset_at(self.place, int(time.time() * 1000) - retention_ms, last))
         if retention_bytes and described.bytes > retention_bytes and last > first:
             # The brokers tell the whole size alone: entries count as of the same size.
             above = (described.bytes - retention_bytes) / described.bytes
@@ -224,7 +225,7 @@ class _Topic:
 _PROMISES: Final = ("cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type")
 
 
-class KafkaLog(LogHandle[_Topic]):
+class KafkaLog(LogHandle[_Partition]):
     """A handle on one PChannel (the Log protocol). Closing it leaves other handles of the PChannel open."""
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
@@ -245,10 +246,10 @@ class KafkaLog(LogHandle[_Topic]):
 
         return verify_by_reading(self)
 
-    def _open(self) -> _Topic:
-        topic = super()._open()
-        topic.service.check_open()
-        return topic
+    def _open(self) -> _Partition:
+        partition = super()._open()
+        partition.service.check_open()
+        return partition
 
 
 class Kafka(Closing):
@@ -259,7 +260,7 @@ class Kafka(Closing):
         self.settings = settings
         self.admin = KafkaAdmin(settings)
         self._lock = threading.Lock()
-        self._topics: dict[str, _Topic] = {}
+        self._partitions: dict[str, _Partition] = {}
         self._closed = False
         complaints: list[KafkaError] = []
         self._asking = consumer_of(settings, error_cb=complaints.append)
@@ -272,35 +273,59 @@ class Kafka(Closing):
     def create(self, pchannel: str) -> None:
         """See :meth:`millrace.log.protocol.LogService.create`."""
         self.check_open()
-        self.admin.create(self.settings.topic(pchannel))
+        place = self.settings.place(pchannel)
+        if not self.settings.is_shared(place):
+            self.admin.create(place.topic)
+            return
+        try:
+            found = self.admin.partitions(place.topic)
+        except ChannelNotFound:
+            self.admin.create(place.topic, self.settings.partitions)
+            return
+        if found > place.partition:
+            raise ChannelExists(f"partition {place} exists already")
+        self.admin.extend(place.topic, self.settings.partitions)
 
     def open(self, pchannel: str) -> KafkaLog:
         """A handle on an existing log. Raises ChannelNotFound, InvalidSettings (its topic would lose entries)."""
         self.check_open()
         with self._lock:
-            topic = self._topics.get(pchannel)
-        if topic is None:
-            made = _Topic(self, pchannel)
+            partition = self._partitions.get(pchannel)
+        if partition is None:
+            made = _Partition(self, pchannel)
             with self._lock:
-                topic = self._topics.setdefault(pchannel, made)
-        return KafkaLog(topic)
+                partition = self._partitions.setdefault(pchannel, made)
+        return KafkaLog(partition)
 
     def names(self) -> list[str]:
         """See :meth:`millrace.log.protocol.LogService.names`."""
         self.check_open()
-        return sorted(name for topic in self.admin.topics() if (name := self.settings.name_of(topic)) is not None)
+        topics = self.admin.topics()
+        names = {name for topic in topics if (name := self.settings.name_of(topic)) is not None}
+        # One that is a partition by the settings is there, and nowhere else.
+        names = {name for name in names if not self.settings.is_shared(self.settings.place(name))}
+        if self.settings.partitions and self.settings.prefix in topics:
+            there = min(self.settings.partitions, self.admin.partitions(self.settings.prefix))
+            names.update(map("dml_{}".format, range(there)))
+        return sorted(names)
 
     def drop(self, pchannel: str) -> None:
-        """See :meth:`millrace.log.protocol.LogService.drop`."""
+        """See :meth:`millrace.log.protocol.LogService.drop`. Raises InvalidArgument for a partition of the shared topic."""
         self.check_open()
-        name = self.settings.topic(pchannel)
+        place = self.settings.place(pchannel)
+        if self.settings.is_shared(place):
+            self.watermarks(place)
+            raise InvalidArgument(
+                f"{pchannel} is partition {place}, and Kafka removes no partition: truncate it, or delete the topic with all"
+                " its PChannels by Kafka's own tools"
+            )
         with self._lock:
-            topic = self._topics.pop(pchannel, None)
-        if topic is not None:
-            topic.close()
+            partition = self._partitions.pop(pchannel, None)
+        if partition is not None:
+            partition.close()
         for group in self.groups():
-            self.admin.forget(self.settings.group(group), name)
-        self.admin.delete(name)
+            self.admin.forget(self.settings.group(group), place)
+        self.admin.delete(place.topic)
 
     def groups(self) -> list[str]:
         """See :meth:`millrace.log.protocol.LogService.groups`."""
@@ -310,7 +335,7 @@ class Kafka(Closing):
     def group_position(self, group: str, pchannel: str) -> LogId | None:
         """See :meth:`millrace.log.protocol.LogService.group_position`."""
         self._check_channel(pchannel)
-        found = self.admin.committed(self.settings.group(group), self.settings.topic(pchannel))
+        found = self.admin.committed(self.settings.group(group), self.settings.place(pchannel))
         return None if found is None else LogId(0, found)
 
     def move_group(self, group: str, pchannel: str, position: LogId) -> None:
@@ -318,7 +343,7 @@ class Kafka(Closing):
         if position.ledger or not 0 <= position.entry < 1 << 63:
             raise InvalidArgument(f"{position} is no position of this log: its ledger is 0")
         self._check_channel(pchannel)
-        self.admin.commit(self.settings.group(group), self.settings.topic(pchannel), position.entry)
+        self.admin.commit(self.settings.group(group), self.settings.place(pchannel), position.entry)
 
     def drop_group(self, group: str) -> None:
         """See :meth:`millrace.log.protocol.LogService.drop_group`."""
@@ -331,36 +356,36 @@ class Kafka(Closing):
             if self._closed:
                 return
             self._closed = True
-            topics, self._topics = self._topics, {}
-        for topic in topics.values():
-            topic.close()
+            partitions, self._partitions = self._partitions, {}
+        for partition in partitions.values():
+            partition.close()
         self._asking.close()
         self.admin.close()
 
-    # --- for the topics ---------------------------------------------------------------------------------------------------
+    # --- for the partitions ---------------------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
         """Raises LogUnavailable once the service is closed."""
         if self._closed:
             raise LogUnavailable("this log service is closed: open it again")
 
-    def watermarks(self, topic: str) -> tuple[int, int]:
-        """The ends of a topic."""
+    def watermarks(self, place: Place) -> tuple[int, int]:
+        """The ends of a partition."""
         self.check_open()
-        return watermarks(self._asking, topic, self.settings.deadline)
+        return watermarks(self._asking, place, self.settings.deadline)
 
-    def offset_at(self, topic: str, milliseconds: int, end: int) -> int:
+    def offset_at(self, place: Place, milliseconds: int, end: int) -> int:
         """The first offset with a stamp at or after a moment; `end` where there is none."""
         try:
-            found = self._asking.offsets_for_times([TopicPartition(topic, 0, milliseconds)], self.settings.deadline)[0]
+            found = self._asking.offsets_for_times([TopicPartition(*place, milliseconds)], self.settings.deadline)[0]
         except KafkaException as error:
-            raise LogUnavailable(f"the age of {topic} cannot be asked: {error.args[0].str()}") from error
+            raise LogUnavailable(f"the age of {place} cannot be asked: {error.args[0].str()}") from error
         return found.offset if found.offset >= 0 else end
 
     def _check_channel(self, pchannel: str) -> None:
         self.check_open()
         try:
-            self.watermarks(self.settings.topic(pchannel))
+            self.watermarks(self.settings.place(pchannel))
         except ChannelNotFound:
             raise ChannelNotFound(f"there is no channel {pchannel!r}: create it first") from None
 

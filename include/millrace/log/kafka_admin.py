@@ -25,7 +25,7 @@ from millrace.errors import (
     LogUnavailable,
     MillraceError,
 )
-from millrace.log.kafka_settings import KafkaSettings
+from millrace.log.kafka_settings import KafkaSettings, Place
 
 # What fails is raised, with its reason; the client would say so at every attempt besides.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -51,11 +51,11 @@ class KafkaAdmin:
         self._client: KafkaAdminClient | None = None
         self._closed = False
 
-    def create(self, topic: str) -> None:
-        """Make a topic of one partition. Raises ChannelExists."""
+    def create(self, topic: str, partitions: int = 1) -> None:
+        """Make a topic. Raises ChannelExists."""
         wanted = {
             topic: {
-                "num_partitions": 1,
+                "num_partitions": partitions,
                 "replication_factor": self._settings.replication_factor,
                 "configs": self._settings.topic_configs(),
             }
@@ -70,6 +70,33 @@ class KafkaAdmin:
             raise ChannelExists(f"topic {topic} exists already") from None
         self._call(f"waiting for topic {topic}", lambda client, ms: client.wait_for_topics([topic], timeout_ms=ms))
 
+    def extend(self, topic: str, partitions: int) -> None:
+        """Make a topic's partitions so many. Raises ChannelExists where they are already."""
+
+        def call(client: KafkaAdminClient, milliseconds: int) -> None:
+            client.create_partitions({topic: partitions}, timeout_ms=milliseconds)
+
+        def wait(client: KafkaAdminClient, _: int) -> None:
+            if sum(each["leader_id"] >= 0 for each in _partitions(client, topic)) < partitions:
+                raise errors.LeaderNotAvailableError
+
+        try:
+            self._call(f"adding partitions to topic {topic}", call)
+        except errors.InvalidPartitionsError:
+            raise ChannelExists(f"topic {topic} has {partitions} partitions already") from None
+        self._call(f"waiting for the partitions of topic {topic}", wait)
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has. Raises ChannelNotFound."""
+
+        def call(client: KafkaAdminClient, _: int) -> int:
+            return len(_partitions(client, topic))
+
+        try:
+            return self._call(f"looking at topic {topic}", call)
+        except errors.UnknownTopicOrPartitionError:
+            raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from None
+
     def delete(self, topic: str) -> None:
         """Delete a topic with all its records. Raises ChannelNotFound."""
         try:
@@ -82,16 +109,20 @@ class KafkaAdmin:
         found: list[str] = self._call("listing topics", lambda client, _: client.list_topics())
         return found
 
-    def configs(self, topic: str) -> dict[str, str]:
-        """The settings of a topic. Raises ChannelNotFound, InvalidSettings (it has more than one partition)."""
+    def configs(self, place: Place) -> dict[str, str]:
+        """The settings of a place's topic. Raises ChannelNotFound, InvalidSettings (others than we have partitions of it)."""
+        topic = place.topic
 
         def call(client: KafkaAdminClient, _: int) -> dict[str, str]:
-            described = client.describe_topics([topic])[0]
-            error = errors.for_code(described["error_code"])
-            if error is not errors.NoError:
-                raise error
-            if len(described["partitions"]) != 1:
-                raise InvalidSettings(f"topic {topic} has {len(described['partitions'])} partitions: a log has one")
+            found = len(_partitions(client, topic))
+            if self._settings.is_shared(place):
+                if found <= place.partition:
+                    raise errors.UnknownTopicOrPartitionError
+            elif found != 1:
+                raise InvalidSettings(
+                    f"topic {topic} has {found} partitions: a log has one (for PChannels that share a topic, see"
+                    " kafka.partitions)"
+                )
             resource = ConfigResource(ConfigResourceType.TOPIC, topic)
             answered = client.describe_configs([resource], config_filter="all")["topic"][topic]
             return {name: str(each["value"]) for name, each in answered.items()}
@@ -99,69 +130,70 @@ class KafkaAdmin:
         try:
             return self._call(f"looking at topic {topic}", call)
         except errors.UnknownTopicOrPartitionError:
-            raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from None
+            raise ChannelNotFound(f"there is no {place}: create its channel first") from None
 
-    def delete_records(self, topic: str, offset: int) -> None:
+    def delete_records(self, place: Place, offset: int) -> None:
         """Give up what lies before `offset`. Raises InvalidArgument beyond the end."""
 
         def call(client: KafkaAdminClient, milliseconds: int) -> None:
-            client.delete_records({TopicPartition(topic, 0): offset}, timeout_ms=milliseconds)
+            client.delete_records({TopicPartition(*place): offset}, timeout_ms=milliseconds)
 
         try:
-            self._call(f"truncating topic {topic}", call)
+            self._call(f"truncating {place}", call)
         except errors.OffsetOutOfRangeError:
-            raise InvalidArgument(f"offset {offset} lies beyond the end of topic {topic}") from None
+            raise InvalidArgument(f"offset {offset} lies beyond the end of {place}") from None
 
-    def size(self, topic: str) -> int:
-        """Bytes of a topic on the disk of its largest replica."""
+    def size(self, place: Place) -> int:
+        """Bytes of a partition on the disk of its largest replica."""
 
         def call(client: KafkaAdminClient, _: int) -> int:
             sizes = [
                 partition["partition_size"]
-                for broker in client.describe_log_dirs({topic: [0]})
+                for broker in client.describe_log_dirs({place.topic: [place.partition]})
                 for directory in broker["log_dirs"]
                 for each in directory["topics"]
-                if each["name"] == topic
+                if each["name"] == place.topic
                 for partition in each["partitions"]
+                if partition["partition_index"] == place.partition
             ]
             return max(sizes, default=0)
 
-        return self._call(f"measuring topic {topic}", call)
+        return self._call(f"measuring {place}", call)
 
     def groups(self) -> list[str]:
         """Every consumer group of the brokers."""
         listed: list[dict[str, Any]] = self._call("listing consumer groups", lambda client, _: client.list_groups())
         return [str(each["group_id"]) for each in listed]
 
-    def committed(self, group: str, topic: str) -> int | None:
-        """A group's committed offset in a topic."""
-        partition = TopicPartition(topic, 0)
+    def committed(self, group: str, place: Place) -> int | None:
+        """A group's committed offset in a partition."""
+        partition = TopicPartition(*place)
         found = self._call(
             f"asking for consumer group {group}", lambda client, _: client.list_group_offsets({group: [partition]})
         )
-        place = found.get(group, {}).get(partition)
-        return None if place is None or place.offset < 0 else int(place.offset)
+        position = found.get(group, {}).get(partition)
+        return None if position is None or position.offset < 0 else int(position.offset)
 
-    def commit(self, group: str, topic: str, offset: int) -> None:
-        """Commit a group's offset in a topic. Raises ChannelNotFound."""
-        place = {TopicPartition(topic, 0): OffsetAndMetadata(offset, "", -1)}
+    def commit(self, group: str, place: Place, offset: int) -> None:
+        """Commit a group's offset in a partition. Raises ChannelNotFound."""
+        position = {TopicPartition(*place): OffsetAndMetadata(offset, "", -1)}
 
         def call(client: KafkaAdminClient, _: int) -> None:
-            for error in client.alter_group_offsets(group, place).values():
+            for error in client.alter_group_offsets(group, position).values():
                 if error is not errors.NoError:
                     raise error
 
         try:
             self._call(f"moving consumer group {group}", call)
         except errors.UnknownTopicOrPartitionError:
-            raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from None
+            raise ChannelNotFound(f"there is no {place}: create its channel first") from None
 
-    def forget(self, group: str, topic: str | None = None) -> None:
-        """Delete a group, or its offset in one topic; nothing where there is none."""
+    def forget(self, group: str, place: Place | None = None) -> None:
+        """Delete a group, or its offset in one partition; nothing where there is none."""
 
         def call(client: KafkaAdminClient, _: int) -> None:
-            if topic is not None:
-                client.delete_group_offsets(group, [TopicPartition(topic, 0)])
+            if place is not None:
+                client.delete_group_offsets(group, [TopicPartition(*place)])
                 return
             result = client.delete_groups([group])[group]
             if result != "OK":
@@ -225,6 +257,16 @@ class KafkaAdmin:
                 client.close()
             except Exception:  # it is of no use any more, whatever it says
                 return
+
+
+def _partitions(client: KafkaAdminClient, topic: str) -> list[dict[str, Any]]:
+    """What the brokers say of the partitions of a topic. Raises the brokers' error."""
+    described = client.describe_topics([topic])[0]
+    error = errors.for_code(described["error_code"])
+    if error is not errors.NoError:
+        raise error
+    partitions: list[dict[str, Any]] = described["partitions"]
+    return partitions
 
 
 def _passes(error: errors.KafkaError) -> bool:

@@ -1,4 +1,4 @@
-"""The reading side of one Kafka topic: consumers that are assigned a position, kept so that a sequential read goes on.
+"""The reading side of one partition of a Kafka topic: consumers that are assigned a position, kept so that a sequential read goes on.
 
 A consumer fetches ahead of what is read. A run that is read next from where an earlier one ended finds its consumer there; any
 other position gets a new one, which costs some milliseconds (one that is moved would first wait out the fetch that it has under
@@ -19,12 +19,12 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from millrace.errors import ChannelNotFound, InvalidSettings, LogCorrupted, LogUnavailable
-from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings
+from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
 
 _log = logging.getLogger(__name__)
 
 _IDLE: Final = 2
-"""Consumers of one topic that are kept while nobody reads."""
+"""Consumers of one partition that are kept while nobody reads."""
 _MOST: Final = 4096
 """Messages that are taken from the client at once."""
 _LULL: Final = 0.5
@@ -85,10 +85,10 @@ def consumer_of(settings: KafkaSettings, **more: Any) -> Consumer:
 class _Reader:
     """One consumer at one position. Used by one thread at a time."""
 
-    def __init__(self, settings: KafkaSettings, topic: str, offset: int) -> None:
-        self._topic = topic
+    def __init__(self, settings: KafkaSettings, place: Place, offset: int) -> None:
+        self._place = place
         self._consumer = consumer_of(settings)
-        self._consumer.assign([TopicPartition(topic, 0, offset)])
+        self._consumer.assign([TopicPartition(*place, offset)])
         self.next = offset
         self._pending: list[Message] = []
         self._size = 256
@@ -106,7 +106,7 @@ class _Reader:
             taken: list[Message] = []
             if not self._fetch(taken, max_bytes - size, 0.0):
                 # The client's own note of the end, which each fetch brings up to date.
-                high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, 0), cached=True)[1]
+                high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), cached=True)[1]
                 if self.next + len(messages) >= high or time.monotonic() >= lull:
                     break
                 self._fetch(taken, max_bytes - size, 0.01)
@@ -128,7 +128,7 @@ class _Reader:
             self._pending = []
             self.next = -1
             raise LogCorrupted(
-                f"topic {self._topic} has offset {found} where another one was due behind {first}: records are missing in its"
+                f"{self._place} has offset {found} where another one was due behind {first}: records are missing in its"
                 " midst. Is it compacted, or written to by transactions?"
             )
         self.next = first + count
@@ -164,19 +164,19 @@ class _Reader:
             raise OutOfRange
         if error.code() in _REFUSED:
             self.next = -1
-            raise InvalidSettings(f"the brokers refuse to have topic {self._topic} read: {error.str()}")
-        _log.info("reading %s: %s", self._topic, error.str())
+            raise InvalidSettings(f"the brokers refuse to have {self._place} read: {error.str()}")
+        _log.info("reading %s: %s", self._place, error.str())
 
     def close(self) -> None:
         self._consumer.close()
 
 
 class KafkaReaders:
-    """The consumers of one topic. Thread-safe: each read has one of its own while it lasts."""
+    """The consumers of one partition. Thread-safe: each read has one of its own while it lasts."""
 
-    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+    def __init__(self, settings: KafkaSettings, place: Place) -> None:
         self._settings = settings
-        self._topic = topic
+        self._place = place
         self._lock = threading.Lock()
         self._idle: list[_Reader] = []
         self._closed = False
@@ -208,11 +208,11 @@ class KafkaReaders:
     def _taken(self, offset: int) -> _Reader:
         with self._lock:
             if self._closed:
-                raise LogUnavailable(f"the log {self._topic} is closed: open it again")
+                raise LogUnavailable(f"the log {self._place} is closed: open it again")
             for place, reader in enumerate(self._idle):
                 if reader.next == offset:
                     return self._idle.pop(place)
-        return _Reader(self._settings, self._topic, offset)
+        return _Reader(self._settings, self._place, offset)
 
     def _put_back(self, reader: _Reader) -> None:
         with self._lock:
@@ -247,35 +247,37 @@ def wait_for_brokers(settings: KafkaSettings, consumer: Consumer, complaints: li
                 ) from error
 
 
-def watermarks(consumer: Any, topic: str, seconds: float) -> tuple[int, int]:
-    """The first offset of a topic and the one behind its last, by the brokers. Raises ChannelNotFound, LogUnavailable."""
+def watermarks(consumer: Any, place: Place, seconds: float) -> tuple[int, int]:
+    """The first offset of a partition and the one behind its last, by the brokers. Raises ChannelNotFound, LogUnavailable."""
     deadline = time.monotonic() + seconds
     while True:
         left = max(0.1, deadline - time.monotonic())
         try:
-            found = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=left, cached=False)
+            found = consumer.get_watermark_offsets(TopicPartition(*place), timeout=left, cached=False)
             if found is not None:
                 return int(found[0]), int(found[1])
             reason = "no answer"
         except KafkaException as raised:
             error: KafkaError = raised.args[0]
             if error.code() in _REFUSED:
-                raise InvalidSettings(f"the brokers refuse to have topic {topic} read: {error.str()}") from raised
-            if error.code() in _GONE and _gone(consumer, topic, left):
-                raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from raised
+                raise InvalidSettings(f"the brokers refuse to have {place} read: {error.str()}") from raised
+            if error.code() in _GONE and _gone(consumer, place, left):
+                raise ChannelNotFound(f"there is no {place}: create its channel first") from raised
             reason = error.str()
         if time.monotonic() + _POLL >= deadline:
             raise LogUnavailable(
-                f"where the log {topic} stands was not answered within {seconds:.0f} s ({reason}): are the brokers up?"
+                f"where the log {place} stands was not answered within {seconds:.0f} s ({reason}): are the brokers up?"
             )
         threading.Event().wait(_POLL)
 
 
-def _gone(consumer: Consumer, topic: str, seconds: float) -> bool:
-    """Whether a topic is not there. A broker that just started knows no topics for a moment, and no brokers either."""
+def _gone(consumer: Consumer, place: Place, seconds: float) -> bool:
+    """Whether a partition is not there. A broker that just started knows no topics for a moment, and no brokers either."""
     try:
-        found = consumer.list_topics(topic, timeout=seconds)
+        found = consumer.list_topics(place.topic, timeout=seconds)
     except KafkaException:
         return False
-    error = found.topics[topic].error if topic in found.topics else None
-    return bool(found.brokers) and error is not None and error.code() in _GONE
+    topic = found.topics.get(place.topic)
+    if not found.brokers or topic is None:
+        return False
+    return place.partition not in topic.partitions if topic.error is None else topic.error.code() in _GONE

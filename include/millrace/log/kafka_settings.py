@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from millrace.errors import InvalidArgument, InvalidSettings
 from millrace.log.protocol import DEFAULT_MAX_ENTRY_BYTES
@@ -23,9 +23,12 @@ OVERHEAD_BYTES: Final = 64 << 10
 _LOCATION: Final = "kafka://host:port[,host:port...][/prefix]"
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PLACE: Final = re.compile(r"[^\s/,]+:\d{1,5}")
+_MOST_PARTITIONS: Final = 10_000
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-")
 _ESCAPED: Final = re.compile(r"_([0-9A-F]{2})")
 _TOPIC_BYTES: Final = 249
+_NUMBERED: Final = re.compile(r"dml_(0|[1-9]\d{0,8})")
+"""What the coordinator calls the PChannels of a deployment."""
 
 _CLIENT: Final[dict[str, str]] = {
     "security.protocol": "security_protocol",
@@ -49,6 +52,16 @@ _CLIENT: Final[dict[str, str]] = {
 """Properties that a URL may set: librdkafka's name -> kafka-python's ("": it needs none). What promises hang on is not here."""
 
 
+class Place(NamedTuple):
+    """Where the entries of one PChannel stand."""
+
+    topic: str
+    partition: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]"
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaCredentials:
     """Who we are to the brokers: MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD. Never in a URL, never shown."""
@@ -69,6 +82,8 @@ class KafkaSettings:
     """``host:port[,host:port...]`` to begin with."""
     prefix: str = "millrace"
     """Name of the deployment: its topics are ``<prefix>.<pchannel>``, its consumer groups ``<prefix>.<group>``."""
+    partitions: int = 0
+    """Of the one topic, named as the deployment, whose partition N is the PChannel dml_N; 0: each PChannel has a topic of its own."""
     max_entry_bytes: int = DEFAULT_MAX_ENTRY_BYTES
     replication_factor: int = -1
     """Of topics that are made; -1: what the brokers have as their default."""
@@ -93,6 +108,10 @@ class KafkaSettings:
         if not _PREFIX.fullmatch(self.prefix):
             raise InvalidSettings(
                 f"kafka.prefix must be letters, digits, '.', '_' and '-', at most 100, not {self.prefix!r}"
+            )
+        if not 0 <= self.partitions <= _MOST_PARTITIONS:
+            raise InvalidSettings(
+                f"kafka.partitions must be between 0 (a topic for each PChannel) and {_MOST_PARTITIONS}"
             )
         if not 1 <= self.max_entry_bytes < 1 << 30:
             raise InvalidSettings("kafka.max_entry_bytes must be between 1 and 1073741823")
@@ -132,8 +151,19 @@ class KafkaSettings:
                 )
         return cls(brokers=brokers, client=client, **given)
 
+    def place(self, pchannel: str) -> Place:
+        """The partition of a PChannel. Raises InvalidArgument where the name is none or too long."""
+        numbered = _NUMBERED.fullmatch(pchannel)
+        if numbered is not None and int(numbered[1]) < self.partitions:
+            return Place(self.prefix, int(numbered[1]))
+        return Place(self.topic(pchannel))
+
+    def is_shared(self, place: Place) -> bool:
+        """Whether a place is a partition of the topic that PChannels have together."""
+        return place.topic == self.prefix
+
     def topic(self, pchannel: str) -> str:
-        """The topic of a PChannel. Raises InvalidArgument where the name is none or too long."""
+        """The topic that a PChannel has for itself. Raises InvalidArgument where the name is none or too long."""
         found = f"{self.prefix}.{_encoded(pchannel)}"
         if not pchannel or len(found) > _TOPIC_BYTES:
             raise InvalidArgument(f"{pchannel!r} is no channel name: its topic's name would have more than 249 letters")

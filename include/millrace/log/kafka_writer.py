@@ -1,4 +1,4 @@
-"""The writing side of one Kafka topic: an idempotent producer, whose acknowledgements become log ids.
+"""The writing side of one partition of a Kafka topic: an idempotent producer, whose acknowledgements become log ids.
 
 - Values of one append stand next to each other in the producer's queue, so they do in the topic, unless another process
   appends at the same moment.
@@ -24,7 +24,7 @@ import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from millrace.errors import ChannelNotFound, EntryTooLarge, InvalidSettings, LogUnavailable, MillraceError
-from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings
+from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
 
 _log = logging.getLogger(__name__)
 
@@ -94,21 +94,21 @@ class _Batch:
 
 
 class KafkaWriter:
-    """Appends to one topic. Thread-safe."""
+    """Appends to one partition. Thread-safe."""
 
     def __init__(
         self,
         settings: KafkaSettings,
-        topic: str,
+        place: Place,
         *,
         exists: Callable[[], bool],
         read: Callable[[int, int], Iterable[tuple[int, bytes]]],
     ) -> None:
-        """`exists` tells, for certain, whether the topic is there; `read` gives its records from an offset up to another."""
+        """`exists` tells, for certain, whether the partition is there; `read` gives its records from an offset up to another."""
         self._exists = exists
         self._read = read
         self._settings = settings
-        self._topic = topic
+        self._place = place
         self._order = threading.Lock()
         """Held while an append's values are queued, and while a producer is given up."""
         self._polling = threading.Lock()
@@ -130,7 +130,7 @@ class KafkaWriter:
         batch = _Batch(values, 0 if self._beside else _REPORT_BYTES, self._notify)
         with self._order:
             if self._closed:
-                raise LogUnavailable(f"the log {self._topic} is closed: open it again")
+                raise LogUnavailable(f"the log {self._place} is closed: open it again")
             producer = self._producer = self._producer or self._made()
             queued = self._queue(producer, values, batch, deadline)
             if not queued:
@@ -196,7 +196,7 @@ class KafkaWriter:
                 return False  # nothing is to be sent behind what is missing
             waiting = batch.records(start, values[start : start + piece])
             while True:
-                taken = producer.produce_batch(self._topic, waiting, 0)
+                taken = producer.produce_batch(self._place.topic, waiting, self._place.partition)
                 if taken == len(waiting):
                     break
                 # Where one finds no room, none behind it is taken; any other error is the producer's end, or leaves a hole.
@@ -305,7 +305,7 @@ class KafkaWriter:
 
     def _places_lost(self, start: int, stop: int) -> LogUnavailable:
         return LogUnavailable(
-            f"an append to topic {self._topic} is in the log, beside records of somebody else, and which of the offsets {start} to"
+            f"an append to {self._place} is in the log, beside records of somebody else, and which of the offsets {start} to"
             f" {stop - 1} are its own cannot be read back: ask the log by the producer's sequence"
         )
 
@@ -316,13 +316,13 @@ class KafkaWriter:
         )
         if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return EntryTooLarge(
-                f"topic {self._topic} takes no batch of this size: raise its max.message.bytes, or lower max_entry_bytes"
+                f"topic {self._place.topic} takes no batch of this size: raise its max.message.bytes, or lower max_entry_bytes"
             )
         unknown = error is not None and error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
         if unknown and not self._exists():
-            return ChannelNotFound(f"there is no topic {self._topic} any more: create its channel first")
+            return ChannelNotFound(f"there is no {self._place} any more: create its channel first")
         if error is not None and error.code() in _REFUSED:
-            return InvalidSettings(f"the brokers refuse an append to topic {self._topic}: {error.str()}")
+            return InvalidSettings(f"the brokers refuse an append to {self._place}: {error.str()}")
         if error is not None:
             reason = f"Kafka says: {error.str()}"
         elif batch.done:
@@ -330,6 +330,6 @@ class KafkaWriter:
         else:
             reason = f"no answer within {self._settings.deadline:.0f} s"
         return LogUnavailable(
-            f"an append to topic {self._topic} was not acknowledged ({reason}): of what was on its way a prefix may be in the"
+            f"an append to {self._place} was not acknowledged ({reason}): of what was on its way a prefix may be in the"
             " log; append it again, with the producer's sequence"
         )
