@@ -10,9 +10,10 @@ from __future__ import annotations
 import fcntl
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from millrace.digests import sha256_of
-from millrace.errors import DeadlineExceeded, InvalidSettings
+from millrace.errors import DeadlineExceeded, InvalidSettings, MillraceError
 from millrace.java import find_java
 
 _PORTION: Final = 32
@@ -130,3 +131,13 @@ def _verify(path: Path, jar: Jar, output: str) -> None:
     digest = sha256_of(path)
     if digest != jar.sha256:
         raise InvalidSettings(f"{jar.file_name} has another SHA-256 ({digest}) than the pinned one; it is not used")
+
+
+def exit_code(program: Callable[[], object]) -> int:
+    """Run what fetches jars, as a program: 0, or 1 with what is wrong in a line on stderr."""
+    try:
+        program()
+    except MillraceError as error:
+        sys.stderr.write(f"{error.code}: {error}\n")
+        return 1
+    return 0

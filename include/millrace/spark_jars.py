@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from millrace.jars import Jar, fetched
+from millrace.jars import Jar, exit_code, fetched
 from millrace.settings import Settings
 
 DELTA_VERSION: Final = "4.4.0"
@@ -70,4 +70,4 @@ def delta_jars(settings: Settings, *, deadline: float = 300) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(delta_jars(Settings.load())) + "\n")
+    sys.exit(exit_code(lambda: sys.stdout.write("\n".join(delta_jars(Settings.load())) + "\n")))

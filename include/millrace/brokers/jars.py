@@ -10,7 +10,7 @@ import sys
 from importlib.resources import files
 
 from millrace.errors import InvalidSettings
-from millrace.jars import Jar, fetched
+from millrace.jars import Jar, exit_code, fetched
 from millrace.settings import Settings
 
 
@@ -40,5 +40,4 @@ def broker_jars(name: str, settings: Settings, *, deadline: float = 300) -> list
 
 
 if __name__ == "__main__":
-    for broker in sys.argv[1:]:
-        broker_jars(broker, Settings.load(), deadline=900)
+    sys.exit(exit_code(lambda: [broker_jars(broker, Settings.load(), deadline=900) for broker in sys.argv[1:]]))

@@ -47,9 +47,9 @@ def main() -> int:
     """Run the demo; the exit code is 0 where everything that was appended is accounted for."""
     options = _options()
     console = Console(highlight=False)
-    settings = Settings.load()
     with told_to_stop() as stop:
         try:
+            settings = Settings.load()
             return _run(Installation(settings), settings, options, console, stop)
         except Interrupted:
             console.print(
