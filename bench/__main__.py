@@ -28,6 +28,7 @@ from rich.console import Console
 from bench import (
     append_host_bench,
     backfill_bench,
+    checkpoint_bench,
     client_bench,
     commit_bench,
     compaction_bench,
@@ -246,6 +247,9 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     ),
     "beside": lambda folder, quick: compaction_bench.beside(folder, seconds=10.0 if quick else 60.0),
     "backfill": lambda folder, quick: backfill_bench.backfill(folder, pairs=2 if quick else 7, times=1 if quick else 3),
+    "checkpoint": lambda folder, quick: checkpoint_bench.checkpoints(
+        folder, marks_mib=(64, 256) if quick else (64, 512, 4096), repeats=2 if quick else 5
+    ),
     "commits": lambda folder, quick: commit_bench.commits(folder, marks=(100, 300) if quick else (1000, 20_000)),
 }
 
