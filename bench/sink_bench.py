@@ -1,7 +1,6 @@
 """The streaming node against Spark's own Delta sink: the same log, one with the whole chain, one without any.
 
-The baseline is what a Spark user would write: a Python data source that reads the same entries from the same server, decodes
-them into messages and yields those as Arrow batches, a row a message, into ``writeStream.format("delta")``.
+The baseline is bench.plain_source into ``writeStream.format("delta")``.
 """
 
 from __future__ import annotations
@@ -9,110 +8,22 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import StructType
-
 from bench.node_bench import fill
+from bench.plain_source import PlainSource
 from millrace.brokers.kafka import KafkaBroker
 from millrace.errors import LogUnavailable
 from millrace.log.remote import RemoteLogService
-from millrace.message.ids import EARLIEST
-from millrace.message.wire import decode_entries
 from millrace.metrics import Metrics
 from millrace.node.source import connect, source_options
 from millrace.node.streaming import QUERY_NAME, start_query
 from millrace.settings import Settings
 from millrace.spark import session
 
-READ_BYTES = 32 << 20
-_COLUMNS = [
-    "entry",
-    "index",
-    "physical_ms",
-    "type",
-    "vchannel",
-    "term",
-    "collection_id",
-    "partition_id",
-    "rows",
-    "sequence",
-    "payload",
-]
 DEADLINE = 600
-
-
-class PlainPartition(InputPartition):
-    """One log, whole."""
-
-    def __init__(self, pchannel: str) -> None:
-        super().__init__(pchannel)
-        self.pchannel = pchannel
-
-
-class PlainReader(DataSourceStreamReader):
-    """Everything the logs hold, in one micro-batch."""
-
-    def __init__(self, log: str, names: list[str]) -> None:
-        self._log = log
-        self._names = names
-
-    def initialOffset(self) -> dict[str, int]:
-        return {"batch": 0}
-
-    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:
-        return {"batch": 1}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return [PlainPartition(name) for name in self._names] if end["batch"] > start["batch"] else []
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, PlainPartition)
-        with connect(self._log) as service:
-            log = service.open(partition.pchannel)
-            position, end = EARLIEST, log.describe().end
-            while position < end:
-                entries = log.read(position, end=end, max_bytes=READ_BYTES)
-                batch = decode_entries(entries.batch)
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        batch.column("entry"),
-                        batch.column("index"),
-                        batch.column("physical_ms"),
-                        batch.column("type").cast(pa.int32()),
-                        batch.column("vchannel").cast(pa.utf8()),
-                        batch.column("term"),
-                        batch.column("collection_id"),
-                        batch.column("partition_id"),
-                        batch.column("rows"),
-                        batch.column("sequence"),
-                        batch.column("payload").cast(pa.binary()),
-                    ],
-                    names=_COLUMNS,
-                )
-                position = entries.next
-
-
-class PlainSource(DataSource):
-    """The log without Millrace."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "bench_plain_log"
-
-    def schema(self) -> str:
-        return (
-            "entry LONG, index INT, physical_ms LONG, type INT, vchannel STRING, term LONG, collection_id LONG,"
-            " partition_id LONG, rows LONG, sequence LONG, payload BINARY"
-        )
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return PlainReader(self.options["log"], self.options["names"].split(","))
 
 
 def node_on_kafka(folder: Path, *, message_bytes: int, total_bytes: int, pairs: int = 7) -> dict[str, Any]:

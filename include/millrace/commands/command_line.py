@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from millrace.arrow_start import leave_pandas_out
 from millrace.commands.interrupts import Interrupts
 from millrace.errors import InvalidArgument, MillraceError
 from millrace.message.ids import tick_physical_ms
@@ -41,6 +42,7 @@ class ReportingGroup(TyperGroup):
     """A group of commands that turns Millrace's errors into a line and an exit code, and Ctrl-C into an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
+        leave_pandas_out()
         try:
             return super().invoke(ctx)
         except MillraceError as error:

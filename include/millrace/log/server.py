@@ -35,6 +35,7 @@ from typing import Final
 
 import pyarrow as pa
 
+import millrace.arrow_start  # noqa: F401 - first, before an array is made
 from millrace.errors import InvalidSettings, MillraceError
 from millrace.log.discovery import (
     LOCK_FILE,

@@ -41,6 +41,7 @@ from millrace.log.protocol import DEFAULT_MAX_ENTRY_BYTES, LogService
 from millrace.log.server_wire import NotTaken, failure_to_bytes, from_json, to_json
 from millrace.metrics import Metrics
 from millrace.node.append_host import DEFAULT_DEADLINE, AppendHost, HostSettings
+from millrace.node.append_host_name import FACTORY
 from millrace.node.append_host_outcome import OUTCOME_SCHEMA
 from millrace.node.append_host_pending import PendingOutcome
 from millrace.node.catalog_calls import OneByOne, call
@@ -53,9 +54,6 @@ from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.state import ChannelState
 
 NAME: Final = "append"
-FACTORY: Final = "millrace.node.append_host_server:append_extension"
-"""What a log server is given as --extension."""
-
 LAUNCH: Final = ServerLaunch(extensions=(FACTORY,))
 """How whoever may start the log's server must start it: with the append host in it. Of a deployment: launch_of."""
 

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+import millrace.arrow_start  # noqa: F401 - first, before an array is made
 from millrace.errors import InvalidSettings, MillraceError
 from millrace.node.flusher import FlushPlan, run_flush
 from millrace.node.flusher_run import plan_flushes

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+import millrace.arrow_start  # noqa: F401 - first, before an array is made
 from millrace.errors import InvalidSettings, MillraceError
 from millrace.log.discovery import ServerLaunch
 from millrace.log.generation_list import EMBEDDED, GenerationFile
@@ -29,7 +30,7 @@ from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
 from millrace.log.remote import RemoteLogService
 from millrace.message.ids import LogId
-from millrace.node.append_host_server import FACTORY as APPEND_HOST
+from millrace.node.append_host_name import FACTORY as APPEND_HOST
 from millrace.node.planner import START, UNBOUNDED, Offset, Planner
 from millrace.node.ranges import Failure, RangePlan, RangeReport, run_range
 from millrace.settings import Settings
