@@ -30,6 +30,8 @@ from millrace.settings import Settings
 from millrace.spark import session
 from millrace.tables.collection_table import rows_path
 
+START, END = datetime(2013, 2, 2, tzinfo=UTC), datetime(2014, 1, 2, tzinfo=UTC)
+"""Days of one cell of the grid that slices of 8,784 hours are cut on."""
 SLICE_HOURS = {"one slice": 8784, "slices of 30 days": 720}
 
 
@@ -54,9 +56,7 @@ def backfill(folder: Path, *, pairs: int = 7, times: int = 3) -> dict[str, Any]:
 def _rebuild(
     spark: SparkSession, settings: Settings, collection: Collection, rows: int, *, hours: int, pairs: int
 ) -> dict[str, Any]:
-    params = BackfillParams(
-        start=datetime(2013, 1, 1, tzinfo=UTC), end=datetime(2014, 1, 2, tzinfo=UTC), slice_hours=hours
-    )
+    params = BackfillParams(start=START, end=END, slice_hours=hours)
     target = settings.data_dir / "plain.delta"
     ours: list[float] = []
     plain: list[float] = []
@@ -67,7 +67,7 @@ def _rebuild(
         assert {each.outcome for each in report.slices} == {"written"}
         start = time.perf_counter()
         source = spark.read.format("delta").load(str(rows_path(settings, collection.id)))
-        made = TABLES[0].build(source).withColumn("date", F.to_date("hour"))
+        made = TABLES[0].build(source.where(F.col("time_hour") >= START)).withColumn("date", F.to_date("hour"))
         made.write.format("delta").mode("overwrite").partitionBy("date").save(str(target))
         plain.append(rows / (time.perf_counter() - start))
     assert report.rows == spark.read.format("delta").load(str(target)).count()

@@ -10,9 +10,12 @@ import pytest
 
 from millrace.errors import WalGap
 from millrace.message.ids import MessageId
+from millrace.node.wal_compaction import compact_once, live_files
 from millrace.settings import Settings
 from millrace.tables import wal_reader
-from millrace.tables.wal_reader import WalRange, WalSnapshot, read_range
+from millrace.tables.wal_reader import WalRange, WalSnapshot, range_bytes, read_range
+from millrace.tables.wal_table import WalTable
+from millrace.wal.schema import KIND_MESSAGE
 from tests.tables.wal_maker import Collection, WalMaker
 
 IDS = ("ledger", "entry", "index", "ordinal")
@@ -51,9 +54,27 @@ def test_messages_come_in_id_order_whole_and_once(settings: Settings) -> None:
         assert snapshot.verify(name) == len(found)
 
 
+def merged(settings: Settings, maker: WalMaker) -> WalSnapshot:
+    """The same rows in one file a PChannel, as compaction leaves them, two rows in each of its row groups."""
+    table = WalTable.open(settings.wal_path)
+    for name in maker.pchannels:
+        parts = [file for file in live_files(table.delta) if (file.kind, file.pchannel) == (KIND_MESSAGE, name)]
+        made_of = compact_once(table.delta, table.path, fan_in=len(parts))
+        assert made_of == len(parts)
+    for file in live_files(table.delta):
+        path = table.path / file.path
+        pq.write_table(pq.ParquetFile(path).read(), path, row_group_size=2)
+    snapshot = WalSnapshot.open(settings.wal_path)
+    assert snapshot is not None
+    return snapshot
+
+
+@pytest.mark.parametrize("one_file", [False, True])
 @pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
-def test_a_range_of_ticks_and_a_first_id_cut_exactly(settings: Settings, batch_bytes: int) -> None:
+def test_a_range_of_ticks_and_a_first_id_cut_exactly(settings: Settings, batch_bytes: int, one_file: bool) -> None:
     maker, snapshot = made(settings)
+    if one_file:
+        snapshot = merged(settings, maker)
     rows = maker.accepted["p0"]
     for low in range(0, len(rows), 3):
         for high in range(low, len(rows), 4):
@@ -76,6 +97,35 @@ def test_a_read_opens_only_the_files_of_its_range(settings: Settings, monkeypatc
     )
     assert ticks_of(list(snapshot.messages("p0", after_tick=last - 1))) == [last]
     assert len(opened) == 1
+
+
+def test_of_a_file_that_a_range_begins_in_only_what_lies_behind_is_read_and_counted(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker, _ = made(settings, commits=6)
+    snapshot = merged(settings, maker)
+    rows = maker.accepted["p0"]
+    (file,) = snapshot.plan("p0").files
+    read: list[int] = []
+    real = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read_row_group",
+        lambda self, number, **rest: (read.append(number), real(self, number, **rest))[1],
+    )
+    counted = []
+    for place in range(len(rows)):
+        plan = snapshot.plan("p0", start=MessageId(*(rows[place][name] for name in IDS)))
+        counted.append(range_bytes(settings.wal_path, plan))
+        read.clear()
+        assert ticks_of(list(read_range(settings.wal_path, plan))) == [row["time_tick"] for row in rows[place:]]
+        # Several messages may be of one entry: its row groups cannot be told apart by their statistics.
+        first = next(number for number, row in enumerate(rows) if row["entry"] == rows[place]["entry"])
+        assert read == list(range(first // 2, (len(rows) + 1) // 2))
+    assert counted[0] <= (settings.wal_path / file.path).stat().st_size
+    assert counted == sorted(counted, reverse=True)
+    assert counted[-1] < counted[0] / 10
+    assert range_bytes(settings.wal_path, WalRange(())) == 0
 
 
 def test_last_confirmed_is_where_a_reader_of_everything_later_begins(settings: Settings) -> None:

@@ -36,7 +36,7 @@ from millrace.tables.collection_table import (
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.visible_rows import collection_rows, conform
-from millrace.tables.wal_reader import WalRange, WalSnapshot, read_range
+from millrace.tables.wal_reader import WalRange, WalSnapshot, range_bytes, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 
 POLL: Final = 0.02
@@ -54,11 +54,6 @@ class Tail:
     delete_ticks: dict[str, int]
     staged_bytes: int = 0
     """Bytes of the staged files that its Imports name."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the files to be read: of the WAL, and staged ones."""
-        return sum(file.size for file in self.range.files) + self.staged_bytes
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -96,6 +91,10 @@ class ReadPlan:
     @property
     def deletes_path(self) -> Path:
         return deletes_path(self.settings, self.collection_id)
+
+    def tail_bytes(self) -> int:
+        """About how many bytes of files the tails are: of the WAL, and staged ones. Looks into a file of each."""
+        return sum(range_bytes(self.settings.wal_path, tail.range) + tail.staged_bytes for tail in self.tails)
 
     def tail_rows(self, *, deletes: bool) -> Iterator[pa.Table]:
         """The rows (or deletes) of all tails: see :func:`tail_rows`."""

@@ -31,7 +31,7 @@ from millrace.tables.read_plan import ReadPlan, Tail, plan_read, tail_rows
 
 FORMAT: Final = "millrace_tail"
 SMALL_TAIL_BYTES: Final = 8 << 20
-"""WAL files up to which the tail is read here and handed to Spark as a local relation: no Python worker, no task."""
+"""Bytes of WAL files up to which the tail is read here and handed to Spark as a local relation: no Python worker, no task."""
 
 
 def read(
@@ -97,7 +97,7 @@ def _tail_frame(spark: SparkSession, plan: ReadPlan, target: pa.Schema, *, delet
     tails = [tail for tail in plan.tails if tail.range.files]
     if not tails:
         return None
-    if sum(tail.bytes for tail in tails) <= SMALL_TAIL_BYTES:
+    if plan.tail_bytes() <= SMALL_TAIL_BYTES:
         parts = list(plan.tail_rows(deletes=deletes))
         if not parts:
             return None

@@ -242,7 +242,7 @@ def read_range(
     last_seen = 0
     start: MessageId | None = plan.start
     for file in plan.files:
-        for table in _batches(path, file, columns, batch_bytes):
+        for table in _batches(path, file, plan, columns, batch_bytes):
             ticks = table["time_tick"].to_numpy()
             if len(ticks) == 0:
                 continue
@@ -271,12 +271,29 @@ def _within(files: list[WalFile], after_tick: int, max_bytes: int) -> tuple[list
     return files, MAX_TICK
 
 
-def _batches(path: Path, file: WalFile, columns: Sequence[str] | None, batch_bytes: int) -> Iterator[pa.Table]:
+def range_bytes(path: Path, plan: WalRange) -> int:
+    """About how many bytes of files hold the messages of a range; of the file that it begins in, what lies behind its start."""
+    size = sum(file.size for file in plan.files[1:])
+    for file in plan.files[:1]:
+        with pq.ParquetFile(path / file.path) as parquet:
+            groups = _groups(parquet, plan)
+            size += sum(_group_bytes(parquet, group) for group in groups[1:])
+            for group in groups[:1]:
+                ids = parquet.read_row_group(group, columns=["time_tick", *_IDS])
+                before = int(np.searchsorted(ids["time_tick"].to_numpy(), plan.after_tick, side="right"))
+                left = ids.num_rows - max(before, _first_at(ids, plan.start))
+                size += _group_bytes(parquet, group) * left // max(1, ids.num_rows)
+    return size
+
+
+def _batches(
+    path: Path, file: WalFile, plan: WalRange, columns: Sequence[str] | None, batch_bytes: int
+) -> Iterator[pa.Table]:
     names = ROW_SCHEMA.names if columns is None else sorted({*columns, "time_tick", "type", *_IDS})
     schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
     dictionaries = [name for name in _DICTIONARIES if name in names]
     with pq.ParquetFile(path / file.path, read_dictionary=dictionaries) as parquet:
-        for group in range(parquet.num_row_groups):
+        for group in _groups(parquet, plan):
             size = parquet.metadata.row_group(group).total_byte_size
             if size <= 2 * batch_bytes:
                 yield parquet.read_row_group(group, columns=names).select(names).cast(schema)
@@ -284,6 +301,26 @@ def _batches(path: Path, file: WalFile, columns: Sequence[str] | None, batch_byt
             rows = max(1, parquet.metadata.row_group(group).num_rows * batch_bytes // size)
             for batch in parquet.iter_batches(batch_size=rows, row_groups=[group], columns=names):
                 yield pa.Table.from_batches([batch]).select(names).cast(schema)
+
+
+def _groups(parquet: pq.ParquetFile, plan: WalRange) -> list[int]:
+    """The row groups of a file that may hold messages of a range, by their statistics."""
+    places = [parquet.schema.names.index(name) for name in ("time_tick", "ledger", "entry")]
+    found = []
+    for number in range(parquet.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        tick, ledger, entry = (group.column(place).statistics for place in places)
+        if all(each is not None and each.has_min_max for each in (tick, ledger, entry)):
+            before = (ledger.max, entry.max) < plan.start.log_id or tick.max <= plan.after_tick
+            if before or tick.min > plan.up_to_tick:
+                continue
+        found.append(number)
+    return found
+
+
+def _group_bytes(parquet: pq.ParquetFile, number: int) -> int:
+    group = parquet.metadata.row_group(number)
+    return sum(group.column(place).total_compressed_size for place in range(group.num_columns))
 
 
 def _first_at(table: pa.Table, start: MessageId) -> int:

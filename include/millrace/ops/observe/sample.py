@@ -43,7 +43,7 @@ def sample(
     if not 1 <= limit <= MOST_ROWS:
         raise InvalidArgument(f"a sample has 1 to {MOST_ROWS} rows, not {limit}")
     plan = plan_read(settings, collection_id, at=at, deadline=seconds)
-    behind = sum(tail.bytes for tail in plan.tails)
+    behind = plan.tail_bytes()
     if behind > MOST_TAIL_BYTES:
         raise InvalidArgument(
             f"{behind >> 20} MiB of the WAL are not in the tables yet: wait for the flusher, or read with `millrace read`"
