@@ -101,6 +101,7 @@ class Scan(Closing):
         self._tail = tail
         self._until = until_tick
         self._closed = threading.Event()
+        self._closing = threading.Lock()
         self._wal = wal
         # A snapshot is taken before the tail is asked where it stands: what lies between is in the tail or in a newer one.
         self._snapshot = WalSnapshot.open(wal)
@@ -153,9 +154,11 @@ class Scan(Closing):
 
     def close(self) -> None:
         """End the scan; who waits in it returns within a second. Idempotent."""
-        if self._metrics is not None and not self._closed.is_set():
+        with self._closing:
+            first = not self._closed.is_set()
+            self._closed.set()
+        if first and self._metrics is not None:
             self._metrics.wal_scanner_total.labels(self._pchannel).dec()
-        self._closed.set()
 
     # --- where it begins ------------------------------------------------------------------------------------------------
 
