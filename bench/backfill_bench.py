@@ -1,9 +1,13 @@
-"""Backfill against plain Spark, and a load of files against a producer: the same rows, in the same session or server."""
+"""Backfill against plain Spark, and a load of files against a producer: the same rows, in the same session or server.
+
+Several slices have two baselines: one write of everything, and a write for each slice (what it takes that each can be repeated alone).
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -57,21 +61,23 @@ def _rebuild(
     spark: SparkSession, settings: Settings, collection: Collection, rows: int, *, hours: int, pairs: int
 ) -> dict[str, Any]:
     params = BackfillParams(start=START, end=END, slice_hours=hours)
-    target = settings.data_dir / "plain.delta"
     ours: list[float] = []
     plain: list[float] = []
+    sliced: list[float] = []
     for _ in range(pairs + 1):
         start = time.perf_counter()
         report = run(spark, settings, params, Progress())
         ours.append(rows / (time.perf_counter() - start))
         assert {each.outcome for each in report.slices} == {"written"}
         start = time.perf_counter()
-        source = spark.read.format("delta").load(str(rows_path(settings, collection.id)))
-        made = TABLES[0].build(source.where(F.col("time_hour") >= START)).withColumn("date", F.to_date("hour"))
-        made.write.format("delta").mode("overwrite").partitionBy("date").save(str(target))
+        written = _plain(spark, settings, collection, [(START, END)])
         plain.append(rows / (time.perf_counter() - start))
-    assert report.rows == spark.read.format("delta").load(str(target)).count()
-    return {
+        assert report.rows == spark.read.format("delta").load(written).count()
+        if len(report.slices) > 1:
+            start = time.perf_counter()
+            _plain(spark, settings, collection, [(each.start, each.end) for each in report.slices])
+            sliced.append(rows / (time.perf_counter() - start))
+    found = {
         "source_rows": rows,
         "rows": report.rows,
         "slices": len(report.slices),
@@ -80,6 +86,23 @@ def _rebuild(
         "spark_rows_per_s": round(statistics.median(plain[1:])),
         **_ratio(ours, plain),
     }
+    return found | ({"to_spark_by_slice": _ratio(ours, sliced)} if sliced else {})
+
+
+def _plain(
+    spark: SparkSession, settings: Settings, collection: Collection, parts: Sequence[tuple[datetime, datetime]]
+) -> str:
+    """What a Spark user would write, in one go or slice by slice; the table's folder."""
+    target = str(settings.data_dir / "plain.delta")
+    for start, end in parts:
+        source = spark.read.format("delta").load(str(rows_path(settings, collection.id)))
+        within = (F.col("time_hour") >= start) & (F.col("time_hour") < end)
+        made = TABLES[0].build(source.where(within)).withColumn("date", F.to_date("hour"))
+        writer = made.write.format("delta").mode("overwrite").partitionBy("date")
+        if len(parts) > 1:
+            writer = writer.option("replaceWhere", f"date >= '{start:%Y-%m-%d}' AND date < '{end:%Y-%m-%d}'")
+        writer.save(target)
+    return target
 
 
 def _load(folder: Path, client: Client, collection: Collection, year: pa.Table, *, times: int) -> dict[str, Any]:
