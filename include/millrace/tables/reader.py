@@ -51,14 +51,15 @@ def read(
     Raises TickNotReached, TickTooOld, CollectionNotFound.
     """
     plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
-    rows = _frame(spark, plan, deletes=False)
+    small = plan.tail_bytes() <= SMALL_TAIL_BYTES
+    rows = _frame(spark, plan, deletes=False, small_tail=small)
     for name, number, tick in plan.partition_drops:
         hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number) & (F.col("_time_tick") < tick)
         rows = rows.where(~hidden)
     for name, info in plan.vchannels.items():
         rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= info.begin_at(plan.tick)))
     if _table_deletes(plan) or plan.has_tail_deletes():
-        rows = _without_deleted(rows, _frame(spark, plan, deletes=True), plan.schema.primary_key)
+        rows = _without_deleted(rows, _frame(spark, plan, deletes=True, small_tail=small), plan.schema.primary_key)
     return rows if with_ticks else rows.select(*(_quoted(name) for name in plan.schema.arrow().names))
 
 
@@ -66,7 +67,7 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool) -> DataFrame:
+def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool, small_tail: bool) -> DataFrame:
     """Rows (or deletes) up to the tick: the table's and the tail's."""
     target = delete_file_schema(plan.schema) if deletes else file_schema(plan.schema)
     # Nullable throughout: both sides of the union then have one type.
@@ -75,7 +76,7 @@ def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool) -> DataFrame:
     parts = []
     if table is not None:
         parts.append(_table_frame(spark, path, table, target, plan.tick))
-    tail = _tail_frame(spark, plan, target, deletes=deletes)
+    tail = _tail_frame(spark, plan, target, deletes=deletes, small=small_tail)
     if tail is not None:
         parts.append(tail)
     if not parts:
@@ -93,11 +94,13 @@ def _table_frame(spark: SparkSession, path: Path, table: DeltaTable, target: pa.
     return frame.where(F.col("_time_tick") <= tick).select(*columns)
 
 
-def _tail_frame(spark: SparkSession, plan: ReadPlan, target: pa.Schema, *, deletes: bool) -> DataFrame | None:
+def _tail_frame(
+    spark: SparkSession, plan: ReadPlan, target: pa.Schema, *, deletes: bool, small: bool
+) -> DataFrame | None:
     tails = [tail for tail in plan.tails if tail.range.files]
     if not tails:
         return None
-    if plan.tail_bytes() <= SMALL_TAIL_BYTES:
+    if small:
         parts = list(plan.tail_rows(deletes=deletes))
         if not parts:
             return None
