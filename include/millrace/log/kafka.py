@@ -45,7 +45,8 @@ from millrace.message.ids import EARLIEST, LogId, LogIds
 if TYPE_CHECKING:
     from millrace.log.channel_log import VerifyReport
 
-_BEYOND_PAUSE: Final = 0.05
+_PAUSE: Final = 0.05
+"""Seconds between two looks at something that comes without a call."""
 _LOOK_UP_BYTES: Final = 4 << 20
 _SIZE_SECONDS: Final = 2.0
 """How long a partition's size is taken as it was: a planner asks ten times a second where logs end, and not for that."""
@@ -161,7 +162,7 @@ class _Partition:
             left = waited_until - time.monotonic()
             if left <= 0:
                 return None
-            threading.Event().wait(min(left, _BEYOND_PAUSE))
+            threading.Event().wait(min(left, _PAUSE))
             _, high = self.ends()
         with self._readers.at(offset) as reader:
             until = waited_until if offset >= high else deadline
@@ -326,6 +327,21 @@ class Kafka(Closing):
         for group in self.groups():
             self.admin.forget(self.settings.group(group), place)
         self.admin.delete(place.topic)
+        self._wait_until_gone(place)
+
+    def _wait_until_gone(self, place: Place) -> None:
+        """Wait until its brokers have taken in that a partition is deleted, which the controller's answer does not wait for.
+
+        Until then they would take and acknowledge appends to it. Raises LogUnavailable at the deadline.
+        """
+        until = time.monotonic() + self.settings.deadline
+        while time.monotonic() < until:
+            try:
+                self.watermarks(place)
+            except ChannelNotFound:
+                return
+            threading.Event().wait(_PAUSE)
+        raise LogUnavailable(f"{place} is deleted, but its broker still has it: are the brokers up?")
 
     def groups(self) -> list[str]:
         """See :meth:`millrace.log.protocol.LogService.groups`."""
