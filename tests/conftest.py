@@ -131,7 +131,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from millrace.spark import session
 
     data = tmp_path_factory.mktemp("spark-session")
-    spark = session("millrace-tests", settings=Settings(data_dir=data, spark_cores=2))
+    spark = session("millrace-tests", settings=Settings(data_dir=data, spark_cores=2), light_jvm=True)
     gateway = SparkContext._gateway
     assert gateway is not None
     yield spark

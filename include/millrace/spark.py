@@ -18,17 +18,22 @@ from millrace.spark_jars import delta_jars
 _PACKAGE_ROOT = str(Path(millrace.__file__).resolve().parent.parent)
 _LOGGING = Path(millrace.__file__).resolve().parent / "log4j2.properties"
 
+_LIGHT_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""A JVM that only plans and keeps books: its optimising compiler took a fifth of a core in a streaming job's first minutes and
+gave nothing back, since the rows are Python's work there (docs/performance.md, "Freshness")."""
+
 TASK_ATTEMPTS = 3
 """Attempts of one task: a Python worker that was killed is replaced; a poisoned entry parks its channel instead."""
 
 
-def configuration(settings: Settings) -> dict[str, str]:
+def configuration(settings: Settings, *, light_jvm: bool = False) -> dict[str, str]:
     """Spark's configuration for `settings`: sizes fit the cores, where Spark's defaults fit a cluster."""
     cores = str(settings.cores)
+    java_options = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
     return {
         **_master(settings),
         "spark.driver.memory": settings.spark_memory,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+        "spark.driver.extraJavaOptions": f"{java_options} {_LIGHT_JVM}" if light_jvm else java_options,
         "spark.jars": ",".join(delta_jars(settings)),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -60,9 +65,13 @@ def _master(settings: Settings) -> dict[str, str]:
     }
 
 
-def session(app_name: str, *, settings: Settings, extra: Mapping[str, str] | None = None) -> SparkSession:
+def session(
+    app_name: str, *, settings: Settings, light_jvm: bool = False, extra: Mapping[str, str] | None = None
+) -> SparkSession:
     """The Spark session of this process, started if there is none; `extra` is configuration that goes over ours.
 
+    `light_jvm` is for a driver whose JVM reads and writes few rows itself, or ends soon: it starts and plans with less CPU, and
+    would scan at half the speed.
     Sets what the JVM and its Python workers inherit in this process's environment (the Python that runs, the path of
     this package, Java, the Spark of this Python), since Spark reads those from nowhere else. Raises InvalidSettings
     where Java or Delta's jars are not to be had.
@@ -75,7 +84,7 @@ def session(app_name: str, *, settings: Settings, extra: Mapping[str, str] | Non
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = _python_path()
     builder = SparkSession.builder.appName(app_name)
-    for key, value in {**configuration(settings), **(extra or {})}.items():
+    for key, value in {**configuration(settings, light_jvm=light_jvm), **(extra or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 

@@ -85,7 +85,7 @@ def _run(
     settings = Settings.load()
     metrics = Metrics()
     server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
-    spark = session(app_name, settings=settings)
+    spark = session(app_name, settings=settings, light_jvm=True)
     beat = Heartbeat(settings, app_name, progress=progress, spark_ui=spark.sparkContext.uiWebUrl)
 
     def start(turn: Sequence[StartQuery], place: int) -> StreamingQuery:
