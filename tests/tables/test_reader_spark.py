@@ -21,7 +21,7 @@ from tests.tables.read_model import do
 from tests.tables.wal_maker import Collection, WalMaker
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -87,6 +87,38 @@ def test_what_was_read_stays_what_it_was(spark: SparkSession, settings: Settings
     flush(settings)
     assert (frame.count(), before > 0) == (before, True)
     assert reader.read(spark, settings, 1).count() > before
+
+
+def test_columns_that_place_a_row_are_scanned_only_where_a_row_may_be_hidden(
+    spark: SparkSession, settings: Settings
+) -> None:
+    maker = WalMaker(settings)
+    maker.open()
+    collection = Collection(maker)
+    collection.create()
+    do(collection, HISTORY[0], 0)
+    maker.commit()
+    first = min(maker.last_tick(name) for name in maker.pchannels)
+    for operation in (("import", [(0, 1), (1, 2)], False), ("insert", [2, 3], 1, 0)):
+        do(collection, operation, 1)
+    for name in maker.pchannels:
+        maker.append(name, [builders.time_tick(term=1)])
+    maker.commit()
+    flush(settings)
+    assert _scanned(reader.read(spark, settings, 1)) == (False, False)
+    assert _scanned(reader.read(spark, settings, 1, at=first)) == (False, True)  # later rows are left out
+    do(collection, ("import", [(4, 1)], True), 2)  # takes the place of all rows before it
+    maker.commit()
+    flush(settings)
+    frame = reader.read(spark, settings, 1)
+    assert _scanned(frame)[0]
+    assert frame.count() == read_arrow(settings, 1).num_rows
+
+
+def _scanned(frame: DataFrame) -> tuple[bool, bool]:
+    """Whether the plan reads ``_vchannel``, and ``_time_tick``."""
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    return "_vchannel" in plan, "_time_tick" in plan
 
 
 def test_times_and_dates_come_through_tasks_as_they_were_written(

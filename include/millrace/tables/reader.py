@@ -28,6 +28,7 @@ from millrace.message.schema import CollectionSchema
 from millrace.settings import Settings
 from millrace.tables.collection_table import delete_file_schema, file_schema
 from millrace.tables.read_plan import ReadPlan, Tail, plan_read, tail_rows
+from millrace.tables.wal_reader import MAX_TICK
 
 FORMAT: Final = "millrace_tail"
 SMALL_TAIL_BYTES: Final = 8 << 20
@@ -56,9 +57,11 @@ def read(
     for name, number, tick in plan.partition_drops:
         hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number) & (F.col("_time_tick") < tick)
         rows = rows.where(~hidden)
+    first = _first_ticks(plan)
     for name, info in plan.vchannels.items():
-        rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= info.begin_at(plan.tick)))
-    if _table_deletes(plan) or plan.has_tail_deletes():
+        if first[name] < (begin := info.begin_at(plan.tick)):
+            rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= begin))
+    if _tick_span(plan.deletes)[0] <= plan.tick or plan.has_tail_deletes():
         rows = _without_deleted(rows, _frame(spark, plan, deletes=True, small_tail=small), plan.schema.primary_key)
     return rows if with_ticks else rows.select(*(_quoted(name) for name in plan.schema.arrow().names))
 
@@ -91,7 +94,30 @@ def _table_frame(spark: SparkSession, path: Path, table: DeltaTable, target: pa.
     columns = [
         F.col(_quoted(name)) if name in have else F.lit(None).cast(types[name]).alias(name) for name in target.names
     ]
-    return frame.where(F.col("_time_tick") <= tick).select(*columns)
+    if _tick_span(table)[1] > tick:
+        frame = frame.where(F.col("_time_tick") <= tick)
+    return frame.select(*columns)
+
+
+def _tick_span(table: DeltaTable | None) -> tuple[int, int]:
+    """Bounds of ``_time_tick`` in the table, by its files' statistics: of any tick where a file has none, of none without a row.
+
+    A filter that they say holds for every row is left out: a scan then does not read its columns.
+    """
+    actions = None if table is None else pa.table(table.get_add_actions(flatten=True))
+    if actions is None or actions.num_rows == 0:
+        return MAX_TICK, 0
+    if {"min._time_tick", "max._time_tick"} <= set(actions.column_names):
+        least, greatest = actions["min._time_tick"], actions["max._time_tick"]
+        if least.null_count == greatest.null_count == 0:
+            return pc.min(least).as_py(), pc.max(greatest).as_py()
+    return 0, MAX_TICK
+
+
+def _first_ticks(plan: ReadPlan) -> dict[str, int]:
+    """By VChannel a tick that none of its rows is before, be they the table's or the tail's (which lie behind its tick)."""
+    first, _ = _tick_span(plan.rows)
+    return {name: min(first, tick + 1) for tail in plan.tails for name, tick in tail.row_ticks.items()}
 
 
 def _tail_frame(
@@ -115,17 +141,6 @@ def _tail_frame(
         "deletes": str(deletes).lower(),
     }
     return spark.read.format(FORMAT).options(**options).schema(from_arrow_schema(target)).load()
-
-
-def _table_deletes(plan: ReadPlan) -> bool:
-    """Whether the deletes table may hold one up to the tick, by its log alone."""
-    if plan.deletes is None:
-        return False
-    actions = pa.table(plan.deletes.get_add_actions(flatten=True))
-    if "min._time_tick" not in actions.column_names:
-        return actions.num_rows > 0
-    early = pc.fill_null(pc.less_equal(actions["min._time_tick"], plan.tick), True)
-    return bool(pc.any(early).as_py())
 
 
 def _without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
