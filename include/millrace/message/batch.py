@@ -6,8 +6,10 @@ One row is one message of one log entry, in log order. Fixed-width columns are n
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 MESSAGE_SCHEMA: Final = pa.schema(
@@ -33,3 +35,11 @@ MESSAGE_SCHEMA: Final = pa.schema(
     ]
 )
 """Columns of a decoded run of messages."""
+
+_ARROW_TYPES: Final = {np.dtype(each.to_pandas_dtype()): each for each in (pa.int64(), pa.int32(), pa.uint16())}
+
+
+def numbers(values: npt.NDArray[Any]) -> pa.Array:
+    """Integers as an Arrow array over the same memory. `pa.array` gives the same in thrice the time, which a run of one message is made of."""
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(_ARROW_TYPES[values.dtype], len(values), [None, data])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.errors import UnsupportedVersion
-from millrace.message.batch import MESSAGE_SCHEMA
+from millrace.message.batch import MESSAGE_SCHEMA, numbers
 from millrace.message.crc_join import joined_crc
 from millrace.message.wire_layout import (
     ABSENT,
@@ -46,6 +46,8 @@ _PREFIX_PLACES: Final = np.arange(TAGS_START)
 _TAG_PLACES: Final = np.arange(TAGS_START, COLUMNS_START)
 _DTYPES: Final = tuple(column.dtype for column in COLUMNS)
 _TYPE, _VCHANNEL, _PAYLOAD_LENGTH = 0, 1, len(COLUMNS) - 1
+_PLAIN: Final = tuple(place for place in range(len(COLUMNS)) if place not in (_VCHANNEL, _PAYLOAD_LENGTH))
+"""Places of the columns that become columns of MESSAGE_SCHEMA as they are."""
 
 
 def entry_crc(value: bytes | memoryview | pa.Buffer, *, sound: bool = False) -> int:
@@ -289,14 +291,13 @@ class _Run:
             causes = pa.array([self.errors[entry] for entry in errors], pa.utf8())
             detail = causes.take(pa.array(places, mask=missing))
         names = pa.array(list(self.names.index) or [""], pa.utf8())
-        by_name = dict(zip((column.name for column in COLUMNS), columns, strict=True))
         arrays: dict[str, pa.Array] = {
-            name: pa.array(np.repeat(self.entries.column(name).to_numpy(), counts))
+            name: numbers(np.repeat(self.entries.column(name).to_numpy(), counts))
             for name in ("ledger", "entry", "physical_ms")
         }
-        arrays |= {name: pa.array(values) for name, values in by_name.items()}
-        arrays["index"] = pa.array((np.arange(total) - np.repeat(first, counts)).astype(np.int32))
-        arrays["vchannel"] = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), names, safe=False)
+        arrays |= {COLUMNS[place].name: numbers(columns[place]) for place in _PLAIN}
+        arrays["index"] = numbers((np.arange(total) - np.repeat(first, counts)).astype(np.int32))
+        arrays["vchannel"] = pa.DictionaryArray.from_arrays(numbers(indices), names, safe=False)
         arrays["payload"] = self._payloads(body_starts, lengths)
         arrays["detail"] = detail
         return pa.RecordBatch.from_arrays([arrays[name] for name in MESSAGE_SCHEMA.names], schema=MESSAGE_SCHEMA)

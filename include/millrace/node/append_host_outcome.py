@@ -161,7 +161,9 @@ def _emitted(messages: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
     types = messages.column("type")
     codes = types.indices.to_numpy()
     number = {name: code for code, name in enumerate(types.dictionary.to_pylist())}
-    emitted = np.isin(codes, [number[name] for name in _BY_CHAIN if name in number])
+    emitted = np.zeros(len(codes), dtype=bool)
+    for name in _BY_CHAIN:
+        emitted |= codes == number.get(name, -1)
     rollbacks = codes == number.get(_BY_EITHER, -1)
     if rollbacks.any():
         emitted |= rollbacks & messages.column("detail").is_valid().to_numpy(zero_copy_only=False)

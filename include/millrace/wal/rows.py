@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.message.batch import numbers
 from millrace.message.ids import MessageId
 from millrace.message.types import MessageType
 from millrace.wal.run import ACCEPTED, REASONS, Columns, Decided, Emission, Row, Run, payload_sizes
@@ -91,7 +92,7 @@ class RowBuilder:
         pieces, columns = self._pieces, self._columns
         if not pieces:
             return EMPTY, EMPTY
-        source = np.concatenate([np.arange(piece.start, piece.start + piece.count) for piece in pieces])
+        source = self._source()
         values: dict[str, npt.NDArray[Any]] = {name: getattr(columns, name)[source] for name in _COPIED + _COPIED_TOO}
         values["type"] = _TYPE_INDEX[columns.type[source]]
         values["vchannel"] = columns.vchannel[source]
@@ -99,7 +100,7 @@ class RowBuilder:
         values["segment_id"] = np.concatenate([piece.segment for piece in pieces])
         reason = np.concatenate([piece.reason for piece in pieces])
         starts = np.cumsum([0, *(piece.count for piece in pieces)])
-        values["ordinal"] = np.zeros(len(source), dtype=np.int32)
+        values["ordinal"] = np.zeros(len(reason), dtype=np.int32)
         values["ordinal"][starts[:-1]] = [piece.ordinal for piece in pieces]
         names = list(columns.names)
         payloads = self._payloads()
@@ -115,6 +116,12 @@ class RowBuilder:
         if not rejected.any():
             return batch, EMPTY
         return batch.filter(pa.array(~rejected)), batch.filter(pa.array(rejected))
+
+    def _source(self) -> npt.NDArray[np.intp] | slice:
+        """Which messages of the batch the rows come from: those that were judged together are taken as they lie, uncopied."""
+        if len(self._pieces) == 1 and self._pieces[0].emission is None:
+            return slice(self._pieces[0].start, self._pieces[0].start + self._pieces[0].count)
+        return np.concatenate([np.arange(piece.start, piece.start + piece.count) for piece in self._pieces])
 
     def _payloads(self) -> pa.LargeBinaryArray:
         """The payloads of all rows: a view where nothing was emitted, else one copy."""
@@ -137,8 +144,9 @@ class RowBuilder:
     def _confirmed(
         self, values: dict[str, npt.NDArray[Any]], reason: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp]
     ) -> None:
+        held = any(piece.confirmed is not None for piece in self._pieces)
         for name in ("ledger", "entry", "index", "ordinal"):
-            values["lc_" + name] = values[name].copy()
+            values["lc_" + name] = values[name].copy() if held else values[name]
         for piece, start in zip(self._pieces, starts.tolist(), strict=False):
             if piece.confirmed is not None:
                 rows = start + np.flatnonzero(reason[start : start + piece.count] == ACCEPTED)
@@ -158,9 +166,9 @@ class RowBuilder:
             case "payload":
                 return payloads
             case "type":
-                return pa.DictionaryArray.from_arrays(pa.array(values["type"]), _TYPE_NAMES)
+                return pa.DictionaryArray.from_arrays(numbers(values["type"]), _TYPE_NAMES)
             case "vchannel":
-                return pa.DictionaryArray.from_arrays(pa.array(values["vchannel"]), pa.array(names, pa.utf8()))
+                return pa.DictionaryArray.from_arrays(numbers(values["vchannel"]), pa.array(names, pa.utf8()))
             case "reason":
                 codes = pa.array(reason.astype(np.int32) - 1, mask=reason == ACCEPTED)
                 return pa.DictionaryArray.from_arrays(codes, _REASON_NAMES)
@@ -169,7 +177,7 @@ class RowBuilder:
                     return pa.nulls(len(reason), pa.utf8())
                 return pa.array([details.get(row) for row in range(len(reason))], pa.utf8())
             case name:
-                return pa.array(values[name], field.type)
+                return numbers(values[name])
 
 
 def _overwrite(values: dict[str, npt.NDArray[Any]], row: int, piece: _Piece, names: list[str]) -> None:
