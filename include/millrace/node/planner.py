@@ -3,9 +3,9 @@
 Knows no Spark. Spark keeps the offsets that :meth:`Planner.latest` returns and hands them back, but nothing is
 believed of them besides how far a batch may go at most: a lost or stale Spark checkpoint costs nothing.
 
-A PChannel with nothing behind its position but ticks that become no rows is idle. Whether that is so is computed by the
-chain itself, on the few new entries and without writing, so that an idle node runs no micro-batch and a tick that fires a
-timer runs one.
+A PChannel with nothing behind its position but ticks that become no rows is idle. Whether that is so of ticks is computed by
+the chain itself, on the few new entries and without writing, so that an idle node runs no micro-batch and a tick that fires
+a timer runs one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from millrace.errors import MillraceError
-from millrace.log.protocol import Log, LogService
+from millrace.log.protocol import Log, LogEntries, LogService
 from millrace.message.ids import LogId
+from millrace.message.types import MessageType
+from millrace.message.wire import decode_entries
 from millrace.node.parking import parked_names
 from millrace.node.ranges import RangePlan, value_bytes
 from millrace.tables.wal_table import WalPosition, WalTable
@@ -192,7 +194,7 @@ class Planner:
                 entries = log.read(peek.state.position, end=end, max_bytes=PEEK_BYTES)
                 if entries.batch.num_rows == 0:
                     return False
-                if value_bytes(entries.batch) > PEEK_BYTES:
+                if value_bytes(entries.batch) > PEEK_BYTES or _has_message(entries):
                     return True
                 outcome = Chain().process(peek.state, entries)
             except Exception:  # the task meets it again and says what it is
@@ -214,3 +216,9 @@ class Planner:
             log.close()
         self._logs.clear()
         self._service.close()
+
+
+def _has_message(entries: LogEntries) -> bool:
+    """Whether something else than a time tick is there: accepted or rejected, it becomes a row."""
+    types = decode_entries(entries.batch).column("type").to_numpy()
+    return bool((types != MessageType.TIME_TICK).any())
