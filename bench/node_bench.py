@@ -82,16 +82,7 @@ def fill(log: Log, pchannel: str, *, message_bytes: int, total_bytes: int) -> in
     pending: list[bytes] = []
     count = total_bytes // message_bytes
     for first in range(0, count, each):
-        bodies = random.bytes(each * message_bytes)
-        payloads = [
-            encode_rows(
-                pa.record_batch(
-                    [pa.array([first + row]), pa.array([bodies[row * message_bytes : (row + 1) * message_bytes]])],
-                    schema=SCHEMA.arrow(),
-                )
-            )
-            for row in range(each)
-        ]
+        payloads = _payloads(first, each, random.bytes(each * message_bytes))
         pending.append(
             encode_columns(
                 type=MessageType.INSERT,
@@ -110,6 +101,19 @@ def fill(log: Log, pchannel: str, *, message_bytes: int, total_bytes: int) -> in
     if pending:
         log.append(pending)
     return -(-count // each) * each
+
+
+def _payloads(first: int, count: int, bodies: bytes) -> list[bytes]:
+    """One-row payloads with ids from `first` on and equal shares of `bodies`: one encoded row, with the others' bytes in its places."""
+    size = len(bodies) // count
+    number, body = 0x0123456789ABCDEF, b"\xab" * size
+    row = pa.record_batch([pa.array([number]), pa.array([body])], schema=SCHEMA.arrow())
+    template = bytes(encode_rows(row))
+    id_at, body_at = template.index(number.to_bytes(8, "little")), template.index(body)
+    made = np.tile(np.frombuffer(template, dtype=np.uint8), (count, 1))
+    made[:, id_at : id_at + 8] = np.arange(first, first + count, dtype="<i8").view(np.uint8).reshape(count, 8)
+    made[:, body_at : body_at + size] = np.frombuffer(bodies, dtype=np.uint8).reshape(count, size)
+    return [each.tobytes() for each in made]
 
 
 def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, passes: int = 3) -> list[Throughput]:
