@@ -32,7 +32,7 @@ def test_what_was_appended_is_read_in_order_with_the_ids_that_append_gave(log: L
     flat = [entry_id for batch in ids for entry_id in batch]
     assert flat == sorted(set(flat))
     assert read_all(log) == list(zip(flat, [value for batch in batches for value in batch], strict=True))
-    assert log.describe().end == flat[-1].following()
+    assert log.describe().end == log.end() == flat[-1].following()
 
 
 @pytest.mark.parametrize("cut", [slice(None), slice(1, 5), slice(4, None), slice(2, 3)])

@@ -85,6 +85,9 @@ class MemoryLog:
     def describe(self) -> LogDescription:
         return LogDescription(LogId(0, self._begin), LogId(0, len(self._values)), sum(map(len, self._values)))
 
+    def end(self) -> LogId:
+        return self.describe().end
+
     def close(self) -> None:
         pass
 

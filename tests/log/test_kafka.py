@@ -136,7 +136,7 @@ def test_topics_have_the_deployments_prefix_and_names_of_any_kind() -> None:
 
 
 def test_a_topic_keeps_everything_and_the_brokers_give_the_stamps(service: Kafka) -> None:
-    found = service.admin.configs(service.settings.place("p"))
+    found = service.configs(service.settings.place("p"))
     assert {name: found[name] for name in service.settings.topic_configs()} == service.settings.topic_configs()
     assert (found["retention.ms"], found["cleanup.policy"]) == ("-1", "delete")
     assert found["message.timestamp.type"] == "LogAppendTime"
@@ -295,7 +295,7 @@ def test_an_entry_refused_in_the_midst_of_an_append_fails_all_of_it_and_nothing_
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
         admin.incremental_alter_configs([resource])[resource].result(DEADLINE)
         until = time.monotonic() + DEADLINE
-        while service.admin.configs(Place(topic))["max.message.bytes"] != str(2 << 20):
+        while service.configs(Place(topic))["max.message.bytes"] != str(2 << 20):
             assert time.monotonic() < until
         values = [b"%04d" % number * 250 for number in range(4000)]
         with pytest.raises(EntryTooLarge):

@@ -127,6 +127,9 @@ class Unlucky:
     def describe(self) -> LogDescription:
         return self._log.describe()
 
+    def end(self) -> LogId:
+        return self.describe().end
+
 
 @pytest.mark.parametrize(
     "error, retriable", [(LogUnavailable("gone"), True), (OSError("broken pipe"), True), (KeyError("bug"), False)]

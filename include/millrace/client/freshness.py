@@ -84,7 +84,7 @@ def lacks_rows(wal: WalTable | None, log: Log, pchannel: str, *, up_to: int = MA
     if position is not None and position.last_tick >= up_to:
         return False
     state = (None if position is None else position.state) or ChannelState.new(pchannel)
-    end = log.describe().end
+    end = log.end()
     while state.position < end and state.last_tick < up_to:
         if state.position == EARLIEST and log.describe().begin > EARLIEST:
             return True  # what the table never had is gone from the log: the streaming node will say so

@@ -131,7 +131,7 @@ class Switch:
                     except ChannelExists:
                         pass
                 log = target.open(name)
-                end = log.describe().end
+                end = log.end()
                 log.close()
                 if end != EARLIEST:
                     raise InvalidArgument(
@@ -153,7 +153,7 @@ class Switch:
     def _end(self, name: str) -> LogId:
         log = self.log.open(name)
         try:
-            return log.describe().end
+            return log.end()
         finally:
             log.close()
 

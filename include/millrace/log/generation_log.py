@@ -102,8 +102,8 @@ class GenerationLog:
     def truncate(self, position: LogId) -> int:
         """See :meth:`millrace.log.protocol.Log.truncate`. Older generations are given up whole, and not looked at again."""
         span = self._span()
-        if position > self.describe().end:
-            raise InvalidArgument(f"cannot truncate at {position}: the log ends at {self.describe().end}")
+        if position > (end := self.end()):
+            raise InvalidArgument(f"cannot truncate at {position}: the log ends at {end}")
         number = position.generation
         if number < span.first:
             return 0
@@ -137,6 +137,11 @@ class GenerationLog:
             if begin is None and (described is None or described.begin < span.ends[number]):
                 begin = whole(EARLIEST if described is None else described.begin, number, origin=span.origin)
         return LogDescription(begin or whole(newest.begin, span.current, origin=span.origin), end, size)
+
+    def end(self) -> LogId:
+        """See :meth:`millrace.log.protocol.Log.end`."""
+        span = self._span()
+        return whole(self.handle(span.current).end(), span.current, origin=span.origin)
 
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None

@@ -42,6 +42,10 @@ class LogHandle(Generic[CoreT]):
         """See :meth:`millrace.log.protocol.Log.describe`."""
         return self._open().describe()
 
+    def end(self) -> LogId:
+        """See :meth:`millrace.log.protocol.Log.end`."""
+        return self._open().describe().end
+
     def close(self) -> None:
         """See :meth:`millrace.log.protocol.Log.close`."""
         self._core = None

@@ -1,7 +1,7 @@
 """Kafka as the log: one PChannel a topic of one partition, or a partition of one topic, on brokers of yours (docs/brokers.md).
 
 A LogId is (0, offset), an entry one record's value, its stamp the brokers' (LogAppendTime): any Kafka client reads and writes
-the same wire form. Appends and reads go through confluent-kafka, administration through kafka-python.
+the same wire form. Appends, reads and looks at topics go through confluent-kafka, administration through kafka-python.
 
 - Durable means acknowledged by all in-sync replicas (acks=all, idempotent). Kafka leaves the fsync to its operating system: what
   a cluster acknowledged it may lose where all replicas lose power at once. Such a log ends early, and is LogRegressed
@@ -34,9 +34,9 @@ from millrace.errors import (
     PositionTruncated,
 )
 from millrace.log.handle import LogHandle
-from millrace.log.kafka_admin import KafkaAdmin
 from millrace.log.kafka_reader import KafkaReaders, OutOfRange, Run, consumer_of, wait_for_brokers, watermarks
 from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
+from millrace.log.kafka_topics import configs, partition_counts
 from millrace.log.kafka_writer import KafkaWriter
 from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.log.server_pipeline import as_values
@@ -44,6 +44,7 @@ from millrace.message.ids import EARLIEST, LogId, LogIds
 
 if TYPE_CHECKING:
     from millrace.log.channel_log import VerifyReport
+    from millrace.log.kafka_admin import KafkaAdmin
 
 _PAUSE: Final = 0.05
 """Seconds between two looks at something that comes without a call."""
@@ -70,10 +71,10 @@ class _Partition:
     def _checked(self) -> int:
         """The largest entry that the topic takes. Raises ChannelNotFound, InvalidSettings where it would lose entries."""
         try:
-            found = self.service.admin.configs(self.place)
+            found = self.service.configs(self.place)
         except ChannelNotFound:
             self.ends()  # which knows a topic that is gone from a broker that just started; raises for the former
-            found = self.service.admin.configs(self.place)
+            found = self.service.configs(self.place)
         wanted = {name: value for name, value in self.settings.topic_configs().items() if name in _PROMISES}
         wrong = {name: found.get(name) for name, value in wanted.items() if found.get(name) != value}
         if wrong:
@@ -190,6 +191,9 @@ class _Partition:
         self._begin = max(self._begin, position.entry)
         return 0  # whole segments go later, in the brokers' own time
 
+    def end(self) -> LogId:
+        return LogId(0, self.ends()[1])
+
     def describe(self) -> LogDescription:
         low, high = self.ends()
         size, until = self._size
@@ -241,6 +245,10 @@ class KafkaLog(LogHandle[_Partition]):
             allowed=allowed, retention_bytes=retention_bytes or 0, retention_ms=retention_ms or 0
         )
 
+    def end(self) -> LogId:
+        """See :meth:`millrace.log.protocol.Log.end`: one question to the broker, where `describe` has two."""
+        return self._open().end()
+
     def verify(self) -> VerifyReport:
         """Read everything; the client checks each batch's checksum, and this that no offset is missing."""
         from millrace.log.verify_scan import verify_by_reading
@@ -259,7 +267,7 @@ class Kafka(Closing):
     def __init__(self, settings: KafkaSettings) -> None:
         """Raises LogUnavailable where no broker answers, InvalidSettings where the client or the brokers refuse."""
         self.settings = settings
-        self.admin = KafkaAdmin(settings)
+        self._admin: KafkaAdmin | None = None
         self._lock = threading.Lock()
         self._partitions: dict[str, _Partition] = {}
         self._closed = False
@@ -278,9 +286,8 @@ class Kafka(Closing):
         if not self.settings.is_shared(place):
             self.admin.create(place.topic)
             return
-        try:
-            found = self.admin.partitions(place.topic)
-        except ChannelNotFound:
+        found = partition_counts(self.settings, self._asking, place.topic).get(place.topic, 0)
+        if not found:
             self.admin.create(place.topic, self.settings.partitions)
             return
         if found > place.partition:
@@ -301,12 +308,12 @@ class Kafka(Closing):
     def names(self) -> list[str]:
         """See :meth:`millrace.log.protocol.LogService.names`."""
         self.check_open()
-        topics = self.admin.topics()
+        topics = partition_counts(self.settings, self._asking)
         names = {name for topic in topics if (name := self.settings.name_of(topic)) is not None}
         # One that is a partition by the settings is there, and nowhere else.
         names = {name for name in names if not self.settings.is_shared(self.settings.place(name))}
         if self.settings.partitions and self.settings.prefix in topics:
-            there = min(self.settings.partitions, self.admin.partitions(self.settings.prefix))
+            there = min(self.settings.partitions, topics[self.settings.prefix])
             names.update(map("dml_{}".format, range(there)))
         return sorted(names)
 
@@ -373,10 +380,23 @@ class Kafka(Closing):
                 return
             self._closed = True
             partitions, self._partitions = self._partitions, {}
+            admin, self._admin = self._admin, None
         for partition in partitions.values():
             partition.close()
         self._asking.close()
-        self.admin.close()
+        if admin is not None:
+            admin.close()
+
+    @property
+    def admin(self) -> KafkaAdmin:
+        """The administration of topics and groups, made when it is first needed. Raises LogUnavailable once this is closed."""
+        from millrace.log.kafka_admin import KafkaAdmin
+
+        with self._lock:
+            self.check_open()
+            if self._admin is None:
+                self._admin = KafkaAdmin(self.settings)
+            return self._admin
 
     # --- for the partitions ---------------------------------------------------------------------------------------------------
 
@@ -384,6 +404,11 @@ class Kafka(Closing):
         """Raises LogUnavailable once the service is closed."""
         if self._closed:
             raise LogUnavailable("this log service is closed: open it again")
+
+    def configs(self, place: Place) -> dict[str, str]:
+        """The settings of a partition's topic. Raises ChannelNotFound, InvalidSettings (it has other partitions than ours)."""
+        self.check_open()
+        return configs(self.settings, self._asking, place)
 
     def watermarks(self, place: Place) -> tuple[int, int]:
         """The ends of a partition."""

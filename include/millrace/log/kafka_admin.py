@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import kafka.errors as errors
 from kafka import TopicPartition
-from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 
 from millrace.errors import (
@@ -86,51 +86,12 @@ class KafkaAdmin:
             raise ChannelExists(f"topic {topic} has {partitions} partitions already") from None
         self._call(f"waiting for the partitions of topic {topic}", wait)
 
-    def partitions(self, topic: str) -> int:
-        """How many partitions a topic has. Raises ChannelNotFound."""
-
-        def call(client: KafkaAdminClient, _: int) -> int:
-            return len(_partitions(client, topic))
-
-        try:
-            return self._call(f"looking at topic {topic}", call)
-        except errors.UnknownTopicOrPartitionError:
-            raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from None
-
     def delete(self, topic: str) -> None:
         """Delete a topic with all its records. Raises ChannelNotFound."""
         try:
             self._call(f"deleting topic {topic}", lambda client, ms: client.delete_topics([topic], timeout_ms=ms))
         except errors.UnknownTopicOrPartitionError:
             raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from None
-
-    def topics(self) -> list[str]:
-        """Every topic of the brokers."""
-        found: list[str] = self._call("listing topics", lambda client, _: client.list_topics())
-        return found
-
-    def configs(self, place: Place) -> dict[str, str]:
-        """The settings of a place's topic. Raises ChannelNotFound, InvalidSettings (others than we have partitions of it)."""
-        topic = place.topic
-
-        def call(client: KafkaAdminClient, _: int) -> dict[str, str]:
-            found = len(_partitions(client, topic))
-            if self._settings.is_shared(place):
-                if found <= place.partition:
-                    raise errors.UnknownTopicOrPartitionError
-            elif found != 1:
-                raise InvalidSettings(
-                    f"topic {topic} has {found} partitions: a log has one (for PChannels that share a topic, see"
-                    " kafka.partitions)"
-                )
-            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-            answered = client.describe_configs([resource], config_filter="all")["topic"][topic]
-            return {name: str(each["value"]) for name, each in answered.items()}
-
-        try:
-            return self._call(f"looking at topic {topic}", call)
-        except errors.UnknownTopicOrPartitionError:
-            raise ChannelNotFound(f"there is no {place}: create its channel first") from None
 
     def delete_records(self, place: Place, offset: int) -> None:
         """Give up what lies before `offset`. Raises InvalidArgument beyond the end."""

@@ -32,9 +32,9 @@ _LULL: Final = 0.5
 _POLL: Final = 0.1
 _FETCH_BYTES: Final = 50 << 20
 
-_GONE: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+GONE: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _MOVED: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET)
-_REFUSED: Final = (
+REFUSED: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -159,10 +159,10 @@ class _Reader:
 
     def _complain(self, error: KafkaError) -> None:
         """Raise what an error of the client means; one that passes is left to the deadline."""
-        if error.code() in _MOVED or error.code() in _GONE:
+        if error.code() in _MOVED or error.code() in GONE:
             self.next = -1
             raise OutOfRange
-        if error.code() in _REFUSED:
+        if error.code() in REFUSED:
             self.next = -1
             raise InvalidSettings(f"the brokers refuse to have {self._place} read: {error.str()}")
         _log.info("reading %s: %s", self._place, error.str())
@@ -235,7 +235,7 @@ def wait_for_brokers(settings: KafkaSettings, consumer: Consumer, complaints: li
             return
         except KafkaException as error:
             consumer.poll(0)
-            refused = next((each for each in complaints if each.code() in _REFUSED), None)
+            refused = next((each for each in complaints if each.code() in REFUSED), None)
             if refused is not None:
                 raise InvalidSettings(
                     f"the brokers at {settings.brokers} refuse this client: {refused.str()}; look at MILLRACE_LOG_USERNAME,"
@@ -259,9 +259,9 @@ def watermarks(consumer: Any, place: Place, seconds: float) -> tuple[int, int]:
             reason = "no answer"
         except KafkaException as raised:
             error: KafkaError = raised.args[0]
-            if error.code() in _REFUSED:
+            if error.code() in REFUSED:
                 raise InvalidSettings(f"the brokers refuse to have {place} read: {error.str()}") from raised
-            if error.code() in _GONE and _gone(consumer, place, left):
+            if error.code() in GONE and _gone(consumer, place, left):
                 raise ChannelNotFound(f"there is no {place}: create its channel first") from raised
             reason = error.str()
         if time.monotonic() + _POLL >= deadline:
@@ -280,4 +280,4 @@ def _gone(consumer: Consumer, place: Place, seconds: float) -> bool:
     topic = found.topics.get(place.topic)
     if not found.brokers or topic is None:
         return False
-    return place.partition not in topic.partitions if topic.error is None else topic.error.code() in _GONE
+    return place.partition not in topic.partitions if topic.error is None else topic.error.code() in GONE

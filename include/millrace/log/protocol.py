@@ -91,6 +91,10 @@ class Log(Protocol):
         """Where the log stands now."""
         ...
 
+    def end(self) -> LogId:
+        """The position behind the last entry: `describe().end`, for less where a broker has to be asked for the rest."""
+        ...
+
     def close(self) -> None:
         """Release what this handle holds. Idempotent."""
         ...

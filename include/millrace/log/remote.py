@@ -337,6 +337,10 @@ class RemoteLog:
         found = self._service._act("describe", {"pchannel": self.pchannel})
         return LogDescription(begin=log_id(found["begin"]), end=log_id(found["end"]), bytes=int(found["bytes"]))
 
+    def end(self) -> LogId:
+        """The position behind the last entry."""
+        return self.describe().end
+
     def enforce_retention(self, *, allowed: LogId) -> int:
         """Give up whole files above the server's retention settings, but nothing from `allowed` on; bytes freed."""
         return int(self._service._act("retain", {"pchannel": self.pchannel, "allowed": allowed})["freed"])

@@ -185,7 +185,7 @@ class Follower:
 
     def reach_end(self, *, timeout: float) -> None:
         """Wait until everything that the log holds now is decided. Raises DeadlineExceeded, and what parked the PChannel."""
-        end, until = self._log.describe().end, time.monotonic() + timeout
+        end, until = self._log.end(), time.monotonic() + timeout
         while self._position < end:
             left = until - time.monotonic()
             if left <= 0:
@@ -218,7 +218,7 @@ class Follower:
                 if not checked:
                     check_not_regressed(self._log, self._state)
                     if self._metrics is not None:
-                        self._metrics.recovering(self._position, end=self._log.describe().end)
+                        self._metrics.recovering(self._position, end=self._log.end())
                     checked = True
                 self._step()
             except MillraceError as error:

@@ -100,7 +100,7 @@ class Planner:
 
     def log_ends(self) -> dict[str, LogId]:
         """Where each PChannel's log ends now."""
-        return {pchannel: self._log(pchannel).describe().end for pchannel in self._service.names()}
+        return {pchannel: self._log(pchannel).end() for pchannel in self._service.names()}
 
     def latest(self, start: Offset, *, max_bytes: int = UNBOUNDED) -> Offset:
         """The offset of the next micro-batch, or `start` itself where there is nothing to do (now).
@@ -147,7 +147,7 @@ class Planner:
         self._table.refresh()
         pending: dict[str, LogId] = {}
         for name, base in self._table.positions(sorted(names)).items():
-            found = end = self._log(name).describe().end
+            found = end = self._log(name).end()
             if self._target is not None:
                 end = min(end, self._target[name])
             stands = base.position or LogId(0, 0)
@@ -160,7 +160,7 @@ class Planner:
     def _regressed(self, pchannel: str, stands: LogId) -> bool:
         """Whether a log ends before what is committed; an end that is merely old, after a repeat, is none."""
         try:
-            return self._log(pchannel).describe().end < stands
+            return self._log(pchannel).end() < stands
         except MillraceError:
             return False  # asked again with the next micro-batch
 

@@ -256,25 +256,25 @@ def process_before_failure(
 
 def check_not_regressed(log: Log, state: ChannelState) -> None:
     """Raises LogRegressed where the log ends before the state's position, or its last entry has other bytes."""
-    described = log.describe()
-    if described.end.generation < state.position.generation:
+    end = log.end()
+    if end.generation < state.position.generation:
         raise LogUnavailable(
-            f"{state.pchannel} goes on at {state.position}, and its log ends at {described.end}: a switch of the backend is"
+            f"{state.pchannel} goes on at {state.position}, and its log ends at {end}: a switch of the backend is"
             " under way, or was interrupted (run millrace log switch again), or the list of the generations is an old copy"
         )
-    if described.end < state.position:
+    if end < state.position:
         raise LogRegressed(
-            f"the log of {state.pchannel} ends at {described.end}, but the wal table has committed up to {state.position}: "
+            f"the log of {state.pchannel} ends at {end}, but the wal table has committed up to {state.position}: "
             "the log lost entries it had acknowledged; restore it, or fail over to a copy, before going on (if the setting log was "
             "changed, set it back: a log goes to another backend by millrace log switch)"
         )
     last = state.last_entry
-    if last is None or last < described.begin:
+    if last is None:
         return
     try:
         found = log.read(last, end=last.following(), max_bytes=1).batch
     except PositionTruncated:
-        return  # retention took it meanwhile
+        return  # retention took it
     if (
         found.num_rows != 1
         or _id(found, 0) != last
