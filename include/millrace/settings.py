@@ -136,7 +136,7 @@ class Settings:
         0.0, "Least time between two micro-batches of the streaming node; 0 runs on.", low=0, high=86400
     )
     flush_interval: float = _setting(
-        1.0,
+        2.0,
         "Least time between two micro-batches of the flusher; reads see the WAL's tail meanwhile.",
         low=0,
         high=86400,
