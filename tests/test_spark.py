@@ -56,3 +56,12 @@ def test_sizes_fit_the_cores(tmp_path: Path) -> None:
     assert conf["spark.master"].startswith("local[3,")
     assert conf["spark.sql.shuffle.partitions"] == conf["spark.databricks.delta.snapshotPartitions"] == "3"
     assert conf["spark.speculation"] == "false"
+
+
+def test_a_light_jvm_has_no_optimising_compiler_and_logs_as_any_other(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    options, light = (
+        configuration(settings, light_jvm=each)["spark.driver.extraJavaOptions"].split() for each in (False, True)
+    )
+    assert light[: len(options)] == options
+    assert "-XX:TieredStopAtLevel=1" in set(light) - set(options)

@@ -71,7 +71,7 @@ def session(
     """The Spark session of this process, started if there is none; `extra` is configuration that goes over ours.
 
     `light_jvm` is for a driver whose JVM reads and writes few rows itself, or ends soon: it starts and plans with less CPU, and
-    would scan at half the speed.
+    scans many rows more slowly.
     Sets what the JVM and its Python workers inherit in this process's environment (the Python that runs, the path of
     this package, Java, the Spark of this Python), since Spark reads those from nowhere else. Raises InvalidSettings
     where Java or Delta's jars are not to be had.

@@ -33,6 +33,7 @@ _POLL: Final = 0.1
 _FETCH_BYTES: Final = 50 << 20
 
 GONE: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+"""Codes that say: there is no such partition."""
 _MOVED: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET)
 REFUSED: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -40,6 +41,7 @@ REFUSED: Final = (
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError._AUTHENTICATION,
 )
+"""Codes that say: not for you; another attempt would hear the same."""
 
 
 class OutOfRange(Exception):
