@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,7 +176,7 @@ def test_a_vchannel_and_its_types_can_be_scanned_alone(deployment: Deployment) -
 
 
 def test_a_scan_under_load_switches_from_table_to_tail_without_gap_or_repetition(tmp_path: Path) -> None:
-    """Appender, committer and two readers at once, with a tail so small that readers fall out of it again and again."""
+    """Appender, committer and two readers at once, with a tail so small that the slow reader falls out of it."""
     with (
         open_log(tmp_path / "log", PCHANNEL) as service,
         AppendHost(service, ChannelState.new, settings=SMALL_TAIL) as host,
@@ -184,12 +184,20 @@ def test_a_scan_under_load_switches_from_table_to_tail_without_gap_or_repetition
         host.append(PCHANNEL, opening()).results()
         made = Deployment(service, host, tmp_path / "wal")
         made.commit()
-        done = threading.Event()
+        begun, done = threading.Event(), threading.Event()
 
         def append() -> None:
-            for key in keys_of(V0, 150):
-                made.append(insert(key, body=bytes(2_000)))
-            done.set()
+            try:
+                for number, key in enumerate(keys_of(V0, 150)):
+                    if number == 75:
+                        assert begun.wait(30), "the slow reader has not come to its tenth message"
+                    made.append(insert(key, body=bytes(2_000)))
+            finally:
+                done.set()
+
+        def fall_behind() -> None:
+            begun.set()
+            assert done.wait(30), "the appends have not come to their end"
 
         def commit() -> None:
             while not done.wait(0.05):
@@ -199,8 +207,8 @@ def test_a_scan_under_load_switches_from_table_to_tail_without_gap_or_repetition
         counting = _Counting(host)
         with ThreadPoolExecutor(4) as pool:
             readers = [
-                pool.submit(_read, scan(V0, All(), wal=made.wal, tail=counting), 150, pause=0.01 * number)
-                for number in range(2)
+                pool.submit(_read, scan(V0, All(), wal=made.wal, tail=counting), 150, at_tenth=at_tenth)
+                for at_tenth in (None, fall_behind)
             ]
             work = [pool.submit(append), pool.submit(commit)]
             for each in work:
@@ -212,13 +220,14 @@ def test_a_scan_under_load_switches_from_table_to_tail_without_gap_or_repetition
         assert counting.tailed > 0
 
 
-def _read(found: Scan, inserts: int, *, pause: float) -> list[int]:
+def _read(found: Scan, inserts: int, *, at_tenth: Callable[[], None] | None) -> list[int]:
     ticks: list[int] = []
     with found:
         for unit in found:
             if not isinstance(unit, ImmutableTxn) and unit.type == MessageType.INSERT:
                 ticks.append(unit.time_tick)
-                threading.Event().wait(pause)  # a slow reader: what makes it fall behind, not what it waits for
+                if at_tenth is not None and len(ticks) == 10:
+                    at_tenth()
             if len(ticks) == inserts:
                 return ticks
     return ticks
