@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -304,6 +306,21 @@ def test_an_entry_refused_in_the_midst_of_an_append_fails_all_of_it_and_nothing_
         assert found == [b"first", *values][: len(found)]
         log.append([b"last"])
         assert [value for _, value in read_all(log)] == [*found, b"last"]
+
+
+def test_a_host_that_appends_and_reads_never_loads_the_administration(service: Kafka, location: str) -> None:
+    program = f"""
+import sys
+from millrace.log.kafka import open_location
+with open_location({location!r}, {{}}) as service:
+    log = service.open(service.names()[0])
+    end = log.append([b"a"])[0].following()
+    assert log.end() == end
+    assert log.read(end, timeout=0.0).next == end
+    print("kafka" in sys.modules)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "False\n"
 
 
 def test_a_topic_that_is_gone_under_a_handle_is_no_channel_any_more(service: Kafka, location: str) -> None:

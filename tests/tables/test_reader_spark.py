@@ -72,13 +72,20 @@ def test_spark_reads_at_every_stage_what_arrow_reads(
             assert Counter(map(tuple, found.collect())) == Counter(tuple(row.values()) for row in wanted.to_pylist())
 
 
-def test_what_was_read_stays_what_it_was(spark: SparkSession, settings: Settings) -> None:
+def _with_rows(settings: Settings) -> Collection:
+    """A collection with its first rows committed to ``wal``."""
     maker = WalMaker(settings)
     maker.open()
     collection = Collection(maker)
     collection.create()
     do(collection, HISTORY[0], 0)
     maker.commit()
+    return collection
+
+
+def test_what_was_read_stays_what_it_was(spark: SparkSession, settings: Settings) -> None:
+    collection = _with_rows(settings)
+    maker = collection.maker
     flush(settings)
     frame = reader.read(spark, settings, 1)
     before = frame.count()
@@ -92,12 +99,8 @@ def test_what_was_read_stays_what_it_was(spark: SparkSession, settings: Settings
 def test_columns_that_place_a_row_are_scanned_only_where_a_row_may_be_hidden(
     spark: SparkSession, settings: Settings
 ) -> None:
-    maker = WalMaker(settings)
-    maker.open()
-    collection = Collection(maker)
-    collection.create()
-    do(collection, HISTORY[0], 0)
-    maker.commit()
+    collection = _with_rows(settings)
+    maker = collection.maker
     first = min(maker.last_tick(name) for name in maker.pchannels)
     for operation in (("import", [(0, 1), (1, 2)], False), ("insert", [2, 3], 1, 0)):
         do(collection, operation, 1)
