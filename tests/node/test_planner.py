@@ -80,6 +80,18 @@ def test_new_entries_make_an_offset_that_names_how_far_to_go(node: Node) -> None
     assert node.planner.latest(offset) == offset
 
 
+def test_where_the_logs_ended_is_kept_for_who_asks_after_it(node: Node) -> None:
+    assert node.planner.found_ends == {}
+    (first,) = node.append("p0", opening())
+    node.planner.latest(START)
+    assert node.planner.found_ends["p0"] == first.following()
+    (last,) = node.append("p0", accepted())
+    assert node.planner.found_ends["p0"] == first.following()
+    node.planner.latest(START)
+    assert node.planner.found_ends["p0"] == last.following()
+    assert set(node.planner.found_ends) == {"p0", "p1"}
+
+
 def test_ticks_that_become_no_rows_plan_nothing_and_are_not_read_twice(node: Node) -> None:
     node.append("p0", opening(), tick())
     offset = node.planner.latest(START)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from prometheus_client import CollectorRegistry
@@ -142,6 +144,24 @@ def test_queries_are_said_to_run_once_spark_has_what_they_need(spark: SparkSessi
     (status,) = seen
     assert "Initializing" not in status
     assert not query.isActive
+
+
+@pytest.mark.spark
+def test_a_batch_reports_the_logs_ends_and_leaves_workers_with_little_to_collect(
+    spark: SparkSession, deployment: Deployment
+) -> None:
+    deployment.append("p0", opening(), accepted())
+    query = start(spark, deployment, available_now=True)
+    assert query.awaitTermination(PATIENCE)
+    (source,) = next(item.sources for item in query.recentProgress if item.numInputRows)
+    end = deployment.service.open("p0").end()
+    assert json.loads(source.latestOffset)["ends"]["p0"] == str(end)
+
+    def kept(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"kept": [gc.get_freeze_count()]})
+
+    found = spark.range(8, numPartitions=8).mapInArrow(kept, "kept LONG").collect()
+    assert max(row["kept"] for row in found) > 10_000, "the worker that ran the batch's task keeps its modules out of collections"
 
 
 @pytest.mark.spark

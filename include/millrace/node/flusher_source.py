@@ -26,6 +26,7 @@ import millrace.arrow_start  # noqa: F401 - first, before an array is made
 from millrace.errors import InvalidSettings, MillraceError
 from millrace.node.flusher import FlushPlan, run_flush
 from millrace.node.flusher_run import plan_flushes
+from millrace.node.task_memory import keep_modules
 from millrace.settings import Settings
 from millrace.tables.wal_reader import MAX_TICK, WalSnapshot
 
@@ -166,6 +167,7 @@ class WalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             error = f"{getattr(failure, 'code', type(failure).__name__)}: {failure}"
         row = {"pchannel": [plan.checkpoint.pchannel], "report": [report], "error": [error]}
         yield pa.RecordBatch.from_pydict(row, schema=REPORT_SCHEMA)
+        keep_modules(FORMAT)
 
     def stop(self) -> None:
         self._wal = None

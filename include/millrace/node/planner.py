@@ -93,6 +93,8 @@ class Planner:
         self._target: dict[str, LogId] | None = None
         self._names: set[str] = set()
         self._names_until = -math.inf
+        self.found_ends: dict[str, LogId] = {}
+        """Where the logs ended when they were last looked at."""
 
     def fix_target(self) -> None:
         """Take where the logs end now as the end of all (Trigger.AvailableNow)."""
@@ -146,8 +148,9 @@ class Planner:
             names &= set(self._target)
         self._table.refresh()
         pending: dict[str, LogId] = {}
+        self.found_ends = {}
         for name, base in self._table.positions(sorted(names)).items():
-            found = end = self._log(name).end()
+            found = end = self.found_ends[name] = self._log(name).end()
             if self._target is not None:
                 end = min(end, self._target[name])
             stands = base.position or LogId(0, 0)

@@ -33,6 +33,7 @@ from millrace.message.ids import LogId
 from millrace.node.append_host_name import FACTORY as APPEND_HOST
 from millrace.node.planner import START, UNBOUNDED, Offset, Planner
 from millrace.node.ranges import Failure, RangePlan, RangeReport, run_range
+from millrace.node.task_memory import keep_modules
 from millrace.settings import Settings
 from millrace.tables.wal_table import Totals, WalTable
 
@@ -129,11 +130,9 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(self._plan().latest(_offset(start), max_bytes=max_bytes))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        try:
-            ends = self._plan().log_ends()
-        except MillraceError:  # it is only for the progress report
-            return None
-        return {"batch": 0, "max_bytes": 0, "ends": {name: str(end) for name, end in ends.items()}}
+        """For the progress report: what latestOffset, which Spark calls before, has found, and not asked again."""
+        found = {} if self._planner is None else self._planner.found_ends
+        return {"batch": 0, "max_bytes": 0, "ends": {name: str(end) for name, end in found.items()}} if found else None
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._plan().fix_target()
@@ -147,6 +146,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield pa.RecordBatch.from_pydict(
             {"pchannel": [report.pchannel], "report": [report.to_json()]}, schema=REPORT_SCHEMA
         )
+        keep_modules(FORMAT)
 
     def stop(self) -> None:
         if self._planner is not None:
