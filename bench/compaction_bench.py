@@ -189,6 +189,7 @@ def _compaction_job(settings: Settings) -> int:
         env={**os.environ, **settings.environment()},
         stderr=subprocess.DEVNULL,
         check=True,
+        start_new_session=True,  # as a launched job has, whose priority is its session's
     )
     works = json.loads(result.read_text())["report"]["collections"]
     return sum(work["rows"]["files_removed"] for work in works)

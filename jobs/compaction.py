@@ -6,13 +6,13 @@ result; --params '{"dry_run": true}' only says what would be done.
 
 from __future__ import annotations
 
-import os
 import sys
 
 from millrace.ops.compaction.params import CompactionParams
 from millrace.ops.compaction.run import run
 from millrace.ops.entry import run_spark
+from millrace.ops.priority import stand_behind
 
 if __name__ == "__main__":
-    os.nice(10)  # what rewrites may wait, what streams may not; the JVM and its workers inherit it
+    stand_behind()
     sys.exit(run_spark("compaction", CompactionParams, run, doc=__doc__))
