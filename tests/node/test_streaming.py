@@ -161,7 +161,9 @@ def test_a_batch_reports_the_logs_ends_and_leaves_workers_with_little_to_collect
         yield pa.RecordBatch.from_pydict({"kept": [gc.get_freeze_count()]})
 
     found = spark.range(8, numPartitions=8).mapInArrow(kept, "kept LONG").collect()
-    assert max(row["kept"] for row in found) > 10_000, "the worker that ran the batch's task keeps its modules out of collections"
+    assert max(row["kept"] for row in found) > 10_000, (
+        "the worker that ran the batch's task keeps its modules out of collections"
+    )
 
 
 @pytest.mark.spark
