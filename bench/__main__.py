@@ -40,6 +40,7 @@ from bench import (
     msgstream_bench,
     node_bench,
     pulsar_bench,
+    restart_bench,
     sink_bench,
 )
 from millrace.log.discovery import read_record
@@ -258,6 +259,9 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "backfill": lambda folder, quick: backfill_bench.backfill(folder, pairs=2 if quick else 7, times=1 if quick else 3),
     "checkpoint": lambda folder, quick: checkpoint_bench.checkpoints(
         folder, marks_mib=(64, 256) if quick else (64, 512, 4096), repeats=2 if quick else 5
+    ),
+    "restarts": lambda folder, quick: restart_bench.restarts(
+        folder, marks_mib=(64, 256) if quick else (64, 1024, 10_240), repeats=2 if quick else 5
     ),
     "commits": lambda folder, quick: commit_bench.commits(folder, marks=(100, 300) if quick else (1000, 20_000)),
 }

@@ -1,0 +1,71 @@
+"""What a restart costs by the WAL's length and by the tail behind what is committed: the log's server, killed, and the node.
+
+The baseline is the same restart of the smallest WAL without a tail, in the same run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.checkpoint_bench import MIB, Fill
+from bench.deployment import deployment, rows
+from millrace.client.client import Client
+from millrace.coord.store import Collection
+from millrace.log.discovery import read_record
+from millrace.node.node_run import catch_up
+from millrace.settings import Settings
+
+
+def restarts(
+    folder: Path, *, marks_mib: tuple[int, ...], tails_mib: tuple[int, ...] = (0, 64, 256), repeats: int = 5
+) -> list[dict[str, Any]]:
+    """At each size of the WAL, with each tail of the log that is not committed to it; the log keeps all of it.
+
+    `first_append_s`: from the start of a client after SIGKILL of the log's server until it has an append acknowledged: the process,
+    the log's opening and the chain over the tail (median, least and greatest of `repeats`). `node_s`: the streaming node's
+    part in one process, from opening the table until the tail is committed.
+    """
+    found = []
+    with deployment(folder) as (settings, client, collection):
+        producer = Fill(client, collection)
+        for mark in marks_mib:
+            while producer.bytes < mark * MIB:
+                producer.add(min(256, mark - producer.bytes // MIB))
+                catch_up(settings, client.log)
+            before = producer.bytes
+            for tail in tails_mib:
+                if tail:
+                    producer.add(tail)
+                times = [_first_append(settings, collection) for _ in range(repeats)]
+                start = time.perf_counter()
+                catch_up(settings, client.log)
+                found.append(
+                    {
+                        "wal_mib": before // MIB,
+                        "tail_mib": tail,
+                        "first_append_s": round(statistics.median(times), 3),
+                        "first_append_s_min": round(min(times), 3),
+                        "first_append_s_max": round(max(times), 3),
+                        "node_s": round(time.perf_counter() - start, 3),
+                    }
+                )
+    return found
+
+
+def _first_append(settings: Settings, collection: Collection) -> float:
+    record = read_record(settings.log_path)
+    assert record is not None
+    server = psutil.Process(record.pid)
+    os.kill(record.pid, signal.SIGKILL)
+    psutil.wait_procs([server], timeout=30)
+    start = time.perf_counter()
+    with Client.connect(settings) as client, client.producer() as producer:
+        producer.insert(collection, rows(1 << 40, len(collection.vchannels) * 8))  # some for each PChannel
+        return time.perf_counter() - start
