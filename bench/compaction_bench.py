@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def compaction(folder: Path, *, files: int = 1000, pairs: int = 5) -> dict[str, 
                 ours.append(_timed(lambda: run(spark, settings, PARAMS, Progress())))
                 target = folder / "optimize"
                 _restore(small, target)
-                plain.append(_timed(lambda target=target: spark.sql(f"OPTIMIZE delta.`{target}`").collect()))
+                plain.append(_timed(partial(_optimize, spark, target)))
             found = _reads(spark, settings, collection_id, {"once": once, "small": small, "compacted": path}, pairs)
             ratios = [b / a for a, b in zip(ours, plain, strict=True)][1:]  # the first pair warms both up
             size = sum(file.size for file in live_files(DeltaTable(str(small)), small))
@@ -193,6 +194,10 @@ def _compaction_job(settings: Settings) -> int:
     )
     works = json.loads(result.read_text())["report"]["collections"]
     return sum(work["rows"]["files_removed"] for work in works)
+
+
+def _optimize(spark: SparkSession, table: Path) -> None:
+    spark.sql(f"OPTIMIZE delta.`{table}`").collect()
 
 
 def _timed(act: Callable[[], object]) -> float:

@@ -22,7 +22,7 @@ from millrace.spark import session
 from millrace.tables.collection_table import deletes_path, rows_path
 
 TIMES = 3
-DEADLINE = 300.0
+DEADLINE = 300
 
 
 def flusher(folder: Path, *, pairs: int = 7) -> dict[str, Any]:

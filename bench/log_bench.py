@@ -142,7 +142,12 @@ def plain_single(directory: Path, *, message_bytes: int, appends: int) -> list[f
     path = directory / "plain"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        return _timed(lambda: (os.write(fd, data), os.fdatasync(fd)), appends)
+
+        def append() -> None:
+            os.write(fd, data)
+            os.fdatasync(fd)
+
+        return _timed(append, appends)
     finally:
         os.close(fd)
         path.unlink()
@@ -178,10 +183,12 @@ def pairs(name: str, unit: str, subject: Callable[[], float], baseline: Callable
         baselines.append(baseline())
         subjects.append(subject())
     ratios = [mine / theirs for mine, theirs in zip(subjects, baselines, strict=True)]
+    subject_median, baseline_median, ratio = (
+        round(statistics.median(values), 4) for values in (subjects, baselines, ratios)
+    )
     return Ratio(
-        name, unit, count, *(round(statistics.median(values), 4) for values in (subjects, baselines, ratios)),
-        round(min(ratios), 4), round(max(ratios), 4),
-    )  # fmt: skip
+        name, unit, count, subject_median, baseline_median, ratio, round(min(ratios), 4), round(max(ratios), 4)
+    )
 
 
 def run(directory: Path, *, total: int = 4 << 30, count: int = 7, single: int = 2000) -> list[Ratio]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench.log_bench import Ratio, pairs
 from millrace.log.rocksmq import RocksMQ
@@ -77,7 +78,7 @@ def plain_append(directory: Path, packs: list[MsgPack]) -> float:
         return _count(packs) / (time.perf_counter() - start)
 
 
-def stream_consume(directory: Path, packs: list[MsgPack], kind: Callable[[RocksMQ], BaseStream]) -> float:
+def stream_consume(directory: Path, packs: list[MsgPack], kind: Callable[[RocksMQ], BaseStream[Any]]) -> float:
     """Messages/s of consume, as a group that acknowledges each pack by taking the next."""
     with _filled(directory, packs) as service, kind(service) as stream:
         stream.as_consumer([CHANNEL], "bench")

@@ -139,7 +139,9 @@ def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, pa
                     messages,
                     round(report.log_bytes / (task + commit) / 1e6, 1),
                     round(messages / (task + commit)),
-                    *(round(report.seconds[part] / task, 3) for part in ("read", "chain", "write")),
+                    round(report.seconds["read"] / task, 3),
+                    round(report.seconds["chain"] / task, 3),
+                    round(report.seconds["write"] / task, 3),
                     round(cpu / messages * 1e6, 2),
                     round(commit * 1e3, 1),
                 )
