@@ -23,10 +23,12 @@ from millrace.message.wire_layout import (
     BYTES_PER_MESSAGE,
     COLUMNS,
     COLUMNS_START,
+    CONSTANT,
     CRC_START,
     MAGIC,
     MAX_MESSAGES,
     MAX_NAME_BYTES,
+    PREFIX,
     RAMP,
     TAGS_START,
     UNDECODED_PAYLOAD_BYTES,
@@ -40,6 +42,15 @@ Bytes = npt.NDArray[np.uint8]
 
 _JOIN_FROM: Final = 256 << 10
 """Bytes from which it costs less to compute with checksums than to make one."""
+
+_TOO_SHORT: Final = "it is shorter than the fixed part of an entry"
+_NO_MAGIC: Final = "it does not begin with the magic bytes"
+_WRONG_CHECKSUM: Final = "its checksum does not match"
+_WRONG_VERSION: Final = "its version is 0, or its flags or reserved bytes are set"
+_WRONG_COUNT: Final = "its message count is 0, above 65,536, or too great for its length"
+_WRONG_SECTIONS: Final = "its sections do not fill it exactly"
+_UNKNOWN_TAG: Final = "a header column has an unknown tag"
+_WRONG_COLUMNS: Final = "its header columns do not fill their section exactly"
 
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
 _PREFIX_PLACES: Final = np.arange(TAGS_START)
@@ -143,7 +154,9 @@ class _Run:
         self.names = _Names({}, {}, [])
 
     def decode(self) -> pa.RecordBatch:
-        if self.lengths.size:
+        if self.lengths.size == 1:
+            self._read_prefix_of_one()
+        elif self.lengths.size:
             self._read_prefixes()
         # A second round follows where values out of range were found and their entries marked; it finds no more.
         while (columns := self._columns()) is None:
@@ -156,10 +169,10 @@ class _Run:
 
     def _read_prefixes(self) -> None:
         everything = np.arange(len(self.lengths))
-        self._mark(everything, self.lengths < COLUMNS_START, "it is shorter than the fixed part of an entry")
+        self._mark(everything, self.lengths < COLUMNS_START, _TOO_SHORT)
         entries = everything[self.lengths >= COLUMNS_START]
         prefix = self.data[self.starts[entries, None] + _PREFIX_PLACES].view("<u4").astype(np.int64)
-        self._mark(entries, prefix[:, 0] != _MAGIC, "it does not begin with the magic bytes")
+        self._mark(entries, prefix[:, 0] != _MAGIC, _NO_MAGIC)
         right = prefix[:, 0] == _MAGIC
         entries, prefix = entries[right], prefix[right]
 
@@ -168,7 +181,7 @@ class _Run:
         crcs = np.array(
             [crc32c.crc32c(whole[start:end]) for start, end in zip(starts, ends, strict=True)], dtype=np.int64
         )
-        self._mark(entries, crcs != prefix[:, 1], "its checksum does not match")
+        self._mark(entries, crcs != prefix[:, 1], _WRONG_CHECKSUM)
         right = crcs == prefix[:, 1]
         entries, prefix = entries[right], prefix[right]
         self._check_versions(entries, prefix[:, 2])
@@ -177,13 +190,11 @@ class _Run:
         tags = self.data[self.starts[entries, None] + _TAG_PLACES]
         sizes = np.where(tags == ARRAY, WIDTHS * counts[:, None], WIDTHS) * (tags != ABSENT)
         wrong_count = (counts < 1) | (counts > MAX_MESSAGES) | (counts * BYTES_PER_MESSAGE > self.lengths[entries])
-        self._mark(entries, prefix[:, 2] != VERSION, "its version is 0, or its flags or reserved bytes are set")
-        self._mark(entries, wrong_count, "its message count is 0, above 65,536, or too great for its length")
-        self._mark(
-            entries, COLUMNS_START + lengths.sum(axis=1) != self.lengths[entries], "its sections do not fill it exactly"
-        )
-        self._mark(entries, (tags > RAMP).any(axis=1), "a header column has an unknown tag")
-        self._mark(entries, sizes.sum(axis=1) != lengths[:, 0], "its header columns do not fill their section exactly")
+        self._mark(entries, prefix[:, 2] != VERSION, _WRONG_VERSION)
+        self._mark(entries, wrong_count, _WRONG_COUNT)
+        self._mark(entries, COLUMNS_START + lengths.sum(axis=1) != self.lengths[entries], _WRONG_SECTIONS)
+        self._mark(entries, (tags > RAMP).any(axis=1), _UNKNOWN_TAG)
+        self._mark(entries, sizes.sum(axis=1) != lengths[:, 0], _WRONG_COLUMNS)
         if self.errors:
             right = np.array([entry not in self.errors for entry in entries.tolist()], dtype=bool)
             entries, counts, lengths, tags, sizes = (
@@ -200,6 +211,42 @@ class _Run:
         self.counts[entries] = counts
         self.bodies[entries] = lengths[:, 2]
         self._read_names(entries, columns_start + lengths[:, 0], columns_start + lengths[:, 0] + lengths[:, 1])
+
+    def _read_prefix_of_one(self) -> None:
+        """:meth:`_read_prefixes` where there is one entry: the same rules in the same order."""
+        start, end = int(self.starts[0]), int(self.ends[0])
+        if end - start < COLUMNS_START:
+            self.errors[0] = _TOO_SHORT
+            return
+        whole = self.data.data
+        magic, crc, version, flags, reserved, count, *sections = PREFIX.unpack_from(whole, start)
+        if magic != MAGIC:
+            self.errors[0] = _NO_MAGIC
+            return
+        if crc != crc32c.crc32c(whole[start + CRC_START : end]):
+            self.errors[0] = _WRONG_CHECKSUM
+            return
+        self._check_versions(np.zeros(1, dtype=np.int64), np.array([version]))
+        tags = self.data[start + TAGS_START : start + COLUMNS_START]
+        sizes = np.where(tags == ARRAY, WIDTHS * count, WIDTHS) * (tags != ABSENT)
+        if version != VERSION or flags or reserved:
+            self.errors[0] = _WRONG_VERSION
+        elif not 1 <= count <= MAX_MESSAGES or count * BYTES_PER_MESSAGE > end - start:
+            self.errors[0] = _WRONG_COUNT
+        elif COLUMNS_START + sum(sections) != end - start:
+            self.errors[0] = _WRONG_SECTIONS
+        elif tags.max() > RAMP:
+            self.errors[0] = _UNKNOWN_TAG
+        elif sizes.sum() != sections[0]:
+            self.errors[0] = _WRONG_COLUMNS
+        else:
+            columns_start = start + COLUMNS_START
+            self.places[0] = columns_start + np.cumsum(sizes) - sizes
+            self.tags[0] = tags
+            self.counts[0] = count
+            self.bodies[0] = sections[2]
+            names_start = columns_start + sections[0]
+            self._read_names(np.zeros(1, dtype=np.int64), *np.array([[names_start], [names_start + sections[1]]]))
 
     def _check_versions(self, entries: Int64s, word: Int64s) -> None:
         later = np.flatnonzero((word & 0xFF) > VERSION)
@@ -247,6 +294,8 @@ class _Run:
         return columns if len(self.errors) == before else None
 
     def _column(self, place: int, column: Column) -> npt.NDArray[Any]:
+        if len(self.lengths) == 1:
+            return self._column_of_one(place, column)
         tags, dtype = self.tags[:, place], _DTYPES[place]
         total = int(self.counts.sum())
         if not tags.any():
@@ -269,6 +318,24 @@ class _Run:
             entries = np.unique(owner[wrong])
             self._mark(entries, np.ones(len(entries), dtype=bool), _out_of_range(column))
         return wide.astype(dtype, copy=False)
+
+    def _column_of_one(self, place: int, column: Column) -> npt.NDArray[Any]:
+        """:meth:`_column` where there is one entry, which is what a lone append is: a fifth of the calls."""
+        tag, count, dtype = int(self.tags[0, place]), int(self.counts[0]), _DTYPES[place]
+        if tag == ABSENT:
+            return np.zeros(count, dtype=dtype)
+        given = np.frombuffer(self.data, dtype, count=count if tag == ARRAY else 1, offset=int(self.places[0, place]))
+        if tag == CONSTANT:
+            value = int(given[0])
+            right = 0 <= value <= column.greatest
+            values = np.full(count, value, dtype=dtype)
+        else:
+            wide = given.astype(np.int64) if tag == ARRAY else given[0].astype(np.int64) + np.arange(count)
+            right = int(wide.min()) >= 0 and int(wide.max()) <= column.greatest
+            values = wide.astype(dtype)
+        if not right:
+            self.errors.setdefault(0, _out_of_range(column))
+        return values
 
     def _assemble(self, columns: list[npt.NDArray[Any]]) -> pa.RecordBatch:
         counts, errors = self.counts, sorted(self.errors)
