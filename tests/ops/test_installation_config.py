@@ -12,7 +12,7 @@ import pytest
 
 from millrace.errors import InvalidSettings
 from millrace.ops.installation import Installation
-from millrace.ops.installation_config import Bind, airflow_environment, checkout, choose_bind
+from millrace.ops.installation_config import Bind, airflow_environment, checkout, choose_bind, free_port
 from millrace.ops.installation_secrets import PASSWORDS_FILE, SECRETS_FILE, load_secrets
 from millrace.settings import Settings
 
@@ -80,6 +80,29 @@ def test_port_0_takes_a_free_one() -> None:
     bind = choose_bind(checkout(), port=0, env={})
     assert bind.port > 0
     assert bind.address == f"http://127.0.0.1:{bind.port}"
+
+
+def test_ports_that_are_taken_for_airflow_differ_and_are_none_that_others_are_given_by_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.sample", lambda ports, count: list(ports)[:count])  # the same ones each time
+    bind = choose_bind(checkout(), port=0, env={})
+    settings, state = Settings(data_dir=tmp_path / "data"), tmp_path / "data" / "airflow"
+    found = airflow_environment(settings, load_secrets(state), root=checkout(), state=state, bind=bind, env={})
+    names = ("API__PORT", "LOGGING__WORKER_LOG_SERVER_PORT", "LOGGING__TRIGGER_LOG_SERVER_PORT")
+    ports = {int(found[f"AIRFLOW__{name}"]) for name in names}
+    assert len(ports) == 3
+    assert all(20_000 <= port < 32_768 for port in ports)
+
+
+def test_a_taken_port_among_the_quiet_ones_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = choose_bind(checkout(), port=0, env={}).port
+    second = free_port("127.0.0.1", 0, but=[first])
+    monkeypatch.setattr("random.sample", lambda ports, count: [first, second])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", first))
+        listener.listen()
+        assert choose_bind(checkout(), port=0, env={}).port == second
 
 
 @pytest.mark.parametrize("named", ["eighty", "65536", "-1"])

@@ -9,9 +9,11 @@ from __future__ import annotations
 import configparser
 import errno
 import os
+import random
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -40,6 +42,11 @@ class Bind(NamedTuple):
 
 
 _ANY: Final = ("0.0.0.0", "::", "")
+
+_QUIET_PORTS: Final = range(20_000, 32_768)
+"""Below those that Linux gives to whoever asks for any: Airflow listens on its own a quarter of a minute after they were chosen."""
+
+_TRIES: Final = 100
 
 
 def checkout() -> Path:
@@ -80,8 +87,24 @@ def choose_bind(root: Path, *, port: int | None, env: Mapping[str, str]) -> Bind
     return Bind(host, free_port(host, int(named) if port is None else port))
 
 
-def free_port(host: str, port: int) -> int:
-    """`port` where it is free on `host`, or a free one for 0. Raises InvalidSettings where it is taken."""
+def free_port(host: str, port: int, *, but: Sequence[int] = ()) -> int:
+    """`port` where it is free on `host`; for 0 a free one that is not in `but`. Raises InvalidSettings where there is none."""
+    if port:
+        _listen(host, port)
+        return port
+    for candidate in random.sample(_QUIET_PORTS, _TRIES):
+        if candidate not in but:
+            with suppress(InvalidSettings):
+                _listen(host, candidate)
+                return candidate
+    _listen(host, 0)  # a host that cannot be listened on at all says so
+    raise InvalidSettings(
+        f"{_TRIES} ports between {_QUIET_PORTS[0]} and {_QUIET_PORTS[-1]} were tried and none is free: choose one with --port"
+    )
+
+
+def _listen(host: str, port: int) -> None:
+    """Take `port` and give it back. Raises InvalidSettings where that cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,7 +118,6 @@ def free_port(host: str, port: int) -> int:
                 f"port {port} on {host or 'this machine'} {taken}: choose another one with --port"
                 " (--port 0 takes a free one), or set [api] port in airflow.cfg or AIRFLOW__API__PORT"
             ) from None
-        return int(probe.getsockname()[1])
 
 
 def airflow_environment(
@@ -123,6 +145,8 @@ def airflow_environment(
         found |= {"AIRFLOW__API__HOST": bind.host, "AIRFLOW__API__PORT": str(bind.port)}
         found.setdefault("AIRFLOW__API__BASE_URL", bind.address)
         # Two small servers of task logs that Airflow starts beside: a second installation on this machine has its own.
-        found.setdefault("AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT", str(free_port("", 0)))
-        found.setdefault("AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT", str(free_port("", 0)))
+        worker = free_port("", 0, but=[bind.port])
+        trigger = free_port("", 0, but=[bind.port, worker])
+        found.setdefault("AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT", str(worker))
+        found.setdefault("AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT", str(trigger))
     return found
