@@ -23,8 +23,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
 def streaming_job(system: System, *, behind: int = 0) -> RunStatus | None:
     """The streaming job, once its queries run; `behind`: an attempt after that one."""
     found = [each for each in Launcher(system.settings).runs() if each.active and each.job == "streaming_node"]
-    there = found and found[0].attempt > behind and system.installation.streaming_runs()
+    there = found and found[0].pid and found[0].attempt > behind and system.installation.streaming_runs()
     return found[0] if there else None
+
+
+def pid_of(job: RunStatus) -> int:
+    """Its process. (Without one a signal would go to whoever sends it.)"""
+    assert job.pid, job
+    return job.pid
 
 
 def title(process: Seen) -> str:
@@ -53,7 +59,7 @@ def test_the_streaming_job_is_killed_while_the_demo_runs(system: System, airflow
     running = subprocess.Popen(demo, env=system.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     began = time.time()
     until(lambda: batches(system) > began, seconds=300, what="the demo's rows are being committed", poll=0.05)
-    os.kill(job.pid or 0, signal.SIGKILL)
+    os.kill(pid_of(job), signal.SIGKILL)
     killed = time.time()
     again = until(
         lambda: streaming_job(system, behind=job.attempt), seconds=400, what="the DAG has started the job again"
@@ -61,7 +67,7 @@ def test_the_streaming_job_is_killed_while_the_demo_runs(system: System, airflow
     assert (again.run_id, again.attempt) == (job.run_id, job.attempt + 1)
     until(lambda: batches(system) > killed, seconds=300, what="the job commits again")
     print(f"\nstreaming job: commits again {batches(system) - killed:.1f} s after kill -9")
-    assert session_of(job.pid or 0) == [], "the JVM and the Python workers of the killed driver are gone"
+    assert session_of(pid_of(job)) == [], "the JVM and the Python workers of the killed driver are gone"
     output, _ = running.communicate(timeout=600)
     assert running.returncode == 0, output
     assert output.count("✓") == 5
@@ -101,11 +107,16 @@ def test_a_jobs_process_and_the_triggerer_are_killed_in_the_middle_of_a_backfill
     run_id = airflow.start("backfill_range", conf)
 
     def rebuilding() -> RunStatus | None:
-        found = [each for each in launcher.runs() if each.active and "backfill_range.rebuild" in each.run_id]
+        found = [
+            each
+            for each in launcher.runs()
+            # A moment passes between the start of a job's process and the record that says which it is.
+            if each.active and each.pid and "backfill_range.rebuild" in each.run_id
+        ]
         return found[0] if found else None
 
     job = until(rebuilding, seconds=400, what="a slice is being rebuilt", poll=0.1)
-    os.kill(job.pid or 0, signal.SIGKILL)
+    os.kill(pid_of(job), signal.SIGKILL)
     triggerers = [each for each in system.installation.processes() if "triggerer" in title(each)]
     assert triggerers
     restarts = system.status()["restarts"]
@@ -122,7 +133,7 @@ def test_a_jobs_process_and_the_triggerer_are_killed_in_the_middle_of_a_backfill
     ran = airflow.wait("backfill_range", run_id, seconds=400).succeeded()
     print(f"backfill: ended {time.time() - killed:.1f} s after kill -9 of a slice's job")
     assert [ran.tasks[f"rebuild[{index}]"] for index in range(3)] == ["success"] * 3
-    assert session_of(job.pid or 0) == []
+    assert session_of(pid_of(job)) == []
     flights = read(system.settings)
     made, _ = derived(system.settings)
     assert made == hourly(flights, first=0, count=3)
