@@ -213,7 +213,10 @@ class _Run:
         self._read_names(entries, columns_start + lengths[:, 0], columns_start + lengths[:, 0] + lengths[:, 1])
 
     def _read_prefix_of_one(self) -> None:
-        """:meth:`_read_prefixes` where there is one entry: the same rules in the same order."""
+        """:meth:`_read_prefixes` where there is one entry, as in a lone append: the same rules in the same order.
+
+        tests/message/test_wire_hostile.py holds that entries decode alone as they do in a run.
+        """
         start, end = int(self.starts[0]), int(self.ends[0])
         if end - start < COLUMNS_START:
             self.errors[0] = _TOO_SHORT
@@ -320,7 +323,7 @@ class _Run:
         return wide.astype(dtype, copy=False)
 
     def _column_of_one(self, place: int, column: Column) -> npt.NDArray[Any]:
-        """:meth:`_column` where there is one entry, which is what a lone append is: a fifth of the calls."""
+        """:meth:`_column` where there is one entry, without an array with a value for each entry."""
         tag, count, dtype = int(self.tags[0, place]), int(self.counts[0]), _DTYPES[place]
         if tag == ABSENT:
             return np.zeros(count, dtype=dtype)
