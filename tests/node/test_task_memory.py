@@ -33,11 +33,12 @@ def test_what_stands_is_kept_out_once_for_each_source_and_rubbish_is_not_kept() 
     assert before() is None, "it is collected before what is left is kept"
     kept = gc.get_freeze_count()
     assert kept > 10_000, "the modules of this process"
-    more = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+    # Other threads of a test run let some of what is kept go meanwhile: far fewer than these.
+    more = [[] for _ in range(100_000)]  # type: ignore[var-annotated]
     keep_modules("first")
-    assert gc.get_freeze_count() == kept
+    assert gc.get_freeze_count() < kept + len(more) // 2
     keep_modules("second")
-    assert gc.get_freeze_count() >= kept + len(more)
+    assert gc.get_freeze_count() > kept + len(more) // 2
 
 
 def test_what_comes_later_is_still_collected() -> None:
