@@ -200,10 +200,10 @@ class Metrics:
         return family.words, family.labels
 
 
-def observe_all(histogram: Histogram, values: npt.NDArray[np.float64]) -> None:
+def observe_all(histogram: Histogram, values: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> None:
     """As ``histogram.observe`` of each value, at the cost of one: for what comes by the thousand."""
     bounds: Any = histogram._upper_bounds
-    for place, count in enumerate(np.bincount(np.searchsorted(bounds, values), minlength=len(bounds))):
+    for place, count in enumerate(np.bincount(np.searchsorted(bounds, values), minlength=len(bounds)).tolist()):
         if count:
             histogram._buckets[place].inc(float(count))
     histogram._sum.inc(float(values.sum()))

@@ -122,6 +122,9 @@ BEHAVIOUR: Final[dict[MessageType, Flag]] = {
 }
 """Types that the chain gives an effect to, with their flags. The rest are numbers."""
 
+DML: Final = tuple(member for member, flags in BEHAVIOUR.items() if Flag.DML in flags)
+"""Types that change rows."""
+
 SINCE: Final[dict[MessageType, int]] = {MessageType.ALTER_WAL: 2, MessageType.IMPORT: 3}
 """The chain version that gave a type its behaviour; 1 for those that are not named."""
 

@@ -5,7 +5,15 @@ Writing stands in wire_encode, reading in wire_decode, the layout's numbers in w
 """
 
 from millrace.message.model import ImmutableMessage, MutableMessage
-from millrace.message.wire_decode import decode_entries, entry_crc
+from millrace.message.wire_decode import decode_columns, decode_entries, entry_crc
 from millrace.message.wire_encode import encode_columns, encode_entry
 
-__all__ = ["ImmutableMessage", "MutableMessage", "decode_entries", "encode_columns", "encode_entry", "entry_crc"]
+__all__ = [
+    "ImmutableMessage",
+    "MutableMessage",
+    "decode_columns",
+    "decode_entries",
+    "encode_columns",
+    "encode_entry",
+    "entry_crc",
+]

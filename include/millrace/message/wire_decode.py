@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.errors import UnsupportedVersion
-from millrace.message.batch import MESSAGE_SCHEMA, numbers
+from millrace.message.columns import Columns
 from millrace.message.crc_join import joined_crc
 from millrace.message.wire_layout import (
     ABSENT,
@@ -82,6 +82,11 @@ def decode_entries(entries: pa.RecordBatch) -> pa.RecordBatch:
     and checksum are right) but of a later version. Allocates at most 16 bytes for each byte of `entries`, beyond a
     kilobyte for each entry.
     """
+    return decode_columns(entries).batch()
+
+
+def decode_columns(entries: pa.RecordBatch) -> Columns:
+    """:func:`decode_entries` with the messages as numpy columns."""
     return _Run(entries).decode()
 
 
@@ -153,7 +158,7 @@ class _Run:
         self.name_counts = np.ones(count, dtype=np.int64)
         self.names = _Names({}, {}, [])
 
-    def decode(self) -> pa.RecordBatch:
+    def decode(self) -> Columns:
         if self.lengths.size == 1:
             self._read_prefix_of_one()
         elif self.lengths.size:
@@ -340,37 +345,35 @@ class _Run:
             self.errors.setdefault(0, _out_of_range(column))
         return values
 
-    def _assemble(self, columns: list[npt.NDArray[Any]]) -> pa.RecordBatch:
+    def _assemble(self, columns: list[npt.NDArray[Any]]) -> Columns:
         counts, errors = self.counts, sorted(self.errors)
         first = np.cumsum(counts) - counts
         total = int(counts.sum())
         lengths = columns[_PAYLOAD_LENGTH].astype(np.int64)
         body_starts = self.ends - self.bodies
-        detail = pa.nulls(total, pa.utf8())
         flat = np.array(self.names.flat or [0], dtype=np.int32)
         indices = flat[columns[_VCHANNEL].astype(np.int64) + np.repeat(self.name_bases, counts)]
+        details: dict[int, str] = {}
         if errors:
             rows = first[errors]
             lengths[rows] = self.bodies[errors]
             body_starts[errors] = self.starts[errors]
             indices[rows] = self.names.index.setdefault("", len(self.names.index))
-            places = np.zeros(total, dtype=np.int64)
-            places[rows] = np.arange(len(errors))
-            missing = np.ones(total, dtype=bool)
-            missing[rows] = False
-            causes = pa.array([self.errors[entry] for entry in errors], pa.utf8())
-            detail = causes.take(pa.array(places, mask=missing))
-        names = pa.array(list(self.names.index) or [""], pa.utf8())
-        arrays: dict[str, pa.Array] = {
-            name: numbers(np.repeat(self.entries.column(name).to_numpy(), counts))
-            for name in ("ledger", "entry", "physical_ms")
+            details = {row: self.errors[entry] for row, entry in zip(rows.tolist(), errors, strict=True)}
+        ids = {
+            name: np.repeat(self.entries.column(name).to_numpy(), counts) for name in ("ledger", "entry", "physical_ms")
         }
-        arrays |= {COLUMNS[place].name: numbers(columns[place]) for place in _PLAIN}
-        arrays["index"] = numbers((np.arange(total) - np.repeat(first, counts)).astype(np.int32))
-        arrays["vchannel"] = pa.DictionaryArray.from_arrays(numbers(indices), names, safe=False)
-        arrays["payload"] = self._payloads(body_starts, lengths)
-        arrays["detail"] = detail
-        return pa.RecordBatch.from_arrays([arrays[name] for name in MESSAGE_SCHEMA.names], schema=MESSAGE_SCHEMA)
+        plain = {COLUMNS[place].name: columns[place] for place in _PLAIN}
+        return Columns(
+            **ids,
+            **plain,
+            index=(np.arange(total) - np.repeat(first, counts)).astype(np.int32),
+            vchannel=indices,
+            names=list(self.names.index) or [""],
+            size=lengths,
+            payloads=self._payloads(body_starts, lengths),
+            details=details,
+        )
 
     def _payloads(self, body_starts: Int64s, lengths: Int64s) -> pa.LargeBinaryArray:
         """The payloads over the entries' own bytes where one entry holds all of them, else with one copy."""

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from prometheus_client import Counter, Histogram
 
 from millrace.message.bodies import parse_body
 from millrace.message.ids import LogId, tick_physical_ms
@@ -16,7 +17,7 @@ from millrace.message.types import MessageType
 from millrace.metrics import Metrics, observe_all
 from millrace.wal.chain import Outcome
 from millrace.wal.interceptors import Interceptor, Proceed
-from millrace.wal.run import Decided, Row, Run
+from millrace.wal.run import Decided, Row, Run, payload_sizes
 from millrace.wal.state import ChannelState
 
 ACCEPTED = "accepted"
@@ -77,14 +78,17 @@ class HostMetrics:
         self._bytes = metrics.wal_growing_segment_bytes.labels(pchannel)
         self._message_bytes = metrics.wal_append_message_bytes.labels(pchannel)
         self._replayed = metrics.recovery_replayed_message_total.labels(pchannel)
-        self._links: list[TimedLink] = []
+        self._links: list[tuple[TimedLink, Histogram]] = []
+        self._appended: dict[tuple[str, str], Counter] = {}
+        """By type and status."""
         self._recovering: tuple[LogId, float] | None = None
         metrics.wal_parked.labels(pchannel).set(0)
 
     def timed(self, link: Interceptor) -> Interceptor:
         """`link` of this PChannel's chain, with its time counted."""
         timed = TimedLink(link)
-        self._links.append(timed)
+        duration = self._metrics.wal_interceptor_duration_seconds.labels(self._pchannel, timed.name)
+        self._links.append((timed, duration))
         return timed
 
     def recovering(self, position: LogId, *, end: LogId) -> None:
@@ -110,24 +114,31 @@ class HostMetrics:
     def decided(self, outcome: Outcome, before: ChannelState) -> None:
         """A run of the chain was decided, from the state `before` it."""
         metrics, pchannel = self._metrics, self._pchannel
-        for link in self._links:
-            metrics.wal_interceptor_duration_seconds.labels(pchannel, link.name).observe(link.taken())
+        for link, duration in self._links:
+            duration.observe(link.taken())
         if self._recovering is not None:
             self._replayed.inc(outcome.messages.num_rows + outcome.rejections.num_rows)
             self._recovered(outcome.state.position)
         control = False
         for rows, status in ((outcome.messages, ACCEPTED), (outcome.rejections, REJECTED)):
             if rows.num_rows:
-                sizes = pc.binary_length(rows.column("payload")).fill_null(0)
-                observe_all(self._message_bytes, sizes.to_numpy(zero_copy_only=False).astype(np.float64))
+                observe_all(self._message_bytes, payload_sizes(rows.column("payload")))
             for name, count in _counts(rows, "type"):
-                metrics.wal_append_message_total.labels(pchannel, name, status).inc(count)
+                self._total(name, status).inc(count)
                 control |= status == ACCEPTED and name in _CONTROL
         if control:
             self._ended(outcome.messages, before)
         for name, count in _counts(outcome.rejections, "reason"):
             metrics.wal_rejected_message_total.labels(pchannel, name).inc(count)
         self._stands(outcome.state)
+
+    def _total(self, name: str, status: str) -> Counter:
+        """The counter of a type's messages: looked up once, for a look-up costs more than to count."""
+        counter = self._appended.get((name, status))
+        if counter is None:
+            counter = self._metrics.wal_append_message_total.labels(self._pchannel, name, status)
+            self._appended[name, status] = counter
+        return counter
 
     def _ended(self, messages: pa.RecordBatch, before: ChannelState) -> None:
         """Transactions that ended, and segments that were flushed."""

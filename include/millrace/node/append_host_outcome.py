@@ -17,7 +17,10 @@ import pyarrow.compute as pc
 
 from millrace.errors import AppendRejected, InvalidArgument
 from millrace.message.ids import MessageId
+from millrace.message.types import Flag, MessageType, flags_of
 from millrace.wal.reasons import Reason
+from millrace.wal.rows import TYPE_CODES
+from millrace.wal.schema import ROW_SCHEMA
 
 OUTCOME_SCHEMA: Final = pa.schema(
     [
@@ -152,27 +155,28 @@ def outcome_rows(messages: pa.RecordBatch, rejections: pa.RecordBatch) -> pa.Rec
     return whole.take(pa.array(np.lexsort(keys)))
 
 
-_BY_CHAIN: Final = ("CREATE_SEGMENT", "FLUSH")
-_BY_EITHER: Final = "ROLLBACK_TXN"
+_EMITTED: Final = np.array([Flag.EMITTED in (flags_of(member) or Flag.NONE) for member in TYPE_CODES])
+"""By code of a type: whether the chain alone makes it."""
+_ROLLBACK: Final = TYPE_CODES[MessageType.ROLLBACK_TXN]
+"""The chain makes it, or a producer."""
 
 
 def _emitted(messages: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
     """Which messages the chain emitted; None where it emitted none."""
-    types = messages.column("type")
-    codes = types.indices.to_numpy()
-    number = {name: code for code, name in enumerate(types.dictionary.to_pylist())}
-    emitted = np.zeros(len(codes), dtype=bool)
-    for name in _BY_CHAIN:
-        emitted |= codes == number.get(name, -1)
-    rollbacks = codes == number.get(_BY_EITHER, -1)
+    codes = messages.column("type").indices.to_numpy()
+    emitted = _EMITTED[codes]
+    rollbacks = codes == _ROLLBACK
     if rollbacks.any():
         emitted |= rollbacks & messages.column("detail").is_valid().to_numpy(zero_copy_only=False)
     return emitted if emitted.any() else None
 
 
+_PLACES: Final = tuple(map(ROW_SCHEMA.get_field_index, OUTCOME_SCHEMA.names))
+
+
 def _columns(rows: pa.RecordBatch) -> pa.RecordBatch:
     count = rows.num_rows
-    *arrays, reason, detail = rows.select(OUTCOME_SCHEMA.names).columns
+    *arrays, reason, detail = [rows.column(place) for place in _PLACES]
     if reason.null_count == detail.null_count == count:
         arrays += [pa.repeat("", count)] * 2
     else:

@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from millrace.errors import InvalidArgument
 from millrace.log.protocol import LogEntries
+from millrace.message.columns import Columns
 from millrace.message.ids import GENERATION_BITS, LogId, MessageId
-from millrace.message.types import MessageType
-from millrace.message.wire import decode_entries, entry_crc
+from millrace.message.types import DML, MessageType
+from millrace.message.wire import decode_columns, entry_crc
 from millrace.wal.interceptors import Interceptor, Proceed
 from millrace.wal.interceptors.lock import Lock
 from millrace.wal.interceptors.redo import Redo
@@ -25,7 +26,7 @@ from millrace.wal.interceptors.shard import Shard, segments
 from millrace.wal.interceptors.timetick import CHAIN_VERSION, CHAIN_VERSIONS, TimeTick, due, stamp, tentative
 from millrace.wal.interceptors.txn import TxnManager
 from millrace.wal.rows import RowBuilder, decided
-from millrace.wal.run import ACCEPTED, Columns, Decided, Emission, Row, Run
+from millrace.wal.run import ACCEPTED, Decided, Emission, Row, Run
 from millrace.wal.state import ChannelState
 
 __all__ = ["CHAIN_VERSION", "CHAIN_VERSIONS", "Chain", "Outcome", "replay"]
@@ -62,27 +63,26 @@ class Chain:
         batch = entries.batch
         outside = _before(batch, state.position.generation)
         batch = batch.slice(outside) if outside else batch
-        if batch.num_rows and _id(batch, 0) < state.position:
+        columns = decode_columns(batch)
+        if batch.num_rows and _id(columns, 0) < state.position:
             raise InvalidArgument(
                 f"entries begin before {state.position}, the position of the state of {state.pchannel}"
             )
-        columns = Columns.of(decode_entries(batch))
         state = state.copy()
         rows = RowBuilder(columns)
-        row, last = 0, batch.num_rows - 1
+        row, last = 0, len(columns) - 1
         while row < len(columns):
             row = self._step(state, columns, row, rows)
             if columns.ledger[row - 1] >> GENERATION_BITS < state.position.generation:
-                ended = (columns.ledger[row - 1], columns.entry[row - 1])
+                ended = row - 1
                 row = int(np.searchsorted(columns.ledger, state.position.ledger))
-                if row == len(columns):
-                    last = next(place for place in range(last, -1, -1) if _id(batch, place) == ended)
+                last = ended if row == len(columns) else last
         state.position = max(state.position, entries.next)
         if batch.num_rows:
-            state.last_entry = _id(batch, last)
+            state.last_entry = _id(columns, last)
+            value = batch.column("value")[_place(batch, state.last_entry)]
             # What did not decode is one row of type 0.
-            sound = last == batch.num_rows - 1 and int(columns.type[-1]) != MessageType.UNDEFINED
-            state.last_entry_crc = entry_crc(batch["value"][last].as_buffer(), sound=sound)
+            state.last_entry_crc = entry_crc(value.as_buffer(), sound=columns.type[last] != MessageType.UNDEFINED)
         messages, rejections = rows.build()
         return Outcome(messages=messages, rejections=rejections, state=state)
 
@@ -133,9 +133,8 @@ class Chain:
         self, state: ChannelState, run: Run, ticks: np.ndarray, segment_ids: np.ndarray, ordinal: int
     ) -> None:
         columns, row = run.columns, run.start
-        number = int(columns.type[row])
-        if run.accepted_one and number not in (MessageType.INSERT, MessageType.DELETE):
-            self.evolve(state, _control_row(columns, row, int(ticks[0]), ordinal, int(segment_ids[0])))
+        if run.count == 1 and run.accepted_one:
+            self.evolve(state, _row(columns, row, int(ticks[0]), ordinal, int(segment_ids[0])))
             return
         ordinals = np.zeros(run.count, dtype=np.int32)
         ordinals[0] = ordinal
@@ -179,8 +178,14 @@ class Chain:
         return ordinal if emission is None else self._emit(state, columns, cause, rows, emission, ordinal)
 
 
-def _id(batch: pa.RecordBatch, place: int) -> LogId:
-    return LogId(batch["ledger"][place].as_py(), batch["entry"][place].as_py())
+def _id(columns: Columns, row: int) -> LogId:
+    return LogId(int(columns.ledger[row]), int(columns.entry[row]))
+
+
+def _place(batch: pa.RecordBatch, entry: LogId) -> int:
+    """Where `entry` stands in `batch`: seldom far from its end."""
+    ledger, number = batch.column("ledger").to_numpy(), batch.column("entry").to_numpy()
+    return next(place for place in range(len(number) - 1, -1, -1) if (ledger[place], number[place]) == entry)
 
 
 def _before(batch: pa.RecordBatch, generation: int) -> int:
@@ -190,10 +195,10 @@ def _before(batch: pa.RecordBatch, generation: int) -> int:
     return int(np.searchsorted(batch["ledger"].to_numpy(), generation << GENERATION_BITS))
 
 
-def _control_row(columns: Columns, row: int, tick: int, ordinal: int, segment_id: int) -> Row:
-    payload = columns.payload(row)
+def _row(columns: Columns, row: int, tick: int, ordinal: int, segment_id: int) -> Row:
+    message_type = MessageType(int(columns.type[row]))
     return Row(
-        type=MessageType(int(columns.type[row])),
+        type=message_type,
         vchannel=columns.vchannel_name(row),
         tick=tick,
         ledger=int(columns.ledger[row]),
@@ -210,10 +215,11 @@ def _control_row(columns: Columns, row: int, tick: int, ordinal: int, segment_id
         producer_id=int(columns.producer_id[row]),
         epoch=int(columns.epoch[row]),
         sequence=int(columns.sequence[row]),
-        size=len(payload),
+        size=int(columns.size[row]),
         reason=ACCEPTED,
         detail=None,
-        payload=payload,
+        # The state takes no part of rows: theirs stay where they are.
+        payload=b"" if message_type in DML else columns.payload(row),
     )
 
 

@@ -12,13 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.message.batch import numbers
+from millrace.message.columns import Columns
 from millrace.message.ids import MessageId
 from millrace.message.types import MessageType
-from millrace.wal.run import ACCEPTED, REASONS, Columns, Decided, Emission, Row, Run, payload_sizes
+from millrace.wal.run import ACCEPTED, REASONS, Decided, Emission, Row, Run, payload_sizes
 from millrace.wal.schema import ROW_SCHEMA
 
 _TYPES: Final = tuple(MessageType)
 _TYPE_NAMES: Final = pa.array([member.name for member in _TYPES], pa.utf8())
+TYPE_CODES: Final = {member: code for code, member in enumerate(_TYPES)}
+"""What stands for each type in the column ``type`` of a chain's rows."""
 _REASON_NAMES: Final = pa.array([reason.value for reason in REASONS], pa.utf8())
 _TYPE_INDEX: Final = np.zeros(1 << 16, dtype=np.int32)
 _TYPE_INDEX[[member.value for member in _TYPES]] = np.arange(len(_TYPES), dtype=np.int32)
@@ -28,6 +31,8 @@ EMPTY: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in
 
 _COPIED: Final = ("ledger", "entry", "index", "physical_ms", "term", "collection_id", "partition_id", "schema_version")
 _COPIED_TOO: Final = ("rows", "txn_id", "producer_id", "epoch", "sequence")
+_CONFIRMED: Final = ("ledger", "entry", "index", "ordinal")
+_NAMES: Final = tuple(ROW_SCHEMA.names)
 
 
 @dataclass(slots=True)
@@ -109,11 +114,20 @@ class RowBuilder:
             details.update({start + place: words for place, words in piece.details.items()})
             if piece.emission is not None:
                 _overwrite(values, start, piece, names)
-        self._confirmed(values, reason, starts)
-        arrays = [self._array(field, values, reason, names, details, payloads) for field in ROW_SCHEMA]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+        plain = {name: numbers(each) for name, each in values.items()}
+        plain |= self._confirmed(values, reason, starts) or {"lc_" + name: plain[name] for name in _CONFIRMED}
         rejected = reason != ACCEPTED
-        if not rejected.any():
+        some = bool(rejected.any())
+        codes = pa.array(reason.astype(np.int32) - 1, mask=~rejected) if some else pa.nulls(len(reason), pa.int32())
+        arrays = plain | {
+            "type": pa.DictionaryArray.from_arrays(plain["type"], _TYPE_NAMES, safe=False),
+            "vchannel": pa.DictionaryArray.from_arrays(plain["vchannel"], pa.array(names, pa.utf8()), safe=False),
+            "reason": pa.DictionaryArray.from_arrays(codes, _REASON_NAMES, safe=False),
+            "detail": _words(details, len(reason)),
+            "payload": payloads,
+        }
+        batch = pa.RecordBatch.from_arrays([arrays[name] for name in _NAMES], schema=ROW_SCHEMA)
+        if not some:
             return batch, EMPTY
         return batch.filter(pa.array(~rejected)), batch.filter(pa.array(rejected))
 
@@ -143,41 +157,24 @@ class RowBuilder:
 
     def _confirmed(
         self, values: dict[str, npt.NDArray[Any]], reason: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp]
-    ) -> None:
-        held = any(piece.confirmed is not None for piece in self._pieces)
-        for name in ("ledger", "entry", "index", "ordinal"):
-            values["lc_" + name] = values[name].copy() if held else values[name]
+    ) -> dict[str, pa.Array] | None:
+        """The columns of LastConfirmed; None where each message is its own: no transaction was open."""
+        if all(piece.confirmed is None for piece in self._pieces):
+            return None
+        held = {name: values[name].copy() for name in _CONFIRMED}
         for piece, start in zip(self._pieces, starts.tolist(), strict=False):
             if piece.confirmed is not None:
                 rows = start + np.flatnonzero(reason[start : start + piece.count] == ACCEPTED)
-                for name, value in zip(("ledger", "entry", "index", "ordinal"), piece.confirmed, strict=True):
-                    values["lc_" + name][rows] = value
+                for name, value in zip(_CONFIRMED, piece.confirmed, strict=True):
+                    held[name][rows] = value
+        return {"lc_" + name: numbers(each) for name, each in held.items()}
 
-    def _array(
-        self,
-        field: pa.Field,
-        values: dict[str, npt.NDArray[Any]],
-        reason: npt.NDArray[np.uint8],
-        names: list[str],
-        details: dict[int, str],
-        payloads: pa.LargeBinaryArray,
-    ) -> pa.Array:
-        match field.name:
-            case "payload":
-                return payloads
-            case "type":
-                return pa.DictionaryArray.from_arrays(numbers(values["type"]), _TYPE_NAMES)
-            case "vchannel":
-                return pa.DictionaryArray.from_arrays(numbers(values["vchannel"]), pa.array(names, pa.utf8()))
-            case "reason":
-                codes = pa.array(reason.astype(np.int32) - 1, mask=reason == ACCEPTED)
-                return pa.DictionaryArray.from_arrays(codes, _REASON_NAMES)
-            case "detail":
-                if not details:
-                    return pa.nulls(len(reason), pa.utf8())
-                return pa.array([details.get(row) for row in range(len(reason))], pa.utf8())
-            case name:
-                return numbers(values[name])
+
+def _words(details: dict[int, str], count: int) -> pa.Array:
+    """Rejections in words, by row; null elsewhere."""
+    if not details:
+        return pa.nulls(count, pa.utf8())
+    return pa.array([details.get(row) for row in range(count)], pa.utf8())
 
 
 def _overwrite(values: dict[str, npt.NDArray[Any]], row: int, piece: _Piece, names: list[str]) -> None:

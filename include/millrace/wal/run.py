@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millrace.message.columns import Columns
 from millrace.message.types import MessageType
 from millrace.wal.reasons import Reason
 
@@ -24,12 +25,6 @@ Codes = npt.NDArray[np.uint8]
 REASONS: Final[tuple[Reason, ...]] = tuple(Reason)
 ACCEPTED: Final = 0
 """Reason code of a message that is not rejected; code c > 0 is REASONS[c - 1]."""
-
-_PLAIN: Final = (
-    *("ledger", "entry", "index", "physical_ms", "type", "term", "collection_id", "partition_id", "schema_version"),
-    *("rows", "txn_id", "producer_id", "epoch", "sequence", "barrier_tick"),
-)
-"""Columns of MESSAGE_SCHEMA that are plain numbers."""
 
 MAX_RUN: Final = 1 << 16
 """Messages that are judged together at the most: bounds the memory of one step."""
@@ -64,58 +59,6 @@ def payload_sizes(payloads: pa.LargeBinaryArray) -> Int64s:
     """Bytes of each value; a null counts as 0 bytes."""
     offsets = np.frombuffer(payloads.buffers()[1], dtype=np.int64, count=len(payloads) + 1 + payloads.offset)
     return np.diff(offsets[payloads.offset :]) if len(payloads) else np.zeros(0, dtype=np.int64)
-
-
-@dataclass(slots=True)
-class Columns:
-    """A batch of MESSAGE_SCHEMA as numpy views."""
-
-    batch: pa.RecordBatch
-    ledger: Int64s
-    entry: Int64s
-    index: npt.NDArray[np.int32]
-    physical_ms: Int64s
-    type: npt.NDArray[np.uint16]
-    vchannel: npt.NDArray[np.int32]
-    names: list[str]
-    term: Int64s
-    collection_id: Int64s
-    partition_id: Int64s
-    schema_version: npt.NDArray[np.int32]
-    rows: Int64s
-    txn_id: Int64s
-    producer_id: Int64s
-    epoch: npt.NDArray[np.int32]
-    sequence: Int64s
-    barrier_tick: Int64s
-    size: Int64s
-    payloads: pa.LargeBinaryArray
-
-    @classmethod
-    def of(cls, batch: pa.RecordBatch) -> Columns:
-        def view(name: str) -> npt.NDArray[Any]:
-            return batch.column(name).to_numpy(zero_copy_only=False)
-
-        vchannel = batch.column("vchannel")
-        payloads = batch.column("payload")
-        plain = {name: view(name) for name in _PLAIN}
-        return cls(
-            batch=batch,
-            vchannel=vchannel.indices.to_numpy(zero_copy_only=False),
-            names=vchannel.dictionary.to_pylist(),
-            size=payload_sizes(payloads),
-            payloads=payloads,
-            **plain,
-        )
-
-    def __len__(self) -> int:
-        return len(self.entry)
-
-    def payload(self, row: int) -> bytes:
-        return self.payloads[row].as_py() or b""
-
-    def vchannel_name(self, row: int) -> str:
-        return self.names[self.vchannel[row]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +123,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One decided message, for the types that are not judged in runs."""
+    """One accepted message that was judged alone; an insert or delete comes without its payload."""
 
     type: MessageType
     vchannel: str
@@ -207,7 +150,7 @@ class Row:
 
 @dataclass(slots=True)
 class Decided:
-    """Decided Inserts and Deletes (and rejections of any type) in id order: what evolve makes the next state of."""
+    """Decided Inserts and Deletes (and rejections of any type) in id order, as columns: what evolve makes the next state of."""
 
     type: npt.NDArray[np.uint16]
     vchannel: npt.NDArray[np.int32]

@@ -30,5 +30,5 @@ class Interceptor(Protocol):
         ...
 
     def evolve_one(self, state: ChannelState, row: Row) -> None:
-        """Take one accepted message of another type into `state`."""
+        """Take one accepted message of any type into `state`."""
         ...

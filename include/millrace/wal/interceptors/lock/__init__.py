@@ -34,10 +34,11 @@ class Lock:
     name = "lock"
 
     def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
-        types = run.view(run.columns.type)
-        control = np.flatnonzero((types != MessageType.INSERT) & (types != MessageType.DELETE))
-        if len(control):
-            run.cut(max(int(control[0]), 1))
+        if run.count > 1:
+            types = run.view(run.columns.type)
+            control = np.flatnonzero((types != MessageType.INSERT) & (types != MessageType.DELETE))
+            if len(control):
+                run.cut(max(int(control[0]), 1))
         proceed(run)
         flags = flags_of(int(run.columns.type[run.start]))
         if run.accepted_one and flags is not None and Flag.EXCLUSIVE in flags:

@@ -14,7 +14,7 @@ from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.keys import vchannel_index
 from millrace.message.payload import decode_many
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.types import MessageType
+from millrace.message.types import DML, MessageType
 from millrace.wal.interceptors import Proceed
 from millrace.wal.interceptors.shard import segments
 from millrace.wal.interceptors.txn import TxnManager
@@ -22,7 +22,6 @@ from millrace.wal.reasons import Reason
 from millrace.wal.run import Decided, Emission, Row, Run, groups
 from millrace.wal.state import ChannelState, Segment, VChannelState
 
-_DML: Final = (MessageType.INSERT, MessageType.DELETE)
 _DDL: Final = frozenset(
     {
         MessageType.CREATE_COLLECTION,
@@ -55,7 +54,7 @@ class Shard:
 
     def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
         number = int(run.columns.type[run.start])
-        if number in _DML:
+        if number in DML:
             self._judge_rows(state, run)
             segments.cut_after_seal(state, run)
         elif run.accepted_one and number in _DDL:
@@ -239,6 +238,10 @@ class Shard:
         if channel is None:
             return
         match row.type:
+            case MessageType.INSERT:
+                segments.grow(state, channel, row)
+            case MessageType.DELETE:
+                segments.count_deletes(state, channel, row.rows)
             case MessageType.DROP_COLLECTION:
                 del state.vchannels[row.vchannel]
             case MessageType.CREATE_PARTITION:

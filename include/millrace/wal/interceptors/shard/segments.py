@@ -45,6 +45,8 @@ def settled(state: ChannelState) -> Emission | None:
 
 def cut_after_seal(state: ChannelState, run: Run) -> None:
     """End the run right after the first message that fills a segment or blocks a VChannel by deletes."""
+    if run.count == 1:
+        return
     columns = run.columns
     pending = run.pending()
     types = run.view(columns.type)
@@ -105,22 +107,49 @@ def evolve_rows(state: ChannelState, rows: Decided) -> None:
         for places in groups(rows.vchannel[deletes]):
             each = deletes[places]
             channel = state.vchannels[rows.names[rows.vchannel[each[0]]]]
-            channel.delete_rows += int(rows.rows[each].sum())
-            if channel.growing and blocking_rows(channel) >= state.config.blocking_delete_rows:
-                for segment in list(channel.growing.values()):
-                    seal(channel, segment, BLOCKING_DELETES)
+            count_deletes(state, channel, int(rows.rows[each].sum()))
+
+
+def count_deletes(state: ChannelState, channel: VChannelState, rows: int) -> None:
+    """Count deleted rows; too many of them seal what grows."""
+    channel.delete_rows += rows
+    if channel.growing and blocking_rows(channel) >= state.config.blocking_delete_rows:
+        for segment in list(channel.growing.values()):
+            seal(channel, segment, BLOCKING_DELETES)
 
 
 def _evolve_segment(state: ChannelState, rows: Decided, each: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
     channel = state.vchannels[rows.names[rows.vchannel[each[0]]]]
     segment = channel.growing[int(rows.partition_id[each[0]])]
     txns = {int(txn_id) for txn_id in np.unique(rows.txn_id[each]) if txn_id}
-    segment = segment._replace(
-        rows=segment.rows + int(rows.rows[each].sum()),
-        bytes=segment.bytes + int(rows.size[each].sum()),
-        last_insert_tick=int(rows.tick[each[-1]]),
-        txns=segment.txns | txns if txns else segment.txns,
+    _grown(
+        state,
+        channel,
+        segment._replace(
+            rows=segment.rows + int(rows.rows[each].sum()),
+            bytes=segment.bytes + int(rows.size[each].sum()),
+            last_insert_tick=int(rows.tick[each[-1]]),
+            txns=segment.txns | txns if txns else segment.txns,
+        ),
     )
+
+
+def grow(state: ChannelState, channel: VChannelState, row: Row) -> None:
+    """Count one accepted insert and seal its segment where that is full."""
+    segment = channel.growing[row.partition_id]
+    _grown(
+        state,
+        channel,
+        segment._replace(
+            rows=segment.rows + row.rows,
+            bytes=segment.bytes + row.size,
+            last_insert_tick=row.tick,
+            txns=segment.txns | {row.txn_id} if row.txn_id else segment.txns,
+        ),
+    )
+
+
+def _grown(state: ChannelState, channel: VChannelState, segment: Segment) -> None:
     channel.growing[segment.partition_id] = segment
     policy = segment.full(state.config)
     if policy:

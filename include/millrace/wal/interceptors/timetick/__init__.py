@@ -11,7 +11,7 @@ import numpy as np
 from millrace.errors import Malformed, UnsupportedVersion
 from millrace.message.bodies import parse_body
 from millrace.message.ids import LOGICAL_BITS, LogId, generation_start
-from millrace.message.types import SINCE, Flag, MessageType, flags_of
+from millrace.message.types import DML, SINCE, Flag, MessageType, flags_of
 from millrace.wal.interceptors import Proceed
 from millrace.wal.interceptors.lock import EXPIRED, rollback
 from millrace.wal.interceptors.shard.segments import flush
@@ -28,8 +28,6 @@ CHAIN_VERSIONS = (1, 2, 3)
 """What this host can run; it refuses a log that asks for another. 2 has AlterWAL, 3 has Import."""
 
 MAX_BARRIER_AHEAD_MS = 86_400_000
-
-_DML = (MessageType.INSERT, MessageType.DELETE)
 
 
 def tentative(state: ChannelState, physical_ms: int) -> int:
@@ -81,13 +79,13 @@ class TimeTick:
 
     def _judge_types(self, state: ChannelState, run: Run) -> None:
         number = int(run.columns.type[run.start])
-        if number in _DML:
+        if number in DML:
             return
         flags = flags_of(number)
         if flags is not None and SINCE.get(MessageType(number), 1) > state.chain_version:
             flags = None
         if number == MessageType.UNDEFINED:
-            words = run.columns.batch.column("detail")[run.start].as_py()
+            words = run.columns.details.get(run.start)
             run.reject(0, Reason.MALFORMED, words or "type 0 (UNDEFINED) is no message")
         elif flags is None:
             run.reject(
@@ -128,7 +126,7 @@ class TimeTick:
         """Every control message's body must be of its type; then the rules of TimeTick, TermOpening and Config."""
         columns, row = run.columns, run.start
         number = int(columns.type[row])
-        if number in _DML:
+        if number in DML:
             return
         try:
             body = parse_body(MessageType(number), columns.payload(row))
@@ -186,7 +184,8 @@ class TimeTick:
         channel = state.vchannels.get(row.vchannel)
         if channel is None or row.type is MessageType.CREATE_SEGMENT:
             return
-        if row.type not in TXN_TYPES or row.type is MessageType.COMMIT_TXN:
+        hidden = row.txn_id if row.type in DML else row.type in TXN_TYPES and row.type is not MessageType.COMMIT_TXN
+        if not hidden:
             channel.mvcc = row.tick
         if row.producer_id and row.type is not MessageType.CREATE_COLLECTION:
             producers.evolve_one(state, row)
@@ -205,6 +204,9 @@ def strictly_increasing(wanted: Int64s, last: int) -> Int64s:
 def stamp(state: ChannelState, run: Run) -> Int64s:
     """Ticks of the run: an accepted message's own, a rejection's the last one before it."""
     columns = run.columns
+    if run.count == 1:
+        own = max(tentative(state, int(columns.physical_ms[run.start])), int(columns.barrier_tick[run.start]) + 1)
+        return np.array([own if run.accepted_one else state.last_tick])
     accepted = run.reason == ACCEPTED
     wanted = np.maximum(run.view(columns.physical_ms) << LOGICAL_BITS, run.view(columns.barrier_tick) + 1)[accepted]
     ticks = np.full(run.count, state.last_tick, dtype=np.int64)

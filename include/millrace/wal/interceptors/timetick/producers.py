@@ -148,7 +148,7 @@ def _evolve_part(state: ChannelState, channel: VChannelState, rows: Decided, par
 
 
 def evolve_one(state: ChannelState, row: Row) -> None:
-    """Take the sequence of one accepted message that is no insert or delete."""
+    """Take the sequence of one accepted message."""
     result = Result(row.sequence, 1, row.ledger, row.entry, row.index, row.ordinal, row.tick, "")
     channel = state.vchannels[row.vchannel]
     _record(state, channel, row.producer_id, row.epoch, row.sequence + 1, row.tick, [result])

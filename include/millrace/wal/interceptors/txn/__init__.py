@@ -11,12 +11,12 @@ import numpy as np
 from millrace.errors import Malformed
 from millrace.message.bodies import parse_body
 from millrace.message.ids import MessageId
-from millrace.message.types import MessageType
+from millrace.message.types import DML, MessageType
 from millrace.wal.interceptors import Proceed
 from millrace.wal.interceptors.lock import BARRIER, EXPIRED
 from millrace.wal.reasons import Reason
 from millrace.wal.run import Decided, Row, Run, groups
-from millrace.wal.state import ENDED_TXNS, ChannelState, Txn
+from millrace.wal.state import ENDED_TXNS, ChannelState, Txn, VChannelState
 
 COMMITTED = "committed"
 ROLLED_BACK = "rolled back"
@@ -33,7 +33,7 @@ class TxnManager:
 
     def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
         number = int(run.columns.type[run.start])
-        if number in (MessageType.INSERT, MessageType.DELETE):
+        if number in DML:
             self._cut_before_overflow(state, run)
         elif run.accepted_one and number == MessageType.BEGIN_TXN:
             self._begin(state, run)
@@ -67,6 +67,8 @@ class TxnManager:
 
     def _cut_before_overflow(self, state: ChannelState, run: Run) -> None:
         """Where a transaction's bodies might outgrow the limit within the run, judge one message at a time."""
+        if run.count == 1:
+            return
         txn_id = run.view(run.columns.txn_id)
         bodies = np.flatnonzero(txn_id)
         for places in groups(run.view(run.columns.vchannel)[bodies], txn_id[bodies]):
@@ -103,12 +105,11 @@ class TxnManager:
         for places in groups(rows.vchannel[bodies], rows.txn_id[bodies]):
             mine = bodies[places]
             channel = state.vchannels[rows.names[rows.vchannel[mine[0]]]]
-            txn = channel.txns[int(rows.txn_id[mine[0]])]
-            channel.txns[txn.id] = txn._replace(
-                last_tick=int(rows.tick[mine[-1]]), bytes=txn.bytes + int(rows.size[mine].sum())
-            )
+            _extend(channel, int(rows.txn_id[mine[0]]), tick=int(rows.tick[mine[-1]]), size=int(rows.size[mine].sum()))
 
     def evolve_one(self, state: ChannelState, row: Row) -> None:
+        if row.type in DML and row.txn_id:
+            _extend(state.vchannels[row.vchannel], row.txn_id, tick=row.tick, size=row.size)
         if row.type not in TXN_TYPES:
             return
         channel = state.vchannels[row.vchannel]
@@ -127,6 +128,12 @@ class TxnManager:
             del channel.txns[row.txn_id]
             how = COMMITTED if row.type is MessageType.COMMIT_TXN else row.detail or ROLLED_BACK
             channel.ended = (*channel.ended, (row.txn_id, how))[-ENDED_TXNS:]
+
+
+def _extend(channel: VChannelState, txn_id: int, *, tick: int, size: int) -> None:
+    """Bodies of `size` bytes came to an open transaction, the last one at `tick`."""
+    txn = channel.txns[txn_id]
+    channel.txns[txn_id] = txn._replace(last_tick=tick, bytes=txn.bytes + size)
 
 
 def keepalive_ms(state: ChannelState, payload: bytes) -> int:

@@ -1,0 +1,77 @@
+"""A decoded run of messages as numpy columns: what the chain judges, without the price of Arrow arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.message.batch import MESSAGE_SCHEMA, numbers
+
+Int64s = npt.NDArray[np.int64]
+
+_OTHERS: Final = ("vchannel", "payload", "detail")
+"""Columns of MESSAGE_SCHEMA that are not plain numbers."""
+
+
+@dataclass(slots=True)
+class Columns:
+    """Messages in log order: the columns of MESSAGE_SCHEMA, one value a message."""
+
+    ledger: Int64s
+    entry: Int64s
+    index: npt.NDArray[np.int32]
+    physical_ms: Int64s
+    type: npt.NDArray[np.uint16]
+    vchannel: npt.NDArray[np.int32]
+    """Places in `names`."""
+    names: list[str]
+    term: Int64s
+    collection_id: Int64s
+    partition_id: Int64s
+    schema_version: npt.NDArray[np.int32]
+    rows: Int64s
+    txn_id: Int64s
+    producer_id: Int64s
+    epoch: npt.NDArray[np.int32]
+    sequence: Int64s
+    barrier_tick: Int64s
+    size: Int64s
+    """Bytes of each payload."""
+    payloads: pa.LargeBinaryArray
+    details: dict[int, str]
+    """By place, why a message of type 0 (UNDEFINED) did not decode."""
+
+    def __len__(self) -> int:
+        return len(self.entry)
+
+    def payload(self, row: int) -> bytes:
+        return self.payloads[row].as_py() or b""
+
+    def vchannel_name(self, row: int) -> str:
+        return self.names[self.vchannel[row]]
+
+    def batch(self) -> pa.RecordBatch:
+        """The same as a batch of MESSAGE_SCHEMA, over the same memory."""
+        count = len(self)
+        if self.details:
+            rows = list(self.details)
+            places, missing = np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool)
+            places[rows], missing[rows] = np.arange(len(rows)), False
+            detail = pa.array(list(self.details.values()), pa.utf8()).take(pa.array(places, mask=missing))
+        else:
+            detail = pa.nulls(count, pa.utf8())
+        names = pa.array(self.names, pa.utf8())
+        arrays: dict[str, pa.Array] = {
+            "vchannel": pa.DictionaryArray.from_arrays(numbers(self.vchannel), names, safe=False),
+            "payload": self.payloads,
+            "detail": detail,
+        }
+        plain: dict[str, npt.NDArray[Any]] = {
+            name: getattr(self, name) for name in MESSAGE_SCHEMA.names if name not in _OTHERS
+        }
+        arrays |= {name: numbers(values) for name, values in plain.items()}
+        return pa.RecordBatch.from_arrays([arrays[name] for name in MESSAGE_SCHEMA.names], schema=MESSAGE_SCHEMA)
