@@ -42,6 +42,10 @@ _REFUSED: Final = (
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError._AUTHENTICATION,
 )
+_FOLLOWS: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._FATAL)
+"""What reports say of values that fail because others did."""
+_LAST_REPORTS: Final = 2.0
+"""Longest wait for the reports of a producer that is given up, in seconds: they come at once."""
 
 
 class _Batch:
@@ -116,6 +120,8 @@ class KafkaWriter:
         self._changed = threading.Condition()
         self._producer: Producer | None = None
         self._doomed: Producer | None = None
+        self._fatal: tuple[Producer, KafkaError] | None = None
+        """The newest producer that stopped for good, and why."""
         self._closed = False
         self._beside = False
         """Somebody else has written between values of ours: a report for each is cheaper than to look them up."""
@@ -140,7 +146,7 @@ class KafkaWriter:
         self._doomed = producer
         with self._order:
             self._give_up(producer)
-        raise self._failure(batch)
+        raise self._failure(producer, batch)
 
     def close(self) -> None:
         """Append no more; what is on its way fails. Idempotent."""
@@ -157,6 +163,7 @@ class KafkaWriter:
         def failed(error: KafkaError) -> None:
             # What fails need not be a value with a report, and those behind it get none before they are purged.
             if error.fatal() and made:
+                self._fatal = made[0], error
                 self._doomed = made[0]
 
         try:
@@ -268,9 +275,11 @@ class KafkaWriter:
         if self._producer is producer:
             self._producer = None
         producer.purge()  # the queue first, then what is in flight: what the brokers got is a prefix
+        until = time.monotonic() + _LAST_REPORTS
         with self._polling:  # who has it stops serving a producer that is doomed
-            while self._poll(producer, 0):
-                pass
+            # What stopped it may be known before the reports of the values that are at fault.
+            while len(producer) and time.monotonic() < until:
+                self._poll(producer, _ROOM_PAUSE)
         self._notify()
 
     def _all_places(self, values: Sequence[bytes], asked: list[int], places: list[int]) -> Sequence[int]:
@@ -309,11 +318,8 @@ class KafkaWriter:
             f" {stop - 1} are its own cannot be read back: ask the log by the producer's sequence"
         )
 
-    def _failure(self, batch: _Batch) -> MillraceError:
-        error = next(
-            (each for each in batch.errors if each.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)),
-            None,
-        )
+    def _failure(self, producer: Producer, batch: _Batch) -> MillraceError:
+        error = next((each for each in batch.errors if each.code() not in _FOLLOWS), None)
         if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return EntryTooLarge(
                 f"topic {self._place.topic} takes no batch of this size: raise its max.message.bytes, or lower max_entry_bytes"
@@ -325,7 +331,9 @@ class KafkaWriter:
             return InvalidSettings(f"the brokers refuse an append to {self._place}: {error.str()}")
         if error is not None:
             reason = f"Kafka says: {error.str()}"
-        elif batch.done:
+        elif self._fatal is not None and self._fatal[0] is producer:
+            reason = f"Kafka says: {self._fatal[1].str()}"
+        elif batch.done and not batch.errors:
             reason = "the brokers no longer know the place of what they have"
         else:
             reason = f"no answer within {self._settings.deadline:.0f} s"
