@@ -60,7 +60,7 @@ run: jars ## The demo without Airflow: a year of flights through the whole flow 
 
 # --- check -----------------------------------------------------------------------------------------------------
 
-.PHONY: lint format test test-all soak bench
+.PHONY: lint format test test-all test-slow test-system soak bench
 lint: $(STAMP) ## Lint, check the format, check the types
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet || { echo "Not formatted as ruff would: run 'make format'." >&2; exit 1; }
@@ -73,8 +73,13 @@ format: $(STAMP) ## Format, and fix what the linter can
 test: lint jars broker-jars ## The test suite: lint, types, tests that are not slow (ARGS="-k name" chooses; WORKERS=0: one process)
 	@$(PYTEST) -m "not slow and not soak" $(ARGS)
 
-test-all: lint jars broker-jars ## The slow tests too
-	@$(PYTEST) -m "not soak" $(ARGS)
+test-all: test-slow test-system ## The slow tests too
+
+test-slow: lint jars broker-jars ## All tests but those that start the whole system
+	@$(PYTEST) -m "not soak and not system" $(ARGS)
+
+test-system: lint jars broker-jars ## The tests that start the whole system, alone: each needs the machine for itself
+	@$(BIN)/python -m pytest -q -m system $(ARGS)
 
 soak: jars broker-jars ## Minutes of load, kills and random cases
 	@TEST_PROFILE=soak $(BIN)/python -m pytest -q -m "soak or slow" $(ARGS)

@@ -23,7 +23,7 @@ from tests.e2e.system import System, said
 
 GIB = 1 << 30
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.spark]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from millrace.errors import AirflowUnavailable
 from tests.e2e.flown import START, days, derived, fly, hourly, visible
 from tests.e2e.system import ENDED, Airflow, System, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 FIRST, LAST = (START + timedelta(days=number) for number in (0, 2))
 DAYS = {

@@ -21,7 +21,7 @@ from millrace.ops.quality.gate import blocked
 from tests.e2e.flown import START, days, derived, fly, hourly, read, same_rows, visible
 from tests.e2e.system import Airflow, System, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 MOMENTS = {"start": START.isoformat(), "end": START.replace(day=START.day + 3).isoformat()}
 

@@ -17,7 +17,7 @@ from millrace.ops.launch import Launcher, RunStatus
 from tests.e2e.flown import START, days, derived, fly, hourly, read
 from tests.e2e.system import Airflow, System, kill, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
 def streaming_job(system: System, *, behind: int = 0) -> RunStatus | None:

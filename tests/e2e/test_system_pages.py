@@ -12,7 +12,7 @@ from tests.e2e.browser import Page, browser
 from tests.e2e.pages import FRAME, TABS, VIEWS, link, log_in, pictures, start, tab
 from tests.e2e.system import Airflow, System
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 
 BLANK_BYTES = 16_000
