@@ -23,8 +23,10 @@ from pathlib import Path
 import duckdb
 
 from millrace.brokers.broker import Broker
+from millrace.client.append_client import AppendClient
 from millrace.client.client import Client
 from millrace.coord.store import pchannel_of
+from millrace.errors import MillraceError
 from millrace.log.discovery import read_record
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.processes import Job
@@ -132,8 +134,20 @@ def deployed(folder: Path, *, broker: Broker | None = None) -> Iterator[Deployme
             yield made
         finally:
             made.stop()
-            with Client.connect(made.settings) as client:
-                client.append.service.shutdown()
+            end_server(made.settings)
+
+
+def end_server(settings: Settings) -> None:
+    """Stop the log's server where one runs. One that does not answer is killed, and the error raised all the same."""
+    record = read_record(settings.log_path)
+    if record is None or not record.alive():
+        return
+    try:
+        with AppendClient.connect(settings.data_dir, start=False, now=False) as client:
+            client.service.shutdown()
+    except MillraceError:
+        os.kill(record.pid, signal.SIGKILL)
+        raise
 
 
 def wait_for_progress(deployment: Deployment, before: int, *, deadline: float = 90.0) -> None:

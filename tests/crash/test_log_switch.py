@@ -28,6 +28,7 @@ from millrace.settings import Settings
 from millrace.tables.wal_table import WalTable
 from tests import running_brokers
 from tests.crash.commit_loop import commit_what_is_there
+from tests.crash.kill_rig import end_server
 from tests.crash.switch_oracle import PATIENCE, SCHEMA, KeyWriter, check
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +117,7 @@ class Deployment:
         assert self.node is not None
         assert self.node.running(), self.node.tail()
         self.node.kill()
-        planner = Planner(client.log, WalTable.open(self.settings.wal_path), parked=self.settings.parked_path)
+        planner = Planner(client.log, WalTable.create(self.settings.wal_path), parked=self.settings.parked_path)
         ends = planner.log_ends()
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
@@ -132,8 +133,7 @@ class Deployment:
             writer.stopping.set()
         if self.node is not None and self.node.running():
             self.node.kill()
-        with Client.connect(self.settings) as client:
-            client.append.service.shutdown()
+        end_server(self.settings)
 
 
 @pytest.fixture
