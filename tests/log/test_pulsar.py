@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -258,3 +260,39 @@ def test_a_batch_that_the_broker_had_already_has_no_id_in_any_of_its_messages() 
     assert ids[:3] == [LogId(7, 3 << BATCH_BITS | index) for index in range(3)]
     assert ids[3:6] == [Unknown(last.following(), skip) for skip in range(3)]
     assert ids[6:] == [LogId(9, index) for index in range(3)]
+
+
+SERVED = """
+import os, sys, threading
+from pyarrow import flight
+from millrace.log.registry import open_service
+
+class Server(flight.FlightServerBase):
+    log = None
+
+    def do_action(self, context, action):
+        if action.type == "open":
+            service = open_service(sys.argv[1])
+            service.create(sys.argv[2])
+            Server.log = service.open(sys.argv[2])
+        else:
+            Server.log.append([b"x"])
+        return [str(threading.get_native_id()).encode()]
+
+server = Server("grpc://127.0.0.1:0")
+threading.Thread(target=server.serve, daemon=True).start()
+client = flight.connect(f"grpc://127.0.0.1:{server.port}")
+threads = [
+    next(iter(client.do_action(flight.Action(name, b"")))).body.to_pybytes() for name in ["open"] + ["append"] * 50
+]
+print("appends from the thread that opened:", threads[1:].count(threads[0]), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_server_that_meets_its_first_pulsar_in_a_call_goes_on_appending(prefix: str) -> None:
+    """As the log's server does where a running log is switched: gRPC's threads come and go for Python with each call."""
+    command = [sys.executable, "-c", SERVED, running_brokers.pulsar().url, prefix]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    _, _, count = ended.stdout.strip().rpartition(": ")
+    assert int(count) > 0, "no append came by the thread that matters"

@@ -7,7 +7,9 @@ imported only when it is asked for. A URL's options are settings of the backend;
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from types import ModuleType
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -44,8 +46,19 @@ def open_service(url: str, settings: Mapping[str, object] | None = None) -> LogS
     if not location:
         raise InvalidSettings(f"the log backend {scheme!r} needs a location: {scheme}://… or the setting 'path'")
     module, _, function = target.partition(":")
-    opener: Opener = getattr(import_module(module), function)
+    opener: Opener = getattr(_imported(module), function)
     return opener(location, options)
+
+
+def _imported(module: str) -> ModuleType:
+    """The module, imported by a thread that ends with it.
+
+    One made with pybind11 (Pulsar's client) keeps the thread state of whoever imports it first, for as long as that thread lives.
+    In the log's server that may be one of gRPC's threads, whose state ends with the call: the next send from that thread then took
+    Python's lock with what had been freed, and the server hung or died (pybind11's issue 2888).
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="import") as pool:
+        return pool.submit(import_module, module).result()
 
 
 def _split(url: str) -> tuple[str, dict[str, str]]:
