@@ -99,6 +99,6 @@ clean: ## Remove the virtual environment and every cache in the checkout (not th
 
 clean-data: ## Remove the data folder: log, tables, Airflow's state (asks; YES=1 does not); stops the system first
 	@if [ ! -e "$(DATA)" ]; then echo "Nothing at $(DATA)."; \
-	elif [ ! -d "$(DATA)/run" ] && [ ! -d "$(DATA)/log" ]; then echo "$(DATA) does not look like Millrace's data; left alone." >&2; exit 1; \
+	elif ! "$$(command -v $(BIN)/python || command -v python3)" -m millrace.data_folder "$(DATA)"; then exit 1; \
 	else if [ "$${YES:-}" != 1 ]; then read -r -p "Remove $(DATA)? [y/N] " answer; [ "$$answer" = y ] || exit 1; fi; \
 	if [ -d "$(DATA)/airflow" ] && [ -x "$(BIN)/python" ]; then $(BIN)/python -m millrace system down; fi; rm -rf "$(DATA)"; fi

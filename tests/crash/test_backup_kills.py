@@ -64,6 +64,7 @@ def grown(settings: Settings, world: World | None = None) -> World:
 @pytest.mark.parametrize(
     "place",
     [
+        pytest.param("backup.begun", marks=pytest.mark.slow),
         pytest.param("backup.pinned", marks=pytest.mark.slow),
         "backup.log",
         pytest.param("backup.copied", marks=pytest.mark.slow),
@@ -72,8 +73,10 @@ def grown(settings: Settings, world: World | None = None) -> World:
 def test_a_killed_backup_is_none_and_the_next_one_is_whole(place: str, tmp_path: Path) -> None:
     root, settings = tmp_path / "backups", settings_in(tmp_path / "data")
     world = grown(settings)
+    (root / "backup-home").mkdir(parents=True)
+    (root / "backup-home" / "photo.jpg").write_bytes(b"not a backup's")
     killed(BACKUP, settings, place, root)
-    assert len(list(root.glob("backup-*"))) == 1
+    assert len(list(root.glob("backup-*Z-*"))) == 1
     assert list(backups(root)) == []
     world = World.of(settings, world.model, epoch=world.epoch)
     begin = world.log.open("dml_0").describe().begin
@@ -82,7 +85,8 @@ def test_a_killed_backup_is_none_and_the_next_one_is_whole(place: str, tmp_path:
     assert world.log.open("dml_0").describe().begin > begin, "what it held back goes on"
     report = backup(settings, world.log, BackupParams(to=str(root), keep=1), Progress())
     world.close()
-    assert [folder.name for folder in root.glob("backup-*")] == [report.id], "what the killed one left is gone"
+    assert sorted(folder.name for folder in root.iterdir()) == [".backups.lock", report.id, "backup-home"]
+    assert (root / "backup-home" / "photo.jpg").exists(), "what the killed one left is gone, and nothing else"
     assert verify(root).ok
 
 

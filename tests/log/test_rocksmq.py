@@ -136,6 +136,26 @@ def test_odd_names_are_names(service: RocksMQ, tmp_path: Path, name: str) -> Non
         assert [value for _, value in read(again.open(name))] == [b"x"]
 
 
+def test_what_a_crash_left_goes_and_what_is_not_the_logs_stays(service: RocksMQ, tmp_path: Path) -> None:
+    service.produce("c", [b"x"])
+    service.close()
+    channels, groups = tmp_path / "data" / "channels", tmp_path / "data" / "groups"
+    for name in ("new-~half", "drop-~gone", "lost+found", "c.bak"):
+        (channels / name).mkdir()
+        (channels / name / "file").write_text("bytes")
+    (channels / "README").write_text("words")
+    (groups / "lost+found").mkdir()
+    channel = next(each for each in channels.iterdir() if each.name == "~c")
+    for name in ("notes.log", "spare-part", "spare-1.bak"):
+        (channel / name).write_text("words")
+    with RocksMQ(tmp_path / "data", settings=SETTINGS) as again:
+        assert again.names() == ["c"]
+        assert again.consumer_groups() == ["g"]
+        assert [value for _, value in read(again.open("c"))] == [b"x"]
+    assert sorted(each.name for each in channels.iterdir()) == ["README", "c.bak", "lost+found", "~c"]
+    assert {"notes.log", "spare-part", "spare-1.bak"} <= {each.name for each in channel.iterdir()}
+
+
 class Clock:
     def __init__(self, now: int) -> None:
         self.now = now

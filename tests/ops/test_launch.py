@@ -63,6 +63,15 @@ def at_work(launcher: Launcher, run_id: str) -> bool:
     return (launcher.poll(run_id).progress or {}).get("words") == "at work"
 
 
+def test_a_folder_that_is_no_runs_is_neither_listed_nor_cleaned_away(launcher: Launcher, settings: Settings) -> None:
+    folder = settings.run_path / "operations" / "my notes"
+    folder.mkdir(parents=True)
+    (folder / "params.json").write_text('{"job": "light", "at": 1}')
+    assert launcher.runs() == []
+    assert launcher.clean(older_than=0, keep=0) == []
+    assert (folder / "params.json").exists()
+
+
 def test_a_job_runs_to_its_report_and_into_the_history(launcher: Launcher, settings: Settings) -> None:
     started = launcher.start("one", "light", params={"write": "hello"})
     assert started.attempt == 1

@@ -40,7 +40,7 @@ def make(
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FOLDER", help="The folder of backups. Without it: backup_dir.")
     ] = None,
-    keep: Annotated[int, typer.Option(min=1, help="How many backups stay there, this one included.")] = 7,
+    keep: Annotated[int, typer.Option(min=1, help="How many of this deployment stay there, this one included.")] = 7,
     verify: Annotated[bool, typer.Option("--verify", help="Read all of it back in the end.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied.")] = False,
     data: DataFolder = None,
@@ -74,11 +74,12 @@ def list_(folder: Backups = None, data: DataFolder = None, as_json: AsJson = Fal
             "bytes": manifest.bytes,
             "files": len(manifest.files),
             "log": "included" if manifest.log_included else manifest.log,
+            "deployment": manifest.deployment,
             "folder": str(place),
         }
         for place, manifest in backups(_place(folder, data))
     ]
-    columns = ("id", "started", "bytes", "files", "log")
+    columns = ("id", "started", "bytes", "files", "log", "deployment")
     print_rows(rows, columns=columns, as_json=as_json, empty="There is no backup in that folder.")
 
 

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from millrace.brokers.kinds import KINDS, broker
 from millrace.client.client import Client
+from millrace.data_folder import strange
 from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
@@ -148,12 +149,10 @@ def _start_afresh(settings: Settings, console: Console) -> None:
     folder = settings.data_dir
     if not folder.exists():
         return
-    known = {"log", "wal", "collections", "deletes", "segments", "checkpoints", "coord", "run", "spark", "parked"}
-    known |= {"airflow", "bases", "derived", "quality", "recovery_checkpoints", "restores", "wal_trims", BROKERS}
-    strange = sorted({path.name for path in folder.iterdir()} - known)
-    if strange:
+    found = strange(folder)
+    if found:
         raise SystemExit(
-            f"{folder} holds {', '.join(strange[:5])}, which is not Millrace's: remove it yourself, or choose another MILLRACE_DATA"
+            f"{folder} holds {', '.join(found[:5])}, which is not Millrace's: remove it yourself, or choose another MILLRACE_DATA"
         )
     _stop_server(settings)
     shutil.rmtree(folder)

@@ -34,6 +34,8 @@ from millrace.log.rocksmq_settings import RocksMQSettings
 from millrace.message.ids import LogId, LogIds
 
 _CONSUME_BYTES = 4 << 20
+_NEW = "new-"
+_DROP = "drop-"
 
 
 class ConsumerMessage(NamedTuple):
@@ -113,7 +115,7 @@ class RocksMQ(Closing):
             directory = self._channels / file_name(pchannel)
             if directory.exists():
                 raise ChannelExists(f"channel {pchannel!r} exists already")
-            draft = self._channels / f"new-{directory.name}"
+            draft = self._channels / f"{_NEW}{directory.name}"
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
             manifest = Manifest(pchannel, secrets.randbits(31), begin=0, floor=-1, first_segment=1)
@@ -142,7 +144,7 @@ class RocksMQ(Closing):
                 core.close()
             for group in self.consumer_groups():
                 self._forget_position(group, pchannel)
-            doomed = self._channels / f"drop-{directory.name}"
+            doomed = self._channels / f"{_DROP}{directory.name}"
             directory.rename(doomed)
             self._disk.sync_directory(self._channels)
             self._index.drop_channel(pchannel)
@@ -223,7 +225,7 @@ class RocksMQ(Closing):
 
     def consumer_groups(self) -> list[str]:
         """The consumer groups, sorted."""
-        return sorted(name_of(entry.name) for entry in self._groups.iterdir())
+        return sorted(name_of(entry.name) for entry in self._groups.iterdir() if entry.name.startswith("~"))
 
     def produce(self, channel: str, messages: Sequence[bytes]) -> list[int]:
         """Append `messages` as one atomic batch; their ids, once they are durable."""
@@ -321,12 +323,13 @@ class RocksMQ(Closing):
             raise LogUnavailable(f"the log at {self._path} is closed: open it again")
 
     def _finish_drops(self) -> None:
-        """What a crash interrupted: channels half made were never there, channels half dropped are gone."""
+        """What a crash interrupted: channels half made were never there, channels half dropped are gone. The rest is not ours."""
         for entry in self._channels.iterdir():
-            if not entry.name.startswith("~"):
-                if entry.name.startswith("drop-"):
-                    self._index.drop_channel(name_of(entry.name.removeprefix("drop-")))
-                shutil.rmtree(entry)
+            if entry.name.startswith(_DROP + "~"):
+                self._index.drop_channel(name_of(entry.name.removeprefix(_DROP)))
+            elif not entry.name.startswith(_NEW + "~"):
+                continue
+            shutil.rmtree(entry)
 
 
 def open_location(location: str, settings: Mapping[str, object]) -> RocksMQ:

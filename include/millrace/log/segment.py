@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ from millrace.log.record import HEADER_BYTES, Framed, Header, frame_opening, par
 
 _SUFFIX: Final = ".log"
 _SPARE: Final = "spare-"
+_IS_SEGMENT: Final = re.compile(r"\d{20}\.log", re.ASCII)
+_IS_SPARE: Final = re.compile(r"spare-\d{1,18}", re.ASCII)
+"""Other names in a channel's folder are not the log's: nobody reads them, and nobody removes them."""
 _WINDOW: Final = 256 << 10
 _SEARCH_WINDOW: Final = 4 << 20
 
@@ -144,7 +148,7 @@ class SegmentFiles:
         self._disk = disk
         self._segment_bytes = segment_bytes
         self._spare_files = spare_files
-        self._spares = sorted(directory.glob(_SPARE + "*"))
+        self._spares = sorted(each for each in directory.iterdir() if _IS_SPARE.fullmatch(each.name))
         self._lock = threading.Lock()
         self._next_spare = 1 + max((int(path.name[len(_SPARE) :]) for path in self._spares), default=0)
         self._trim()
@@ -152,7 +156,7 @@ class SegmentFiles:
     @staticmethod
     def present(directory: Path) -> dict[int, Path]:
         """The segment files that exist in a channel's directory, by number."""
-        return {int(path.name[: -len(_SUFFIX)]): path for path in directory.glob("*" + _SUFFIX)}
+        return {int(path.stem): path for path in directory.iterdir() if _IS_SEGMENT.fullmatch(path.name)}
 
     def numbers(self) -> list[int]:
         """Numbers of the segment files that exist, in order."""

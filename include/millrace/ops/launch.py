@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from millrace.errors import DeadlineExceeded, RunNotFound
 from millrace.ops.launch_command import command_of, environment_of, job_script
-from millrace.ops.launch_folder import RunFolder, operations_path, read_json
+from millrace.ops.launch_folder import RUN_ID, RunFolder, operations_path, read_json
 from millrace.ops.launch_history import OPERATIONS, append, history_path
 from millrace.ops.launch_process import is_alive, processes_of, send
 from millrace.ops.operation import write_json
@@ -220,7 +220,8 @@ class Launcher:
 
     def _names(self) -> Iterable[str]:
         try:
-            return [path.name for path in operations_path(self._settings).iterdir() if path.is_dir()]
+            found = operations_path(self._settings).iterdir()
+            return [path.name for path in found if RUN_ID.fullmatch(path.name) and path.is_dir()]
         except FileNotFoundError:
             return []
 

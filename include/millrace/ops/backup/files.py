@@ -7,15 +7,18 @@ in place (log segments, databases) or has a name that comes again (entries of a 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from millrace.digests import sha256_of
-from millrace.errors import BackupRefused, TableUnavailable
+from millrace.errors import BackupBusy, BackupRefused, TableUnavailable
 from millrace.ops.backup.manifest import DATA, Manifest, Stored
 from millrace.tables.fsync import make_folder, sync
 
@@ -125,6 +128,22 @@ class Files:
         """Make the names of all files durable."""
         for folder, _, _ in os.walk(self.folder):
             sync(Path(folder))
+
+
+@contextmanager
+def alone(path: Path, *, busy: str) -> Iterator[None]:
+    """Hold the lock in the file `path`, which ends with the process. Raises BackupBusy, with those words."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_ino != os.stat(path).st_ino:
+                raise BackupBusy(busy)  # its holder took the file away when it was done
+        except (BlockingIOError, FileNotFoundError):
+            raise BackupBusy(busy) from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def copy_file(source: Path, target: Path, *, size: int | None = None) -> Stored:

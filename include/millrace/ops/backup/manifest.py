@@ -1,30 +1,39 @@
 """The manifest of a backup: what it holds, with size and digest of each file. Written last: without it there is no backup.
 
-    <folder of backups>/<id>/manifest.json
+    <folder of backups>/<id>/backup.json     whose it is, written first
     <folder of backups>/<id>/data/...        the files, as they lie in a data folder
+    <folder of backups>/<id>/manifest.json
 
 The id is the backup's moment, so that names sort by time. Files of several backups may be one (hard links); each backup stands
 by itself all the same, and removing one takes nothing from another.
+
+Only what a deployment knows as its own is ever removed: the folder has the whole id as its name, and its ``backup.json`` names
+that id and the deployment's. Of such a folder the three things above go, and what somebody else put beside them stays.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from millrace.errors import BackupDamaged, BackupNotFound, UnsupportedVersion
 from millrace.ops.operation import write_json
-from millrace.tables.fsync import sync
+from millrace.tables.fsync import make_folder, sync
 
 FILE: Final = "manifest.json"
+MARKER: Final = "backup.json"
 DATA: Final = "data"
-PREFIX: Final = "backup-"
-"""Begins the id of every backup."""
+_ID: Final = re.compile(r"backup-\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{4}")
 VERSION: Final = 1
 
 
@@ -74,6 +83,8 @@ class Manifest:
     """By folder of a channel of the embedded log: which channel of that name it is."""
     files: Mapping[str, Stored] = field(default_factory=dict)
     """By path below ``data``."""
+    deployment: str = ""
+    """Id of the deployment it is of; empty: made by a version that knew none."""
 
     @property
     def bytes(self) -> int:
@@ -109,9 +120,25 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def backups(root: Path) -> Iterator[tuple[Path, Manifest]]:
-    """The whole backups in a folder of backups, the newest first. One whose manifest does not read is left out."""
+def begin(root: Path, deployment: str) -> Path:
+    """Make the folder of a new backup of `deployment`; before anything else is in it, it says whose it is."""
+    folder = root / f"backup-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(2)}"
+    make_folder(folder)
+    with (folder / MARKER).open("xb", buffering=0) as file:  # one write: a kill leaves all of it, or an empty folder
+        file.write(json.dumps({"id": folder.name, "deployment": deployment}).encode())
+        os.fsync(file.fileno())
+    sync(folder)
+    return folder
+
+
+def backups(root: Path, *, of: str | None = None) -> Iterator[tuple[Path, Manifest]]:
+    """The whole backups in a folder of backups (`of`: that deployment's own alone), the newest first.
+
+    One whose manifest does not read is left out.
+    """
     for folder in sorted(_folders(root), reverse=True):
+        if of is not None and not _is_own(folder, of):
+            continue
         try:
             yield folder, Manifest.read(folder)
         except (BackupNotFound, BackupDamaged, UnsupportedVersion):
@@ -128,22 +155,47 @@ def find(path: Path) -> tuple[Path, Manifest]:
 
 
 def drop(folder: Path) -> None:
-    """Remove a backup: its manifest first, so that what a kill leaves is none any more."""
+    """Remove a backup of this deployment: its manifest first, so that what a kill leaves is none any more; what says whose it is
+    last, so that the next :func:`sweep` completes it."""
     (folder / FILE).unlink(missing_ok=True)
     sync(folder)
-    shutil.rmtree(folder)
+    if (folder / DATA).exists():
+        shutil.rmtree(folder / DATA)
+    (folder / MARKER).unlink(missing_ok=True)
+    with suppress(OSError):  # somebody else's files are in it, and stay
+        folder.rmdir()
 
 
-def sweep(root: Path) -> int:
-    """Remove what backups that were killed left behind; how many. The caller holds the folder's lock."""
-    left = [folder for folder in _folders(root) if not (folder / FILE).exists()]
-    for folder in left:
-        shutil.rmtree(folder)
-    return len(left)
+def sweep(root: Path, deployment: str) -> tuple[str, ...]:
+    """Remove what killed backups of `deployment` left behind; the caller holds the folder's lock.
+
+    Names of the unfinished ones that are not known as its own: they are left to a person.
+    """
+    strange = []
+    for folder in sorted(_folders(root)):
+        if (folder / FILE).exists():
+            continue
+        if _is_own(folder, deployment):
+            drop(folder)
+        else:
+            try:
+                folder.rmdir()  # killed before it said whose it is: empty, or not a killed backup's
+            except OSError:
+                strange.append(folder.name)
+    return tuple(strange)
+
+
+def _is_own(folder: Path, deployment: str) -> bool:
+    """Whether `folder` says that it is a backup of `deployment`, under the name that it was given."""
+    try:
+        found = json.loads((folder / MARKER).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool(deployment) and found == {"id": folder.name, "deployment": deployment}
 
 
 def _folders(root: Path) -> list[Path]:
-    """Folders with the name of a backup: nothing else in there is ours to touch."""
+    """Folders (no links to others) with a whole id for a name: nothing else in there is looked at."""
     if not root.is_dir():
         return []
-    return [each for each in root.iterdir() if each.is_dir() and each.name.startswith(PREFIX)]
+    return [Path(each) for each in os.scandir(root) if _ID.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]

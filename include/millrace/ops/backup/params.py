@@ -22,7 +22,7 @@ class BackupParams(OperationParams):
         ge=1,
         le=100_000,
         title="Keep",
-        description="How many backups stay in that folder, this one included.",
+        description="How many backups of this deployment stay in that folder, this one included.",
     )
     verify: bool = Field(
         default=False,

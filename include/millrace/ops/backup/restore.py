@@ -1,14 +1,17 @@
 """A backup becomes a deployment: verified while it is copied, durable, held against its log, and there all at once.
 
-Everything is put together beside the data folder and gets its name last: a restore that is killed leaves no deployment, and the
-next one begins anew. Nothing is linked, so that what runs then cannot touch the backup.
+Everything is put together in a hidden folder beside the data folder and gets its name last: a restore that is killed leaves no
+deployment, and the next one begins anew. That folder says first that it is a restore's; one of its name that does not is left
+alone. Nothing is linked, so that what runs then cannot touch the backup.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +28,8 @@ from millrace.message.ids import LogId
 from millrace.message.types import MessageType
 from millrace.message.wire import decode_entries
 from millrace.node.ranges import check_not_regressed
-from millrace.ops.backup.files import copy_file
+from millrace.ops.backup.deployment import write as write_id
+from millrace.ops.backup.files import alone, copy_file
 from millrace.ops.backup.manifest import DATA, ChannelPart, Manifest, Stored, find
 from millrace.ops.operation import OperationReport, Progress
 from millrace.settings import Settings, changed
@@ -33,6 +37,8 @@ from millrace.tables.fsync import make_folder, sync
 from millrace.tables.wal_table import WalTable
 
 _THREADS: Final = 4
+_MARKER: Final = "restore.lock"
+_DRAFT: Final = "data"
 
 
 class RestoreReport(OperationReport):
@@ -66,22 +72,20 @@ def restore(settings: Settings, path: Path, progress: Progress | None = None) ->
             f"the deployment's log was {manifest.log}, and the setting log is {settings.log}: set MILLRACE_LOG={manifest.log}"
             " (to move it afterwards: millrace log switch)"
         )
-    draft = target.with_name(f".{target.name}.restoring")
-    shutil.rmtree(draft, ignore_errors=True)
-    make_folder(draft)
     try:
-        _copy(folder, manifest, draft, progress)
-        hit("restore_backup.copied")
-        progress.say("holding the tables against the log")
-        check(replace(settings, data_dir=draft), manifest)
-        for place in (draft, *(each for each in draft.rglob("*") if each.is_dir())):
-            sync(place)
-        draft.replace(target)
-        sync(target.parent)
+        with _draft(target) as draft:
+            _copy(folder, manifest, draft, progress)
+            # Its own: what it comes from may go on, and the backups of either are the other's to leave alone.
+            write_id(draft, deployment=manifest.deployment, backup=manifest.id)
+            hit("restore_backup.copied")
+            progress.say("holding the tables against the log")
+            check(replace(settings, data_dir=draft), manifest)
+            for place in (draft, *(each for each in draft.rglob("*") if each.is_dir())):
+                sync(place)
+            draft.replace(target)
+            sync(target.parent)
     except OSError as error:
         raise BackupRefused(f"{target} cannot be made: {error}; restore into a folder on this disk") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     now = changed(settings)
     return RestoreReport(
         id=manifest.id,
@@ -93,6 +97,27 @@ def restore(settings: Settings, path: Path, progress: Progress | None = None) ->
         settings={name: value for name, value in manifest.settings.items() if now.get(name) != value},
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+@contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """The folder that becomes `target`, empty; what is left of it in the end goes. Raises BackupRefused, BackupBusy."""
+    home = target.with_name(f".{target.name}.restoring")
+    if home.is_symlink() or (home.exists() and any(home.iterdir()) and not (home / _MARKER).is_file()):
+        raise BackupRefused(
+            f"{home} is in the way, and is not what a restore left: move it, or restore into another folder"
+        )
+    make_folder(home)
+    with alone(home / _MARKER, busy=f"another restore into {target} is under way: try again when it is done"):
+        shutil.rmtree(home / _DRAFT, ignore_errors=True)
+        (home / _DRAFT).mkdir()
+        try:
+            yield home / _DRAFT
+        finally:
+            shutil.rmtree(home / _DRAFT, ignore_errors=True)
+            (home / _MARKER).unlink(missing_ok=True)
+            with suppress(OSError):  # somebody else's files are in it, and stay
+                home.rmdir()
 
 
 def _copy(folder: Path, manifest: Manifest, draft: Path, progress: Progress) -> None:

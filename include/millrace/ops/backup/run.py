@@ -7,14 +7,9 @@ backup begins anew, from newer versions.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import secrets
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,14 +18,15 @@ from typing import Final
 from pydantic import Field
 
 import millrace
-from millrace.errors import BackupBusy, BackupDamaged, InvalidArgument
+from millrace.errors import BackupDamaged, InvalidArgument
 from millrace.failpoint import hit
 from millrace.log.protocol import LogService
 from millrace.node.removal import held_back
 from millrace.ops.backfill.importing import STATE
-from millrace.ops.backup.files import FileGone, Files
+from millrace.ops.backup.deployment import deployment_id, known_id
+from millrace.ops.backup.files import FileGone, Files, alone
 from millrace.ops.backup.log_tail import LogPart, take_log
-from millrace.ops.backup.manifest import PREFIX, Manifest, backups, drop, sweep
+from millrace.ops.backup.manifest import Manifest, backups, begin, drop, sweep
 from millrace.ops.backup.params import BackupParams
 from millrace.ops.backup.pin import Pinned, pin
 from millrace.ops.backup.verify import verify
@@ -64,7 +60,13 @@ class BackupReport(OperationReport):
     new_bytes: int = Field(description="Bytes of the other files.")
     log_included: bool
     ticks: dict[str, int] = Field(description="By PChannel: the WAL of the backup is whole up to there.")
-    dropped: tuple[str, ...] = Field(default=(), description="Backups that were removed, beyond those to be kept.")
+    dropped: tuple[str, ...] = Field(
+        default=(), description="Backups of this deployment that were removed, beyond those to be kept."
+    )
+    left: tuple[str, ...] = Field(
+        default=(),
+        description="Unfinished backups in that folder which are not known as this deployment's: left alone.",
+    )
     verified: bool = False
     seconds: float
 
@@ -107,15 +109,17 @@ def backup(
     if params.dry_run:
         return _dry_run(settings, root, started)
     make_folder(root)
-    with _alone(root):
-        sweep(root)
+    with alone(root / LOCK, busy=f"another backup is being made in {root}: try again when it is done"):
+        own = deployment_id(settings)
+        left = sweep(root, own)
         for attempt in range(ATTEMPTS):
-            folder = root / f"{PREFIX}{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(2)}"
+            folder = begin(root, own)
+            seam("backup.begun")
             try:
-                manifest, files = _take(settings, service, root, folder, progress, seam)
+                manifest, files = _take(settings, service, folder, own, progress, seam)
                 break
             except FileGone:
-                shutil.rmtree(folder, ignore_errors=True)
+                drop(folder)
                 if attempt + 1 == ATTEMPTS:
                     raise
         if params.verify:
@@ -123,7 +127,7 @@ def backup(
             problems = verify(folder).problems
             if problems:
                 raise BackupDamaged(f"{folder} does not read back as it was written: {'; '.join(problems[:5])}")
-        dropped = [old for old, _ in list(backups(root))[params.keep :]]
+        dropped = [old for old, _ in list(backups(root, of=own))[params.keep :]]
         for old in dropped:
             drop(old)
             seam("backup.dropped")
@@ -139,34 +143,22 @@ def backup(
         log_included=manifest.log_included,
         ticks={name: each.tick for name, each in manifest.channels.items()},
         dropped=tuple(old.name for old in dropped),
+        left=left,
         verified=params.verify,
         seconds=round(time.monotonic() - started, 3),
     )
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """One backup at a time in a folder of backups. Raises BackupBusy."""
-    handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise BackupBusy(f"another backup is being made in {root}: try again when it is done") from None
-    finally:
-        os.close(handle)
-
-
 def _take(
     settings: Settings,
     service: LogService,
-    root: Path,
     folder: Path,
+    own: str,
     progress: Progress,
     seam: Callable[[str], None],
 ) -> tuple[Manifest, Files]:
     begun = datetime.now(UTC).isoformat()
-    earlier, known = next(backups(root), (None, None))
+    earlier, known = next(backups(folder.parent, of=own), (None, None))
     files = Files(folder, earlier, known)
     with held_back(settings, deadline=WAIT_SECONDS):
         progress.say("pinning the tables")
@@ -181,7 +173,7 @@ def _take(
     files.sync_folders()
     seam("backup.copied")
     manifest = _manifest(settings, folder.name, begun, pinned, log)
-    manifest = replace(manifest, files=dict(sorted(files.stored.items())))
+    manifest = replace(manifest, deployment=own, files=dict(sorted(files.stored.items())))
     manifest.write(folder)
     seam("backup.written")
     return manifest, files
@@ -247,7 +239,7 @@ def _take_records(settings: Settings, files: Files) -> None:
 
 def _dry_run(settings: Settings, root: Path, started: float) -> BackupReport:
     pinned = pin(settings, None)
-    _, known = next(backups(root), (None, None))
+    _, known = next(backups(root, of=known_id(settings)), (None, None))
     wanted = {f"{each.name}/{file}": size for each in pinned.values() for file, size in each.files.items()}
     had = {name for name, size in wanted.items() if known is not None and (known.files.get(name) or (-1,))[0] == size}
     return BackupReport(
