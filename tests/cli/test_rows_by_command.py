@@ -105,6 +105,29 @@ def test_a_bad_row_stops_before_its_batch_is_sent_and_says_what_is_in(users: Dep
     assert [row["id"] for row in _rows(users)] == [1, 2]
 
 
+def test_an_error_before_the_first_batch_stands_alone(users: Deployment) -> None:
+    result = users.run("produce", "users", "-", "--partition", "eu", stdin='{"id": 1, "name": }\n')
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "line 1: it is no JSON at character 19" in result.stderr
+    sent = users.run("produce", "users", "-", "--partition", "eu", "--batch-rows", "1", stdin='{"id": 1}\nnot\n')
+    assert sent.stdout.startswith("Accepted 1 row in 1 message")
+
+
+def test_a_read_before_the_collection_blames_no_job(users: Deployment) -> None:
+    _put(users, {"id": 1})
+    users.catch_up()
+    for moment in ("2020-01-01", "1"):
+        words = users.fails("COLLECTION_NOT_FOUND", "read", "users", "--at", moment)
+        assert "users was not there at" in words
+        assert "job" not in words
+
+
+def test_a_scan_of_a_collection_names_its_channels(users: Deployment) -> None:
+    words = users.fails("CHANNEL_NOT_FOUND", "scan", "users")
+    assert "users' is a collection; scan one of its channels: dml_" in words
+
+
 def test_skipped_rows_are_told_counted_and_lose_no_other(users: Deployment) -> None:
     text = "".join(f'{{"id": {number}}}\n{{"id": "x"}}\n' for number in range(30))
     result = users.run("produce", "users", "-", "--partition", "eu", "--on-error", "skip", "--json", stdin=text)

@@ -121,3 +121,21 @@ def test_a_predicate_hits(predicate: str, hit: list[int]) -> None:
 def test_what_is_no_predicate_is_refused(predicate: str) -> None:
     with pytest.raises(InvalidArgument):
         parse(predicate, TABLE.schema)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "words"),
+    [
+        ("name = 'Oslo'", "(character 6): write == to compare; a predicate has columns"),
+        ("name <> 'a=b'", "write != for unequal; a predicate"),
+        ("id == 1 AND name == 'IN'", "in small letters; a predicate"),
+        ("name is null", "`is` asks for None alone"),
+        ("NOT name IS NULL", "write `is None`"),
+        ("name like 'O%'", "there is no LIKE"),
+        ("(", 'such as city == "Oslo"'),
+    ],
+)
+def test_who_writes_sql_is_told_what_stands_for_it(predicate: str, words: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse(predicate, TABLE.schema)
+    assert words in str(caught.value)

@@ -1,12 +1,16 @@
-"""Ids of consecutive entries behave as the list of them."""
+"""Ids of consecutive entries behave as the list of them; a moment in any form is one time tick."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.message.ids import LogId, LogIds
+from millrace.errors import InvalidArgument
+from millrace.message.ids import LogId, LogIds, compose_tick, resolve_tick, tick_physical_ms
 
 
 @given(st.integers(0, 2**60), st.integers(0, 2**60), st.integers(0, 20), st.slices(20))
@@ -28,3 +32,46 @@ def test_consecutive_ids_are_the_list_of_them(ledger: int, first: int, count: in
         assert plain[-1] in ids
     with pytest.raises(IndexError):
         ids[count]
+
+
+def test_a_datetime_stands_for_the_last_tick_of_its_millisecond() -> None:
+    moment = datetime(2025, 6, 15, 12, 0, 0, 123_999, tzinfo=UTC)
+    tick = resolve_tick(moment)
+    assert tick_physical_ms(tick) == int(datetime(2025, 6, 15, 12, tzinfo=UTC).timestamp()) * 1000 + 123
+    assert tick + 1 == compose_tick(tick_physical_ms(tick + 1))
+    assert resolve_tick(moment + timedelta(milliseconds=1)) > tick
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("460012345678901234", 460012345678901234),
+        ("2025-06-15T12:00:00.123Z", datetime(2025, 6, 15, 12, 0, 0, 123_000, tzinfo=UTC)),
+        ("2025-06-15T14:00+02:00", datetime(2025, 6, 15, 12, tzinfo=UTC)),
+        ("2025-06-15 12:00", datetime(2025, 6, 15, 12, tzinfo=UTC)),
+        ("2025-06-15", datetime(2025, 6, 15, tzinfo=UTC)),
+    ],
+)
+def test_text_is_the_tick_or_the_moment_that_it_writes_in_utc_where_it_names_no_zone(text: str, same: Any) -> None:
+    assert resolve_tick(text) == resolve_tick(same)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (datetime(2025, 6, 15), "needs a time zone"),  # noqa: DTZ001
+        (datetime(1969, 12, 31, tzinfo=UTC), "before 1970"),
+        ("yesterday", "2026-11-21T10:15:00Z"),
+        ("٣", "neither a time tick nor"),
+        ("9" * 19, "at most"),
+        ("9" * 5000, "neither a time tick nor"),
+        (-1, "not negative"),
+        (1 << 63, "at most"),
+        (1.5, "not float"),
+        (True, "not bool"),
+        (datetime(2025, 6, 15, tzinfo=UTC).date(), "not date"),
+    ],
+)
+def test_what_is_no_moment_is_refused_and_told_what_one_is(value: Any, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        resolve_tick(value)

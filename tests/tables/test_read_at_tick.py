@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ from hypothesis import example, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from millrace.errors import CollectionNotFound, InvalidArgument, TickNotReached
+from millrace.errors import CollectionNotFound, TickNotReached
 from millrace.message import builders
-from millrace.message.ids import compose_tick, tick_physical_ms
 from millrace.node.flusher_run import flush
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import read_segments
-from millrace.tables.read_plan import resolve_tick
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected, schema_known
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
 
@@ -200,13 +197,3 @@ def test_a_dropped_collection_is_readable_before_its_drop_and_refused_from_then_
     assert read_arrow(settings, 1, at=before).num_rows == 1
     with pytest.raises(CollectionNotFound):
         read_arrow(settings, 1)
-
-
-def test_a_datetime_stands_for_the_last_tick_of_its_millisecond() -> None:
-    moment = datetime(2025, 6, 15, 12, 0, 0, 123_999, tzinfo=UTC)
-    tick = resolve_tick(moment)
-    assert tick_physical_ms(tick) == int(datetime(2025, 6, 15, 12, tzinfo=UTC).timestamp()) * 1000 + 123
-    assert tick + 1 == compose_tick(tick_physical_ms(tick + 1))
-    assert resolve_tick(moment + timedelta(milliseconds=1)) > tick
-    with pytest.raises(InvalidArgument):
-        resolve_tick(datetime(2025, 6, 15))  # noqa: DTZ001

@@ -126,8 +126,9 @@ class BatchAppender(Closing):
         self, collection: Collection, keys: Keys, *, partition: str | None = None, wait: bool = True
     ) -> Future[Written]:
         """Take primary keys to delete. Raises as `insert` does."""
+        found = key_array(keys, collection)
         number = 0 if partition is None else partition_id(collection, partition)
-        shares = split_keys(key_array(keys, collection), collection)
+        shares = split_keys(found, collection)
         version = collection.schema_version
         return self._take(
             collection,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -28,13 +27,13 @@ from millrace.coord.coordinator import Coordinator
 from millrace.coord.store import Collection, pchannel_of
 from millrace.errors import CollectionNotFound, TickNotReached
 from millrace.log.protocol import LogService
+from millrace.message.ids import Moment, resolve_tick
 from millrace.message.schema import CollectionSchema
 from millrace.metrics import Metrics
 from millrace.node.append_host_server import launch_of
 from millrace.node.catalog_calls import OneByOne
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
-from millrace.tables.read_plan import resolve_tick
 from millrace.wal.scanner import DeliverPolicy, Filter
 
 
@@ -168,11 +167,11 @@ class Client(Closing):
         self,
         name: str,
         *,
-        at: int | datetime | None = None,
+        at: Moment | None = None,
         deadline: float | None = None,
         metrics: Metrics | None = None,
     ) -> pa.Table:
-        """The rows of a collection at the tick (or moment) `at`; without one everything that was decided before the call.
+        """The rows of a collection at `at` (a time tick, a datetime, ISO 8601 text); without one everything that was decided before the call.
 
         Has a tick appended on each PChannel of the collection, so that one on which nothing happens does not hold the read
         back, and waits up to `deadline` seconds (default: ``read_deadline``) for the streaming node to have come that far.

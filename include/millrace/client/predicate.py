@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -29,7 +30,18 @@ _COMPARE: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_SQL: Final = (
+    (re.compile(r"(?<![=!<>])=(?!=)"), "write == to compare"),
+    (re.compile(r"<>"), "write != for unequal"),
+    (re.compile(r"\b(AND|OR|NOT|IN|IS)\b"), "write and, or, not, in, is in small letters"),
+    (re.compile(r"\b(is\s+(not\s+)?null|null)\b", re.IGNORECASE), "write `is None` or `is not None`"),
+    (re.compile(r"\b(like|between)\b", re.IGNORECASE), "there is no LIKE and no BETWEEN: write 1 <= price <= 9"),
+)
+"""What people write who know SQL, outside of quotes, and what stands for it here."""
+_QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _LANGUAGE: Final = "columns, literals, comparisons, in, is None, and, or, not"
+
+_ACCEPTED: Final = f"""a predicate has {_LANGUAGE}, such as city == "Oslo" and age >= 18"""
 
 
 def matching(table: pa.Table, predicate: str | pc.Expression) -> pa.Table:
@@ -47,10 +59,20 @@ def parse(text: str, schema: pa.Schema) -> pc.Expression:
         raise InvalidArgument(f"a predicate has at most {MAX_LENGTH} characters")
     try:
         return _Parser(schema).truth(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InvalidArgument(f"{text[:200]!r} is no predicate: {error}") from None
+    except SyntaxError as error:
+        raise InvalidArgument(_what_is_wrong(text.strip(), error)) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InvalidArgument(f"{text[:200]!r} is no predicate: {error}; {_ACCEPTED}") from None
     except (pa.ArrowException, TypeError) as error:
         raise InvalidArgument(f"{text[:200]!r} does not fit the columns: {error}") from None
+
+
+def _what_is_wrong(text: str, error: SyntaxError) -> str:
+    """Words for text that is no expression: where it stops being one, and what is meant where that can be told."""
+    bare = _QUOTED.sub(lambda found: " " * len(found[0]), text)
+    hints = [words for pattern, words in _SQL if pattern.search(bare)]
+    where = f" (character {error.offset})" if error.offset else ""
+    return f"{text[:200]!r} is no predicate{where}: {'; '.join([*hints, _ACCEPTED])}"
 
 
 class _Parser:
@@ -97,6 +119,8 @@ class _Parser:
                 found = subject.isin(values)
                 return found if isinstance(operation, ast.In) else ~found & subject.is_valid()
         compare = _COMPARE.get(type(operation))
+        if isinstance(operation, ast.Is | ast.IsNot):
+            raise InvalidArgument("`is` asks for None alone: write `is None` or `is not None`")
         if compare is None:
             raise InvalidArgument(f"{type(operation).__name__} is no comparison here; a predicate has {_LANGUAGE}")
         if any(isinstance(each, ast.Constant) and each.value is None for each in (left, right)):

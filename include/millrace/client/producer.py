@@ -32,6 +32,7 @@ from millrace.client.rows import (
     insert_message,
     key_array,
     partition_id,
+    require_collection,
     split_keys,
     split_rows,
 )
@@ -181,10 +182,11 @@ class Producer(Closing):
         self, collection: Collection, keys: Keys, *, partition: str | None = None, raise_rejected: bool = True
     ) -> Written:
         """Delete rows by primary key, in `partition` or in all; a key without a row is no error."""
+        found = key_array(keys, collection)
         number = 0 if partition is None else partition_id(collection, partition)
         messages = [
             delete_message(part, collection, vchannel=vchannel, partition_id=number)
-            for vchannel, part in split_keys(key_array(keys, collection), collection)
+            for vchannel, part in split_keys(found, collection)
         ]
         return self.send(messages, raise_rejected=raise_rejected)
 
@@ -195,6 +197,7 @@ class Producer(Closing):
         if it was written before its delete; one with another key is not, whatever its values. Raises TickNotReached where
         the streaming node is behind, InvalidArgument for a predicate that is none.
         """
+        require_collection(collection)
         if self._reader is None:
             raise InvalidArgument("this producer has nothing to read with: take it from Client.producer()")
         tick, table = self._reader(collection, at)
@@ -217,6 +220,12 @@ class Producer(Closing):
         The lease is renewed while the block runs. An exception inside the block rolls back and goes on. Raises
         TransactionLost where it had ended before the commit, AppendRejected where the commit was refused.
         """
+        require_collection(collection)
+        if not 0 <= vchannel < len(collection.vchannels):
+            raise InvalidArgument(
+                f"collection {collection.name!r} has {len(collection.vchannels)} VChannels: give 0 to"
+                f" {len(collection.vchannels) - 1}, not {vchannel}"
+            )
         name = collection.vchannels[vchannel]
         return Transaction(self, collection, name, keepalive_ms=keepalive_ms, max_lifetime=max_lifetime)
 

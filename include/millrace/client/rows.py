@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
@@ -24,13 +25,31 @@ MESSAGE_ROWS: Final = 65_536
 Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[int] | Sequence[str]
 
 
+def require_collection(collection: Collection) -> None:
+    """Raises InvalidArgument for what is no collection's definition, such as its name."""
+    if not isinstance(collection, Collection):
+        raise InvalidArgument(
+            f"a collection is given by its definition, not as {type(collection).__name__} ({collection!r:.80}):"
+            " client.collection(name) has it"
+        )
+
+
 def conform(rows: pa.RecordBatch | pa.Table, collection: Collection) -> pa.Table:
     """`rows` with the collection's columns, in its order and types; a nullable column that is absent is null.
 
-    Raises InvalidArgument that names the column.
+    Raises InvalidArgument that names the column, or says what is taken where these are no rows or no collection.
     """
+    require_collection(collection)
+    if not isinstance(rows, pa.RecordBatch | pa.Table):
+        raise InvalidArgument(
+            f"rows are a pyarrow RecordBatch or Table, not {type(rows).__name__}: pa.Table.from_pylist(...) makes one of"
+            " dicts, and Producer.insert_dataframe takes pandas, Polars and Spark"
+        )
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     schema = collection.schema.arrow()
+    twice = [name for name, times in Counter(table.column_names).items() if times > 1]
+    if twice:
+        raise InvalidArgument(f"the rows have two columns {twice[0]!r}: give each column once")
     unknown = [name for name in table.column_names if name not in schema.names]
     if unknown:
         raise InvalidArgument(
@@ -46,7 +65,7 @@ def conform(rows: pa.RecordBatch | pa.Table, collection: Collection) -> pa.Table
         values = table.column(column.name)
         try:
             columns.append(values.cast(column.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        except (pa.ArrowException, ValueError) as error:
             raise InvalidArgument(f"the column {column.name!r} is no {column.type}: {error}") from None
         if not column.nullable and values.null_count:
             raise InvalidArgument(f"the column {column.name!r} has nulls, and it is not nullable")
@@ -103,10 +122,14 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
 
 def key_array(keys: Keys, collection: Collection) -> pa.Array:
     """Primary keys as one array of the collection's key type. Raises InvalidArgument for keys of another type."""
+    require_collection(collection)
+    if isinstance(keys, str | bytes):
+        raise InvalidArgument(f"keys are a list or an Arrow array, not {type(keys).__name__}: give [{keys!r}]")
     key_type = collection.schema.key_arrow().field(0).type
     try:
-        array = keys.cast(key_type) if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.array(keys, key_type)
-    except (pa.ArrowException, TypeError, OverflowError) as error:
+        given = keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.array(keys)
+        array = given.cast(key_type)  # which refuses 1.5; pa.array(keys, key_type) would make 1 of it
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"these are no keys of collection {collection.name!r} ({key_type}): {error}") from None
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 

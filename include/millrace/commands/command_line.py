@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from millrace.arrow_start import leave_pandas_out
 from millrace.commands.interrupts import Interrupts
-from millrace.errors import InvalidArgument, MillraceError
+from millrace.errors import MillraceError
 from millrace.message.ids import tick_physical_ms
 from millrace.settings import Settings
 
@@ -201,19 +201,6 @@ def stamp(physical_ms: int) -> str | None:
         return datetime.fromtimestamp(physical_ms / 1e3, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):
         return None
-
-
-def parse_moment(text: str) -> int | datetime:
-    """A time tick (digits), or a moment in ISO 8601; one without a zone is UTC. Raises InvalidArgument."""
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidArgument(
-            f"{text!r} is neither a time tick nor a timestamp: write 460012345678901234 or 2026-11-21T10:15:00Z"
-        ) from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
 def _is_identity(name: str) -> bool:

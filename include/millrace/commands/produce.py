@@ -26,7 +26,7 @@ from millrace.commands.command_line import (
     moment,
     print_json,
 )
-from millrace.errors import InvalidArgument
+from millrace.errors import InvalidArgument, MillraceError
 
 if TYPE_CHECKING:
     from millrace.client.producer import Producer
@@ -121,7 +121,7 @@ def produce(
     _check_partitions(collection, partition, partition_by, delete)
     kind = format_of(source, None if file_format is None else InputFormat(file_format))
     allowed = None if partition_by is None else (partition_by, list(collection.partitions))
-    tally, started = Tally(), time.monotonic()
+    tally, started, refused = Tally(), time.monotonic(), False
     try:
         with _opened(source) as rows, Client.connect(settings) as client:
             producer = client.producer()
@@ -137,8 +137,12 @@ def produce(
                     show(tally, time.monotonic() - started)
                     if tally.rejected and on_error == OnError.STOP:
                         break
+    except MillraceError:
+        refused = True
+        raise
     finally:
-        _summarise(tally, time.monotonic() - started, deleted=delete, as_json=as_json)
+        if not refused or as_json or tally.messages or tally.skipped:  # else the error says all there is
+            _summarise(tally, time.monotonic() - started, deleted=delete, as_json=as_json)
     if tally.rejected:
         typer.echo(
             "APPEND_REJECTED: the chain rejected rows; `millrace wal rejections` shows each message with its reason",

@@ -15,10 +15,11 @@ from millrace.commands.command_line import (
     DataFolder,
     find_collection,
     load_settings,
-    parse_moment,
     print_rows,
+    stamp,
 )
 from millrace.errors import CollectionNotFound, InvalidArgument
+from millrace.message.ids import resolve_tick, tick_physical_ms
 
 if TYPE_CHECKING:
     from millrace.coord.store import Collection
@@ -79,9 +80,9 @@ def read(
     chosen = file_format or (Format.JSONL if as_json else _format_of(output))
     if chosen == Format.PARQUET and output is None and sys.stdout.isatty():
         raise typer.BadParameter("Parquet is binary: give --output FILE, or send stdout to a file")
-    moment = None if at is None else parse_moment(at)
+    tick = None if at is None else resolve_tick(at)
     found = find_collection(settings, name)
-    table = _rows(settings, found, moment, wait)
+    table = _rows(settings, found, tick, wait)
     if columns:
         wanted = [column.strip() for text in columns for column in text.split(",")]
         unknown = [column for column in wanted if column not in table.column_names]
@@ -104,17 +105,15 @@ def read(
     typer.echo(f"Wrote {table.num_rows:,} rows to {output}.", err=True)
 
 
-def _rows(settings: Settings, found: Collection, at: int | datetime | None, wait: float | None) -> Any:
+def _rows(settings: Settings, found: Collection, tick: int | None, wait: float | None) -> Any:
     """The rows as an Arrow table. Where the streaming job is behind a read of now: as of the newest tick that is whole."""
     from millrace.client.append_client import AppendClient
     from millrace.client.freshness import confirm
     from millrace.commands.status import streaming_job
     from millrace.node.append_host_server import launch_of
     from millrace.tables.arrow_read import read_arrow
-    from millrace.tables.read_plan import resolve_tick
 
     running = streaming_job(settings)["running"]
-    tick = None if at is None else resolve_tick(at)
     seconds = wait if wait is not None else settings.read_deadline if running else 0.0
     with AppendClient.connect(
         settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
@@ -129,6 +128,10 @@ def _rows(settings: Settings, found: Collection, at: int | datetime | None, wait
     try:
         return read_arrow(settings, found.id, at=tick, deadline=0.0, confirmed=confirmed)
     except CollectionNotFound as error:
+        if tick is not None and whole:
+            raise CollectionNotFound(
+                f"{found.name} was not there at {stamp(tick_physical_ms(tick))}: {error}. Read at a later moment"
+            ) from None
         raise CollectionNotFound(
             f"{found.name} cannot be read: {error}. The coordinator knows it; the WAL gets it from the streaming job "
             "(`millrace status`, `millrace jobs run`)"

@@ -128,11 +128,21 @@ def json_object(line: str) -> dict[str, Any]:
     """One line's object. Raises ValueError in words."""
     try:
         value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON at character {error.pos + 1}: {error.msg}") from None
     except RecursionError:
         raise ValueError("it nests too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"it is no object but {type(value).__name__}")
     return value
+
+
+def _text(line: bytes, *, first: bool) -> str:
+    """A line of UTF-8; the file's first may begin with a byte-order mark. Raises ValueError in words."""
+    try:
+        return line.decode("utf-8-sig" if first else "utf-8").rstrip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start + 1} is no UTF-8") from None
 
 
 def _json_lines(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool) -> Iterator[_Raw]:
@@ -146,7 +156,7 @@ def _json_lines(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only:
             if not line.strip():
                 continue
             try:
-                row = json_object(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                row = json_object(_text(line, first=number == 1))
                 if not keys_only and not row.keys() <= names:
                     raise ValueError(f"the collection has no field {sorted(row.keys() - names)[0]!r}")
             except ValueError as error:

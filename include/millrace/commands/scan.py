@@ -63,6 +63,11 @@ def scan(
     with Client.connect(settings) as client:
         if pchannel not in client.log.names():
             there = ", ".join(client.log.names()) or "none yet"
+            of = {each.name: each.vchannels for each in known_collections(settings)}
+            if channel in of:
+                raise ChannelNotFound(
+                    f"{channel!r} is a collection; scan one of its channels: {', '.join(of[channel])}"
+                )
             raise ChannelNotFound(f"no PChannel {pchannel!r}; those there are: {there}")
         until = None if follow else _now(client, pchannel)
         with start_scan(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import repeat
-from typing import Final, NamedTuple, overload
+from typing import Final, NamedTuple, TypeAlias, overload
 
 from millrace.errors import InvalidArgument
 
@@ -20,6 +21,8 @@ LOGICAL_BITS: Final = 18
 
 GENERATION_BITS: Final = 48
 """Bits of a ledger below the log's generation: each change of the backend (an AlterWAL message) begins the next one."""
+
+MAX_TICK: Final = (1 << 63) - 1
 
 _BINARY: Final = struct.Struct(">QQII")
 
@@ -149,3 +152,37 @@ def compose_tick(physical_ms: int, logical: int = 0) -> int:
 def tick_physical_ms(tick: int) -> int:
     """The Unix milliseconds of a time tick."""
     return tick >> LOGICAL_BITS
+
+
+Moment: TypeAlias = int | datetime | str
+"""When: a time tick, a datetime with a time zone, or text: the tick's digits or ISO 8601 (without a zone: UTC)."""
+
+
+def resolve_tick(at: Moment) -> int:
+    """`at` as a time tick: a moment stands for the last tick of its millisecond. Raises InvalidArgument for what is none."""
+    if isinstance(at, str):
+        at = _moment(at)
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise InvalidArgument("a datetime needs a time zone: a tick is a moment, not a local time")
+        if at.timestamp() < 0:
+            raise InvalidArgument(f"{at.isoformat()} lies before 1970, where time ticks begin")
+        ms = (at - datetime.fromtimestamp(0, at.tzinfo)) // timedelta(milliseconds=1)
+        return compose_tick(ms, (1 << LOGICAL_BITS) - 1)
+    if type(at) is not int:
+        raise InvalidArgument(f"a moment is a time tick, a datetime or ISO 8601 text, not {type(at).__name__}")
+    if not 0 <= at <= MAX_TICK:
+        raise InvalidArgument(f"a time tick is not negative and at most {MAX_TICK}")
+    return at
+
+
+def _moment(text: str) -> int | datetime:
+    if text.isascii() and text.isdigit() and len(text) < 20:
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgument(
+            f"{text[:100]!r} is neither a time tick nor a timestamp: write 460012345678901234 or 2026-11-21T10:15:00Z"
+        ) from None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found

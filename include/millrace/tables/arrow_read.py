@@ -7,7 +7,6 @@ inside a transaction, where the visible ticks are equal, the order of writing de
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
+from millrace.message.ids import Moment
 from millrace.settings import Settings
 from millrace.tables.collection_table import delete_file_schema, file_schema
 from millrace.tables.read_plan import ReadPlan, plan_read
@@ -30,7 +30,7 @@ def read_arrow(
     settings: Settings,
     collection_id: int,
     *,
-    at: int | datetime | None = None,
+    at: Moment | None = None,
     deadline: float | None = None,
     confirmed: Mapping[str, int] | None = None,
     with_ticks: bool = False,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -19,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from millrace.errors import CollectionNotFound, InvalidArgument, TickNotReached, TickTooOld
+from millrace.errors import CollectionNotFound, TickNotReached, TickTooOld
 from millrace.message.bodies import parse_body
-from millrace.message.ids import LOGICAL_BITS, compose_tick
+from millrace.message.ids import Moment, resolve_tick
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
 from millrace.settings import Settings
@@ -125,23 +124,11 @@ class ReadPlan:
         ]
 
 
-def resolve_tick(at: int | datetime) -> int:
-    """`at` as a time tick: a datetime (with a time zone) stands for the last tick of its millisecond."""
-    if isinstance(at, datetime):
-        if at.tzinfo is None:
-            raise InvalidArgument("a datetime needs a time zone: a tick is a moment, not a local time")
-        ms = (at - datetime.fromtimestamp(0, at.tzinfo)) // timedelta(milliseconds=1)
-        return compose_tick(ms, (1 << LOGICAL_BITS) - 1)
-    if at < 0:
-        raise InvalidArgument("a time tick is not negative")
-    return at
-
-
 def plan_read(
     settings: Settings,
     collection_id: int,
     *,
-    at: int | datetime | None = None,
+    at: Moment | None = None,
     deadline: float | None = None,
     confirmed: Mapping[str, int] | None = None,
 ) -> ReadPlan:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from functools import reduce
 from pathlib import Path
 from typing import Final
@@ -24,6 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from millrace.message.ids import Moment
 from millrace.message.schema import CollectionSchema
 from millrace.settings import Settings
 from millrace.tables.collection_table import delete_file_schema, file_schema
@@ -40,7 +40,7 @@ def read(
     settings: Settings,
     collection_id: int,
     *,
-    at: int | datetime | None = None,
+    at: Moment | None = None,
     deadline: float | None = None,
     confirmed: Mapping[str, int] | None = None,
     with_ticks: bool = False,

@@ -22,14 +22,14 @@ from millrace.client.freshness import confirm
 from millrace.coord.store import Collection
 from millrace.errors import CollectionExists, CollectionNotFound, Malformed
 from millrace.failpoint import hit
-from millrace.message.ids import tick_physical_ms
+from millrace.message.ids import resolve_tick, tick_physical_ms
 from millrace.node.node_run import catch_up
 from millrace.ops.operation import OperationReport, Progress
 from millrace.ops.restore import in_place
 from millrace.ops.restore.params import RestoreParams
 from millrace.ops.restore.records import DONE, LOADING, read_record, write_record
 from millrace.settings import Settings
-from millrace.tables.read_plan import ReadPlan, plan_read, resolve_tick
+from millrace.tables.read_plan import ReadPlan, plan_read
 from millrace.tables.reader import read
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run(spark: SparkSession, settings: Settings, params: RestoreParams, progress
     with Client.connect(settings) as client:
         source = _source(client, params.collection)
         _clear(settings, client, params)
-        at = _moment(params.at)
+        at = resolve_tick(params.at) if params.at else None
         confirmed = _confirmed(settings, client, source, at)
         plan = plan_read(settings, source.id, at=at, deadline=settings.read_deadline, confirmed=confirmed)
         rows = read(spark, settings, source.id, at=plan.tick, confirmed=confirmed, with_ticks=True).persist()
@@ -155,15 +155,6 @@ def _source(client: Client, name: str) -> Collection:
         dropped = [str(each.id) for each in client.coordinator.collections(dropped=True) if each.name == name]
         hint = f"; dropped ones of that name have the ids {', '.join(dropped)}" if dropped else ""
         raise CollectionNotFound(f"there is no collection {name!r}{hint}") from None
-
-
-def _moment(at: str) -> int | None:
-    if not at:
-        return None
-    if at.isdigit():
-        return int(at)
-    moment = datetime.fromisoformat(at)
-    return resolve_tick(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 def _confirmed(settings: Settings, client: Client, collection: Collection, at: int | None) -> dict[str, int]:

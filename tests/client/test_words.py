@@ -1,0 +1,93 @@
+"""A wrong argument of a producer or a read is InvalidArgument that says what is taken, and nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millrace.client.client import Client
+from millrace.client.producer import Producer
+from millrace.coord.store import Collection
+from millrace.errors import InvalidArgument
+from millrace.message.schema import CollectionSchema, FieldSpec
+from tests.client.conftest import item_rows
+
+Call = Callable[[Producer, Any], Any]
+
+CALLS: dict[str, Call] = {
+    "insert": lambda producer, it: producer.insert(it, item_rows(1)),
+    "insert_dataframe": lambda producer, it: producer.insert_dataframe(it, item_rows(1)),
+    "upsert": lambda producer, it: producer.upsert(it, item_rows(1)),
+    "delete": lambda producer, it: producer.delete(it, [1], partition="_default"),
+    "delete_where": lambda producer, it: producer.delete_where(it, "id == 1"),
+    "transaction": lambda producer, it: producer.transaction(it),
+    "batch.insert": lambda producer, it: producer.batch().insert(it, item_rows(1)),
+    "batch.delete": lambda producer, it: producer.batch().delete(it, [1], partition="_default"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_collections_name_is_not_its_definition(shop: Client, name: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"client\.collection\(name\)"):
+        CALLS[name](shop.producer(), "items")
+
+
+@pytest.mark.parametrize(
+    "rows", [[{"id": 1}], {"id": [1]}, None, pa.array([1])], ids=["dicts", "columns", "none", "array"]
+)
+def test_rows_that_are_no_table_are_told_how_to_become_one(shop: Client, items: Collection, rows: Any) -> None:
+    with pytest.raises(InvalidArgument, match="from_pylist"):
+        shop.producer().insert(items, rows)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), "'tags' is no list"),
+        (pa.array([{"a": 1}]), "'tags' is no list"),
+        (pa.array([7]), "'tags' is no list"),
+        (pa.array([[b"\xff"]]), "'tags' is no list"),
+    ],
+    ids=["map", "struct", "number", "not UTF-8"],
+)
+def test_a_column_that_does_not_fit_is_named(
+    shop: Client, request: pytest.FixtureRequest, column: pa.Array, words: str
+) -> None:
+    schema = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("tags", "list<string>", True)), "id")
+    made = shop.coordinator.create_collection(f"tags {abs(hash(request.node.name))}".replace(" ", "_"), schema)
+    with pytest.raises(InvalidArgument, match=words):
+        shop.producer().insert(made, pa.table({"id": [1], "tags": column}))
+
+
+def test_a_column_that_comes_twice_is_named(shop: Client, items: Collection) -> None:
+    twice = pa.table([pa.array([1]), pa.array(["a"]), pa.array(["b"])], names=["id", "name", "name"])
+    with pytest.raises(InvalidArgument, match="two columns 'name'"):
+        shop.producer().insert(items, twice)
+
+
+@pytest.mark.parametrize("keys", ["abc", b"abc", [None], ["a"], [1.5], [1 << 70], object()], ids=range(7))
+def test_keys_that_are_none_are_refused(shop: Client, items: Collection, keys: Any) -> None:
+    with pytest.raises(InvalidArgument, match="key"):
+        shop.producer().delete(items, keys)
+
+
+def test_a_lone_surrogate_is_no_key(shop: Client, request: pytest.FixtureRequest) -> None:
+    schema = CollectionSchema((FieldSpec("id", "string", False),), "id")
+    made = shop.coordinator.create_collection(request.node.name, schema)
+    with pytest.raises(InvalidArgument, match="no keys"):
+        shop.producer().delete(made, ["\ud800"])
+
+
+@pytest.mark.parametrize("vchannel", [2, -1])
+def test_a_transaction_names_a_vchannel_that_there_is(shop: Client, items: Collection, vchannel: int) -> None:
+    with pytest.raises(InvalidArgument, match="has 2 VChannels"):
+        shop.producer().transaction(items, vchannel=vchannel)
+
+
+@pytest.mark.parametrize("at", ["yesterday", 1.5, "2026-13-01"])
+def test_a_read_at_no_moment_says_what_one_is(shop: Client, items: Collection, at: Any) -> None:
+    with pytest.raises(InvalidArgument, match="time tick"):
+        shop.read(items.name, at=at)
