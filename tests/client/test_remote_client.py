@@ -18,6 +18,7 @@ from millrace.errors import (
     InvalidArgument,
     InvalidSettings,
     LogUnavailable,
+    ProducerFenced,
 )
 from millrace.log.discovery import read_record
 from millrace.message.ids import EARLIEST
@@ -120,6 +121,30 @@ def test_ddl_of_every_kind_can_be_done_from_elsewhere(address: str, settings: Se
         assert catalog.add_field("ddl", FieldSpec("extra", "int64", True)) == 2
         assert [each.name for each in catalog.collections() if each.name == "ddl"] == ["ddl"]
         assert catalog.collection("ddl").schema.arrow().names == ["id", "body", "extra"]
+
+
+def test_a_program_that_makes_its_collection_where_it_is_missing_can_run_again(
+    address: str, settings: Settings
+) -> None:
+    with connected(address, settings) as client:
+        catalog = client.coordinator
+        made = catalog.create_collection("again", SCHEMA, exist_ok=True)
+        assert catalog.create_collection("again", SCHEMA, exist_ok=True) == made
+        with pytest.raises(CollectionExists, match="other fields"):
+            catalog.create_collection("again", replace_key(SCHEMA), exist_ok=True)
+        catalog.add_field("again", FieldSpec("more", "int64", True))
+        assert catalog.create_collection("again", SCHEMA, exist_ok=True).schema_version == 2, (
+            "it had this schema before"
+        )
+
+
+def test_a_fenced_producer_takes_no_newer_epoch_of_its_id(address: str, settings: Settings, local: Client) -> None:
+    with connected(address, settings) as client:
+        older = client.coordinator.next_epoch(77)
+        newer = local.coordinator.next_epoch(77)
+        with pytest.raises(ProducerFenced):
+            client.coordinator.next_epoch(77, held=older)
+        assert client.coordinator.next_epoch(77, held=newer) == newer + 1, "the one that runs may go on"
 
 
 @pytest.mark.parametrize("token", ["", "another-token-altogether"])

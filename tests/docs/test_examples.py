@@ -47,12 +47,12 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="module")
 def readme(settings: Settings) -> Iterator[dict[str, Any]]:
-    """The names that the README's example leaves, with the log's server still running."""
+    """The names that the README's example leaves when it ran twice, with the log's server still running."""
     names: dict[str, Any] = {"settings": settings, "data": settings.data_dir}
     try:
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("MILLRACE_DATA", str(settings.data_dir))
-            names["printed"] = run(python_blocks("README.md")[0].text, names)
+            names["printed"] = [run(python_blocks("README.md")[0].text, names) for _ in range(2)]
         yield names
     finally:
         with Client.connect(settings) as client:
@@ -70,15 +70,18 @@ def test_the_readmes_example_runs_and_its_read_gives_what_it_says(
     readme: dict[str, Any], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MILLRACE_DATA", str(settings.data_dir))
-    units = [line.split()[1] for line in readme["printed"].splitlines()]
-    assert units[-1] == "ImmutableTxn"
-    assert units.count("ImmutableTxn") == 1
+    first, second = ([line.split()[1] for line in each.splitlines()] for each in readme["printed"])
+    assert (first[-1], second[-1]) == ("ImmutableTxn", "ImmutableTxn")
+    assert [each.count("ImmutableTxn") for each in (first, second)] == [2, 4], (
+        "each run has an upsert and a transaction"
+    )
     caught_up(settings, flushed=False)
     printed = run(python_blocks("README.md")[1].text, readme)
     assert "Cyd" in printed
     assert "Dan" in printed
     assert "Ada" not in printed
     assert "Bob" not in printed
+    assert printed.count("Dan") == 1, "the second run took the place of the first"
 
 
 def test_the_queries_of_the_tables_page_give_the_visible_rows(readme: dict[str, Any], settings: Settings) -> None:
@@ -91,8 +94,8 @@ def test_the_queries_of_the_tables_page_give_the_visible_rows(readme: dict[str, 
     assert key_rows(readme["rows"]) == expected
     assert key_rows(readme["visible"]) == expected
     counts = {kind: (messages, rows) for kind, messages, rows in readme["by_type"]}
-    assert counts["INSERT"] == (2, 4)
-    assert counts["DELETE"] == (2, 2)
+    assert counts["INSERT"] == (4, 8)
+    assert counts["DELETE"] == (6, 12)
 
 
 def test_every_folder_of_a_deployment_is_in_the_operating_page(readme: dict[str, Any], settings: Settings) -> None:

@@ -51,11 +51,22 @@ class RemoteCatalog:
         return [collection_from_json(each) for each in self._call("collections")["collections"]]
 
     def create_collection(
-        self, name: str, schema: CollectionSchema, *, vchannels: int = 1, partitions: Sequence[str] = ("_default",)
+        self,
+        name: str,
+        schema: CollectionSchema,
+        *,
+        vchannels: int = 1,
+        partitions: Sequence[str] = ("_default",),
+        exist_ok: bool = False,
     ) -> Collection:
-        """Raises CollectionExists."""
+        """Raises CollectionExists; with `exist_ok` only where the one that is there never had this schema."""
         made = self._call(
-            "create_collection", name=name, schema=schema.to_json(), vchannels=vchannels, partitions=list(partitions)
+            "create_collection",
+            name=name,
+            schema=schema.to_json(),
+            vchannels=vchannels,
+            partitions=list(partitions),
+            exist_ok=exist_ok,
         )
         return collection_from_json(made)
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from millrace.closing import Closing
 from millrace.coord.store import Broadcast, Collection, PChannel, Store
-from millrace.errors import AppendRejected, ChannelExists, InvalidArgument
+from millrace.errors import AppendRejected, ChannelExists, CollectionExists, CollectionNotFound, InvalidArgument
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.model import MutableMessage
@@ -122,19 +122,46 @@ class Coordinator(Closing):
         return found
 
     def create_collection(
-        self, name: str, schema: CollectionSchema, *, vchannels: int = 1, partitions: Sequence[str] = ("_default",)
+        self,
+        name: str,
+        schema: CollectionSchema,
+        *,
+        vchannels: int = 1,
+        partitions: Sequence[str] = ("_default",),
+        exist_ok: bool = False,
     ) -> Collection:
-        """Create a collection; usable when all its VChannels have it. Raises CollectionExists."""
+        """Create a collection; usable when all its VChannels have it. Raises CollectionExists.
+
+        With `exist_ok` one of that name that has this schema, or had it before fields were added, is given as it is: its
+        VChannels and partitions may be others.
+        """
+        if exist_ok and (standing := self._standing(name, schema)):
+            return standing
         channels = [pchannel.name for pchannel in self._store.pchannels()]
         if not channels:
             channels = [pchannel.name for pchannel in self.ensure_pchannels(self._settings.pchannels)]
         if not name or not partitions or len(set(partitions)) != len(partitions) or vchannels < 1:
             raise InvalidArgument("a collection needs a name, at least one VChannel and partitions of different names")
-        broadcast = self._store.add_collection(
-            name, schema, vchannels=vchannels, partitions=list(partitions), pchannels=channels
-        )
+        try:
+            broadcast = self._store.add_collection(
+                name, schema, vchannels=vchannels, partitions=list(partitions), pchannels=channels
+            )
+        except CollectionExists:
+            if exist_ok and (standing := self._standing(name, schema)):  # another was as quick
+                return standing
+            raise
         self._complete(broadcast)
         return self._store.collection(name)
+
+    def _standing(self, name: str, schema: CollectionSchema) -> Collection | None:
+        """The collection `name` where it has, or had, this schema; None where there is none. Raises CollectionExists."""
+        try:
+            found = self.collection(name)
+        except CollectionNotFound:
+            return None
+        if schema not in found.schemas:
+            raise CollectionExists(f"a collection {name!r} exists already, with other fields: choose another name")
+        return found
 
     def drop_collection(self, name: str) -> None:
         self._broadcast(self.collection(name), "drop_collection", {})

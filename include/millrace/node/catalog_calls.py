@@ -61,10 +61,19 @@ def collection_from_json(value: Mapping[str, Any]) -> Collection:
     )
 
 
+def _next_epoch(coordinator: Coordinator, given: Arguments) -> dict[str, Any]:
+    held = given.get("held")
+    return {"epoch": coordinator.next_epoch(int(given["producer_id"]), held=None if held is None else int(held))}
+
+
 def _create(coordinator: Coordinator, given: Arguments) -> dict[str, Any]:
     schema = CollectionSchema.from_json(given["schema"])
     made = coordinator.create_collection(
-        given["name"], schema, vchannels=int(given["vchannels"]), partitions=list(given["partitions"])
+        given["name"],
+        schema,
+        vchannels=int(given["vchannels"]),
+        partitions=list(given["partitions"]),
+        exist_ok=bool(given.get("exist_ok", False)),
     )
     return collection_to_json(made)
 
@@ -81,7 +90,7 @@ def _drop_partition(coordinator: Coordinator, given: Arguments) -> dict[str, Any
 
 CALLS: Final[dict[str, Callable[[Coordinator, Arguments], dict[str, Any]]]] = {
     "term": lambda coordinator, given: {"term": coordinator.term(given["pchannel"])},
-    "next_epoch": lambda coordinator, given: {"epoch": coordinator.next_epoch(int(given["producer_id"]))},
+    "next_epoch": _next_epoch,
     "collection": lambda coordinator, given: collection_to_json(coordinator.collection(given["name"])),
     "collections": lambda coordinator, given: {
         "collections": [collection_to_json(each) for each in coordinator.collections()]
