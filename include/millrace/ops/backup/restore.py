@@ -21,7 +21,7 @@ from pydantic import Field
 
 from millrace.errors import BackupDamaged, BackupRefused, ChannelNotFound, PositionTruncated
 from millrace.failpoint import hit
-from millrace.log.generation_list import same_place
+from millrace.log.generation_list import FILE, GenerationFile, Generations, same_place
 from millrace.log.generations import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
@@ -78,6 +78,7 @@ def restore(settings: Settings, path: Path, progress: Progress | None = None) ->
             # Its own: what it comes from may go on, and the backups of either are the other's to leave alone.
             write_id(draft, deployment=manifest.deployment, backup=manifest.id)
             hit("restore_backup.copied")
+            _begin_log(replace(settings, data_dir=draft), manifest)
             progress.say("holding the tables against the log")
             check(replace(settings, data_dir=draft), manifest)
             for place in (draft, *(each for each in draft.rglob("*") if each.is_dir())):
@@ -139,6 +140,20 @@ def _copy(folder: Path, manifest: Manifest, draft: Path, progress: Progress) -> 
             done += size
             if number % 100 == 0:
                 progress.say("copying", done=done / total, bytes=done)
+
+
+def _begin_log(settings: Settings, manifest: Manifest) -> None:
+    """The copied list names generations of the log from before what the backup has of it: they are truncated here."""
+    if not (settings.log_path / FILE).exists() or not manifest.log_included:
+        return
+    begins = {name: LogId.parse(part.begin).generation for name, part in manifest.channels.items() if part.begin}
+
+    def begun(generations: Generations) -> Generations:
+        for name, generation in begins.items():
+            generations = generations.with_first(name, generation)
+        return generations
+
+    GenerationFile(settings.log_path, settings.log).change(begun)
 
 
 def check(settings: Settings, manifest: Manifest) -> None:

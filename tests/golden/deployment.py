@@ -1,0 +1,224 @@
+"""The golden deployment: where its archive lies, how its log's server is started on a copy, and what is known of it.
+
+A folder, wherever it was unpacked, holds a whole deployment and what belongs to its clients:
+
+    data/      the data folder            spool/    of a producer whose rows never reached the log
+    between/   the log's second generation (an embedded log outside of the data folder, named by a relative URL)
+    streams/   message streams            backups/  one backup of data/
+    trimmed/   a deployment of its own whose WAL was trimmed by its retention
+
+The generation's URL is relative so that no path of the machine that made it stands in there: whoever reads the log from its
+beginning does so in that folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from millrace.client.client import Client
+from millrace.client.positions import Positions
+from millrace.errors import LogUnavailable
+from millrace.log.protocol import LogService
+from millrace.log.rocksmq import RocksMQ
+from millrace.log.rocksmq_settings import RocksMQSettings
+from millrace.msgstream.channels import MsgChannels
+from millrace.msgstream.messages import GenericMsg
+from millrace.msgstream.settings import StreamSettings
+from millrace.msgstream.stream import LogMsgStream
+from millrace.msgstream.tick_stream import LogTtMsgStream
+from millrace.node.append_host_name import FACTORY
+from millrace.settings import Settings
+from millrace.tables.arrow_read import read_arrow
+from millrace.tables.delta_files import open_table
+from millrace.tables.flush_tables import read_checkpoints
+from millrace.tables.wal_table import WalTable
+
+HERE = Path(__file__).parent
+ARCHIVE = HERE / "deployment-1.tar.xz"
+FACTS = HERE / "deployment-1.json"
+LOG = {"segment_bytes": 16 << 10, "spare_files": 0, "max_entry_bytes": 1 << 20}
+PATIENCE = 60.0
+WRITER = 7
+"""Id of the producer whose rows are most of it."""
+GROUP = "readers"
+STREAMS = StreamSettings(timeout=20.0)
+
+
+def unpacked(folder: Path) -> Path:
+    """A copy of the deployment in `folder`."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def facts() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FACTS.read_text(encoding="utf-8"))
+    return found
+
+
+def settings_of(root: Path, data: str = "data") -> Settings:
+    return Settings(
+        data_dir=root / data,
+        cache_dir=root / "cache",
+        append_retry_delay=0.05,
+        append_deadline=20.0,
+        read_deadline=20.0,
+    )
+
+
+@contextmanager
+def served(root: Path, data: str = "data") -> Iterator[Client]:
+    """A client of the deployment in `root`, whose log's server runs in that folder meanwhile."""
+    settings = settings_of(root, data)
+    arguments = [f"--set={name}={value}" for name, value in LOG.items()]
+    command = [sys.executable, "-m", "millrace.log.server", "--data", str(settings.log_path), *arguments]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
+    with (root / "server.out").open("ab") as output:
+        server = subprocess.Popen(
+            [*command, f"--extension={FACTORY}"], cwd=root, stdout=output, stderr=output, env=plain
+        )
+    try:
+        with _connected(settings, server) as client:
+            yield client
+            client.append.service.shutdown()
+        server.wait(timeout=PATIENCE)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _connected(settings: Settings, server: subprocess.Popen[bytes]) -> Client:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return Client.connect(settings, start=False)
+        except LogUnavailable:
+            if server.poll() is not None or time.monotonic() > until:
+                raise
+        server.poll()
+
+
+def rows(settings: Settings, collection: int, *, at: int | None = None) -> list[dict[str, Any]]:
+    """What a read finds, in the order of the key, as JSON has it. Of `at` it is known that the WAL has all up to there."""
+    known = None if at is None else {f"dml_{number}": at for number in range(3)}
+    found = read_arrow(settings, collection, at=at, deadline=0.0, confirmed=known)
+    key = found.column_names[0]
+    return [json.loads(json.dumps(row, default=str)) for row in found.sort_by(key).to_pylist()]
+
+
+def of_wal(settings: Settings) -> dict[str, Any]:
+    """By PChannel what its WAL says: rows, their digest, position, a digest of its state, rejections by reason."""
+    wal = WalTable.open(settings.wal_path)
+    checkpoints = read_checkpoints(open_table(settings.checkpoints_path), settings.checkpoints_path)
+    reasons: dict[str, Counter[str]] = {}
+    rejections = wal.delta.to_pyarrow_table(columns=["pchannel", "reason"], filters=[("kind", "=", "rejection")])
+    for row in rejections.to_pylist():
+        reasons.setdefault(row["pchannel"], Counter())[row["reason"]] += 1
+    found = {}
+    for name in wal.pchannels():
+        position = wal.position(name)
+        state, data = position.state, position.state_bytes
+        assert state is not None
+        assert data is not None
+        found[name] = {
+            "messages": position.totals.messages,
+            "rejections": position.totals.rejections,
+            "digest": str(position.totals.digest),
+            "last_tick": position.last_tick,
+            "position": str(position.position),
+            "state": hashlib.sha256(data).hexdigest(),
+            "open_transactions": [txn.id for _, txn in state.open_txns()],
+            "reasons": dict(sorted(reasons.get(name, Counter()).items())),
+            "flushed_tick": checkpoints[name].time_tick if name in checkpoints else 0,
+        }
+    return found
+
+
+def of_catalog(client: Client) -> dict[str, Any]:
+    """Collections, dropped ones too, and terms."""
+    return {
+        "collections": [
+            {
+                "id": each.id,
+                "name": each.name,
+                "state": each.state,
+                "vchannels": list(each.vchannels),
+                "schemas": [schema.to_json() for schema in each.schemas],
+                "partitions": each.partitions,
+            }
+            for each in client.coordinator.collections(dropped=True)
+        ],
+        "terms": {each.name: each.term for each in client.coordinator.pchannels()},
+    }
+
+
+def of_log(log: LogService) -> dict[str, Any]:
+    """By PChannel where its log begins and ends, and where the log's own consumer groups stand."""
+    found: dict[str, Any] = {}
+    for name in log.names():
+        handle = log.open(name)
+        described = handle.describe()
+        handle.close()
+        found[name] = {"begin": str(described.begin), "end": str(described.end)}
+    groups = {group: {name: str(log.group_position(group, name)) for name in log.names()} for group in log.groups()}
+    return {"pchannels": found, "groups": groups}
+
+
+def of_positions(settings: Settings) -> dict[str, dict[str, int]]:
+    positions = Positions(settings.data_dir / "coord")
+    try:
+        return positions.groups()
+    finally:
+        positions.close()
+
+
+@contextmanager
+def streams(root: Path) -> Iterator[RocksMQ]:
+    """The log with the message streams."""
+    with RocksMQ(root / "streams", settings=RocksMQSettings(**LOG)) as service:
+        yield service
+
+
+def of_streams(service: LogService) -> dict[str, Any]:
+    """Channels with their owners, and what two groups have still to get."""
+    described = MsgChannels(service).describe_channels().descriptions
+    names = [each.channel_name for each in described]
+    left: dict[str, list[int]] = {}
+    for group, kind in (("plain", LogMsgStream), ("ticking", LogTtMsgStream)):
+        with kind(service, settings=STREAMS.with_({"auto_ack": False})) as stream:
+            stream.as_consumer(names, group)
+            stream.start()
+            pack = stream.consume()
+            left[group] = sorted(msg.id for msg in pack.msgs if isinstance(msg, GenericMsg))
+    return {
+        "channels": {
+            each.channel_name: {"owner": each.owner.role, "attributes": each.attributes} for each in described
+        },
+        "left": left,
+    }
+
+
+def people_rows(*keys: int, city: str = "Oslo", **more: list[Any]) -> pa.Table:
+    """Rows of the collection `people`."""
+    return pa.table(
+        {
+            "id": list(keys),
+            "name": [f"name {key}" for key in keys],
+            "city": [city] * len(keys),
+            "tags": pa.array([[f"t{key % 3}", None] if key % 2 else None for key in keys], pa.list_(pa.string())),
+            **more,
+        }
+    )

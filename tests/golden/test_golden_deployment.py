@@ -1,0 +1,252 @@
+"""A deployment that an earlier build wrote opens, holds what it held, and goes on: no format changes under its users."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millrace.client.client import Client
+from millrace.commands.verify import check_channels, check_collections
+from millrace.coord.store import pchannel_of
+from millrace.errors import ChannelParked, TickTooOld
+from millrace.log.generations import open_deployment_log
+from millrace.message import builders
+from millrace.message.schema import FieldSpec
+from millrace.message.wire import encode_entry
+from millrace.node.append_host_outcome import AppendResult
+from millrace.node.flusher_run import flush
+from millrace.node.node_run import catch_up
+from millrace.node.parking import read_parked, unpark
+from millrace.ops.backup.manifest import find
+from millrace.ops.backup.restore import restore
+from millrace.ops.backup.verify import verify
+from millrace.ops.checkpoint.params import CheckpointParams
+from millrace.ops.checkpoint.run import checkpoint
+from millrace.ops.operation import Progress
+from tests.golden.deployment import (
+    GROUP,
+    LOG,
+    PATIENCE,
+    WRITER,
+    facts,
+    of_catalog,
+    of_log,
+    of_positions,
+    of_streams,
+    of_wal,
+    people_rows,
+    rows,
+    served,
+    settings_of,
+    streams,
+    unpacked,
+)
+from tests.golden.make_deployment import keys_of, one_row, stamps
+from tests.msgstream.messages import append as append_to_stream
+from tests.ops.log_maker import Things
+
+ROOT = Path(__file__).resolve().parents[2]
+FACTS = facts()
+READS: list[dict[str, Any]] = FACTS["reads"]
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy for tests that only look."""
+    return unpacked(tmp_path_factory.mktemp("golden"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return unpacked(tmp_path / "golden")
+
+
+@pytest.fixture
+def within(untouched: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same from inside: the log's second generation has a relative URL."""
+    monkeypatch.chdir(untouched)
+    return untouched
+
+
+@pytest.fixture
+def restored(untouched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What its backup holds, as a deployment."""
+    monkeypatch.chdir(untouched)
+    report = restore(settings_of(tmp_path), untouched / "backups")
+    assert report.id == FACTS["backup"]["id"]
+    return tmp_path
+
+
+def holds(client: Client) -> None:
+    """`millrace verify` finds nothing wrong, and nothing behind."""
+    found = [*check_channels(client.settings, log=client.log), *check_collections(client.settings)]
+    assert all(each["holds"] for each in found), found
+    assert {each.get("state", "whole") for each in found} == {"whole"}
+
+
+def ids(client: Client) -> set[int]:
+    return set(client.read("people")["id"].to_pylist())
+
+
+def repeated(client: Client) -> AppendResult:
+    """The first insert of a producer that there was, sent again."""
+    people = client.coordinator.collection("people")
+    vchannel = people.vchannels[0]
+    old = replace(people, schemas=people.schemas[:1])
+    message = builders.insert(
+        one_row(old, keys_of(people, 0, (700, 800))[0]),
+        **stamps(client, people, vchannel),
+        partition_id=people.partitions["eu"],
+        schema_version=1,
+        producer_id=99,
+        epoch=1,
+        sequence=0,
+    )
+    return client.append.append(pchannel_of(vchannel), [encode_entry([message])], deadline=20.0).result()
+
+
+def up_to_date(client: Client) -> None:
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+
+
+def test_the_wal_holds_what_was_committed_with_its_states_byte_for_byte(untouched: Path) -> None:
+    assert of_wal(settings_of(untouched)) == FACTS["wal"]
+
+
+@pytest.mark.parametrize("read", READS, ids=lambda read: read["what"])
+def test_a_read_at_each_tick_finds_what_it_found(untouched: Path, read: dict[str, Any]) -> None:
+    settings = settings_of(untouched)
+    if read["rows"] is None:
+        with pytest.raises(TickTooOld):
+            rows(settings, read["collection"], at=read["at"])
+    else:
+        assert rows(settings, read["collection"], at=read["at"]) == read["rows"]
+
+
+def test_the_log_run_through_the_chain_again_gives_every_row_and_state(within: Path) -> None:
+    settings = settings_of(within)
+    with open_deployment_log(settings.log_path, settings=LOG) as log:
+        assert of_log(log) == FACTS["log"]
+        channels = check_channels(settings, log=log)
+        assert [each["holds"] for each in channels] == [True] * 3
+        assert all(each["replayed"] == FACTS["wal"][each["pchannel"]]["digest"] for each in channels)
+    collections = check_collections(settings)
+    assert {each["collection"]: each["holds"] for each in collections}["people"]
+    assert all(each["holds"] for each in collections)
+
+
+def test_what_the_coordinator_the_groups_and_the_parked_say_is_read_as_it_was(root: Path) -> None:
+    settings = settings_of(root)
+    assert of_positions(settings) == FACTS["positions"]
+    assert [(each.pchannel, each.code) for each in read_parked(settings.parked_path)] == [
+        ("dml_2", "UNSUPPORTED_VERSION")
+    ]
+    with served(root) as client:
+        assert of_catalog(client) == FACTS["catalog"]
+
+
+def test_its_backup_verifies_and_restores_to_a_deployment_that_goes_on(untouched: Path, restored: Path) -> None:
+    folder, _ = find(untouched / "backups")
+    assert verify(folder).ok
+    settings = settings_of(restored)
+    last = next(read for read in READS if read["what"] == "the log in its third")
+    assert rows(settings, last["collection"], at=last["at"]) == last["rows"]
+    with served(restored) as client:
+        assert of_catalog(client) == FACTS["backup"]["catalog"]
+        people = client.collection("people")
+        client.producer(producer_id=WRITER).insert(
+            people, people_rows(1001, age=pa.nulls(1, pa.int32())), partition="eu"
+        )
+        up_to_date(client)
+        holds(client)
+        assert 1001 in ids(client)
+
+
+@pytest.mark.slow
+def test_the_real_jobs_go_on_with_it(restored: Path) -> None:
+    settings = settings_of(restored)
+    with served(restored) as client:
+        client.coordinator.add_field("people", FieldSpec("email", "string", True))
+        people = client.collection("people")
+        more = {"age": pa.nulls(1, pa.int32()), "email": ["a@b"]}
+        client.producer(producer_id=WRITER).insert(people, people_rows(1001, **more), partition="eu")
+        driver = [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), "--available-now", "--with-flusher"]
+        environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(ROOT / "include")}
+        for _ in range(2):  # the flusher's look may come before the node's last commit
+            subprocess.run(driver, env=environment, check=True, timeout=100, cwd=restored)
+        holds(client)
+        assert 1001 in ids(client)
+
+
+def test_the_spool_is_sent_and_everything_goes_on(root: Path) -> None:
+    known = {row["id"] for row in READS[-1]["rows"]}
+    with served(root) as client:
+        spooled = client.producer(producer_id=WRITER + 1, spool=root / "spool")
+        assert spooled.spool is not None
+        assert spooled.spool.wait_empty(timeout=PATIENCE)
+        assert spooled.spool.error is None
+        up_to_date(client)
+        known |= {501, 502, 601, 602, 603, 604}
+        assert ids(client) == known, "what was in the log alone, and in the spool"
+        holds(client)
+        assert repeated(client).duplicate, "the chain knows what it has accepted before"
+
+        people = client.collection("people")
+        writer = client.producer(producer_id=WRITER)
+        writer.insert(people, people_rows(1001, 1002, age=pa.array([1, 2], pa.int32())), partition="eu")
+        writer.delete(people, [1, 306, 601])
+        client.coordinator.add_field("people", FieldSpec("email", "string", True))
+        client.coordinator.create_partition("people", "africa")
+        client.coordinator.create_collection("later", people.schemas[0], vchannels=2)
+        people = client.collection("people")
+        (key,) = keys_of(people, 0, (1100, 1200))[:1]
+        with writer.transaction(people) as txn:
+            txn.insert(people_rows(key, age=pa.nulls(1, pa.int32()), email=["a@b"]), partition="africa")
+        client.coordinator.drop_partition("people", "us")
+        up_to_date(client)
+        kept = {row["id"] for row in READS[-1]["rows"] if row["city"] not in ("Lima", "Rome", "in the WAL")}
+        found = ids(client)
+        assert {1002, 1001, key} <= found <= (kept | {1002, 1001, key}) - {1, 306}
+        assert checkpoint(client.settings, client.log, CheckpointParams(), Progress()).ok
+        holds(client)
+        with client.consumer("people", group=GROUP, until_tick=txn.commit_tick) as consumer:
+            for delivery in consumer:
+                consumer.acknowledge(delivery)
+        assert min(of_positions(client.settings)[GROUP].values()) >= (txn.commit_tick or 0)
+    with served(root) as client:
+        assert ids(client) == found, "and opens again"
+        unpark(client.settings.parked_path, "dml_2")
+        with pytest.raises(ChannelParked, match="UNSUPPORTED_VERSION"):
+            catch_up(client.settings, client.log)
+
+
+def test_streams_and_their_groups_go_on(root: Path) -> None:
+    with streams(root) as service:
+        assert of_streams(service) == FACTS["streams"]
+        name = min(FACTS["streams"]["channels"])
+        append_to_stream(service, name, ["60#12", "t70"])
+        assert of_streams(service)["left"]["plain"] == [*FACTS["streams"]["left"]["plain"], 12]
+
+
+def test_a_trimmed_wal_with_its_base_goes_on(root: Path) -> None:
+    known = FACTS["trimmed"]
+    things = Things(root / "trimmed", before=SimpleNamespace(next=known["next"]))  # type: ignore[arg-type]
+    try:
+        assert of_wal(things.settings) == known["wal"]
+        assert rows(things.settings, 1) == known["rows"]
+        things.fill(2, size=50)
+        assert checkpoint(things.settings, things.log, CheckpointParams(), Progress()).ok
+        assert len(rows(things.settings, 1)) > len(known["rows"])
+        found = [*check_channels(things.settings, log=things.log), *check_collections(things.settings)]
+        assert all(each["holds"] for each in found), found
+    finally:
+        things.close()
