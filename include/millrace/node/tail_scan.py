@@ -73,7 +73,9 @@ def scan(
     """Units of a PChannel, or of a VChannel (`<pchannel>_<collection id>v<n>`), in tick order; `policy` is All by default.
 
     The scan goes on until it is closed, or has delivered everything up to `until_tick`; on a PChannel where nothing more
-    happens it has a time tick appended for that. `wal` is the table's folder (it need not exist yet), `tail` the append host or its client. Raises what the sources raise; WalGap where a source is broken.
+    happens it has a time tick appended for that. `wal` is the table's folder (it need not exist yet), `tail` the append host
+    or its client. Raises what the sources raise, PositionTruncated where retention has taken what lies behind the scan's place,
+    be it while the scan stood there; WalGap where a source is broken.
     """
     pchannel, is_vchannel = _pchannel(channel)
     own = [VChannels({channel})] if is_vchannel else []
@@ -271,6 +273,9 @@ class Scan(Closing):
 
     def _rest_of_table(self) -> Iterator[pa.Table]:
         assert self._snapshot is not None
+        if self._snapshot.trimmed(self._pchannel)[0] > self._seen:
+            # Retention has come by while this scan stood: it says so where a scan that began here would.
+            self._snapshot.plan(self._pchannel, start=self._snapshot.confirmed_at(self._pchannel, self._seen))
         return self._snapshot.messages(self._pchannel, after_tick=self._seen)
 
     def _newer_table(self) -> Iterator[pa.Table] | None:
