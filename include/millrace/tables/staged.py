@@ -25,6 +25,9 @@ from millrace.tables.fsync import sync
 BATCH_BYTES: Final = 32 << 20
 """Bytes of decoded rows that are given at once, about."""
 
+_ROWS: Final = 4096
+"""Rows that are decoded in one go, at most: a file's sizes say nothing of values that it stores once and rows that repeat them."""
+
 _HASH_BYTES: Final = 4 << 20
 
 
@@ -86,7 +89,9 @@ def _rows(
     if metadata.num_rows != file["rows"]:
         raise _unfit(staged, file, f"has {metadata.num_rows} rows, not {file['rows']}")
     decoded = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-    count = max(1, min(metadata.num_rows, BATCH_BYTES * metadata.num_rows // max(1, decoded)))
+    count = max(1, min(metadata.num_rows, _ROWS, BATCH_BYTES * metadata.num_rows // max(1, decoded)))
+    held: list[pa.Table] = []
+    size = 0
     for batch in parquet.iter_batches(batch_size=count):
         for field, column in zip(target, batch.columns, strict=True):
             if column.null_count and not field.nullable:
@@ -95,7 +100,17 @@ def _rows(
             homes = vchannel_index(batch.column(schema.primary_key), len(vchannels))
             if (homes != vchannels.index(vchannel)).any():
                 raise _unfit(staged, file, f"has a primary key of another VChannel than {vchannel}")
-        yield pa.Table.from_batches([batch]).cast(target)
+        rows = pa.Table.from_batches([batch]).cast(target)
+        step = max(1, rows.num_rows * BATCH_BYTES // max(1, rows.nbytes))
+        for start in range(0, rows.num_rows, step):
+            part = rows.slice(start, step)
+            if held and size + part.nbytes > BATCH_BYTES:
+                yield pa.concat_tables(held).combine_chunks()
+                held, size = [], 0
+            held.append(part)
+            size += part.nbytes
+    if held:
+        yield pa.concat_tables(held).combine_chunks()
 
 
 def _columns(schema: pa.Schema) -> str:
