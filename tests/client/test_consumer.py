@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from millrace.client.async_consumer import AsyncConsumer
 from millrace.client.client import Client
-from millrace.client.consumer import Consumer, Delivery, _Place
+from millrace.client.consumer import Consumer, _Place
+from millrace.client.delivery import Delivery
 from millrace.client.parallel_consumer import ParallelConsumer, Work
 from millrace.coord.store import Collection
 from millrace.errors import GroupBusy

@@ -9,6 +9,8 @@ from millrace.errors import PositionTruncated, TickTooOld
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
 from millrace.node.flusher_run import flush
+from millrace.node.tail_buffer import Evicted
+from millrace.node.tail_scan import scan
 from millrace.ops.checkpoint.params import CheckpointParams
 from millrace.ops.checkpoint.run import CheckpointReport, checkpoint
 from millrace.ops.compaction.vacuum import vacuum_places
@@ -18,11 +20,14 @@ from millrace.ops.quality.results import record_run
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from millrace.tables.bases import read_bases
+from millrace.tables.changes import Position, table_changes
 from millrace.tables.verify import verify_channel, verify_collections
 from millrace.tables.wal_reader import FIRST_ID, WalSnapshot
 from millrace.tables.wal_table import WalTable
 from millrace.tables.wal_trims import trimmed_totals
+from millrace.wal.scanner import All
 from tests.ops.log_maker import Things
+from tests.tables.test_changes import fold, rows_of
 
 
 class Died(BaseException):
@@ -88,6 +93,65 @@ def test_who_would_begin_before_what_is_left_is_told_so(things: Things, short: S
     assert caught.value.earliest == earliest
     with pytest.raises(TickTooOld, match="trimmed with the WAL"):
         read_arrow(short, 1, at=early)
+
+
+class Gone:
+    """A tail that has nothing of what lies behind a reader any more."""
+
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Evicted:
+        return Evicted(1 << 62)
+
+    def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
+        raise AssertionError("nobody waits for a tick here")
+
+
+def test_a_scan_that_stood_while_its_place_was_trimmed_is_told_so(things: Things, short: Settings) -> None:
+    things.fill(2)
+    with (
+        scan("p0", All(), wal=short.wal_path, tail=Gone()) as slow,
+        scan("p0", All(), wal=short.wal_path, tail=Gone()) as swift,
+    ):
+        while slow.poll(timeout=0.1) is not None:
+            pass
+        things.fill(4)
+        while swift.poll(timeout=0.1) is not None:
+            pass
+        take(things, short)
+        things.fill(1)
+        assert swift.poll(timeout=0.1) is not None
+        with pytest.raises(PositionTruncated, match="trimmed up to tick"):
+            slow.poll(timeout=0.1)
+
+
+def test_changes_of_what_was_trimmed_are_refused_and_begin_behind_a_snapshot(things: Things, short: Settings) -> None:
+    things.fill(2)
+    vchannel = things.collection.vchannels[0]
+    [key] = things.collection.keys_of(vchannel, 101)[100:]
+    file = things.collection.stage("a/0.parquet", {"id": [key], "body": ["imported"]})
+    things.collection.append(vchannel, things.collection.imported([file], vchannel=vchannel))
+    things.fill(1)
+    begun = table_changes(short, 1, "p0")
+    next(begun)
+    things.fill(2)
+    take(things, short)
+    assert not (short.staged_path / "a/0.parquet").exists()
+    with pytest.raises(PositionTruncated, match="while this reader stood at"):
+        list(begun)
+    with pytest.raises(PositionTruncated, match="trimmed up to tick"):
+        list(table_changes(short, 1, "p0"))
+    confirmed, names = confirmed_tick(short), ("p0", "p1")
+    snapshot = read_arrow(short, 1, at=confirmed, with_ticks=True).to_pylist()
+    things.fill(2)
+    behind = [row for name in names for row in rows_of(table_changes(short, 1, name, after=Position(confirmed)))]
+    assert behind
+    followed = fold(
+        [*({**row, "_change": "insert", "extra": None} for row in snapshot), *behind], confirmed_tick(short)
+    )
+    assert sorted(key for key, *_ in followed.elements()) == [row["id"] for row in contents(short)]
+
+
+def confirmed_tick(settings: Settings) -> int:
+    return min(WalTable.open(settings.wal_path).last_tick(name) for name in ("p0", "p1"))
 
 
 def test_an_open_transaction_stays_whole_behind_a_base(things: Things, short: Settings) -> None:

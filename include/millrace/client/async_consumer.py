@@ -12,7 +12,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
-from millrace.client.consumer import Consumer, Delivery
+from millrace.client.consumer import Consumer
+from millrace.client.delivery import Delivery
 from millrace.closing import AsyncClosing
 
 

@@ -8,14 +8,15 @@ with Client.connect() as client:
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 
 from millrace.client.append_client import AppendClient
+from millrace.client.changes import ChangeStream
 from millrace.client.consumer import COMMIT_INTERVAL, Consumer
 from millrace.client.freshness import confirm
 from millrace.client.positions import Positions
@@ -25,15 +26,15 @@ from millrace.client.spooling import OnRejected, SpoolSender
 from millrace.closing import Closing
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.store import Collection, pchannel_of
-from millrace.errors import CollectionNotFound, TickNotReached
+from millrace.errors import CollectionNotFound, InvalidArgument, TickNotReached
 from millrace.log.protocol import LogService
 from millrace.message.ids import Moment, resolve_tick
-from millrace.message.schema import CollectionSchema
 from millrace.metrics import Metrics
 from millrace.node.append_host_server import launch_of
 from millrace.node.catalog_calls import OneByOne
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
+from millrace.tables.changes import Position
 from millrace.wal.scanner import DeliverPolicy, Filter
 
 
@@ -46,8 +47,8 @@ class Client(Closing):
         self.log: LogService = append.service
         self.coordinator = Coordinator(settings, log=self.log, append=OneByOne(append, settings.append_deadline))
         self._producers: list[Producer] = []
-        self._consumers: list[Consumer] = []
-        self._schemas: dict[tuple[int, int], CollectionSchema] = {}
+        self._consumers: list[Consumer | ChangeStream] = []
+        self._definitions: dict[int, Collection] = {}
 
     @classmethod
     def connect(cls, settings: Settings | None = None, *, start: bool = True, now: bool = True) -> Self:
@@ -133,7 +134,8 @@ class Client(Closing):
                 policy=policy,
                 filters=filters,
                 until_tick=until_tick,
-                schemas=self._schema,
+                definitions=self._definition,
+                staged=self.settings.staged_path,
                 metrics=metrics,
                 commit_interval=commit_interval,
             )
@@ -144,18 +146,45 @@ class Client(Closing):
         self._consumers.append(made)
         return made
 
-    def _schema(self, collection_id: int, version: int) -> CollectionSchema:
-        """A schema by collection and version, of a dropped collection too. Raises CollectionNotFound."""
-        if (collection_id, version) not in self._schemas:
-            for each in self.coordinator.collections(dropped=True):
-                for number, schema in enumerate(each.schemas, start=1):
-                    self._schemas[each.id, number] = schema
-        try:
-            return self._schemas[collection_id, version]
-        except KeyError:
-            raise CollectionNotFound(
-                f"the coordinator knows no schema version {version} of collection {collection_id}"
-            ) from None
+    def changes(
+        self,
+        source: str | Collection,
+        *,
+        after: Moment | Mapping[str, Sequence[int]] | None = None,
+        until_tick: int | None = None,
+        metrics: Metrics | None = None,
+    ) -> ChangeStream:
+        """The changes of a collection (or its name) as Arrow batches; closed with the client.
+
+        They begin at its beginning, behind a tick or moment, or where the positions of an earlier stream say (as they were,
+        or back from JSON), and go on until the stream is closed or has given everything up to `until_tick`.
+        Raises CollectionNotFound, InvalidArgument; a poll raises PositionTruncated where the WAL has been trimmed behind `after`.
+        """
+        collection = self.collection(source) if isinstance(source, str) else source
+        by_pchannel: dict[str, list[str]] = {}
+        for vchannel in collection.vchannels:
+            by_pchannel.setdefault(pchannel_of(vchannel), []).append(vchannel)
+        made = ChangeStream(
+            collection.id,
+            by_pchannel,
+            settings=self.settings,
+            tail=self.append,
+            after=_positions(after, by_pchannel),
+            until_tick=until_tick,
+            metrics=metrics,
+        )
+        self._consumers.append(made)
+        return made
+
+    def _definition(self, collection_id: int, version: int) -> Collection:
+        """A collection that has a schema version, a dropped one too. Raises CollectionNotFound."""
+        found = self._definitions.get(collection_id)
+        if found is None or found.schema_version < version:
+            self._definitions = {each.id: each for each in self.coordinator.collections(dropped=True)}
+            found = self._definitions.get(collection_id)
+        if found is None or found.schema_version < version:
+            raise CollectionNotFound(f"the coordinator knows no schema version {version} of collection {collection_id}")
+        return found
 
     def _read_for(self, collection: Collection, at: int | None) -> tuple[int, pa.Table]:
         """A collection at a tick; without one at a tick of now, which lies behind every append that was answered."""
@@ -192,3 +221,19 @@ class Client(Closing):
         if metrics is not None:
             metrics.read_duration_seconds.observe(time.perf_counter() - began)
         return rows
+
+
+def _positions(
+    after: Moment | Mapping[str, Sequence[Any]] | None, pchannels: Mapping[str, object]
+) -> dict[str, Position]:
+    """By PChannel where changes begin. Raises InvalidArgument for what is no position."""
+    if after is None:
+        return {}
+    if not isinstance(after, Mapping):
+        return dict.fromkeys(pchannels, Position(resolve_tick(after)))
+    for name, place in after.items():
+        if name not in pchannels:
+            raise InvalidArgument(f"the collection has no VChannel on {name!r}: these are positions of another one")
+        if not 1 <= len(place) <= 2 or any(not isinstance(part, int) or part < 0 for part in place):
+            raise InvalidArgument(f"a position is [tick, rows], as the stream's positions have it, not {place!r}")
+    return {name: Position(*place) for name, place in after.items()}

@@ -20,17 +20,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-import pyarrow as pa
-
+from millrace.client.delivery import Definitions, Delivery, ImportedFiles
 from millrace.client.positions import Positions
 from millrace.closing import Closing
 from millrace.errors import InvalidArgument, MillraceError
 from millrace.message.model import ImmutableMessage
-from millrace.message.payload import decode_rows
-from millrace.message.schema import CollectionSchema
-from millrace.message.types import MessageType
 from millrace.metrics import Metrics
 from millrace.node.tail_scan import Scan, TailSource, scan
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannels, messages
@@ -42,62 +38,6 @@ COMMIT_INTERVAL: Final = 0.2
 
 _WAIT: Final = 0.5
 _PAUSE: Final = 0.2
-
-Schemas = Callable[[int, int], CollectionSchema]
-"""(collection id, schema version) -> the schema."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Rows that were inserted (all columns) or keys that were deleted (the primary key's column), in one partition.
-
-    `partition_id` is 0 for a delete in all partitions.
-    """
-
-    kind: Literal["insert", "delete"]
-    vchannel: str
-    partition_id: int
-    rows: pa.RecordBatch
-    key: str
-
-
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """A unit that was delivered: visible at `tick` on `pchannel`, `lag` seconds after it was appended to the log."""
-
-    pchannel: str
-    unit: ImmutableMessage | ImmutableTxn
-    lag: float = 0.0
-    done: bool = False
-    _schemas: Schemas | None = None
-
-    @property
-    def tick(self) -> int:
-        return self.unit.time_tick
-
-    @property
-    def vchannel(self) -> str:
-        return self.unit.vchannel
-
-    @property
-    def bodies(self) -> tuple[ImmutableMessage, ...]:
-        """The messages of the unit, in order."""
-        return self.unit.bodies if isinstance(self.unit, ImmutableTxn) else (self.unit,)
-
-    @property
-    def bytes(self) -> int:
-        return sum(len(message.payload) for message in self.bodies)
-
-    def changes(self) -> Iterator[Change]:
-        """The rows and keys that the unit inserts and deletes, in order; nothing for DDL, flushes and Imports. Raises Malformed."""
-        for message in self.bodies:
-            if message.type not in (MessageType.INSERT, MessageType.DELETE) or self._schemas is None:
-                continue
-            schema = self._schemas(message.collection_id, message.schema_version)
-            is_insert = message.type == MessageType.INSERT
-            rows = decode_rows(message.payload, schema.arrow() if is_insert else schema.key_arrow())
-            kind: Literal["insert", "delete"] = "insert" if is_insert else "delete"
-            yield Change(kind, message.vchannel, message.partition_id, rows, schema.primary_key)
 
 
 @dataclass(slots=True)
@@ -131,7 +71,8 @@ class Consumer(Closing):
         policy: DeliverPolicy | None = None,
         filters: Sequence[Filter] = (),
         until_tick: int | None = None,
-        schemas: Schemas | None = None,
+        definitions: Definitions | None = None,
+        staged: Path | None = None,
         metrics: Metrics | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         commit_interval: float = COMMIT_INTERVAL,
@@ -140,7 +81,8 @@ class Consumer(Closing):
             raise InvalidArgument("a group needs a place for its positions: take the consumer from Client.consumer()")
         self.group = group
         self._positions = positions
-        self._schemas = schemas
+        self._definitions = definitions
+        self._files = None if staged is None else ImportedFiles(staged, wal)
         self._metrics = metrics
         self._prefetch = prefetch_bytes
         self._interval = commit_interval
@@ -351,7 +293,7 @@ class Consumer(Closing):
     def _hand_over(
         self, pchannel: str, units: Sequence[ImmutableMessage | ImmutableTxn], through: int, *, caught_up: bool
     ) -> bool:
-        deliveries = [Delivery(pchannel, unit, _schemas=self._schemas) for unit in units]
+        deliveries = [Delivery(pchannel, unit, _definitions=self._definitions, _files=self._files) for unit in units]
         with self._changed:
             while self._held >= self._prefetch and not self._closed:
                 self._changed.wait(_WAIT)

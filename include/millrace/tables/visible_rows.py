@@ -54,8 +54,8 @@ def collection_rows(
 
     Raises Malformed for a payload that the chain cannot have accepted: the WAL was altered; and StagedFileDamaged.
     """
-    if not deletes:
-        yield from _imported(stretch, catalog, staged)
+    if not deletes and stretch.num_rows and stretch["type"][0].as_py() == MessageType.IMPORT.name:
+        yield from imported_rows(stretch.slice(0, 1).to_pylist()[0], catalog, staged)
     wanted = {None: _ROWS + _DELETES, False: _ROWS, True: _DELETES}[deletes]
     dml = stretch.filter(pc.is_in(stretch["type"].cast(pa.utf8()), pa.array(wanted)))
     if dml.num_rows == 0:
@@ -71,15 +71,12 @@ def collection_rows(
         info = catalog.vchannels[part["vchannel"][0].as_py()]
         schema = info.schemas[int(version[places[0]]) - 1][1]
         is_delete = part["type"][0].as_py() == MessageType.DELETE.name
-        for piece in _pieces(part):
+        for piece in pieces(part, DECODE_BYTES):
             yield CollectionRows(collection_id, is_delete, schema, _decode(piece, schema, is_delete, catalog))
 
 
-def _imported(stretch: pa.Table, catalog: Catalog, staged: Path) -> Iterator[CollectionRows]:
-    """The rows of the stretch's Import, which is its first row where it has one."""
-    if stretch.num_rows == 0 or stretch["type"][0].as_py() != MessageType.IMPORT.name:
-        return
-    [row] = stretch.slice(0, 1).to_pylist()
+def imported_rows(row: dict[str, Any], catalog: Catalog, staged: Path) -> Iterator[CollectionRows]:
+    """The rows of an Import (a visible message as a dictionary), in the order of its files. Raises StagedFileDamaged."""
     body, info = parse_body(MessageType.IMPORT, row["payload"]), catalog.vchannels[row["vchannel"]]
     schema = info.schemas[row["schema_version"] - 1][1]
     segments = import_segments(row["segment_id"], body)
@@ -129,16 +126,16 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _pieces(part: pa.Table) -> Iterator[pa.Table]:
-    """`part` in pieces of at most about DECODE_BYTES of payload."""
-    if part["payload"].nbytes <= DECODE_BYTES:
+def pieces(part: pa.Table, max_bytes: int) -> Iterator[pa.Table]:
+    """Messages in pieces of at most `max_bytes` of payload, at least one message each."""
+    if part["payload"].nbytes <= max_bytes:
         yield part
         return
     ends = np.cumsum(payload_sizes(part["payload"].combine_chunks()))
     start = 0
     while start < part.num_rows:
         before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + DECODE_BYTES, side="right")))
+        stop = max(start + 1, int(np.searchsorted(ends, before + max_bytes, side="right")))
         yield part.slice(start, stop - start)
         start = stop
 
