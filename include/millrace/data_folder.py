@@ -1,8 +1,9 @@
-"""What a data folder holds, by name: nobody removes one that holds something else, too.
+"""What a data folder holds, by name: nobody removes one that holds something else, too; how names of data become names of files.
 
 Light, and for any Python: `make clean-data` asks it where there is no environment any more.
 """
 
+import hashlib
 import sys
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,19 @@ NAMES: Final = frozenset(
         "wal_trims",
     }
 )
+
+
+_LONGEST: Final = 200
+"""Bytes of a file's name that come from a name in the data; the file system takes 255."""
+
+
+def as_file_name(name: str) -> str:
+    """The name of a collection, say, as one part of a path: it leads nowhere, and plain names stay as they are."""
+    plain = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    data = plain.encode("utf-8", "backslashreplace")
+    if len(data) <= _LONGEST:
+        return data.decode()
+    return data[:_LONGEST].decode("utf-8", "ignore") + hashlib.sha256(data).hexdigest()[:16]
 
 
 def strange(folder: Path) -> list[str]:

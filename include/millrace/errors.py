@@ -399,7 +399,7 @@ class BackupNotFound(MillraceError):
 
 
 class BackupDamaged(MillraceError):
-    """A backup lacks a file, or has one with other bytes than when it was made: restore another backup."""
+    """A backup lacks a file, has one with other bytes than when it was made, or names what lies outside: restore another backup."""
 
     code = "BACKUP_DAMAGED"
 

@@ -60,6 +60,8 @@ def park(folder: Path, parked: Parked) -> None:
 
 def unpark(folder: Path, pchannel: str) -> None:
     """Let a parked PChannel go on. Raises ChannelNotFound where it is not parked."""
+    if pchannel not in parked_names(folder):  # a name with a / in it, say, would lead elsewhere
+        raise ChannelNotFound(f"{pchannel} is not parked")
     try:
         (folder / f"{pchannel}.json").unlink()
     except FileNotFoundError:

@@ -7,15 +7,17 @@ in place (log segments, databases) or has a name that comes again (entries of a 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from millrace.digests import sha256_of
 from millrace.errors import BackupBusy, BackupRefused, TableUnavailable
@@ -61,7 +63,7 @@ class Files:
             if found != size:
                 raise BackupRefused(f"{source} has {found} bytes, and should have {size}: run recovery first")
             try:
-                os.link(source, target)
+                link_file(source, target)
             except FileNotFoundError:
                 raise
             except OSError:  # another file system, or one without links
@@ -81,7 +83,7 @@ class Files:
         if self.known is not None and self.known.files.get(name) == found and self.reuse(name, found.size):
             return
         try:
-            os.link(source, self.place(name))
+            link_file(source, self.place(name))
         except OSError:
             self.copy(source, name)
             return
@@ -96,7 +98,7 @@ class Files:
         try:
             if (self.earlier / DATA / name).stat().st_size != size:
                 return False
-            os.link(self.earlier / DATA / name, self.place(name))
+            link_file(self.earlier / DATA / name, self.place(name))
         except OSError:  # taken away, or as many links as the file system allows
             return False
         with self._lock:
@@ -146,10 +148,24 @@ def alone(path: Path, *, busy: str) -> Iterator[None]:
         os.close(handle)
 
 
+def link_file(source: Path, target: Path) -> None:
+    """Link a file, but never a link: it would lead out of the backup. Raises OSError where it is one, or cannot be linked."""
+    os.link(source, target, follow_symlinks=False)
+    if not stat.S_ISREG(target.lstat().st_mode):
+        target.unlink()
+        raise OSError(errno.EMLINK, f"{source} is a link itself")
+
+
 def copy_file(source: Path, target: Path, *, size: int | None = None) -> Stored:
     """Copy `source` (or its first `size` bytes) to the new file `target`, durably. Raises EOFError where there are fewer."""
+    with source.open("rb", buffering=0) as read:
+        return copy_open(read, target, size=size)
+
+
+def copy_open(read: BinaryIO, target: Path, *, size: int | None = None) -> Stored:
+    """:func:`copy_file` of an open file."""
     digest, done = hashlib.sha256(), 0
-    with source.open("rb", buffering=0) as read, target.open("xb", buffering=0) as write:
+    with target.open("xb", buffering=0) as write:
         while size is None or done < size:
             piece = read.read(CHUNK if size is None else min(CHUNK, size - done))
             if not piece:
@@ -160,6 +176,6 @@ def copy_file(source: Path, target: Path, *, size: int | None = None) -> Stored:
                 view = view[write.write(view) :]
             done += len(piece)
         if size is not None and done < size:
-            raise EOFError(f"{source} has {done} bytes, and should have {size}")
+            raise EOFError(f"{read.name} has {done} bytes, and should have {size}")
         os.fsync(write.fileno())
     return Stored(done, digest.hexdigest())

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from millrace.errors import BackupDamaged, BackupNotFound, UnsupportedVersion
+from millrace.ops.backup.inside import check_names, open_inside
 from millrace.ops.operation import write_json
 from millrace.tables.fsync import make_folder, sync
 
@@ -99,9 +100,13 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The manifest of the backup in `folder`. Raises BackupNotFound, BackupDamaged, UnsupportedVersion."""
+        """The manifest of the backup in `folder`, which names nothing outside of a data folder.
+
+        Raises BackupNotFound, BackupDamaged, UnsupportedVersion.
+        """
         try:
-            document = json.loads((folder / FILE).read_bytes())
+            with open_inside(folder, FILE) as file:
+                document = json.loads(file.read())
             version, body = document["version"], document["body"]
             if version != VERSION:
                 raise UnsupportedVersion(f"{folder / FILE} has version {version}; this build knows {VERSION}")
@@ -109,10 +114,13 @@ class Manifest:
                 raise BackupDamaged(f"{folder / FILE} was changed since it was written: restore another backup")
             channels = {name: ChannelPart(**each) for name, each in body["channels"].items()}
             files = {name: Stored(*each) for name, each in body["files"].items()}
+            check_names(folder / FILE, [*files, *body["tables"]])
+            if not all(type(each.size) is int and each.size >= 0 for each in files.values()):
+                raise ValueError("a file's size")
             return cls(**{**body, "channels": channels, "files": files})
         except (FileNotFoundError, NotADirectoryError):
             raise BackupNotFound(f"{folder} has no {FILE}: it is no backup, or one that was never finished") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BackupDamaged(f"{folder / FILE} does not read ({error}): restore another backup") from error
 
 

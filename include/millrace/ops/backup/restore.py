@@ -15,13 +15,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from pydantic import Field
 
 from millrace.errors import BackupDamaged, BackupRefused, ChannelNotFound, PositionTruncated
 from millrace.failpoint import hit
-from millrace.log.generation_list import FILE, GenerationFile, Generations, same_place
+from millrace.log.generation_list import EMBEDDED, FILE, GenerationFile, Generations, same_place
 from millrace.log.generations import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
@@ -29,7 +30,8 @@ from millrace.message.types import MessageType
 from millrace.message.wire import decode_entries
 from millrace.node.ranges import check_not_regressed
 from millrace.ops.backup.deployment import write as write_id
-from millrace.ops.backup.files import alone, copy_file
+from millrace.ops.backup.files import alone, copy_open
+from millrace.ops.backup.inside import open_inside, outward
 from millrace.ops.backup.manifest import DATA, ChannelPart, Manifest, Stored, find
 from millrace.ops.operation import OperationReport, Progress
 from millrace.settings import Settings, changed
@@ -74,9 +76,9 @@ def restore(settings: Settings, path: Path, progress: Progress | None = None) ->
         )
     try:
         with _draft(target) as draft:
-            _copy(folder, manifest, draft, progress)
             # Its own: what it comes from may go on, and the backups of either are the other's to leave alone.
             write_id(draft, deployment=manifest.deployment, backup=manifest.id)
+            _copy(folder, manifest, draft, progress)
             hit("restore_backup.copied")
             _begin_log(replace(settings, data_dir=draft), manifest)
             progress.say("holding the tables against the log")
@@ -128,9 +130,13 @@ def _copy(folder: Path, manifest: Manifest, draft: Path, progress: Progress) -> 
         name, stored = each
         make_folder((draft / name).parent)
         try:
-            found = copy_file(folder / DATA / name, draft / name)
+            source = open_inside(folder, f"{DATA}/{name}")
         except FileNotFoundError:
             raise BackupDamaged(f"{folder} has no {name}: restore another backup") from None
+        except OSError as error:
+            raise BackupDamaged(f"{name} does not read ({error.strerror}): restore another backup") from None
+        with source:
+            found = copy_open(source, draft / name)
         if found != stored:
             raise BackupDamaged(f"{folder / DATA / name} is not as it was written: restore another backup")
         return stored.size
@@ -140,6 +146,8 @@ def _copy(folder: Path, manifest: Manifest, draft: Path, progress: Progress) -> 
             done += size
             if number % 100 == 0:
                 progress.say("copying", done=done / total, bytes=done)
+    for words in outward(manifest.files, lambda name: open_inside(draft, name)):
+        raise BackupDamaged(f"{folder}: {words}; somebody changed it: restore another backup")
 
 
 def _begin_log(settings: Settings, manifest: Manifest) -> None:
@@ -162,6 +170,12 @@ def check(settings: Settings, manifest: Manifest) -> None:
         found = DeltaTable(str(settings.data_dir / name)).version()
         if found != number:
             raise BackupDamaged(f"{name} comes out at version {found}, not {number}: restore another backup")
+    for item in GenerationFile(settings.log_path, settings.log).generations.items:
+        scheme, elsewhere, place = item.url.partition("://")
+        if scheme == EMBEDDED and elsewhere and not (Path(unquote(place.partition("?")[0])) / "channels").is_dir():
+            raise BackupRefused(
+                f"the log of the backup lies at {place}, and there is none: nothing is made outside of the data folder"
+            )
     with open_deployment_log(settings.log_path, "" if settings.log == "rocksmq" else settings.log) as service:
         for name, part in manifest.channels.items():
             _check_channel(settings, service, name, part, included=manifest.log_included)

@@ -1,7 +1,9 @@
-"""A backup read again: whether each file is there, with the size and the digest that its manifest names."""
+"""A backup read again: whether each file is there, with the size and the digest that its manifest names, and names none outside."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Final
 
 from pydantic import Field
 
-from millrace.digests import sha256_of
+from millrace.ops.backup.inside import open_inside, outward
 from millrace.ops.backup.manifest import DATA, Stored, find
 from millrace.ops.operation import OperationReport
 
@@ -36,8 +38,9 @@ def verify(path: Path) -> VerifyReport:
     started = time.monotonic()
     folder, manifest = find(path)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as pool:
-        found = pool.map(lambda each: _problem(folder / DATA / each[0], *each), manifest.files.items())
+        found = pool.map(lambda each: _problem(folder, *each), manifest.files.items())
         problems = tuple(words for words in found if words)
+    problems += tuple(outward(manifest.files, lambda name: open_inside(folder, f"{DATA}/{name}")))
     return VerifyReport(
         id=manifest.id,
         folder=str(folder),
@@ -48,13 +51,14 @@ def verify(path: Path) -> VerifyReport:
     )
 
 
-def _problem(path: Path, name: str, stored: Stored) -> str:
+def _problem(folder: Path, name: str, stored: Stored) -> str:
     try:
-        size = path.stat().st_size
-        if size != stored.size:
-            return f"{name} has {size} bytes, and had {stored.size}"
-        if sha256_of(path) != stored.sha256:
-            return f"{name} has other bytes than when it was written"
+        with open_inside(folder, f"{DATA}/{name}") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != stored.size:
+                return f"{name} has {size} bytes, and had {stored.size}"
+            if hashlib.file_digest(file, "sha256").hexdigest() != stored.sha256:
+                return f"{name} has other bytes than when it was written"
     except OSError as error:
         return f"{name} does not read: {error.strerror}"
     return ""

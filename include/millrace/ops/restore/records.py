@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from millrace.data_folder import as_file_name
 from millrace.ops.operation import write_json
 from millrace.settings import Settings
 from millrace.tables.fsync import sync
@@ -22,7 +23,7 @@ def restores_path(settings: Settings) -> Path:
 def read_record(settings: Settings, name: str) -> dict[str, Any]:
     """The record of a restore; empty where there is none."""
     try:
-        found: dict[str, Any] = json.loads((restores_path(settings) / f"{name}.json").read_text())
+        found: dict[str, Any] = json.loads(_path(settings, name).read_text())
     except FileNotFoundError:
         return {}
     return found
@@ -30,7 +31,11 @@ def read_record(settings: Settings, name: str) -> dict[str, Any]:
 
 def write_record(settings: Settings, name: str, record: dict[str, Any]) -> None:
     """Replace the record of a restore, durably."""
-    path = restores_path(settings) / f"{name}.json"
+    path = _path(settings, name)
     write_json(path, record)
     for each in (path, path.parent):
         sync(each)
+
+
+def _path(settings: Settings, name: str) -> Path:
+    return restores_path(settings) / f"{as_file_name(name)}.json"
