@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from millrace.metrics import FAMILIES, NAMES, Metrics, observe_all
+from millrace.metrics import FAMILIES, NAMES, NAMESPACE, Metrics, observe_all
 
 
 def test_every_family_is_an_attribute_and_appears_under_its_full_name() -> None:
@@ -64,3 +65,9 @@ def test_a_value_that_was_reported_can_be_fetched_until_the_server_is_closed() -
     server.close()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(address, timeout=10)
+
+
+def test_some_test_sees_each_family_move() -> None:
+    """By name alone; that it moves is what those tests assert."""
+    told = "\n".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.rglob("test_*.py"))
+    assert not [name for name in FAMILIES if not re.search(rf"(\b|{NAMESPACE}_){name}(_count|_sum|_bucket)?\b", told)]

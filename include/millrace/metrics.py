@@ -7,12 +7,13 @@ behind that is). Sources of names: Milvus' pkg/metrics/streaming_service_metrics
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
-from prometheus_client.exposition import generate_latest
+from prometheus_client.exposition import generate_latest, write_to_textfile
 
 NAMESPACE: Final = "millrace"
 
@@ -49,7 +50,17 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "wal_rejected_message_total": Family("counter", "Messages the chain rejected.", ("pchannel", "reason")),
     "wal_last_allocated_time_tick": Family("gauge", "The last time tick that was given.", ("pchannel",)),
-    "wal_last_confirmed_time_tick": Family("gauge", "No message at or below is still to come.", ("pchannel",)),
+    "wal_last_confirmed_time_tick": Family(
+        "gauge", "What becomes visible later began behind it: the oldest open transaction holds it back.", ("pchannel",)
+    ),
+    "wal_committed_time_tick": Family("gauge", "Everything up to here is in the wal table.", ("pchannel",)),
+    "wal_time_tick_delay_seconds": Family(
+        "histogram", "From the log's stamp of an entry to its decision; one value a run of the chain.", ("pchannel",)
+    ),
+    "wal_mvcc_update_total": Family("counter", "Moves of the tick up to which reads are confirmed.", ("pchannel",)),
+    "wal_unconfirmed_messages": Family(
+        "gauge", "Messages that were appended through this host and are not judged yet.", ("pchannel",)
+    ),
     "wal_sync_time_tick_total": Family("counter", "Time ticks appended to the log, by why.", ("pchannel", "reason")),
     "wal_inflight_txn": Family("gauge", "Transactions that are open.", ("pchannel",)),
     "wal_txn_duration_seconds": Family("histogram", "From begin to end, in log time.", ("pchannel", "state"), SLOW),
@@ -67,6 +78,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "wal_committed_bytes_total": Family("counter", "Bytes of Parquet committed to the wal table.", ("pchannel",)),
     "wal_committed_rows_total": Family("counter", "Rows committed to the wal table.", ("pchannel", "kind")),
     "wal_lag_seconds": Family("gauge", "Age of the oldest log entry not in the wal table.", ("pchannel",)),
+    "log_stored_bytes": Family("gauge", "Bytes of entries that the log holds.", ("pchannel",)),
     "wal_parked": Family("gauge", "1 where an entry that cannot be processed holds the PChannel.", ("pchannel",)),
     "wal_rate_limit_state": Family("gauge", "1 for the mode that flow control is in.", ("mode",)),
     "wal_rate_limit_bytes_per_second": Family("gauge", "Rate that appends are held to; -1 where none binds.", ()),
@@ -80,8 +92,17 @@ FAMILIES: Final[dict[str, Family]] = {
     "producer_spool_refused_total": Family("counter", "Appends refused because the spool was full.", ()),
     "consumer_lag_seconds": Family("gauge", "Age of the newest unit that a consumer delivered.", ("group", "pchannel")),
     "consumer_unacknowledged": Family("gauge", "Units delivered and not acknowledged.", ("group", "pchannel")),
+    "consumer_delivery_delay_seconds": Family(
+        "histogram", "From the log's stamp of a unit to its delivery.", ("group", "pchannel"), SLOW
+    ),
+    "consumer_backlog_messages": Family(
+        "gauge", "Messages in the wal table behind a group's position.", ("group", "pchannel")
+    ),
     # Read: scanners and reads at a time tick.
     "wal_scanner_total": Family("gauge", "Scanners that are open.", ("pchannel",)),
+    "wal_scan_delay_seconds": Family(
+        "histogram", "Age of the newest message when a scan delivers it; one value a delivery.", ("pchannel",), SLOW
+    ),
     "wal_scan_message_total": Family("counter", "Messages delivered by scanners.", ("pchannel", "type")),
     "wal_scan_message_bytes_total": Family("counter", "Payload bytes delivered by scanners.", ("pchannel",)),
     "wal_scan_pass_message_total": Family("counter", "Messages a scanner's filters left out.", ("pchannel",)),
@@ -105,6 +126,9 @@ FAMILIES: Final[dict[str, Family]] = {
 }
 """Families by name, without the namespace."""
 
+METRICS_SUFFIX: Final = ".prom"
+"""Of the file beside a job's heartbeat in which it leaves its metrics."""
+
 NAMES: Final = tuple(f"{NAMESPACE}_{name}" for name in FAMILIES)
 """Every family's full name, as dashboards and docs/operating.md use it."""
 
@@ -126,6 +150,10 @@ class Metrics:
         self.wal_rejected_message_total = counter("wal_rejected_message_total")
         self.wal_last_allocated_time_tick = gauge("wal_last_allocated_time_tick")
         self.wal_last_confirmed_time_tick = gauge("wal_last_confirmed_time_tick")
+        self.wal_committed_time_tick = gauge("wal_committed_time_tick")
+        self.wal_time_tick_delay_seconds = histogram("wal_time_tick_delay_seconds")
+        self.wal_mvcc_update_total = counter("wal_mvcc_update_total")
+        self.wal_unconfirmed_messages = gauge("wal_unconfirmed_messages")
         self.wal_sync_time_tick_total = counter("wal_sync_time_tick_total")
         self.wal_inflight_txn = gauge("wal_inflight_txn")
         self.wal_txn_duration_seconds = histogram("wal_txn_duration_seconds")
@@ -139,6 +167,7 @@ class Metrics:
         self.wal_committed_bytes_total = counter("wal_committed_bytes_total")
         self.wal_committed_rows_total = counter("wal_committed_rows_total")
         self.wal_lag_seconds = gauge("wal_lag_seconds")
+        self.log_stored_bytes = gauge("log_stored_bytes")
         self.wal_parked = gauge("wal_parked")
 
         self.wal_rate_limit_state = gauge("wal_rate_limit_state")
@@ -152,8 +181,11 @@ class Metrics:
         self.producer_spool_refused_total = counter("producer_spool_refused_total")
         self.consumer_lag_seconds = gauge("consumer_lag_seconds")
         self.consumer_unacknowledged = gauge("consumer_unacknowledged")
+        self.consumer_delivery_delay_seconds = histogram("consumer_delivery_delay_seconds")
+        self.consumer_backlog_messages = gauge("consumer_backlog_messages")
 
         self.wal_scanner_total = gauge("wal_scanner_total")
+        self.wal_scan_delay_seconds = histogram("wal_scan_delay_seconds")
         self.wal_scan_message_total = counter("wal_scan_message_total")
         self.wal_scan_message_bytes_total = counter("wal_scan_message_bytes_total")
         self.wal_scan_pass_message_total = counter("wal_scan_pass_message_total")
@@ -176,6 +208,10 @@ class Metrics:
     def render(self) -> bytes:
         """All values now, in the Prometheus text format."""
         return generate_latest(self.registry)
+
+    def leave(self, path: Path) -> None:
+        """Write :meth:`render` to a file, replaced whole."""
+        write_to_textfile(str(path), self.registry)
 
     def serve(self, port: int, *, host: str = "127.0.0.1") -> MetricsServer:
         """Serve :meth:`render` on `port` (0 takes a free one) from a thread of its own. Raises OSError where it is taken."""

@@ -98,6 +98,10 @@ def test_the_lag_is_measured_from_the_log_to_the_consumer(shop: Client, items: C
         assert delivery is not None
         assert 0 <= delivery.lag < 10
         assert b'consumer_unacknowledged{group="lag"' in metrics.render()
+        labels = {"group": "lag", "pchannel": delivery.pchannel}
+        assert metrics.registry.get_sample_value("millrace_consumer_lag_seconds", labels) == delivery.lag
+        assert metrics.registry.get_sample_value("millrace_consumer_delivery_delay_seconds_count", labels) == 1
+        assert metrics.registry.get_sample_value("millrace_consumer_delivery_delay_seconds_sum", labels) == delivery.lag
         consumer.acknowledge(delivery)
         assert consumer.poll(timeout=1.5) is None
         assert consumer.lag == 0.0

@@ -91,6 +91,7 @@ def test_what_is_spooled_is_sent_in_order_once_the_log_is_back(
         producer.delete(items, [1])
         assert metrics.producer_spool_entries._value.get() == 11
         assert metrics.producer_spool_bytes._value.get() > 0
+        assert metrics.producer_spool_oldest_seconds._value.get() > 0
         way.down = False
         assert producer.spool.wait_empty(timeout=10)
         assert metrics.producer_spool_entries._value.get() == 0

@@ -6,11 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from millrace.log.protocol import Log, LogEntries
 from millrace.log.rocksmq import RocksMQ
 from millrace.message import builders
+from millrace.message.ids import LogId, tick_physical_ms
 from millrace.message.wire import encode_entry
 from millrace.metrics import Metrics
 from millrace.node.append_host import AppendHost
@@ -74,3 +77,85 @@ def test_a_host_that_starts_counts_what_it_replays(service: RocksMQ) -> None:
             assert time.monotonic() < until
             threading.Event().wait(0.01)
     assert told(again, "recovery_replayed_message_total") == own.messages.num_rows + own.rejections.num_rows
+
+
+def test_an_append_moves_bytes_durations_ticks_and_growing_segments(service: RocksMQ) -> None:
+    metrics, keys = Metrics(), keys_of(V0, 4)
+    ahead = 5_000  # as if five seconds passed between the log's stamp and the decision
+    with AppendHost(
+        service, ChannelState.new, metrics=metrics, now_ms=lambda: time.time_ns() // 1_000_000 + ahead
+    ) as host:
+        host.append(PCHANNEL, opening()).results()
+        before = {name: told(metrics, name) for name in MOVED}
+        entry = encode_entry([insert(key) for key in keys[:3]])
+        last = host.append(PCHANNEL, entry).results()[-1]
+        moved = {name: told(metrics, name) - before[name] for name in MOVED}
+        assert moved["wal_append_message_duration_seconds_count"] == 1
+        assert moved["wal_impls_append_message_duration_seconds_count"] == 1
+        assert moved["wal_impls_append_bytes_total"] >= len(entry)
+        assert moved["wal_growing_segment_rows_total"] == 3
+        assert moved["wal_growing_segment_bytes"] > 0
+        assert moved["wal_mvcc_update_total"] == moved["wal_time_tick_delay_seconds_count"] == 1
+        assert moved["wal_time_tick_delay_seconds_sum"] >= ahead / 1000
+        allocated = int(told(metrics, "wal_last_allocated_time_tick"))
+        assert tick_physical_ms(allocated) >= tick_physical_ms(last.time_tick)
+        assert told(metrics, "wal_last_confirmed_time_tick") == told(metrics, "wal_last_allocated_time_tick")
+
+
+MOVED = (
+    "wal_append_message_duration_seconds_count",
+    "wal_impls_append_message_duration_seconds_count",
+    "wal_impls_append_bytes_total",
+    "wal_growing_segment_rows_total",
+    "wal_growing_segment_bytes",
+    "wal_mvcc_update_total",
+    "wal_time_tick_delay_seconds_count",
+    "wal_time_tick_delay_seconds_sum",
+)
+
+
+def test_an_open_transaction_is_counted_and_holds_the_confirmed_tick_back(service: RocksMQ) -> None:
+    metrics = Metrics()
+    with AppendHost(service, ChannelState.new, metrics=metrics) as host:
+        host.append(PCHANNEL, opening()).results()
+        begin, body, commit = transaction(5, keys_of(V0, 1), vchannel=V0)
+        begun = host.append(PCHANNEL, encode_entry([begin])).results()[0].time_tick
+        host.append(PCHANNEL, encode_entry([body])).results()
+        while tick_physical_ms(host.tick(PCHANNEL)) <= tick_physical_ms(begun):
+            pass  # a gauge is a float: it tells ticks of different milliseconds apart
+        assert told(metrics, "wal_inflight_txn") == 1
+        assert told(metrics, "wal_last_confirmed_time_tick") == float(begun - 1)
+        assert told(metrics, "wal_last_allocated_time_tick") > begun
+        host.append(PCHANNEL, encode_entry([commit])).results()
+        assert told(metrics, "wal_inflight_txn") == 0
+        assert told(metrics, "wal_last_confirmed_time_tick") == told(metrics, "wal_last_allocated_time_tick")
+
+
+class _Held:
+    """A log whose reads wait until they are let go."""
+
+    def __init__(self, log: Log, go: threading.Event) -> None:
+        self._log, self._go = log, go
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def read(self, position: LogId, **options: Any) -> LogEntries:
+        if not self._go.wait(0.05):
+            options |= {"end": position}
+        return self._log.read(position, **options)
+
+
+def test_messages_that_are_not_judged_yet_are_counted(service: RocksMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, go, opened = Metrics(), threading.Event(), service.open
+    go.set()
+    monkeypatch.setattr(service, "open", lambda name: _Held(opened(name), go))
+    with AppendHost(service, ChannelState.new, metrics=metrics) as host:
+        host.append(PCHANNEL, opening()).results()
+        assert told(metrics, "wal_unconfirmed_messages") == 0
+        go.clear()
+        asked = host.submit(PCHANNEL, encode_entry([insert(key) for key in keys_of(V0, 7)]))
+        assert told(metrics, "wal_unconfirmed_messages") == 7
+        go.set()
+        asked.outcome(timeout=10.0).results()
+        assert told(metrics, "wal_unconfirmed_messages") == 0

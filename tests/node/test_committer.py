@@ -191,7 +191,8 @@ def test_metrics_say_what_was_committed_and_what_was_fenced(table: WalTable) -> 
     metrics = Metrics(registry=CollectorRegistry())
     committer = Committer(WalTable.open(table.path), metrics=metrics)
     base = table.position("p0")
-    committer.commit([inserts(table.path, base, 1, 2)])
+    first = inserts(table.path, base, 1, 2)
+    committer.commit([first])
     committer.commit([inserts(table.path, base, 1, 2)])
 
     def value(name: str, **labels: str) -> float | None:
@@ -199,7 +200,20 @@ def test_metrics_say_what_was_committed_and_what_was_fenced(table: WalTable) -> 
 
     assert value("wal_committed_rows_total", pchannel="p0", kind="message") == 2
     assert value("wal_commit_fenced_total", pchannel="p0") == 1
-    assert value("wal_last_confirmed_time_tick", pchannel="p0") == float(message(2)["time_tick"])
+    assert value("wal_committed_bytes_total", pchannel="p0") == sum(file.size for file in first.actions)
+    assert value("wal_commit_duration_seconds_count", pchannel="p0") == 1
+    assert value("wal_commit_part_duration_seconds_count", part="commit") == 1
+    assert value("wal_commit_conflict_total") == 0
+    other = iter([inserts(table.path, committer.table.position("p1"), 1)])
+
+    def somebody_is_first(place: str) -> None:
+        if place == "commit.checked" and (report := next(other, None)) is not None:
+            Committer(WalTable.open(table.path)).commit([report])
+
+    late = Committer(WalTable.open(table.path), metrics=metrics, seam=somebody_is_first)
+    assert late.commit([inserts(table.path, late.table.position("p0"), 3)]).committed
+    assert value("wal_commit_conflict_total") == 1
+    assert value("wal_committed_time_tick", pchannel="p0") == float(message(2)["time_tick"])
 
 
 def test_the_delta_log_is_checkpointed_now_and_then_and_commits_go_on(table: WalTable) -> None:

@@ -125,6 +125,24 @@ def test_in_reject_mode_row_changes_are_refused_before_the_log_and_everything_el
     text = host.metrics.render().decode()
     assert 'millrace_wal_rate_limit_state{mode="reject"} 1.0' in text
     assert "millrace_wal_rate_limit_refused 1.0" in text
+    assert f'millrace_wal_rate_limit_reading{{watermark="{DISK}"}} 1.0' in text
+    assert "millrace_wal_rate_limit_bytes_per_second -1.0" in text
+
+
+def test_an_append_that_waits_is_counted_and_the_rate_is_shown(
+    settings: Settings, engine: RocksMQ, host: AppendHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_is(monkeypatch, [settings.flow_disk_slow - 1])
+    assert host.metrics is not None
+    monitor = FlowMonitor(settings, host, engine, metrics=host.metrics, relief_pause=1e9)
+    monitor._relieved = monitor._clock()
+    assert monitor.look() is Mode.SLOWDOWN
+    assert monitor.control.admit(1 << 20, now=monitor._clock()) == 0.0
+    assert monitor.control.admit(1, now=monitor._clock()) > 0.0, "behind the first"
+    monitor.look()
+    assert host.metrics.registry.get_sample_value("millrace_wal_rate_limit_delayed") == 1
+    rate = host.metrics.registry.get_sample_value("millrace_wal_rate_limit_bytes_per_second")
+    assert rate == settings.flow_start_rate
 
 
 def test_a_disk_that_runs_full_is_flushed_and_the_log_truncated_before_anything_is_slowed(

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.errors import TickTooOld
+from millrace.metrics import METRICS_SUFFIX, Metrics
 from millrace.node.heartbeat import EVERY_SECONDS, Heartbeat, heartbeat_path
 from millrace.node.job import describe
 from millrace.node.streaming import write_progress
@@ -46,7 +47,8 @@ class Rig:
         self.settings = settings
         self.progress = folder / "progress.json"
         self.query = Query()
-        self.beat = Heartbeat(settings, "job", progress=self.progress, clock=lambda: self.now)
+        self.metrics = Metrics()
+        self.beat = Heartbeat(settings, "job", progress=self.progress, metrics=self.metrics, clock=lambda: self.now)
 
     def later(self, seconds: float) -> dict[str, Any]:
         """What the heartbeat says of the query after `seconds`."""
@@ -115,3 +117,12 @@ def test_an_error_of_ours_is_found_in_what_the_jvm_says() -> None:
 def test_an_error_of_ours_says_itself_and_any_other_may_be_tried_again() -> None:
     assert describe(TickTooOld("gone")) == {"code": "TICK_TOO_OLD", "message": "gone", "retriable": False}
     assert describe(OSError("no space")) == {"code": "OSError", "message": "no space", "retriable": True}
+
+
+def test_a_jobs_metrics_lie_beside_its_heartbeat(settings: Settings, tmp_path: Path) -> None:
+    rig = Rig(settings, tmp_path)
+    for commits in (1.0, 3.0):
+        rig.metrics.wal_commit_conflict_total.inc(commits)
+        rig.later(EVERY_SECONDS)
+        left = heartbeat_path(settings, "job").with_suffix(METRICS_SUFFIX).read_text()
+        assert f"millrace_wal_commit_conflict_total {rig.metrics.wal_commit_conflict_total._value.get()}" in left

@@ -137,6 +137,7 @@ def test_a_scan_counts_what_it_delivers_and_what_its_filters_leave_out(deploymen
     assert len(bodies) == 12
     assert told("wal_scan_message_total", type="INSERT") == 12
     assert told("wal_scan_message_total", type="COMMIT_TXN") == 1
+    assert told("wal_scan_delay_seconds_count") >= 1
     assert told("wal_scan_message_bytes_total") >= sum(len(body.payload) for body in bodies)
     left_out = told("wal_scan_pass_message_total")
     assert left_out >= 2, "the other VChannel's"
@@ -156,6 +157,23 @@ def test_an_open_transactions_bodies_come_whole_from_a_tick_in_its_middle(deploy
     (txn,) = units
     assert len(txn.bodies) == 3
     assert txn.bodies[0].time_tick <= middle < txn.time_tick
+
+
+def test_a_transaction_that_a_scan_assembles_is_counted_by_its_bytes(deployment: Deployment) -> None:
+    begin, *bodies, commit = transaction(5, keys_of(V0, 3), vchannel=V0)
+    deployment.append(begin, *bodies)
+    metrics = Metrics()
+
+    def held() -> float:
+        return metrics.registry.get_sample_value("millrace_wal_scanner_txn_buf_bytes", {"pchannel": PCHANNEL}) or 0.0
+
+    with scan(V0, All(), wal=deployment.wal, tail=deployment.host, metrics=metrics) as found:
+        while not held():
+            assert found.poll(timeout=10.0) is not None
+        assert held() >= sum(len(body.payload) for body in bodies)
+        deployment.append(commit)
+        while held():
+            assert found.poll(timeout=10.0) is not None
 
 
 def test_latest_delivers_what_is_appended_from_then_on_alone(deployment: Deployment) -> None:

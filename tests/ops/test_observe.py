@@ -15,15 +15,21 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import millrace
+from millrace.client.positions import Positions
 from millrace.errors import CollectionNotFound, InvalidArgument, TickNotReached
 from millrace.message.ids import LogId
+from millrace.metrics import METRICS_SUFFIX, Metrics
+from millrace.node import flusher_run
+from millrace.node.node_run import catch_up
 from millrace.node.parking import Parked, park, unpark
 from millrace.node.streaming import write_progress
 from millrace.ops import launch_history
+from millrace.ops.observe import exposition
 from millrace.ops.observe.observer import Observer
 from millrace.ops.observe.search import Query
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
+from millrace.tables.wal_reader import WalSnapshot
 from tests.ops.observe_world import HOSTILE, World, close_world, make_world
 
 
@@ -156,6 +162,69 @@ def test_metrics_are_one_family_each_whoever_reports_them(world: World, observer
     }
     assert "millrace_wal_append_message" in by_name, "the append host's own are among them"
     assert {each.value for each in by_name["millrace_wal_lag_seconds"].samples} == {0.0}
+
+
+def _sample(text: bytes, name: str, **labels: str) -> float | None:
+    for family in text_string_to_metric_families(text.decode()):
+        for each in family.samples:
+            if each.name == f"millrace_{name}" and each.labels == labels:
+                return each.value
+    return None
+
+
+def test_one_endpoint_has_the_log_servers_the_jobs_and_the_read_models_metrics(world: World) -> None:
+    settings = world.settings
+    job = Metrics()
+    read = world.client.read("users", metrics=job)
+    assert read.num_rows
+    world.client.producer().insert(world.users, world.rows(7_000, 7_005))
+    catch_up(settings, world.client.log, metrics=job)
+    flusher_run.flush(settings, metrics=job)
+    _run_jobs(settings, pid=os.getpid(), at=time.time())
+    beat = settings.run_path / "streaming.heartbeat.json"
+    write_progress(beat, {"pid": os.getpid(), "at": time.time(), "queries": {}})
+    job.leave(beat.with_suffix(METRICS_SUFFIX))
+    observer = Observer(settings)
+    try:
+        text, overview = observer.metrics(), observer.overview()
+    finally:
+        observer.close()
+    for each in overview.pchannels:
+        assert _sample(text, "pchannel_info", pchannel=each.name, term=str(each.term), role="streaming-node") == 1
+        assert _sample(text, "vchannel_total", pchannel=each.name) == each.vchannels == 1
+        assert _sample(text, "log_stored_bytes", pchannel=each.name) == each.log_bytes
+        assert _sample(text, "recovery_persisted_time_tick", pchannel=each.name) == float(each.flushed_tick)
+        assert _sample(text, "wal_committed_time_tick", pchannel=each.name) == float(each.time_tick)
+    assert (_sample(text, "log_server_process_resident_memory_bytes") or 0) > 1 << 20
+    assert _sample(text, "read_duration_seconds_count") == 1
+    for name in world.users.vchannels:
+        assert (_sample(text, "flusher_time_tick", vchannel=name) or 0) > 0
+        assert (_sample(text, "flusher_lag_seconds", vchannel=name) or 0) >= 0
+    assert (_sample(text, "flusher_commit_duration_seconds_count", table="checkpoints") or 0) >= 1
+    beat.unlink()
+    write_progress(beat, {"pid": 2**22 + 1, "at": time.time(), "queries": {}})
+    assert exposition.job_metrics(settings) == [], "a job that is gone reports nothing"
+    beat.unlink()
+
+
+def test_a_groups_backlog_is_what_the_wal_holds_behind_its_position(world: World) -> None:
+    wal = WalSnapshot.open(world.settings.wal_path)
+    assert wal is not None
+    ticks = [tick for part in wal.messages("dml_0", columns=["time_tick"]) for tick in part["time_tick"].to_pylist()]
+    positions = Positions(world.settings.data_dir / "coord")
+    try:
+        for place in (0, 1, len(ticks) // 2, len(ticks) - 1):
+            positions.move("behind", {"dml_0": ticks[place]})
+            text = exposition.backlogs(world.settings, wal)
+            left = _sample(text, "consumer_backlog_messages", group="behind", pchannel="dml_0")
+            assert left == len(ticks) - place - 1
+        positions.move("new", {"dml_0": 0})
+        text = exposition.backlogs(world.settings, wal)
+        assert _sample(text, "consumer_backlog_messages", group="new", pchannel="dml_0") == len(ticks)
+    finally:
+        for group in ("behind", "new"):
+            positions.drop(group)
+        positions.close()
 
 
 def test_operations_are_told_from_their_history(world: World, observer: Observer) -> None:

@@ -244,7 +244,9 @@ class Consumer(Closing):
         self._newest_ms = physical.physical_ms
         delivery.lag = max(0.0, time.time() - physical.physical_ms / 1000)
         if self._metrics is not None:
-            self._metrics.consumer_lag_seconds.labels(self.group or "", delivery.pchannel).set(delivery.lag)
+            labels = (self.group or "", delivery.pchannel)
+            self._metrics.consumer_lag_seconds.labels(*labels).set(delivery.lag)
+            self._metrics.consumer_delivery_delay_seconds.labels(*labels).observe(delivery.lag)
         self._gauge(delivery.pchannel, place)
         return delivery
 

@@ -133,10 +133,12 @@ class Follower:
             start = stop
         with self._lock:
             for place, pending in enumerate(pendings):
+                if self._metrics is not None:
+                    self._metrics.unconfirmed.inc(pending.messages)
                 if pending.ids[1] < self._position:
                     self._settle(pending)
                 elif self._error is not None:
-                    pending.settle([], self._error)
+                    self._settle_with(pending, [], self._error)
                 else:
                     # The last one to be decided lets the kept decisions go.
                     last = number if place == len(pendings) - 1 else None
@@ -267,7 +269,8 @@ class Follower:
             confirmed_before=before.first_open_begin(),
         )
         if self._metrics is not None:
-            self._metrics.decided(outcome, before)
+            stamp = entries.batch.column("physical_ms")[-1].as_py()
+            self._metrics.decided(outcome, before, age=(self._now_ms() - stamp) / 1000)
         # First to the tail: a message whose result is known can be tailed.
         self.tail.publish(outcome.messages, confirmed_tick=outcome.state.last_tick, bytes=value_bytes(entries.batch))
         self._publish(decisions, outcome.state)
@@ -292,17 +295,20 @@ class Follower:
         first, last = pending.ids
         generation = self._position.generation
         if last.generation < generation and last > self._ends.get(last.generation, EARLIEST):
-            pending.settle(
-                [],
-                LogUnavailable(
-                    f"the log of {self.pchannel} was switched to another backend before this append: append again, with the"
-                    " same producer sequences"
-                ),
+            switched = LogUnavailable(
+                f"the log of {self.pchannel} was switched to another backend before this append: append again, with the"
+                " same producer sequences"
             )
+            self._settle_with(pending, [], switched)
             return
-        pending.settle([run for run in self._recent if run.start <= last and run.following > first], None)
+        self._settle_with(pending, [run for run in self._recent if run.start <= last and run.following > first], None)
         if self._metrics is not None:
             self._metrics.answered(time.perf_counter() - pending.begun)
+
+    def _settle_with(self, pending: PendingOutcome, runs: list[Decisions], error: MillraceError | None) -> None:
+        pending.settle(runs, error)
+        if self._metrics is not None:
+            self._metrics.unconfirmed.dec(pending.messages)
 
     def _park(self, error: MillraceError) -> None:
         if self._metrics is not None:
@@ -315,7 +321,7 @@ class Follower:
                 self._error = error
             waiting, self._waiting = self._waiting, []
             for _, _, pending, last in waiting:
-                pending.settle([], self._error)
+                self._settle_with(pending, [], self._error)
                 if last is not None:
                     del self._entered[last]
         self.tail.fail(error)

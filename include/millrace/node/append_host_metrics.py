@@ -73,6 +73,9 @@ class HostMetrics:
         self._log_bytes = metrics.wal_impls_append_bytes_total.labels(pchannel)
         self._allocated = metrics.wal_last_allocated_time_tick.labels(pchannel)
         self._confirmed = metrics.wal_last_confirmed_time_tick.labels(pchannel)
+        self._delay = metrics.wal_time_tick_delay_seconds.labels(pchannel)
+        self._moves = metrics.wal_mvcc_update_total.labels(pchannel)
+        self.unconfirmed = metrics.wal_unconfirmed_messages.labels(pchannel)
         self._txns = metrics.wal_inflight_txn.labels(pchannel)
         self._rows = metrics.wal_growing_segment_rows_total.labels(pchannel)
         self._bytes = metrics.wal_growing_segment_bytes.labels(pchannel)
@@ -111,14 +114,18 @@ class HostMetrics:
         """An append has its result."""
         self._duration.observe(seconds)
 
-    def decided(self, outcome: Outcome, before: ChannelState) -> None:
-        """A run of the chain was decided, from the state `before` it."""
+    def decided(self, outcome: Outcome, before: ChannelState, *, age: float) -> None:
+        """A run of the chain was decided, from the state `before` it; the log stamped its last entry `age` seconds ago."""
         metrics, pchannel = self._metrics, self._pchannel
         for link, duration in self._links:
             duration.observe(link.taken())
         if self._recovering is not None:
             self._replayed.inc(outcome.messages.num_rows + outcome.rejections.num_rows)
             self._recovered(outcome.state.position)
+        else:
+            self._delay.observe(max(0.0, age))
+        if outcome.state.last_tick > before.last_tick:
+            self._moves.inc()
         control = False
         for rows, status in ((outcome.messages, ACCEPTED), (outcome.rejections, REJECTED)):
             if rows.num_rows:
@@ -161,8 +168,9 @@ class HostMetrics:
 
     def _stands(self, state: ChannelState) -> None:
         self._allocated.set(state.last_tick)
-        self._confirmed.set(state.last_tick)
-        self._txns.set(sum(len(channel.txns) for channel in state.vchannels.values()))
+        begun = [txn.begin_tick for channel in state.vchannels.values() for txn in channel.txns.values()]
+        self._confirmed.set(min(begun) - 1 if begun else state.last_tick)
+        self._txns.set(len(begun))
         growing = [segment for channel in state.vchannels.values() for segment in channel.growing.values()]
         self._rows.set(sum(segment.rows for segment in growing))
         self._bytes.set(sum(segment.bytes for segment in growing))

@@ -32,6 +32,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
+from prometheus_client import ProcessCollector
 from pyarrow import flight
 
 from millrace.coord.coordinator import Coordinator
@@ -39,7 +40,7 @@ from millrace.errors import InvalidArgument, LogUnavailable, MillraceError
 from millrace.log.discovery import ServerLaunch
 from millrace.log.protocol import DEFAULT_MAX_ENTRY_BYTES, LogService
 from millrace.log.server_wire import NotTaken, failure_to_bytes, from_json, to_json
-from millrace.metrics import Metrics
+from millrace.metrics import NAMESPACE, Metrics
 from millrace.node.append_host import DEFAULT_DEADLINE, AppendHost, HostSettings
 from millrace.node.append_host_name import FACTORY
 from millrace.node.append_host_outcome import OUTCOME_SCHEMA
@@ -292,11 +293,13 @@ def append_extension(service: LogService, folder: Path) -> AppendExtension:
     wal = folder.absolute().parent / "wal"
     # The chain works in many short steps; with the default of 5 ms a thread that waits for an answer would get its turn late.
     sys.setswitchinterval(_SWITCH_SECONDS)
+    metrics = Metrics()
+    ProcessCollector(namespace=f"{NAMESPACE}_log_server", registry=metrics.registry)
     host = AppendHost(
         service,
         committed_states(wal),
         settings=HostSettings(tick_interval=settings.tick_interval),
-        metrics=Metrics(),
+        metrics=metrics,
     )
     settings = replace(settings, data_dir=wal.parent)
     retention = None

@@ -250,7 +250,7 @@ class Committer:
             metrics.wal_committed_bytes_total.labels(item.pchannel).inc(sum(file.size for file in item.actions))
             metrics.wal_committed_rows_total.labels(item.pchannel, KIND_MESSAGE).inc(item.totals.messages)
             metrics.wal_committed_rows_total.labels(item.pchannel, KIND_REJECTION).inc(item.totals.rejections)
-            metrics.wal_last_confirmed_time_tick.labels(item.pchannel).set(item.last_tick)
+            metrics.wal_committed_time_tick.labels(item.pchannel).set(item.last_tick)
             for part, seconds in item.seconds.items():
                 metrics.wal_commit_part_duration_seconds.labels(part).observe(seconds)
         if result.committed:

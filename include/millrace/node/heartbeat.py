@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from millrace.metrics import METRICS_SUFFIX, Metrics
 from millrace.node.streaming import write_progress
 from millrace.settings import Settings
 
@@ -47,12 +48,14 @@ class Heartbeat:
         *,
         progress: Path | None = None,
         spark_ui: str | None = None,
+        metrics: Metrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._path = heartbeat_path(settings, app_name)
         self._progress = progress
         self._spark_ui = spark_ui
+        self._metrics = metrics
         self._clock = clock
         self._last = 0.0
         self._looks: dict[str, _Look] = {}
@@ -66,6 +69,8 @@ class Heartbeat:
         found = {query.name: self._query(query, now, 0.0 if first else passed) for query in queries}
         written = {"pid": os.getpid(), "at": now, "spark_ui": self._spark_ui, "queries": found}
         write_progress(self._path, written)
+        if self._metrics is not None:
+            self._metrics.leave(self._path.with_suffix(METRICS_SUFFIX))
         if self._progress is not None:
             write_progress(self._progress, self._in_words(found, now))
 

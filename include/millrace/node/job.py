@@ -86,7 +86,7 @@ def _run(
     metrics = Metrics()
     server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
     spark = session(app_name, settings=settings, light_jvm=True)
-    beat = Heartbeat(settings, app_name, progress=progress, spark_ui=spark.sparkContext.uiWebUrl)
+    beat = Heartbeat(settings, app_name, progress=progress, spark_ui=spark.sparkContext.uiWebUrl, metrics=metrics)
 
     def start(turn: Sequence[StartQuery], place: int) -> StreamingQuery:
         return turn[place](spark, settings=settings, metrics=metrics, available_now=available_now)

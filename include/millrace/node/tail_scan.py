@@ -263,6 +263,8 @@ class Scan(Closing):
         if rows is not None and rows.num_rows:
             for each in pc.value_counts(rows.column("type").cast(pa.utf8())).to_pylist():
                 metrics.wal_scan_message_total.labels(self._pchannel, each["values"]).inc(each["counts"])
+            newest = tick_physical_ms(rows.column(VISIBLE_TICK)[-1].as_py())
+            metrics.wal_scan_delay_seconds.labels(self._pchannel).observe(max(0.0, time.time() - newest / 1000))
             size = pc.sum(pc.binary_length(rows.column("payload"))).as_py() or 0
             metrics.wal_scan_message_bytes_total.labels(self._pchannel).inc(size)
 

@@ -146,6 +146,14 @@ class WalSnapshot:
         tick, ledger, entry = (self._table.transaction_version(app + part) or 0 for part in ("", "/ledger", "/entry"))
         return int(tick), LogId(int(ledger), int(entry))
 
+    def count(self, pchannel: str, *, after_tick: int) -> int:
+        """How many messages of `pchannel` have a tick > `after_tick`; opens the one file that the tick lies in, if any."""
+        behind = [file for file in self._files.get(pchannel, []) if file.last_tick > after_tick]
+        whole = [file for file in behind if file.first_tick > after_tick]
+        cut = WalRange(tuple(behind[: len(behind) - len(whole)]), after_tick=after_tick)
+        parts = read_range(self._path, cut, columns=["time_tick"])
+        return sum(file.rows for file in whole) + sum(part.num_rows for part in parts)
+
     def plan(
         self,
         pchannel: str,

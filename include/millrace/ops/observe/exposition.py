@@ -1,4 +1,4 @@
-"""All of Millrace's metrics in one Prometheus text: the read model's own, the append host's, and those of a job's endpoint.
+"""All of Millrace's metrics in one Prometheus text: the read model's own, the log server's with its append host, the jobs'.
 
 A family that several of them report is one family here; of two samples with the same labels that of the process itself
 stands. Counters that the WAL table keeps (rows by PChannel) come from it: they survive every restart.
@@ -6,22 +6,21 @@ stands. Counters that the WAL table keeps (rows by PChannel) come from it: they 
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
-from collections.abc import Iterable, Iterator
-from typing import Final
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from millrace.metrics import Metrics
+from millrace.client.positions import Positions
+from millrace.metrics import METRICS_SUFFIX, Metrics
+from millrace.ops.observe.jobs import process_lives
 from millrace.ops.observe.models import Overview
-
-JOB_SECONDS: Final = 0.5
-"""How long a job's endpoint may take."""
-MOST_JOB_BYTES: Final = 8 << 20
+from millrace.settings import Settings
+from millrace.tables.wal_reader import WalSnapshot
 
 
 class _Merged:
@@ -44,10 +43,10 @@ class _Merged:
         yield from (family for family in self._families.values() if family.samples)
 
 
-def exposition(overview: Overview, *, host: str, job: str) -> bytes:
-    """The text, from the overview and what append host and job say themselves."""
+def exposition(overview: Overview, *, host: str, jobs: Sequence[str], backlogs: bytes) -> bytes:
+    """The text, from the overview, the groups' backlogs, and what append host and jobs say themselves."""
     registry = CollectorRegistry()
-    texts = [job, host, of_overview(overview).decode()]
+    texts = [*jobs, host, of_overview(overview).decode(), backlogs.decode()]
     registry.register(_Merged(family for text in texts for family in text_string_to_metric_families(text)))
     return generate_latest(registry)
 
@@ -59,7 +58,7 @@ def of_overview(overview: Overview) -> bytes:
         name = each.name
         metrics.wal_committed_rows_total.labels(name, "message").inc(each.messages)
         metrics.wal_committed_rows_total.labels(name, "rejection").inc(each.rejections)
-        metrics.wal_last_confirmed_time_tick.labels(name).set(int(each.time_tick))
+        metrics.wal_committed_time_tick.labels(name).set(int(each.time_tick))
         metrics.recovery_persisted_time_tick.labels(name).set(int(each.flushed_tick))
         metrics.wal_inflight_txn.labels(name).set(each.open_transactions)
         metrics.wal_growing_segment_rows_total.labels(name).set(each.growing_rows)
@@ -68,18 +67,40 @@ def of_overview(overview: Overview) -> bytes:
         metrics.vchannel_total.labels(name).set(each.vchannels)
         if each.owner is not None:
             metrics.pchannel_info.labels(name, str(each.term), "streaming-node").set(1)
+        if each.log_bytes is not None:
+            metrics.log_stored_bytes.labels(name).set(each.log_bytes)
         if each.lag_seconds is not None:
             metrics.wal_lag_seconds.labels(name).set(each.lag_seconds)
     return metrics.render()
 
 
-def job_metrics(port: int) -> str:
-    """What a job serves on this machine; "" where none does."""
-    if not port:
-        return ""
+def job_metrics(settings: Settings) -> list[str]:
+    """What the running streaming jobs report, as each left it beside its heartbeat a moment ago."""
+    return [text for path in settings.run_path.glob("*.heartbeat.json") if (text := _of_job(path))]
+
+
+def _of_job(heartbeat: Path) -> str:
+    """The text of one job; "" where it does not run, or has left none."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=JOB_SECONDS) as answer:
-            data: bytes = answer.read(MOST_JOB_BYTES)
-        return data.decode()
-    except (urllib.error.URLError, OSError, ValueError):
-        return ""
+        beat = json.loads(heartbeat.read_text(encoding="utf-8"))
+        if process_lives(int(beat["pid"]), float(beat["at"])):
+            return heartbeat.with_suffix(METRICS_SUFFIX).read_text(encoding="utf-8")
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return ""
+
+
+def backlogs(settings: Settings, wal: WalSnapshot | None) -> bytes:
+    """By consumer group and PChannel the messages in the ``wal`` table behind its position."""
+    metrics = Metrics()
+    folder = settings.data_dir / "coord"
+    if wal is not None and (folder / "consumers.db").exists():
+        positions = Positions(folder)
+        try:
+            groups = positions.groups()
+        finally:
+            positions.close()
+        for group, ticks in groups.items():
+            for pchannel, tick in ticks.items():
+                metrics.consumer_backlog_messages.labels(group, pchannel).set(wal.count(pchannel, after_tick=tick))
+    return metrics.render()

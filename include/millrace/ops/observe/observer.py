@@ -42,6 +42,7 @@ from millrace.tables.collection_table import deletes_path, rows_path
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.quality_state import results_path
+from millrace.tables.wal_reader import WalSnapshot
 from millrace.tables.wal_table import WalPosition, WalTable
 from millrace.wal.reasons import Reason
 
@@ -131,7 +132,10 @@ class Observer:
             "metrics",
             FAST,
             lambda: exposition.exposition(
-                self.overview(), host=self._log.metrics(), job=exposition.job_metrics(self._settings.metrics_port)
+                self.overview(),
+                host=self._log.metrics(),
+                jobs=exposition.job_metrics(self._settings),
+                backlogs=exposition.backlogs(self._settings, WalSnapshot.open(self._settings.wal_path)),
             ),
         )
 
