@@ -200,5 +200,5 @@ def check(settings: Settings, client: Client, noted: list[tuple[int, str, list[i
     for pchannel in snapshot.pchannels():
         report = verify_channel(snapshot, wal, client.log, pchannel)
         assert report.ok, f"seed {seed}: {report}"
-    for collection in verify_collections(settings, snapshot, wal).values():
+    for collection in verify_collections(settings).values():
         assert collection.ok, f"seed {seed}: {collection}"

@@ -70,7 +70,7 @@ def test_a_killed_run_is_completed_by_the_next(place: str, tmp_path: Path) -> No
         snapshot, wal = WalSnapshot.open(settings.wal_path), WalTable.open(settings.wal_path)
         assert snapshot is not None
         assert all(verify_channel(snapshot, wal, None, name).ok for name in wal.pchannels())
-        assert all(found.ok for found in verify_collections(settings, snapshot, wal).values())
+        assert all(found.ok for found in verify_collections(settings).values())
         assert set(store.newest(settings)) == {"p0", "p1"}
         assert len(read_arrow(settings, 1)) > len(rows)
     finally:

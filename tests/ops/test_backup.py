@@ -113,7 +113,7 @@ def prove(source: World, target: Path, root: Path, model: Model) -> None:
         snapshot, wal = WalSnapshot.open(found.settings.wal_path), WalTable.open(found.settings.wal_path)
         assert snapshot is not None
         assert all(verify_channel(snapshot, wal, None, name).ok for name in wal.pchannels())
-        assert all(each.ok for each in verify_collections(found.settings, snapshot, wal).values())
+        assert all(each.ok for each in verify_collections(found.settings).values())
     finally:
         found.close()
     assert verify(folder).ok, "what runs from a backup does not touch it"

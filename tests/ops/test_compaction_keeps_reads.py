@@ -22,8 +22,6 @@ from millrace.tables.arrow_read import read_arrow
 from millrace.tables.collection_table import base_tick, rows_path
 from millrace.tables.delta_files import open_table
 from millrace.tables.verify import CollectionReport, verify_collections
-from millrace.tables.wal_reader import WalSnapshot
-from millrace.tables.wal_table import WalTable
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected
 from tests.tables.test_read_at_tick import ACROSS, ALL, IMPORTS, PARTITIONS, made, tick_everywhere
 from tests.tables.wal_maker import SCHEMA, WalMaker
@@ -68,9 +66,7 @@ def rows_at(settings: Settings, tick: int | None = None) -> Counter[tuple[Any, .
 def accounted_for(settings: Settings) -> CollectionReport:
     """Once all is flushed, the collection holds every row of the WAL that a read can see, and no other."""
     flush(settings)
-    snapshot = WalSnapshot.open(settings.wal_path)
-    assert snapshot is not None
-    reports = verify_collections(settings, snapshot, WalTable.open(settings.wal_path))
+    reports = verify_collections(settings)
     report = reports.get(1, CollectionReport(1))
     assert report.ok, report
     return report

@@ -88,6 +88,42 @@ def test_a_sound_deployment_passes_and_is_not_read_twice(copy: Settings, check: 
     assert blocked(copy) == []
 
 
+class Beside(Progress):
+    """Whenever a run says something, rows are written, committed and flushed beside it."""
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def say(self, words: str, *, done: float | None = None, **figures: float | int | str) -> None:
+        self._write()
+
+
+@pytest.mark.slow
+def test_what_is_written_and_flushed_beside_a_run_is_no_fault(tmp_path: Path, spark: SparkSession) -> None:
+    settings = Settings(data_dir=tmp_path / "data", spark_cores=2)
+    maker = WalMaker(settings)
+    collection = Collection(maker)
+    maker.open()
+    collection.create()
+    keys = {name: iter(collection.keys_of(name, 40)) for name in collection.vchannels}
+
+    def write() -> None:
+        for vchannel, unused in keys.items():
+            key = next(unused)
+            collection.append(vchannel, collection.insert({"id": [key], "body": ["x"]}, vchannel=vchannel))
+            collection.append(vchannel, collection.delete([key - 1], vchannel=vchannel))
+        for pchannel in maker.pchannels:
+            maker.append(pchannel, [builders.flush_all(term=1)])
+        maker.commit()
+        flush(settings)
+
+    write()
+    report = run(spark, settings, QualityParams.parse({"data_docs": False}), Beside(write))
+    assert (report.failed, report.blocks) == ((), ())
+    assert blocked(settings) == []
+
+
 @pytest.mark.slow
 def test_a_tick_that_stands_twice_is_found_blocks_removal_and_is_looked_at_again(
     copy: Settings, check: Callable[..., QualityReport]

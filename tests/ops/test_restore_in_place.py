@@ -22,7 +22,6 @@ from millrace.tables.arrow_read import read_arrow
 from millrace.tables.read_plan import plan_read
 from millrace.tables.verify import verify_collections
 from millrace.tables.wal_reader import WalSnapshot
-from millrace.tables.wal_table import WalTable
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
 
@@ -112,7 +111,7 @@ def test_a_restore_in_place_that_is_cut_off_anywhere_has_one_effect(
     ]
     assert sum(mine) == 2 * 3, "one for each VChannel and run"
     flush(client.settings)
-    report = verify_collections(client.settings, snapshot, WalTable.open(client.settings.wal_path))[things.id]
+    report = verify_collections(client.settings)[things.id]
     assert report.ok, report
 
 

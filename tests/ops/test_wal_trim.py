@@ -47,7 +47,7 @@ def sound(things: Things, settings: Settings) -> None:
     assert snapshot is not None
     for name in wal.pchannels():
         assert verify_channel(snapshot, wal, None, name).ok
-    for report in verify_collections(settings, snapshot, wal).values():
+    for report in verify_collections(settings).values():
         assert report.ok, report
 
 

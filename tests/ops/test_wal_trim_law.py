@@ -129,7 +129,7 @@ class Story:
             for path in named_files(messages)
         }
         assert {path.name for path in self.settings.staged_path.glob("*.parquet")} == needed
-        for report in verify_collections(self.settings, snapshot, wal).values():
+        for report in verify_collections(self.settings).values():
             assert report.ok, report
 
 

@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 
 from millrace.client.append_client import AppendClient
 from millrace.coord.store import Collection, pchannel_of
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, PositionTruncated
 from millrace.log.protocol import Log
 from millrace.message.ids import EARLIEST
 from millrace.settings import Settings
 from millrace.tables.delta_files import open_table
-from millrace.tables.wal_table import WalTable
+from millrace.tables.wal_table import WalPosition, WalTable
 from millrace.wal.chain import Chain
 from millrace.wal.state import ChannelState
 
@@ -78,16 +78,42 @@ def confirm(
 def lacks_rows(wal: WalTable | None, log: Log, pchannel: str, *, up_to: int = MAX_TICK) -> bool:
     """Whether the log has an entry that becomes a message of a tick <= `up_to` (or, without it, a rejection) that `wal` lacks.
 
-    A TimeTick is no such message: it says nothing of any row.
+    A TimeTick is no such message: it says nothing of any row. Where the log is truncated meanwhile, `wal` has what went (that is
+    asked of truncation): it is refreshed, and the question put again.
     """
-    position = None if wal is None else wal.position(pchannel)
-    if position is not None and position.last_tick >= up_to:
-        return False
+    while True:
+        position = None if wal is None else wal.position(pchannel)
+        if position is not None and position.last_tick >= up_to:
+            return False
+        try:
+            return _lacks(position, log, pchannel, up_to)
+        except PositionTruncated:
+            if wal is None or position is None:
+                return True
+            wal.refresh()
+            if wal.commits(pchannel) == position.commits:
+                return True  # what the table never had is gone from the log: the streaming node will say so
+
+
+def lag_seconds(wal: WalTable | None, log: Log, pchannel: str) -> float:
+    """The age of the oldest entry that `wal` lacks; 0.0 where all that is behind it are time ticks without news."""
+    while lacks_rows(wal, log, pchannel):
+        position = (None if wal is None else wal.position(pchannel).position) or EARLIEST
+        try:
+            entries = log.read(max(position, log.describe().begin), max_bytes=1)
+        except PositionTruncated:
+            continue
+        if entries.batch.num_rows:
+            return round(max(0.001, time.time() - entries.batch["physical_ms"][0].as_py() / 1e3), 3)
+        break
+    return 0.0
+
+
+def _lacks(position: WalPosition | None, log: Log, pchannel: str, up_to: int) -> bool:
+    """Raises PositionTruncated where the log begins behind `position`."""
     state = (None if position is None else position.state) or ChannelState.new(pchannel)
     end = log.end()
     while state.position < end and state.last_tick < up_to:
-        if state.position == EARLIEST and log.describe().begin > EARLIEST:
-            return True  # what the table never had is gone from the log: the streaming node will say so
         entries = log.read(state.position, end=end, max_bytes=PEEK_BYTES)
         if entries.batch.num_rows == 0:
             return False

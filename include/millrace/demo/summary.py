@@ -143,7 +143,7 @@ def summarise(
     wal = WalTable.open(settings.wal_path)
     assert snapshot is not None
     channels = [verify_channel(snapshot, wal, client.log, pchannel) for pchannel in snapshot.pchannels()]
-    report = verify_collections(settings, snapshot, wal)[collection.id]
+    report = verify_collections(settings)[collection.id]
     _print_phases(watch, console)
     checks = [
         (

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from millrace.errors import WalGap
+from millrace.errors import PositionTruncated, WalGap
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
 from millrace.settings import Settings
@@ -79,6 +80,8 @@ class CollectionReport:
     """Rows of the table."""
     folded: int = 0
     """Visible inserted rows that compaction has taken out of the table; counted as deleted, too."""
+    behind: int = 0
+    """Visible inserted rows behind the tick up to which the table says that it has everything: the flusher brings them."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Rows of Inserts and Imports by reason; duplicates stand under DUPLICATE and ALREADY_APPLIED."""
     wal_digest: int = 0
@@ -94,9 +97,50 @@ class CollectionReport:
         return self.visible_inserted - self.deleted
 
     @property
+    def holds(self) -> bool:
+        """Whether the table holds just what became visible up to the tick that it says, however far the flusher has come."""
+        return self.stored + self.folded == self.visible_inserted - self.behind and self.wal_digest == self.table_digest
+
+    @property
     def ok(self) -> bool:
-        """Whether the table holds just what became visible. (Meaningful once the flusher has caught up.)"""
-        return self.stored + self.folded == self.visible_inserted and self.wal_digest == self.table_digest
+        """Whether the table holds just what became visible, all of it."""
+        return self.holds and not self.behind
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """A collection's tables at pinned versions."""
+
+    rows: DeltaTable | None
+    deletes: list[str] = field(default_factory=list)
+    """Files of the deletes table."""
+    key: str = ""
+    """The primary key's name, as SQL quotes it: the first column of the deletes table."""
+
+    @classmethod
+    def pin(cls, settings: Settings, number: int) -> _Tables:
+        """Deletes before rows: compaction takes a delete away behind the rows that it hit."""
+        deletes = open_table(deletes_path(settings, number))
+        rows = open_table(rows_path(settings, number))
+        if deletes is None:
+            return cls(rows)
+        return cls(rows, deletes.file_uris(), deletes.schema().fields[0].name.replace('"', '""'))
+
+    def expected(self, rows: pa.Table, flushed: int) -> tuple[pa.Table, int]:
+        """Of rows of one PChannel, flushed up to a tick, those that the table must have; and how many it need not have yet.
+
+        An added field may have come to the WAL alone: where no row has it, nothing is asked of the table.
+        """
+        channel = pc.dictionary_encode(rows["_vchannel"]).combine_chunks()
+        names = channel.dictionary.to_pylist()
+        ticks = [max(flushed, (self.rows and self.rows.transaction_version(name)) or 0) for name in names]
+        has = np.array(ticks, dtype=np.int64)[channel.indices.to_numpy(zero_copy_only=False)]
+        found = rows.filter(pa.array(rows["_time_tick"].to_numpy() <= has))
+        if self.rows is None:
+            return found, rows.num_rows - found.num_rows
+        known = {item.name for item in self.rows.schema().fields}
+        added = [name for name in found.column_names if name not in known and found[name].null_count == found.num_rows]
+        return found.drop_columns(added), rows.num_rows - found.num_rows
 
 
 def verify_channel(
@@ -143,17 +187,30 @@ def _replayed(
             return None
         state, totals = start or (ChannelState.new(pchannel), Totals())
         return replayed(log, state, totals, until=committed.position)
+    except PositionTruncated:
+        if start is not None:
+            raise  # whoever chose it chooses another one
+        return None  # the log's beginning went meanwhile
     finally:
         log.close()
 
 
-def verify_collections(settings: Settings, snapshot: WalSnapshot, wal: WalTable) -> dict[int, CollectionReport]:
-    """Account for every row of every collection, from one version of the WAL and the tables as they are now.
+def verify_collections(settings: Settings) -> dict[int, CollectionReport]:
+    """Account for every row of every collection, while node, flusher and compaction go on.
 
+    Each table is pinned once, in the order in which none can be ahead of one behind it: the flusher's checkpoints, the
+    collections' tables, the WAL. Each collection's table is then held against the WAL up to the tick that it says it has.
     Where retention has trimmed the WAL of a PChannel, for the rows behind its base alone: those before were verified for it.
     """
+    checkpoints = open_table(settings.checkpoints_path)
+    tables = {number: _Tables.pin(settings, number) for number in _stored_ids(settings)}
+    if not WalTable.exists(settings.wal_path):
+        return {}
+    wal = WalTable.open(settings.wal_path)
+    snapshot = WalSnapshot(wal.path, wal.delta)
     trimmed = trimmed_bases(wal.path, snapshot)
     reports: dict[int, CollectionReport] = {}
+    none = _Tables(None)
 
     def report(collection_id: int) -> CollectionReport:
         return reports.setdefault(collection_id, CollectionReport(collection_id))
@@ -162,16 +219,17 @@ def verify_collections(settings: Settings, snapshot: WalSnapshot, wal: WalTable)
     gone: dict[int, list[Drops]] = {}
     channels = [trimmed.get(pchannel, Base(pchannel)) for pchannel in snapshot.pchannels()]
     newest = _newest_schemas(snapshot, channels)
-    bases = {number: base_tick(open_table(rows_path(settings, number))) for number in newest}
+    bases = {number: base_tick(tables.get(number, none).rows) for number in newest}
     with duckdb.connect() as db:
         for base in channels:
             pchannel = base.pchannel
+            flushed = 0 if checkpoints is None else checkpoints.transaction_version(pchannel) or 0
             hidden = _hidden(settings, snapshot, base, bases)
             catalog, buffer = _begin(base)
             for messages in snapshot.messages(pchannel, start=base.confirmed):
-                behind = pc.greater(messages["time_tick"], base.time_tick)
+                later = pc.greater(messages["time_tick"], base.time_tick)
                 inserts = messages.filter(
-                    pc.and_(behind, pc.is_in(messages["type"].cast(pa.utf8()), pa.array(ROW_TYPES)))
+                    pc.and_(later, pc.is_in(messages["type"].cast(pa.utf8()), pa.array(ROW_TYPES)))
                 )
                 for row in inserts.group_by("collection_id").aggregate([("rows", "sum")]).to_pylist():
                     report(row["collection_id"]).inserted += row["rows_sum"]
@@ -180,6 +238,8 @@ def verify_collections(settings: Settings, snapshot: WalSnapshot, wal: WalTable)
                         found = report(part.collection_id)
                         found.visible_inserted += part.rows.num_rows
                         rows = conform(part.rows, newest[part.collection_id])
+                        rows, behind = tables.get(part.collection_id, none).expected(rows, flushed)
+                        found.behind += behind
                         if part.collection_id in hidden:
                             living = hidden[part.collection_id].living(rows)
                             found.folded += rows.num_rows - living.num_rows
@@ -196,8 +256,15 @@ def verify_collections(settings: Settings, snapshot: WalSnapshot, wal: WalTable)
         for found in reports.values():
             number = found.collection_id
             folded = (bases.get(number, 0), dropped.get(number, []))
-            _count_table(db, settings, found, folded, gone.get(number, []), trimmed.values())
+            _count_table(db, tables.get(number, none), found, folded, gone.get(number, []), trimmed.values())
     return reports
+
+
+def _stored_ids(settings: Settings) -> list[int]:
+    """Ids of the collections that have tables of either kind."""
+    folders = (settings.collections_path(0).parent, settings.deletes_path(0).parent)
+    names = {path.name for folder in folders if folder.is_dir() for path in folder.iterdir()}
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 @dataclass(slots=True)
@@ -265,7 +332,7 @@ def _row_digest(db: duckdb.DuckDBPyConnection, rows: pa.Table) -> int:
 
 def _count_table(
     db: duckdb.DuckDBPyConnection,
-    settings: Settings,
+    tables: _Tables,
     found: CollectionReport,
     folded: tuple[int, list[Drops]],
     gone: list[Drops],
@@ -273,11 +340,9 @@ def _count_table(
 ) -> None:
     """Count what is stored. `folded` is the base tick and what DDL hides at it, `gone` what it hides at the newest tick."""
     base, drops = folded
-    path = rows_path(settings, found.collection_id)
-    if not DeltaTable.is_deltatable(str(path)):
+    table, deletes = tables.rows, tables.deletes
+    if table is None:
         return
-    deletes = _delete_files(settings, found.collection_id)  # before the rows: compaction takes deletes away behind them
-    table = DeltaTable(str(path))
     names = [item.name for item in table.schema().fields if item.name != "_date"]
     files = table.file_uris()
     found.deleted = found.folded
@@ -304,7 +369,7 @@ def _count_table(
     living = " and ".join(["true", *(f"not ({each})" for each in _drop_conditions(drops))])
     if base and deletes:
         values["deletes"] = deletes
-        living += f" and not exists ({_HIT.format(key=_key(settings, found.collection_id))} and d._time_tick <= {base})"
+        living += f" and not exists ({_HIT.format(key=tables.key)} and d._time_tick <= {base})"
     [(kept, value)] = db.execute(
         f"select count(*), sum(hash({columns})::hugeint) from {source} r where {living}", values
     ).fetchall()  # to its end: the connection registers no table while a result is open
@@ -315,7 +380,7 @@ def _count_table(
     values = {"rows": files}
     if deletes:
         values["deletes"] = deletes
-        lost.append(f"exists ({_HIT.format(key=_key(settings, found.collection_id))})")
+        lost.append(f"exists ({_HIT.format(key=tables.key)})")
     if lost:
         [(deleted,)] = db.execute(f"select count(*) from {source} r where {' or '.join(lost)}", values).fetchall()
         found.deleted += int(deleted)
@@ -326,23 +391,12 @@ _HIT: Final = """select 1 from read_parquet($deletes, hive_partitioning=false) d
     and (d._time_tick > r._time_tick or (d._time_tick = r._time_tick and d._write_tick > r._write_tick))"""
 
 
-def _key(settings: Settings, collection_id: int) -> str:
-    """The name of the primary key: the first column of the deletes table."""
-    name: str = DeltaTable(str(deletes_path(settings, collection_id))).schema().fields[0].name
-    return name.replace('"', '""')
-
-
 def _drop_conditions(drops: list[Drops]) -> Iterator[str]:
     for each in drops:
         for vchannel, number, tick in each.partitions:
             yield f"r._vchannel = '{vchannel}' and r._partition_id = {number} and r._time_tick < {tick}"
         for vchannel, tick in each.vchannels:
             yield f"r._vchannel = '{vchannel}' and r._time_tick < {tick}"
-
-
-def _delete_files(settings: Settings, collection_id: int) -> list[str]:
-    path = deletes_path(settings, collection_id)
-    return DeltaTable(str(path)).file_uris() if DeltaTable.is_deltatable(str(path)) else []
 
 
 def _files(delta: DeltaTable, kind: str, pchannel: str) -> list[str]:

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 
 from millrace.settings import Settings
 from millrace.tables.bases import Base
-from millrace.tables.catalog import CATALOG_TYPES, Catalog
+from millrace.tables.catalog import CATALOG_TYPES, Catalog, VChannelInfo
 from millrace.tables.collection_table import (
     FOLDED,
     base_tick,
@@ -31,7 +31,7 @@ from millrace.tables.collection_table import (
 )
 from millrace.tables.dead_rows import Drops, dead, drops_at
 from millrace.tables.delta_files import open_table
-from millrace.tables.flush_tables import Checkpoint
+from millrace.tables.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.visible_rows import collection_rows, conform
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.wal.txn_buffer import TxnBuffer
@@ -78,12 +78,27 @@ class _Tables:
         return rows.filter(pa.array(~dead(rows, self.struck, key=self.schema.primary_key, drops=self.drops)))
 
 
-def prove(settings: Settings, snapshot: WalSnapshot, checkpoint: Checkpoint, before: Base, tick: int) -> Base:
-    """The base at `tick` (behind `before`, at or before the flusher's checkpoint). Raises BaseDiffers."""
+def prove(
+    settings: Settings,
+    snapshot: WalSnapshot,
+    checkpoint: Checkpoint,
+    before: Base,
+    tick: int,
+) -> Base:
+    """The base at `tick` (behind `before`, at or before the flusher's checkpoint).
+
+    Raises BaseDiffers, and PositionTruncated where another run has trimmed the WAL behind `before` meanwhile.
+    """
     catalog, buffer = Catalog.from_bytes(before.catalog_bytes), TxnBuffer(after_tick=before.time_tick)
+    numbers = {info.collection_id for info in checkpoint.catalog.vchannels.values()}
+    pinned = {number: _pin(settings, number) for number in numbers}
+    # Compaction may have folded in what came behind `snapshot`: what that hides, catalog and WAL say from behind the tables.
+    newest = read_checkpoints(open_table(settings.checkpoints_path), settings.checkpoints_path)
+    later = WalSnapshot.open(settings.wal_path) or snapshot
+    infos = newest.get(before.pchannel, checkpoint).catalog
     tables = {
-        number: _open(settings, snapshot, checkpoint, before, number)
-        for number in {info.collection_id for info in checkpoint.catalog.vchannels.values()}
+        number: _tables(settings, later, infos.of_collection(number), before, number, *pinned[number])
+        for number in numbers
     }
     wal: dict[tuple[int, bool], _Sum] = {}
     with duckdb.connect() as db:
@@ -131,13 +146,22 @@ def _compare(
     return expected.rows
 
 
-def _open(
-    settings: Settings, snapshot: WalSnapshot, checkpoint: Checkpoint, before: Base, number: int
+def _pin(settings: Settings, number: int) -> tuple[DeltaTable | None, DeltaTable | None]:
+    """A collection's deletes, then its rows: compaction takes a delete away behind the rows that it hit."""
+    deletes = open_table(deletes_path(settings, number))
+    return deletes, open_table(rows_path(settings, number))
+
+
+def _tables(
+    settings: Settings,
+    snapshot: WalSnapshot,
+    infos: Mapping[str, VChannelInfo],
+    before: Base,
+    number: int,
+    deletes: DeltaTable | None,
+    rows: DeltaTable | None,
 ) -> _Tables | None:
-    """A collection's tables; None where it is dropped, or nothing of it was ever flushed."""
-    infos = checkpoint.catalog.of_collection(number)
-    deletes = open_table(deletes_path(settings, number))  # before the rows: compaction takes deletes away behind them
-    rows = open_table(rows_path(settings, number))
+    """A collection's tables, and what is dead in them; None where it is dropped, or nothing of it was ever flushed."""
     if rows is None or any(info.dropped_tick for info in infos.values()):
         return None
     schema = max((info.newest_schema for info in infos.values()), key=lambda each: len(each.fields))

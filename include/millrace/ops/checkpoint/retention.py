@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from millrace.errors import StagedFileDamaged
+from millrace.errors import PositionTruncated, StagedFileDamaged
 from millrace.failpoint import hit
 from millrace.message.ids import compose_tick
 from millrace.ops.checkpoint.bases import BaseDiffers, prove
@@ -69,6 +69,8 @@ def apply_retention(
         if not dry_run:
             try:
                 base = before if wanted is before else prove(settings, snapshot, checkpoint, before, tick)
+            except PositionTruncated:
+                continue  # another run proved one first, and has trimmed to it
             except (BaseDiffers, StagedFileDamaged) as error:
                 yield TrimmedWal(pchannel=pchannel, base_tick=tick, files=0, rows=0, freed_bytes=0, problem=str(error))
                 continue

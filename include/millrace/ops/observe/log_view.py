@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from millrace.client.append_client import AppendClient
-from millrace.client.freshness import lacks_rows
+from millrace.client.freshness import lag_seconds
 from millrace.errors import LogUnavailable, MillraceError
-from millrace.log.protocol import Log, LogDescription
+from millrace.log.protocol import LogDescription
 from millrace.message.ids import EARLIEST
 from millrace.settings import Settings
 from millrace.tables.wal_table import WalPosition, WalTable
@@ -95,21 +94,11 @@ def _channels(
         try:
             described = log.describe()
             position = positions.get(name)
-            begin = max((position.position if position is not None else None) or EARLIEST, described.begin)
-            lag = _lag(log, wal, name, begin) if described.end > begin else 0.0
+            begin = (position.position if position is not None else None) or EARLIEST
+            lag = lag_seconds(wal, log, name) if described.end > begin else 0.0
             yield name, ChannelLog(described, lag, *_hosted(client, name))
         finally:
             log.close()
-
-
-def _lag(log: Log, wal: WalTable | None, name: str, begin: Any) -> float:
-    """Age of the oldest entry that the WAL lacks; 0.0 where all that is behind it are time ticks without news."""
-    if not lacks_rows(wal, log, name):
-        return 0.0
-    entries = log.read(begin, max_bytes=1)
-    if not entries.batch.num_rows:
-        return 0.0
-    return round(max(0.001, time.time() - entries.batch["physical_ms"][0].as_py() / 1e3), 3)
 
 
 def _hosted(client: AppendClient, name: str) -> tuple[int, str | None]:

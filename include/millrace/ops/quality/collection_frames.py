@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from millrace.message.schema import CollectionSchema
 from millrace.ops.quality import suites
-from millrace.ops.quality.frames import Frame, within
+from millrace.ops.quality.frames import Frame, load, within
 from millrace.ops.quality.outcome import Check
 from millrace.ops.quality.ranges import Ranges
 from millrace.settings import Settings
@@ -55,17 +55,17 @@ class Stored:
 
 
 def stored_collections(settings: Settings, checkpoints: Mapping[str, Checkpoint]) -> dict[int, Stored]:
-    """The collections that the flusher has tables of and that are not dropped, versions pinned now."""
+    """The collections that the flusher has tables of and that are not dropped, versions pinned now, deletes before rows."""
     known: dict[int, dict[str, VChannelInfo]] = {}
     for checkpoint in checkpoints.values():
         for name, info in checkpoint.catalog.vchannels.items():
             known.setdefault(info.collection_id, {})[name] = info
     found = {}
     for number, infos in sorted(known.items()):
+        deletes = open_table(deletes_path(settings, number))
         rows = open_table(rows_path(settings, number))
         if rows is None or any(info.dropped_tick for info in infos.values()):
             continue
-        deletes = open_table(deletes_path(settings, number))
         schema = max((info.newest_schema for info in infos.values()), key=lambda each: len(each.fields))
         found[number] = Stored(
             collection_id=number,
@@ -89,7 +89,7 @@ def visible_rows(
 ) -> Frame:
     """The rows that became visible in the range and are visible at its end, with the collection's suite and the users'."""
     chosen = _in_range(stored, ranges)
-    rows = _load(spark, stored.version, str(rows_path(settings, stored.collection_id))).where(chosen)
+    rows = load(spark, stored.version, rows_path(settings, stored.collection_id)).where(chosen)
     for name, info in stored.vchannels.items():
         # Of an earlier collection of the same id, or replaced by an Import.
         rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= info.begin_at(MAX_TICK)))
@@ -97,7 +97,7 @@ def visible_rows(
             hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number)
             rows = rows.where(~(hidden & (F.col("_time_tick") < max(ticks))))
     if stored.deletes_version is not None:
-        deletes = _load(spark, stored.deletes_version, str(deletes_path(settings, stored.collection_id)))
+        deletes = load(spark, stored.deletes_version, deletes_path(settings, stored.collection_id))
         rows = _without_deleted(rows, deletes.where(chosen), stored.schema.primary_key)
     rows = rows.withColumn("write_lag_ticks", F.col("_time_tick") - F.col("_write_tick"))
     for field in stored.schema.fields:
@@ -118,10 +118,6 @@ def _in_range(stored: Stored, ranges: Ranges) -> Column:
     most = max((each.up_to for each in ranges.values()), default=0)
     tick = F.col("_time_tick")
     return (tick > least) & (tick <= most) & within(ranges, key=key, tick="_time_tick")
-
-
-def _load(spark: SparkSession, version: int, path: str) -> DataFrame:
-    return spark.read.format("delta").option("versionAsOf", version).load(path)
 
 
 def _without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -146,9 +147,9 @@ def channels(spark: SparkSession, wal: Wal, trimmed: Mapping[str, Totals]) -> Fr
     return Frame("wal/channels", spark.createDataFrame(rows, schema), suites.CHANNELS, {}, ("pchannel",))
 
 
-def checkpoints(spark: SparkSession, settings: Settings, wal: Wal) -> Frame:
-    """The live rows of ``checkpoints``."""
-    rows = spark.read.format("delta").load(str(settings.checkpoints_path))
+def checkpoints(spark: SparkSession, settings: Settings, version: int, wal: Wal) -> Frame:
+    """The live rows of a version of ``checkpoints`` that is no younger than `wal`."""
+    rows = load(spark, version, settings.checkpoints_path)
     reached = wal.reached
     known = F.coalesce(*(F.when(F.col("pchannel") == name, F.lit(tick)) for name, tick in reached.items()), F.lit(0))
     data = rows.select(
@@ -160,12 +161,14 @@ def checkpoints(spark: SparkSession, settings: Settings, wal: Wal) -> Frame:
     return Frame("checkpoints", data, suites.CHECKPOINTS, {}, ("pchannel", "time_tick"))
 
 
-def segments(spark: SparkSession, settings: Settings, ranges: Ranges, stored: Mapping[int, tuple[int, int]]) -> Frame:
+def segments(
+    spark: SparkSession, settings: Settings, version: int, ranges: Ranges, stored: Mapping[int, tuple[int, int]]
+) -> Frame:
     """The states of segments that became known in the range, the flushed ones against the rows stored of them.
 
     `stored` has, by collection, the version of its table and the tick up to which its rows were rewritten.
     """
-    rows = spark.read.format("delta").load(str(settings.segments_path))
+    rows = load(spark, version, settings.segments_path)
     # Compaction adds a later flushed row to a segment that took others in; its rows lie under their own ids.
     history = Window.partitionBy("pchannel", "segment_id", "state").orderBy("time_tick")
     rows = rows.withColumn("nth", F.row_number().over(history))
@@ -176,9 +179,8 @@ def segments(spark: SparkSession, settings: Settings, ranges: Ranges, stored: Ma
     counts: list[DataFrame] = []
     for found in bounds.collect():
         if found["collection_id"] in stored:
-            version, rewritten = stored[found["collection_id"]]
-            table = spark.read.format("delta").option("versionAsOf", version)
-            part = table.load(str(settings.collections_path(found["collection_id"])))
+            of_rows, rewritten = stored[found["collection_id"]]
+            part = load(spark, of_rows, settings.collections_path(found["collection_id"]))
             part = part.where((F.col("_time_tick") >= found["low"]) & (F.col("_time_tick") <= found["high"]))
             part = part.groupBy(F.col("_vchannel").alias("vchannel"), F.col("_segment_id").alias("segment_id")).agg(
                 F.count("*").alias("stored_rows")
@@ -206,9 +208,13 @@ def segments(spark: SparkSession, settings: Settings, ranges: Ranges, stored: Ma
     return Frame("segments", data, suites.SEGMENTS, ranges, ("pchannel", "segment_id", "state"))
 
 
+def load(spark: SparkSession, version: int, path: Path) -> DataFrame:
+    """A table at a pinned version: a run reads no other."""
+    return spark.read.format("delta").option("versionAsOf", version).load(str(path))
+
+
 def _wal_rows(spark: SparkSession, wal: Wal, kind: str) -> DataFrame:
-    frame = spark.read.format("delta").option("versionAsOf", wal.table.version).load(str(wal.table.path))
-    return frame.where(F.col("kind") == kind)
+    return load(spark, wal.table.version, wal.table.path).where(F.col("kind") == kind)
 
 
 def _term_at(wal: Wal, pchannel: str, tick: int) -> int | None:

@@ -16,19 +16,16 @@ from pydantic import Field
 from millrace.errors import CollectionNotFound
 from millrace.ops.operation import OperationReport, Progress
 from millrace.ops.quality import collection_frames, docs, frames, quarantine
-from millrace.ops.quality.frames import Frame, Wal
+from millrace.ops.quality.frames import Frame
 from millrace.ops.quality.outcome import Check, TableOutcome
 from millrace.ops.quality.params import ALL_TABLES, QualityParams, moment
+from millrace.ops.quality.pinned import pin
 from millrace.ops.quality.ranges import choose, has_ticks
 from millrace.ops.quality.results import docs_path, read_state, record_run
 from millrace.ops.quality.state import QualityState
 from millrace.ops.quality.user_suites import read_suite, suite_file
 from millrace.ops.quality.validate import Validator, require_valid
 from millrace.settings import Settings
-from millrace.tables.delta_files import open_table
-from millrace.tables.flush_tables import read_checkpoints
-from millrace.tables.wal_reader import WalSnapshot
-from millrace.tables.wal_table import WalTable
 from millrace.tables.wal_trims import trimmed_totals
 
 if TYPE_CHECKING:
@@ -98,18 +95,14 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
 
 
 def _frames(spark: SparkSession, settings: Settings, params: QualityParams, state: QualityState) -> Iterator[Frame]:
-    """What is to be checked, each over its own range. Versions are pinned from the inside out: a table that follows from
-    another is pinned before it, so that what it holds the other has. Where nothing came since, a table is left out."""
+    """What is to be checked, each over its own range of one consistent look. Where nothing came since, a table is left out."""
     chosen = params.tables or ALL_TABLES
     start, end = moment(params.start), moment(params.end)
-    checkpoints = read_checkpoints(open_table(settings.checkpoints_path), settings.checkpoints_path)
-    flushed = {name: each.time_tick for name, each in checkpoints.items()}
-    stored = collection_frames.stored_collections(settings, checkpoints)
-    users = _user_suites(settings, list(stored.values()) if "collections" in chosen else [])
-    snapshot = WalSnapshot.open(settings.wal_path)
-    if snapshot is None:
+    pinned = pin(settings)
+    if pinned is None:
         return
-    wal = Wal(WalTable.open(settings.wal_path), snapshot)
+    wal, flushed, stored = pinned.wal, pinned.flushed, pinned.stored
+    users = _user_suites(settings, list(stored.values()) if "collections" in chosen else [])
     if "wal" in chosen:
         ranges = choose(wal.reached, state.checked_of("wal"), start=start, end=end)
         if has_ticks(ranges):
@@ -118,13 +111,13 @@ def _frames(spark: SparkSession, settings: Settings, params: QualityParams, stat
         ranges = choose(wal.reached, state.checked_of("wal/rejections"), start=start, end=end)
         yield frames.rejections(spark, wal, ranges)
         yield frames.channels(spark, wal, trimmed_totals(wal.table))
-    if "checkpoints" in chosen and checkpoints:
-        yield frames.checkpoints(spark, settings, wal)
-    if "segments" in chosen and open_table(settings.segments_path) is not None:
+    if "checkpoints" in chosen and flushed:
+        yield frames.checkpoints(spark, settings, pinned.checkpoints_version, wal)
+    if "segments" in chosen and pinned.segments_version is not None:
         ranges = choose(flushed, state.checked_of("segments"), start=start, end=end)
         versions = {number: (each.version, each.rewritten) for number, each in stored.items()}
         if has_ticks(ranges):
-            yield frames.segments(spark, settings, ranges, versions)
+            yield frames.segments(spark, settings, pinned.segments_version, ranges, versions)
     if "collections" in chosen:
         for each in _chosen(stored.values(), params.collections):
             homes = set(each.pchannels.values())

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from deltalake import DeltaTable
@@ -27,13 +28,22 @@ from millrace.tables.delta_log import commit_lease
 from millrace.tables.wal_trims import trims_path
 
 
-def table_paths(settings: Settings) -> list[Path]:
-    """The folders of all tables that are there, in the order in which a clone takes them."""
-    found = [settings.checkpoints_path, settings.segments_path]
+def table_paths(settings: Settings) -> Iterator[Path]:
+    """The folders of all tables that are there, in the order in which a clone takes them: each is looked for when it is its
+    turn, for the first trim makes a table that a commit to ``wal`` then means."""
+    for path in _known_paths(settings):
+        if DeltaTable.is_deltatable(str(path)):
+            yield path
+
+
+def _known_paths(settings: Settings) -> Iterator[Path]:
+    yield settings.checkpoints_path
+    yield settings.segments_path
     for parent in (settings.deletes_path(0).parent, settings.collections_path(0).parent):
-        found.extend(sorted(parent.iterdir()) if parent.is_dir() else [])
-    beside = [bases_path(settings.wal_path), trims_path(settings.wal_path)]
-    return [path for path in [*found, settings.wal_path, *beside] if DeltaTable.is_deltatable(str(path))]
+        yield from sorted(parent.iterdir()) if parent.is_dir() else []
+    yield settings.wal_path
+    yield bases_path(settings.wal_path)
+    yield trims_path(settings.wal_path)
 
 
 def recovery_tables(settings: Settings) -> list[Path]:
@@ -53,7 +63,7 @@ def clone(settings: Settings) -> Iterator[Settings]:
     home = settings.run_path / "clones" / uuid.uuid4().hex
     try:
         clone_staged(settings, home)
-        for path in [*table_paths(settings), *recovery_tables(settings)]:
+        for path in chain(table_paths(settings), recovery_tables(settings)):
             clone_table(path, home / path.relative_to(settings.data_dir))
         clone_staged(settings, home)
         if settings.parked_path.is_dir():

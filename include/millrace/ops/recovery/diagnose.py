@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,7 +19,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from millrace.client.freshness import lacks_rows
-from millrace.errors import LogRegressed, Malformed, MillraceError, StagedFileDamaged, WalGap
+from millrace.errors import LogRegressed, Malformed, MillraceError, PositionTruncated, StagedFileDamaged, WalGap
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS, compose_tick
 from millrace.node.flusher_run import flush
@@ -38,6 +40,9 @@ from millrace.wal.state import ChannelState
 JOBS = ("streaming-node", "flusher")
 """Queries whose progress files stand in the run folder."""
 
+PLANS = 10
+"""How often a look at a PChannel is planned where truncation takes away what it was to read."""
+
 _TXN_GRACE_MS = 60_000
 """A transaction is stuck this long after its lease ended: somebody's tick might be on its way."""
 
@@ -50,16 +55,28 @@ def diagnose(
     found = [*_jobs(settings, service, stale_after), *_parked(settings), *_checkpoints(settings), *_files(settings)]
     if not DeltaTable.is_deltatable(str(settings.wal_path)):
         return found
-    wal = WalTable.open(settings.wal_path)
-    for pchannel in wal.pchannels():
+    for pchannel in WalTable.open(settings.wal_path).pchannels():
         progress.say("checking the WAL", pchannel=pchannel)
         damaged = {each.kind for each in found if each.subject == pchannel and each.kind.startswith("wal_")}
         if "wal_state_damaged" not in damaged:
-            found += _channel(settings, wal, service, pchannel, full=depth == "full" and not damaged)
+            look = partial(_channel, settings, service, pchannel, full=depth == "full" and not damaged)
+            found += _planned_anew(settings, look)
     if depth == "full" and not any(each.kind.startswith(("wal_", "table_")) for each in found):
         progress.say("comparing the collections with the WAL")
         found += _collections(settings)
     return found
+
+
+def _planned_anew(settings: Settings, look: Callable[[WalTable], list[Finding]]) -> list[Finding]:
+    """What `look` finds with the WAL as it is now.
+
+    Truncation takes from the log what the tables have, and may take what a look was about to read: then it is planned again,
+    from the tables as they are since. Raises PositionTruncated where that happens PLANS times.
+    """
+    for _ in range(PLANS - 1):
+        with suppress(PositionTruncated):
+            return look(WalTable.open(settings.wal_path))
+    return look(WalTable.open(settings.wal_path))
 
 
 def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterator[Finding]:
@@ -177,7 +194,7 @@ def _part(name: str, column: str) -> str:
     return name.partition(f"{column}=")[2].partition("/")[0]
 
 
-def _channel(settings: Settings, wal: WalTable, service: LogService, pchannel: str, *, full: bool) -> list[Finding]:
+def _channel(settings: Settings, service: LogService, pchannel: str, wal: WalTable, *, full: bool) -> list[Finding]:
     try:
         state = wal.position(pchannel).state
     except (OSError, Malformed, pa.ArrowException) as error:
@@ -227,9 +244,7 @@ def _collections(settings: Settings) -> list[Finding]:
     with clone(settings) as copy:
         try:
             flush(copy)
-            snapshot = WalSnapshot.open(copy.wal_path)
-            assert snapshot is not None
-            reports = verify_collections(copy, snapshot, WalTable.open(copy.wal_path))
+            reports = verify_collections(copy)
         except StagedFileDamaged as error:  # without its rows there is nothing to compare with
             words = str(error).replace(str(copy.staged_path), str(settings.staged_path))
             return [Finding(kind="staged_file_damaged", subject=settings.staged_path.name, words=words)]
