@@ -80,6 +80,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "wal_lag_seconds": Family("gauge", "Age of the oldest log entry not in the wal table.", ("pchannel",)),
     "log_stored_bytes": Family("gauge", "Bytes of entries that the log holds.", ("pchannel",)),
     "wal_parked": Family("gauge", "1 where an entry that cannot be processed holds the PChannel.", ("pchannel",)),
+    "health_findings": Family("gauge", "What is not as it should be now, by kind.", ("severity", "kind")),
     "wal_rate_limit_state": Family("gauge", "1 for the mode that flow control is in.", ("mode",)),
     "wal_rate_limit_bytes_per_second": Family("gauge", "Rate that appends are held to; -1 where none binds.", ()),
     "wal_rate_limit_reading": Family("gauge", "What flow control decides by.", ("watermark",)),
@@ -170,6 +171,7 @@ class Metrics:
         self.log_stored_bytes = gauge("log_stored_bytes")
         self.wal_parked = gauge("wal_parked")
 
+        self.health_findings = gauge("health_findings")
         self.wal_rate_limit_state = gauge("wal_rate_limit_state")
         self.wal_rate_limit_bytes_per_second = gauge("wal_rate_limit_bytes_per_second")
         self.wal_rate_limit_reading = gauge("wal_rate_limit_reading")

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from millrace.cli import app
 from millrace.commands.system import _lines
 from millrace.ops.installation_status import Status
+from millrace.ops.observe.health import finding
 
 
 def system(data: Path, *arguments: str) -> Result:
@@ -62,12 +63,21 @@ GOOD = Status(
     streaming=True,
     state="healthy",
     words="All is well.",
+    findings=(),
     rows_per_second=1234.5,
     lag_seconds=0.25,
     log_server=True,
     processes={"airflow": 13, "jobs": 10, "log": 1},
     pss_bytes={"airflow": 1 << 30, "jobs": 1 << 30, "log": 1 << 29},
 )
+
+
+def test_a_system_that_runs_and_is_not_well_says_so_and_where_to_go() -> None:
+    stuck = replace(GOOD, findings=(finding("ddl_stuck", "users", "add_field is under way for 90 s"),))
+    assert not stuck.healthy
+    assert _lines(stuck)[-1].startswith("Critical    users: add_field is under way for 90 s (`millrace collections")
+    assert stuck.to_json()["findings"][0]["kind"] == "ddl_stuck"
+    assert replace(GOOD, findings=(finding("maintenance_failed", "backup", "its newest run failed"),)).healthy
 
 
 def test_a_running_system_is_put_in_five_lines() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -29,7 +28,7 @@ _COLUMNS = ("pchannel", "term", "log_end", "wal_position", "wal_time", "flushed_
 
 
 def status(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show the log server, the streaming job, and how far each PChannel is.
+    """Show the log server, the streaming job, what is not as it should be, and how far each PChannel is.
 
     The lag is the age of the oldest log entry that the WAL does not have yet.
 
@@ -44,6 +43,9 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
     typer.echo(f"Log server     {_in_words(found['log_server'], 'not running; it starts by itself when it is needed')}")
     typer.echo(f"Streaming job  {_in_words(found['streaming_job'], 'not running; `millrace jobs run --with-flusher`')}")
     typer.echo(f"Collections    {found['collections']:,}")
+    typer.echo(f"Health         {found['health']['state']}: {found['health']['words']}")
+    for each in found["health"]["findings"]:
+        typer.echo(f"  {each['severity']}: {each['subject']}: {each['words']} ({each['where']})")
     print_rows(found["pchannels"], columns=_COLUMNS, as_json=False, empty="No PChannels yet.")
 
 
@@ -64,6 +66,7 @@ def gather(settings: Settings) -> dict[str, Any]:
             "log_server": server,
             "streaming_job": streaming_job(settings),
             "collections": len(known_collections(settings)),
+            "health": _health(settings),
             "pchannels": _pchannels(settings, client),
         }
     finally:
@@ -92,6 +95,20 @@ def streaming_job(settings: Settings) -> dict[str, Any]:
         "batches": progress.get("batches", 0),
         "rows": progress.get("rows", 0),
     }
+
+
+def _health(settings: Settings) -> dict[str, Any]:
+    """What is not as it should be, and where to go with it."""
+    from millrace.ops.observe.observer import Observer
+
+    observer = Observer(settings)
+    try:
+        found = observer.overview()
+    except MillraceError as error:
+        return {"state": "unknown", "words": f"{error.code}: {error}", "findings": []}
+    finally:
+        observer.close()
+    return found.model_dump(include={"state", "words", "findings"})
 
 
 def _pchannels(settings: Settings, client: AppendClient | None) -> list[dict[str, Any]]:
@@ -151,18 +168,13 @@ def _hosted(client: AppendClient, name: str, row: dict[str, Any]) -> dict[str, A
 
 
 def _pending(client: AppendClient, table: WalTable | None) -> dict[str, float]:
-    """By PChannel with something to come: the age of its oldest entry that the WAL does not have, in seconds."""
-    from millrace.client.freshness import lacks_rows
-    from millrace.message.ids import EARLIEST
+    """By PChannel the age of its oldest entry that the WAL does not have, in seconds."""
+    from millrace.client.freshness import lag_seconds
 
     found: dict[str, float] = {}
     for name in client.service.names():
         log = client.service.open(name)
-        if lacks_rows(table, log, name):
-            position = (table.position(name).position if table is not None else None) or EARLIEST
-            entries = log.read(max(position, log.describe().begin), max_bytes=1)
-            if entries.batch.num_rows:
-                found[name] = round(max(0.0, time.time() - entries.batch["physical_ms"][0].as_py() / 1e3), 3)
+        found[name] = lag_seconds(table, log, name)
         log.close()
     return found
 

@@ -246,7 +246,7 @@ def _say_where(installation: Installation, running: Running | None) -> None:
 
 
 def _lines(found: Status) -> list[str]:
-    """A line each: Airflow, the streaming job, the log, memory."""
+    """A line each: Airflow, the streaming job, the log, memory; and what is not as it should be."""
     if not found.running and not sum(found.processes.values()):
         return [f"Nothing of {found.data} runs: start it with `make up`"]
     sick = {name: state for name, state in found.components.items() if state != "healthy"}
@@ -268,4 +268,5 @@ def _lines(found: Status) -> list[str]:
         f"Data        {found.words}",
         f"Log         {'running' if found.log_server else 'not running; it starts when it is needed'}",
         f"Memory      {total:.2f} GiB in {sum(found.processes.values())} processes ({sizes})",
+        *(f"{each.severity.capitalize():<11} {each.subject}: {each.words} ({each.where})" for each in found.findings),
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ create table if not exists broadcast (
 create table if not exists target (
     broadcast_id integer not null references broadcast, vchannel text not null, pchannel text not null,
     acked integer not null default 0, time_tick integer not null default 0, primary key (broadcast_id, vchannel));
+create table if not exists begun (broadcast_id integer primary key references broadcast, at real not null);
 """
 
 
@@ -221,6 +223,8 @@ class Store:
         targets = [(number, vchannel, pchannel_of(vchannel)) for vchannel in collection.vchannels]
         self._db.executemany("insert into target (broadcast_id, vchannel, pchannel) values (?, ?, ?)", targets)
         assert number is not None
+        self._db.execute("delete from begun where broadcast_id in (select id from broadcast where done)")
+        self._db.execute("insert into begun values (?, ?)", (number, time.time()))
         return Broadcast(number, collection.id, kind, change, tuple(target[1:] for target in targets))
 
     def abandon(self, broadcast: Broadcast) -> Broadcast | None:
@@ -243,6 +247,14 @@ class Store:
             Broadcast(number, collection_id, kind, json.loads(change), tuple(self._waiting(number)))
             for number, collection_id, kind, change in rows
         ]
+
+    def under_way(self) -> list[tuple[str, str, float]]:
+        """Collection, kind and begin (Unix seconds; 0.0: an earlier version began it) of each broadcast that is not done."""
+        rows = self._rows(
+            "select name, kind, coalesce(at, 0.0) from broadcast join collection on collection.id = collection_id"
+            " left join begun on broadcast_id = broadcast.id where not done order by broadcast.id"
+        )
+        return [(name, kind, at) for name, kind, at in rows]
 
     def _waiting(self, number: int) -> list[tuple[str, str]]:
         return self._rows(

@@ -9,6 +9,7 @@ from typing import Any
 from millrace.errors import AirflowUnavailable
 from millrace.ops.installation import Installation
 from millrace.ops.installation_processes import look_at_all, pss_bytes, with_descendants
+from millrace.ops.observe.models import HealthFinding
 from millrace.ops.observe.observer import Observer
 
 
@@ -31,6 +32,8 @@ class Status:
     state: str
     words: str
     """Of the data, as the overview in the UI has it."""
+    findings: tuple[HealthFinding, ...]
+    """What is not as it should be (millrace.ops.observe.health)."""
     rows_per_second: float
     lag_seconds: float | None
     """Age of the oldest log entry that the WAL lacks; None where the log cannot be asked."""
@@ -42,11 +45,18 @@ class Status:
 
     @property
     def healthy(self) -> bool:
-        """Whether everything that belongs to a running system runs and is well."""
-        return self.running and self.streaming and set(self.components.values()) == {"healthy"}
+        """Whether everything that belongs to a running system runs and is well; a lag, and maintenance that failed, only warn."""
+        well = not any(each.severity == "critical" for each in self.findings)
+        return self.running and self.streaming and set(self.components.values()) == {"healthy"} and well
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "healthy": self.healthy, "total_pss_bytes": sum(self.pss_bytes.values())}
+        findings = [each.model_dump() for each in self.findings]
+        return {
+            **asdict(self),
+            "findings": findings,
+            "healthy": self.healthy,
+            "total_pss_bytes": sum(self.pss_bytes.values()),
+        }
 
 
 def look_at(installation: Installation, observer: Observer) -> Status:
@@ -73,6 +83,7 @@ def look_at(installation: Installation, observer: Observer) -> Status:
         reason=found.record.reason if found is not None else "",
         streaming=streaming,
         state=overview.state,
+        findings=tuple(each for each in overview.findings if not starting or each.kind != "job_stopped"),
         words="The streaming job is at its first micro-batch." if starting else overview.words,
         rows_per_second=overview.totals.rows_per_second,
         lag_seconds=overview.totals.lag_seconds,

@@ -1,20 +1,14 @@
-"""PChannels and the state of the whole: what the WAL, the checkpoints, the log and the jobs together say."""
+"""PChannels: what the WAL, the checkpoints, the log and the jobs together say of each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping
 
 from millrace.message.ids import tick_physical_ms
 from millrace.ops.observe.log_view import LogView
-from millrace.ops.observe.models import JobView, PChannelView, State
+from millrace.ops.observe.models import JobView, PChannelView
 from millrace.tables.flush_tables import Checkpoint
 from millrace.tables.wal_table import WalPosition
-
-LAGGING_SECONDS: Final = 15.0
-"""A WAL that is so far behind its log is called lagging."""
-FLUSH_LAGGING_SECONDS: Final = 120.0
-"""Collections' tables that are so far behind the WAL are called lagging (reads see the WAL's tail meanwhile)."""
 
 
 def moment(tick: int) -> float | None:
@@ -82,37 +76,3 @@ def flush_lag(tick: int, flushed: int) -> float:
     if tick <= flushed or not flushed:
         return 0.0
     return round((tick_physical_ms(tick) - tick_physical_ms(flushed)) / 1000, 3)
-
-
-def judge(
-    jobs: Sequence[JobView], channels: Sequence[PChannelView], *, log_server: bool
-) -> tuple[State, str, list[str]]:
-    """The state of the whole, why in a sentence, and every problem in a line of its own. The worst state wins."""
-    problems = [_parked(each.name, each.parked) for each in channels if each.parked]
-    problems += [f"{job.name}, {name}: {words}" for job in jobs for name, words in job.failures.items()]
-    if not channels:
-        return "empty", "Nothing was written yet: no PChannel is there.", problems
-    parked = [each.name for each in channels if each.parked]
-    if parked:
-        return "parked", f"{_listed(parked)} cannot go on; a person has to look.", problems
-    stopped = [job.name for job in jobs if job.state != "running"]
-    behind = [each for each in channels if (each.lag_seconds or 0) > LAGGING_SECONDS]
-    slow = [each for each in channels if each.flush_lag_seconds > FLUSH_LAGGING_SECONDS]
-    problems += [f"{each.name}: the WAL is {each.lag_seconds:.0f} s behind the log" for each in behind]
-    problems += [f"{each.name}: the tables are {each.flush_lag_seconds:.0f} s behind the WAL" for each in slow]
-    if stopped:
-        return "stopped", f"{_listed(stopped)} {'does' if len(stopped) == 1 else 'do'} not run.", problems
-    if behind or slow:
-        return "lagging", f"{_listed(sorted({each.name for each in (*behind, *slow)}))} is behind.", problems
-    if not log_server:
-        return "stopped", "The log's server does not run; the next producer starts it.", problems
-    return "healthy", "Streaming node and flusher run, and nothing is behind.", problems
-
-
-def _parked(name: str, words: str) -> str:
-    """Why a PChannel is parked, with its name, which the node's own words begin with."""
-    return words if words.startswith(name) else f"{name} is parked: {words}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

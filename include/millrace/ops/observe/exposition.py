@@ -54,6 +54,8 @@ def exposition(overview: Overview, *, host: str, jobs: Sequence[str], backlogs: 
 def of_overview(overview: Overview) -> bytes:
     """What the read model knows by itself."""
     metrics = Metrics()
+    for found in overview.findings:
+        metrics.health_findings.labels(found.severity, found.kind).inc()
     for each in overview.pchannels:
         name = each.name
         metrics.wal_committed_rows_total.labels(name, "message").inc(each.messages)

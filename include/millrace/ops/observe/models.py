@@ -13,13 +13,36 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 Big = Annotated[str, BeforeValidator(str)]
 """A 64-bit number as a decimal string."""
 
-State = Literal["healthy", "lagging", "parked", "stopped", "empty"]
+State = Literal["healthy", "lagging", "degraded", "parked", "stopped", "empty"]
+HealthKind = Literal[
+    "parked",
+    "job_failed",
+    "job_stopped",
+    "log_stopped",
+    "lagging",
+    "flusher_stalled",
+    "ddl_stuck",
+    "quality_blocks",
+    "maintenance_failed",
+]
 
 
 class View(BaseModel):
     """Root of the answers."""
 
     model_config = ConfigDict(frozen=True)
+
+
+class HealthFinding(View):
+    """One thing that is not as it should be."""
+
+    severity: Literal["critical", "warning"]
+    kind: HealthKind
+    subject: str
+    """The PChannel, job, collection or expectation."""
+    words: str
+    where: str
+    """Where to go with it."""
 
 
 class JobView(View):
@@ -105,7 +128,10 @@ class Overview(View):
     jobs: list[JobView]
     pchannels: list[PChannelView]
     totals: Totals
+    findings: list[HealthFinding]
+    """Everything that is not as it should be, the worst first."""
     problems: list[str]
+    """The findings, a line each."""
 
 
 class Series(View):

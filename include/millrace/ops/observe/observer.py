@@ -11,7 +11,7 @@ from millrace.coord.store import Collection
 from millrace.errors import ChannelNotFound, InvalidArgument
 from millrace.message.ids import MessageId
 from millrace.node.parking import read_parked
-from millrace.ops.observe import channels, checkpoints, collections, exposition, history, maintenance, rows
+from millrace.ops.observe import channels, checkpoints, collections, exposition, health, history, maintenance, rows
 from millrace.ops.observe import sample as samples
 from millrace.ops.observe.cache import Cache
 from millrace.ops.observe.collections import Flushed, Segments
@@ -83,7 +83,8 @@ class Observer:
         log, flushed = self._log_view(), self._flushed()
         parked = {each.pchannel: each.error().args[0] for each in read_parked(self._settings.parked_path)}
         found = channels.pchannels(self._positions(), flushed.checkpoints, log, parked, jobs[0])
-        state, words, problems = channels.judge(jobs, found, log_server=log.running)
+        wrong = health.findings(jobs, found, self._kept(), log_server=log.running)
+        state, words = health.state_of(wrong, empty=not found)
         now = time.time()
         points = history.with_last_word(self._samples.points("streaming-node"), jobs[0])
         messages_now, bytes_now = history.rate_now(points, now=now)
@@ -98,7 +99,8 @@ class Observer:
             log_server=log.running,
             jobs=jobs,
             pchannels=found,
-            problems=problems,
+            findings=wrong,
+            problems=[f"{each.subject}: {each.words}" for each in wrong],
             totals=Totals(
                 messages=sum(each.messages for each in found),
                 rejections=sum(each.rejections for each in found),
@@ -314,6 +316,9 @@ class Observer:
 
     def _positions(self) -> dict[str, WalPosition]:
         return self._cache.get("positions", FAST, lambda: self._with_wal(_positions))
+
+    def _kept(self) -> health.Kept:
+        return self._cache.get("kept", FAST, lambda: health.read_kept(self._settings))
 
     def _log_view(self) -> LogView:
         return self._cache.get("log", FAST, lambda: self._with_wal(self._log.look))
