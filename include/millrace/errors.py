@@ -34,6 +34,12 @@ class Malformed(MillraceError):
     code = "MALFORMED"
 
 
+class StateDamaged(Malformed):
+    """A PChannel's state row is not as it was committed, or its file is gone: run the operation recovery, which makes it anew."""
+
+    code = "STATE_DAMAGED"
+
+
 class UnsupportedVersion(MillraceError):
     """A wire form, chain or state of a version that this build does not know: run the build that wrote it, or a newer one."""
 

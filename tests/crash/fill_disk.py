@@ -156,7 +156,7 @@ def main(folder: Path) -> None:
     log_settings = RocksMQSettings(segment_bytes=1 * MIB, spare_files=0)
     with (
         RocksMQ(settings.log_path, settings=log_settings) as engine,
-        AppendHost(engine, committed_states(settings.wal_path)) as host,
+        AppendHost(engine, committed_states(settings.wal_path, engine)) as host,
     ):
         host.tick(P)
         seen = until_refused(settings, engine, host, writer)

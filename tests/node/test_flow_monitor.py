@@ -41,7 +41,7 @@ def settings(filled: Settings) -> Settings:
 
 @pytest.fixture
 def host(settings: Settings, engine: RocksMQ) -> Iterator[AppendHost]:
-    with AppendHost(engine, committed_states(settings.wal_path), metrics=Metrics()) as host:
+    with AppendHost(engine, committed_states(settings.wal_path, engine), metrics=Metrics()) as host:
         host.tick(P)
         yield host
 

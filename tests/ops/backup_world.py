@@ -79,7 +79,7 @@ class World:
     def __init__(self, settings: Settings, model: Model | None = None) -> None:
         self.settings = settings
         self.log = open_deployment_log(settings.log_path, settings=LOG)
-        self.host = AppendHost(self.log, committed_states(settings.wal_path))
+        self.host = AppendHost(self.log, committed_states(settings.wal_path, self.log))
         self.coordinator = Coordinator(settings, log=self.log, append=self)
         self.model = model or Model()
         self.epoch = 1

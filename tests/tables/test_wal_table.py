@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 import millrace
-from millrace.errors import InvalidArgument, Malformed
+from millrace.errors import InvalidArgument, StateDamaged
 from millrace.message.ids import LogId
 from millrace.node.committer import Committer
 from millrace.tables.wal_table import TABLE_SCHEMA, Totals, WalTable, partition_path
@@ -85,7 +85,7 @@ def test_totals_add_up_over_commits_and_survive_checkpoints_and_log_cleanup(tabl
 def test_a_table_whose_state_row_was_taken_away_is_an_error_and_not_a_new_start(table: WalTable) -> None:
     Committer(WalTable.open(table.path)).commit([inserts(table.path, table.position("p0"), 1)])
     DeltaTable(str(table.path)).delete("kind = 'state'")
-    with pytest.raises(Malformed, match="no state row of p0"):
+    with pytest.raises(StateDamaged, match=r"no sound state row of p0 .*none at all"):
         WalTable.open(table.path).position("p0")
 
 

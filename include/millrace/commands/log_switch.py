@@ -94,7 +94,7 @@ def _offline(settings: Settings) -> Iterator[Switch]:
     with (
         held(settings.log_path / LOCK_FILE, deadline=time.monotonic() + 1.0),
         open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings)) as log,
-        AppendHost(log, committed_states(settings.wal_path)) as host,
+        AppendHost(log, committed_states(settings.wal_path, log)) as host,
     ):
         hosted = _Hosted(host, settings.append_deadline)
         with Coordinator(settings, log=log, append=hosted) as coordinator:

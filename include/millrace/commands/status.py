@@ -122,11 +122,12 @@ def _pchannels(settings: Settings, client: AppendClient | None) -> list[dict[str
     checkpoints = read_checkpoints(open_table(settings.checkpoints_path), settings.checkpoints_path)
     parked = {each.pchannel: each for each in read_parked(settings.parked_path)}
     in_wal = set(table.pchannels()) if table is not None else set()
+    positions = table.sound_positions(in_wal) if table is not None else {}
     in_log = set(client.service.names()) if client is not None else set()
-    pending = _pending(client, table) if client is not None else {}
+    pending = _pending(client, table, in_log - (in_wal - set(positions))) if client is not None else {}
     rows = []
     for name in sorted(in_wal | in_log | set(checkpoints)):
-        position = table.position(name) if table is not None and name in in_wal else None
+        position = positions.get(name)
         state = position.state if position is not None else None
         checkpoint = checkpoints.get(name)
         wal_tick = position.last_tick if position is not None else 0
@@ -167,12 +168,12 @@ def _hosted(client: AppendClient, name: str, row: dict[str, Any]) -> dict[str, A
     return found
 
 
-def _pending(client: AppendClient, table: WalTable | None) -> dict[str, float]:
-    """By PChannel the age of its oldest entry that the WAL does not have, in seconds."""
+def _pending(client: AppendClient, table: WalTable | None, names: set[str]) -> dict[str, float]:
+    """By PChannel of `names` the age of its oldest entry that the WAL does not have, in seconds."""
     from millrace.client.freshness import lag_seconds
 
     found: dict[str, float] = {}
-    for name in client.service.names():
+    for name in sorted(names):
         log = client.service.open(name)
         found[name] = lag_seconds(table, log, name)
         log.close()

@@ -94,6 +94,8 @@ def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[s
             details.append("the rows in the WAL are not those that were committed")
         if found.replayed is not None and found.replayed != found.committed:
             details.append("the log gives other rows than the WAL has")
+        if not found.same_state:
+            details.append("the log gives another channel state than the WAL has")
         if log is not None and found.replayed is None:
             details.append("the log's beginning is gone: not run again")
         rows.append(

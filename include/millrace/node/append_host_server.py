@@ -50,6 +50,7 @@ from millrace.node.flow_monitor import FlowMonitor
 from millrace.node.log_retention import LogRetention, wanted
 from millrace.node.tail_buffer import Evicted
 from millrace.settings import Settings
+from millrace.tables.state_check import sound_state
 from millrace.tables.wal_table import WalTable
 from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.state import ChannelState
@@ -297,7 +298,7 @@ def append_extension(service: LogService, folder: Path) -> AppendExtension:
     ProcessCollector(namespace=f"{NAMESPACE}_log_server", registry=metrics.registry)
     host = AppendHost(
         service,
-        committed_states(wal),
+        committed_states(wal, service),
         settings=HostSettings(tick_interval=settings.tick_interval),
         metrics=metrics,
     )
@@ -312,15 +313,22 @@ def append_extension(service: LogService, folder: Path) -> AppendExtension:
     return AppendExtension(host, retention=retention, flow=flow, catalog=catalog)
 
 
-def committed_states(wal: Path) -> Callable[[str], ChannelState]:
-    """`load_state` from the ``wal`` table at `wal`; a PChannel that has no committed state starts at its log's beginning."""
+def committed_states(wal: Path, service: LogService) -> Callable[[str], ChannelState]:
+    """`load_state` from the ``wal`` table at `wal`; a PChannel that has no committed state starts at its log's beginning.
+
+    One whose newest state is damaged starts from an older one: the log of `service` leads to the same answers.
+    """
 
     def load(pchannel: str) -> ChannelState:
         try:
-            state = WalTable.open(wal).position(pchannel).state
+            table = WalTable.open(wal)
         except TableNotFoundError:
-            state = None
-        return ChannelState.new(pchannel) if state is None else state
+            return ChannelState.new(pchannel)
+        log = service.open(pchannel)
+        try:
+            return sound_state(table, log, pchannel)
+        finally:
+            log.close()
 
     return load
 

@@ -68,9 +68,10 @@ def _enforce(settings: Settings, service: LogService) -> dict[str, int]:
     path = settings.checkpoints_path
     checkpoints = read_checkpoints(open_table(path), path)
     freed = {}
-    for pchannel, position in wal.positions(wal.pchannels()).items():
+    for pchannel, position in wal.sound_positions(wal.pchannels()).items():
         allowed = allowed_position(position, checkpoints.get(pchannel))
-        if allowed is None:
+        # A state without a checksum, of an earlier build, is not proved here: the next commit has one.
+        if allowed is None or not position.checked:
             continue
         log = service.open(pchannel)
         if isinstance(log, Keeps):

@@ -13,18 +13,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypedDict
 
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, StateDamaged
 from millrace.log.protocol import Log, LogEntries, LogService
-from millrace.message.ids import LogId
+from millrace.message.ids import EARLIEST, LogId
 from millrace.message.types import MessageType
 from millrace.message.wire import decode_entries
-from millrace.node.parking import parked_names
-from millrace.node.ranges import RangePlan, value_bytes
+from millrace.node.parking import Parked, park, parked_names
+from millrace.node.ranges import Failure, RangePlan, value_bytes
+from millrace.tables.state_check import check_state
 from millrace.tables.wal_table import WalPosition, WalTable
 from millrace.wal.chain import Chain
 from millrace.wal.state import ChannelState
@@ -89,6 +90,8 @@ class Planner:
         self._sleep = sleep
         self._logs: dict[str, Log] = {}
         self._peeks: dict[str, _Peek] = {}
+        self._proved: dict[str, int] = {}
+        """By PChannel the commit whose state row, without a checksum, a replay has confirmed."""
         self._stalls: dict[str, _Stall] = {}
         self._target: dict[str, LogId] | None = None
         self._names: set[str] = set()
@@ -133,7 +136,7 @@ class Planner:
         parked = parked_names(self._parked)
         ends = {name: LogId.parse(text) for name, text in end["ends"].items() if name not in parked}
         plans = []
-        for name, base in self._table.positions(ends).items():
+        for name, base in self._bases(ends).items():
             stands = base.position or LogId(0, 0)
             if stands < ends[name] or (ends[name] < stands and self._regressed(name, stands)):
                 plans.append(RangePlan(base=base, end=ends[name], max_bytes=end["max_bytes"]))
@@ -149,7 +152,7 @@ class Planner:
         self._table.refresh()
         pending: dict[str, LogId] = {}
         self.found_ends = {}
-        for name, base in self._table.positions(sorted(names)).items():
+        for name, base in self._bases(sorted(names)).items():
             found = end = self.found_ends[name] = self._log(name).end()
             if self._target is not None:
                 end = min(end, self._target[name])
@@ -159,6 +162,33 @@ class Planner:
                 pending[name] = end
                 self._note_planned(base)
         return pending
+
+    def _bases(self, names: Iterable[str]) -> dict[str, WalPosition]:
+        """Where PChannels stand, at the handle's version. One whose state is damaged is parked; the others go on."""
+        found = self._table.sound_positions(names, damaged=self._park)
+        return {name: base for name, base in found.items() if base.checked or self._is_proved(base)}
+
+    def _is_proved(self, base: WalPosition) -> bool:
+        """Whether a replay confirms a state of an earlier build, which has no checksum: asked once for each commit."""
+        name = base.pchannel
+        if self._proved.get(name) == base.commits:
+            return True
+        try:
+            check_state(self._table, self._log(name), name)
+        except StateDamaged as error:
+            self._park(name, error)
+            return False
+        except MillraceError as error:
+            if not error.retriable:
+                raise
+            _logger.warning("the state of %s is not proved yet: %s: %s", name, error.code, error)
+            return False
+        self._proved[name] = base.commits
+        return True
+
+    def _park(self, name: str, error: StateDamaged) -> None:
+        _logger.error("%s is parked: %s: %s", name, error.code, error)
+        park(self._parked, Parked.of(name, Failure(error.code, str(error), False, EARLIEST)))
 
     def _regressed(self, pchannel: str, stands: LogId) -> bool:
         """Whether a log ends before what is committed; an end that is merely old, after a repeat, is none."""

@@ -59,7 +59,7 @@ def truncate_log(
         path = settings.checkpoints_path
         checkpoints = read_checkpoints(open_table(path), path)
         found = []
-        for pchannel, position in wal.positions(wal.pchannels()).items():
+        for pchannel, position in wal.sound_positions(wal.pchannels()).items():
             target = allowed_position(position, checkpoints.get(pchannel))
             if limits is not None and target is not None:
                 target = min(target, limits[pchannel]) if pchannel in limits else None

@@ -123,12 +123,15 @@ class RangeWriter:
 
     def finish(self, state: ChannelState, base: WalPosition) -> list[FileAction]:
         """Write the state row behind the range, make all files durable and describe them."""
-        row = _state_row(
-            state,
-            detail=state_detail(
-                commits=base.commits + 1, previous_tick=base.last_tick, totals=base.totals + self.totals
-            ),
+        data = state.to_bytes()
+        detail = state_detail(
+            commits=base.commits + 1,
+            previous_tick=base.last_tick,
+            totals=base.totals + self.totals,
+            time_tick=state.last_tick,
+            state=data,
         )
+        row = _state_row(state, detail=detail, data=data)
         self._file(KIND_STATE, _date(state.last_tick >> LOGICAL_BITS)).write(row)
         return [file.close() for file in self._open.values()]
 
@@ -188,7 +191,7 @@ def _day_name(day: int) -> str:
     return (date(1970, 1, 1).fromordinal(date(1970, 1, 1).toordinal() + day)).isoformat()
 
 
-def _state_row(state: ChannelState, *, detail: str) -> pa.RecordBatch:
+def _state_row(state: ChannelState, *, detail: str, data: bytes) -> pa.RecordBatch:
     values: dict[str, Any] = {
         "time_tick": state.last_tick,
         "ledger": state.position.ledger,
@@ -199,7 +202,7 @@ def _state_row(state: ChannelState, *, detail: str) -> pa.RecordBatch:
         "term": state.term,
         "reason": None,
         "detail": detail,
-        "payload": state.to_bytes(),
+        "payload": data,
     }
     arrays = [pa.array([values.get(item.name, 0)], _value_type(item.type)).cast(item.type) for item in ROW_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)

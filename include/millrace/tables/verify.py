@@ -59,10 +59,12 @@ class ChannelReport:
     """None where the log was left out, or truncation has removed its beginning and no later start was given."""
     state: ChannelState | None
     """Where the log leads, if it was run."""
+    same_state: bool = True
+    """Whether that is the state that the WAL holds, byte for byte."""
 
     @property
     def ok(self) -> bool:
-        return self.committed == self.stored and self.replayed in (None, self.committed)
+        return self.committed == self.stored and self.replayed in (None, self.committed) and self.same_state
 
 
 @dataclass(slots=True)
@@ -175,6 +177,7 @@ def verify_channel(
         stored=stored,
         replayed=None if again is None else again[1].digest,
         state=None if again is None else again[0],
+        same_state=again is None or again[0].to_bytes() == position.state_bytes,
     )
 
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import quote, unquote
 
+import crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from millrace.errors import InvalidArgument, Malformed
+from millrace.errors import InvalidArgument, Malformed, MillraceError, StateDamaged, UnsupportedVersion
 from millrace.message.ids import LogId
 from millrace.tables.delta_log import moved, stands
 from millrace.tables.fsync import sync
@@ -39,6 +40,8 @@ _CONFIGURATION: Final = {
     # A tombstone outlives any reader and any task whose file is not committed yet; VACUUM never goes below it.
     "delta.deletedFileRetentionDuration": "interval 2 days",
 }
+_CHECKSUM: Final = "crc32c"
+"""In a state row's detail."""
 _PCHANNEL: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -100,6 +103,8 @@ class WalPosition:
     state_bytes: bytes | None = None
     state_path: str | None = None
     """The live state row's file, relative to the table; the next commit removes it."""
+    checked: bool = True
+    """Whether the row has a checksum; one of an earlier build has none (millrace.tables.state_check)."""
 
     @property
     def state(self) -> ChannelState | None:
@@ -120,9 +125,18 @@ def partition_path(kind: str, pchannel: str, date: str) -> str:
     return f"kind={quote(kind)}/pchannel={quote(pchannel)}/date={quote(date)}"
 
 
-def state_detail(*, commits: int, previous_tick: int, totals: Totals) -> str:
-    """The ``detail`` column of a state row."""
-    return json.dumps({"commits": commits, "previous_tick": previous_tick, **totals.to_json()}, separators=(",", ":"))
+def state_detail(*, commits: int, previous_tick: int, totals: Totals, time_tick: int, state: bytes) -> str:
+    """The ``detail`` column of a state row, with a checksum over itself, the row's tick and the state."""
+    body = {"commits": commits, "previous_tick": previous_tick, **totals.to_json()}
+    return _json({**body, _CHECKSUM: _checksum(body, time_tick, state)})
+
+
+def _checksum(body: dict[str, Any], time_tick: int, state: bytes) -> int:
+    return int(crc32c.crc32c(state, crc32c.crc32c(f"{time_tick} {_json(body)}".encode())))
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
 class WalTable:
@@ -220,6 +234,22 @@ class WalTable:
                 found[pchannel] = self._read_state(pchannel, paths.get(pchannel, []))
         return found
 
+    def sound_positions(
+        self, pchannels: Iterable[str], *, damaged: Callable[[str, StateDamaged], None] = lambda name, error: None
+    ) -> dict[str, WalPosition]:
+        """As :meth:`positions`, without the PChannels whose state is damaged; `damaged` is told of each."""
+        names = list(pchannels)
+        try:
+            return self.positions(names)
+        except StateDamaged:
+            found = {}
+        for name in names:
+            try:
+                found[name] = self.position(name)
+            except StateDamaged as error:
+                damaged(name, error)
+        return found
+
     def pchannels(self) -> list[str]:
         """The PChannels with a commit, sorted."""
         return sorted(self._state_paths())
@@ -247,26 +277,61 @@ class WalTable:
         return paths
 
     def _read_state(self, pchannel: str, paths: list[str]) -> WalPosition:
-        commits, last_tick = self.commits(pchannel), self.last_tick(pchannel)
+        problems = []
         for path in paths:
-            row = pq.ParquetFile(self.path / path).read(["detail", "payload", "time_tick"]).to_pylist()[0]
-            detail = json.loads(row["detail"])
-            if detail["commits"] == commits and row["time_tick"] == last_tick:
-                position = WalPosition(
-                    version=self.version,
-                    pchannel=pchannel,
-                    commits=commits,
-                    last_tick=last_tick,
-                    totals=Totals.from_json(detail),
-                    state_bytes=row["payload"],
-                    state_path=path,
-                )
+            try:
+                position = self._state_row(pchannel, path)
+            except UnsupportedVersion:
+                raise
+            except (OSError, pa.ArrowException, MillraceError, ValueError, LookupError, TypeError) as error:
+                problems.append(f"{path}: {error}")
+                continue
+            if position is not None:
                 self._rows[pchannel] = (path, position)
                 return position
-        raise Malformed(
-            f"version {self.version} of {self.path} has no state row of {pchannel} for its commit {commits} "
-            f"at tick {last_tick}: something else than the committer wrote to the table; restore an earlier version"
+        raise StateDamaged(
+            f"version {self.version} of {self.path} has no sound state row of {pchannel} for its commit"
+            f" {self.commits(pchannel)} at tick {self.last_tick(pchannel)} ({'; '.join(problems) or 'none at all'}): run the"
+            " operation recovery (mode repair), which computes it from the log again"
         )
+
+    def _state_row(self, pchannel: str, path: str) -> WalPosition | None:
+        """What the state row in a file says; None where it is of another commit. Raises what reading it does, Malformed."""
+        with pq.ParquetFile(self.path / path, page_checksum_verification=True) as file:
+            (row,) = file.read(["detail", "payload", "time_tick", "ledger", "entry"]).to_pylist()
+        detail = json.loads(row["detail"])
+        checksum = detail.pop(_CHECKSUM, None)
+        if checksum is not None and checksum != _checksum(detail, row["time_tick"], row["payload"]):
+            raise Malformed("its checksum differs")
+        position = WalPosition(
+            version=self.version,
+            pchannel=pchannel,
+            commits=detail["commits"],
+            last_tick=row["time_tick"],
+            totals=Totals.from_json(detail),
+            state_bytes=row["payload"],
+            state_path=path,
+            checked=checksum is not None,
+        )
+        if (position.commits, position.last_tick) != (self.commits(pchannel), self.last_tick(pchannel)):
+            return None
+        if not position.checked:
+            state = position.state
+            if state is None or (state.pchannel, state.position, state.last_tick) != (
+                pchannel,
+                LogId(row["ledger"], row["entry"]),
+                row["time_tick"],
+            ):
+                raise Malformed("the state is not that of the row's position")
+        return position
+
+    def position_at(self, pchannel: str, version: int) -> WalPosition | None:
+        """Where `pchannel` stood at an older version; None where that or its state row is gone, or it had no commit yet."""
+        try:
+            found = WalTable(DeltaTable(str(self.path), version=version), self.path).position(pchannel)
+        except Exception:  # cleaned up or vacuumed: delta-rs has no one type for it
+            return None
+        return found if found.state_bytes is not None else None
 
 
 def _partition_value(path: str, column: str) -> str:
@@ -276,15 +341,7 @@ def _partition_value(path: str, column: str) -> str:
 
 def _at(position: WalPosition, version: int) -> WalPosition:
     """The same position, seen at a later version."""
-    return WalPosition(
-        version,
-        position.pchannel,
-        position.commits,
-        position.last_tick,
-        position.totals,
-        position.state_bytes,
-        position.state_path,
-    )
+    return replace(position, version=version)
 
 
 def sync_log(path: Path, version: int) -> None:

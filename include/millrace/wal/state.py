@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
 
-from millrace.errors import Malformed, UnsupportedVersion
+from millrace.errors import Malformed, MillraceError, UnsupportedVersion
 from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId, MessageId
 from millrace.message.schema import CollectionSchema
 from millrace.wal.config import ChainConfig
@@ -301,5 +301,13 @@ class ChannelState:
                 config=ChainConfig(**item["config"]),
                 vchannels={channel.name: channel for channel in channels},
             )
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+            MillraceError,
+        ) as error:
             raise Malformed(f"channel state does not decode: {error}") from error

@@ -158,15 +158,9 @@ def _files(wal: WalTable, pchannel: str, kind: str) -> list[tuple[str, int, LogI
 
 def _at_version(wal: WalTable, pchannel: str, version: int) -> tuple[ChannelState, Totals] | None:
     """The state and totals of an older version; None where that is gone."""
-    from deltalake import DeltaTable
-
-    try:
-        older = WalTable(DeltaTable(str(wal.path), version=version), wal.path)
-        position = older.position(pchannel)
-    except Exception:  # cleaned up or vacuumed: delta-rs has no one type for it
-        return None
-    state = position.state
-    return None if state is None else (state, position.totals)
+    position = wal.position_at(pchannel, version)
+    state = None if position is None else position.state
+    return None if position is None or state is None else (state, position.totals)
 
 
 def _position(position: WalPosition) -> LogId:

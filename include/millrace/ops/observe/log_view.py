@@ -65,7 +65,7 @@ class LogWatch:
         """How each PChannel's log stands to `wal`."""
         try:
             with self.client() as client:
-                positions = wal.positions(wal.pchannels()) if wal is not None else {}
+                positions = wal.sound_positions(wal.pchannels()) if wal is not None else {}
                 return LogView(True, dict(_channels(client, wal, positions)))
         except LogUnavailable:
             return LogView(False)

@@ -337,7 +337,7 @@ class Observer:
 
 
 def _positions(wal: WalTable | None) -> dict[str, WalPosition]:
-    return wal.positions(wal.pchannels()) if wal is not None else {}
+    return wal.sound_positions(wal.pchannels()) if wal is not None else {}
 
 
 def _page(limit: int, offset: int) -> int:
