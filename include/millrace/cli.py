@@ -43,7 +43,7 @@ app = typer.Typer(
 
     `millrace read users`
 
-    Exit codes: 0 all is well, 1 an error (`CODE: message`), 2 wrong usage, 3 a check does not hold, 130 Ctrl-C, 143 SIGTERM.
+    Exit codes: 0 all is well, 1 an error (`CODE: message`), 2 wrong usage, 3 what is stored does not hold, 130 Ctrl-C, 143 SIGTERM.
     """,
 )
 

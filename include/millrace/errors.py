@@ -245,6 +245,26 @@ class TableUnavailable(MillraceError):
     retriable = True
 
 
+class TableDamaged(MillraceError, OSError):
+    """A file of a table is missing or does not read: the operation recovery makes it anew, from the log or the WAL.
+
+    `missing`: it is not there. Where a reader has held an old version of the table for long, VACUUM may have taken it.
+    """
+
+    code = "TABLE_DAMAGED"
+
+    def __init__(self, message: str, *, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_table_damaged, (str(self), self.missing))
+
+
+def _table_damaged(message: str, missing: bool) -> TableDamaged:
+    return TableDamaged(message, missing=missing)
+
+
 class WalGap(MillraceError):
     """The chain of previous ticks in the WAL is broken: rows of a range are missing."""
 

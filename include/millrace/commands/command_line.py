@@ -1,7 +1,7 @@
 """What all commands share: the options, the settings they lead to, how results are printed, and what an error looks like.
 
-Exit codes: 0 all is well, 1 a MillraceError (`CODE: message` on stderr, never a traceback), 2 wrong usage, 3 a verification
-found something that does not hold, 130 Ctrl-C, 143 SIGTERM (millrace.commands.interrupts).
+Exit codes: 0 all is well, 1 a MillraceError (`CODE: message` on stderr, never a traceback), 2 wrong usage, 3 something that is
+stored does not hold (a verification found it, or a command met it), 130 Ctrl-C, 143 SIGTERM (millrace.commands.interrupts).
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from typer.core import TyperGroup
 
 from millrace.arrow_start import leave_pandas_out
 from millrace.commands.interrupts import Interrupts
-from millrace.errors import MillraceError
+from millrace.errors import (
+    BackupDamaged,
+    LogCorrupted,
+    MillraceError,
+    SpoolCorrupted,
+    StagedFileDamaged,
+    StateDamaged,
+    TableDamaged,
+    WalGap,
+)
 from millrace.message.ids import tick_physical_ms
 from millrace.settings import Settings
 
@@ -30,6 +39,8 @@ if TYPE_CHECKING:
 
 FAILED: Final = 1
 DOES_NOT_HOLD: Final = 3
+DAMAGED: Final = (TableDamaged, StateDamaged, StagedFileDamaged, LogCorrupted, SpoolCorrupted, BackupDamaged, WalGap)
+"""Errors that say of what is stored that it does not hold, whichever command met it."""
 INTERRUPTED: Final = 130
 
 WIDE: Final = 200
@@ -49,7 +60,7 @@ class ReportingGroup(TyperGroup):
             interrupts = ctx.find_root().obj
             if not (isinstance(interrupts, Interrupts) and interrupts.signal is not None):  # else it is a consequence
                 typer.echo(f"{error.code}: {error}", err=True)
-            raise typer.Exit(FAILED) from None
+            raise typer.Exit(DOES_NOT_HOLD if isinstance(error, DAMAGED) else FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 

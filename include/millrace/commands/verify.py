@@ -56,7 +56,7 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
         print_rows(
             collections,
             columns=(
-                "collection", "holds", "state", "inserted", "visible", "deleted", "rolled_back", "rejected", "duplicates",
+                "collection", "holds", "state", "inserted", "visible", "deleted", "rolled_back", "rejected", "duplicates", "detail",
             ),
             as_json=False,
             empty="No rows to account for.",
@@ -83,11 +83,10 @@ def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[s
     for name in wal.pchannels():
         try:
             found = verify_channel(snapshot, wal, log, name)
-        except (MillraceError, OSError) as error:
-            if isinstance(error, MillraceError) and error.retriable:
+        except MillraceError as error:
+            if error.retriable:
                 raise
-            code = error.code if isinstance(error, MillraceError) else type(error).__name__
-            rows.append({"pchannel": name, "holds": False, "detail": f"{code}: {error}"})
+            rows.append({"pchannel": name, "holds": False, "detail": f"{error.code}: {error}"})
             continue
         details = []
         if found.committed != found.stored:
@@ -143,6 +142,7 @@ def check_collections(settings: Settings) -> list[dict[str, Any]]:
                 "rejected": rejected,
                 "duplicates": duplicates,
                 "stored": found.stored,
+                "detail": found.problem or None,
             }
         )
     return rows

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow.parquet as pq
-
 from millrace.node.flusher import FlushReport
 from millrace.node.streaming import write_progress
 from millrace.settings import Settings
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import PCHANNEL, read_segments
+from millrace.tables.parquet_file import read_file
 
 KEPT: Final = 500
 FLUSHED: Final = "flushed"
@@ -45,7 +44,7 @@ class FlushedSegments:
             {PCHANNEL: report.pchannel, **row}
             for report in reports
             for action in report.segments.actions
-            for row in pq.ParquetFile(self._path / action.path).read(columns=_COLUMNS).to_pylist()
+            for row in read_file(self._path / action.path).select(_COLUMNS).to_pylist()
         ]
         if any(row["state"] == FLUSHED for row in fresh):
             self._segments = _kept([*self._segments, *fresh])

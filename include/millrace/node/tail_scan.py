@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.closing import Closing
-from millrace.errors import InvalidArgument, WalGap
+from millrace.errors import InvalidArgument, TableDamaged, WalGap
 from millrace.message.ids import MessageId, tick_physical_ms
 from millrace.message.model import ImmutableMessage
 from millrace.metrics import Metrics
@@ -228,9 +228,12 @@ class Scan(Closing):
         assert self._snapshot is not None
         try:
             piece = next(self._table, None)
-        except FileNotFoundError:
-            # Compaction and VACUUM took a file of this version: the newer one has the same rows elsewhere.
+        except TableDamaged as error:
+            # Compaction and VACUUM may have taken a file of this version: the newer one has the same rows elsewhere.
+            version = self._snapshot.version
             self._snapshot = self._snapshot.refreshed()
+            if not error.missing or self._snapshot.version == version:
+                raise
             self._table = self._rest_of_table()
             return None
         if piece is not None:

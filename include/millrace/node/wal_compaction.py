@@ -19,7 +19,6 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
@@ -28,6 +27,7 @@ from millrace.errors import WalGap
 from millrace.failpoint import hit
 from millrace.node.wal_writer import FileAction, RowFile
 from millrace.tables.delta_log import commit_lease, stands
+from millrace.tables.parquet_file import opened
 from millrace.tables.wal_table import TABLE_SCHEMA, partition_path, sync_log
 from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
 
@@ -184,7 +184,7 @@ def _row_groups(path: Path, group: Sequence[LiveFile]) -> Iterator[pa.RecordBatc
     held: list[pa.Table] = []
     size = 0
     for each in group:
-        with pq.ParquetFile(path / each.path, read_dictionary=_DICTIONARIES) as parquet:
+        with opened(path / each.path, read_dictionary=_DICTIONARIES) as parquet:
             for number in range(parquet.num_row_groups):
                 table = parquet.read_row_group(number).cast(ROW_SCHEMA)
                 if held and size + table.nbytes > ROW_GROUP_BYTES:

@@ -17,9 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
+from millrace.errors import TableDamaged
 from millrace.message.ids import Moment
 from millrace.settings import Settings
 from millrace.tables.collection_table import delete_file_schema, file_schema
+from millrace.tables.parquet_file import CHECKED, readable
 from millrace.tables.read_plan import ReadPlan, plan_read
 from millrace.tables.visible_rows import conform
 
@@ -39,9 +41,19 @@ def read_arrow(
 
     Columns are the collection's fields at that tick; `with_ticks` adds those that place a row (``_partition`` ...). The
     order of rows is not promised. Memory: the collection's rows at that tick and its deletes up to it, both in whole.
-    Raises TickNotReached, TickTooOld, CollectionNotFound.
+    Raises TickNotReached, TickTooOld, CollectionNotFound, TableDamaged.
     """
-    plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
+    for last in (False, True):
+        plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
+        try:
+            return _rows(plan, with_ticks)
+        except TableDamaged as error:
+            if last or not error.missing:
+                raise  # else VACUUM may have taken it while it was read: the newer version names others
+    raise AssertionError("unreachable")
+
+
+def _rows(plan: ReadPlan, with_ticks: bool) -> pa.Table:
     rows = _table_rows(plan.rows, plan.rows_path, file_schema(plan.schema), plan.tick)
     deletes = _table_rows(plan.deletes, plan.deletes_path, delete_file_schema(plan.schema), plan.tick)
     rows = pa.concat_tables([rows, *plan.tail_rows(deletes=False)])
@@ -63,8 +75,9 @@ def _table_rows(table: DeltaTable | None, path: Path, schema: pa.Schema, tick: i
     paths: Sequence[str] = [str(path / name) for name in actions["path"].to_pylist()]
     if not paths:
         return schema.empty_table()
-    dataset = ds.dataset(paths, format="parquet", schema=schema)
-    return conform(dataset.to_table(filter=pc.field("_time_tick") <= tick), schema)
+    with readable(path):
+        dataset = ds.dataset(paths, format=CHECKED, schema=schema)
+        return conform(dataset.to_table(filter=pc.field("_time_tick") <= tick), schema)
 
 
 def _hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.transaction import RemoveAction
 
@@ -23,6 +22,7 @@ from millrace.failpoint import hit
 from millrace.message.ids import MessageId
 from millrace.tables.catalog import Catalog
 from millrace.tables.delta_files import AppMove, Fenced, FileSink, commit, create_table, drop_files, open_table
+from millrace.tables.parquet_file import read_file
 from millrace.tables.wal_reader import FIRST_ID, WalSnapshot
 
 PCHANNEL: Final = "pchannel"
@@ -66,7 +66,7 @@ def read_bases(wal: Path) -> dict[str, Base]:
         return {}
     found = {}
     for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-        row = pq.ParquetFile(path / action["path"]).read().to_pylist()[0]
+        row = read_file(path / action["path"]).to_pylist()[0]
         pchannel = action[f"partition.{PCHANNEL}"]
         found[pchannel] = Base(
             pchannel,

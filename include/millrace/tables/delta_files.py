@@ -19,14 +19,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, RemoveAction, Transaction
 
-from millrace.errors import CommitFenced, DeadlineExceeded
+from millrace.errors import CommitFenced, DeadlineExceeded, TableDamaged
 from millrace.failpoint import hit
 from millrace.tables.delta_log import TABLE_COMMITS, commit_lease, last_checkpoint, trim
 from millrace.tables.fsync import make_folder, sync
-from millrace.tables.parquet_file import ParquetFile, Written
+from millrace.tables.parquet_file import REPAIR, ParquetFile, Written
 
 COMPRESSION: Final = "snappy"
 MAX_FILE_BYTES: Final = 256 << 20
@@ -144,11 +144,18 @@ def drop_files(table_path: Path, actions: Sequence[FileAction]) -> None:
 
 
 def open_table(path: Path, *, version: int | None = None) -> DeltaTable | None:
-    """The table at `path` (pinned to `version`, or as it is now); None where there is none."""
+    """The table at `path` (pinned to `version`, or as it is now); None where there is none. Raises TableDamaged."""
     try:
         return DeltaTable(str(path), version=version)
     except TableNotFoundError:
         return None
+    except DeltaError as error:
+        if version is not None:
+            raise
+        raise TableDamaged(
+            f"the log of the table {path} does not read ({error}): restore it from a backup, or remove a collection's table"
+            " and run the operation recovery, which makes it anew"
+        ) from error
 
 
 def create_table(
@@ -277,3 +284,12 @@ def live_files(table: DeltaTable) -> dict[str, int]:
     """Live files at the version of `table`, relative to it, with their sizes in bytes."""
     actions = pa.table(table.get_add_actions())
     return dict(zip(map(unquote, actions["path"].to_pylist()), actions["size_bytes"].to_pylist(), strict=True))
+
+
+def require_files(table: DeltaTable, path: Path) -> None:
+    """Raises TableDamaged where a live file of `table`, which lies at `path`, is missing."""
+    missing = [name for name in live_files(table) if not (path / name).exists()]
+    if missing:
+        raise TableDamaged(
+            f"{len(missing)} files of the table {path} are missing, one is {missing[0]}: {REPAIR}", missing=True
+        )

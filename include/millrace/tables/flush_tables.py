@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.transaction import RemoveAction
 
@@ -25,6 +24,7 @@ from millrace.message.ids import MessageId
 from millrace.tables.catalog import Catalog, SegmentEvent
 from millrace.tables.collection_table import add_fields
 from millrace.tables.delta_files import FileAction, FileSink, create_table
+from millrace.tables.parquet_file import read_file
 from millrace.tables.visible_rows import conform
 from millrace.tables.wal_reader import FIRST_ID
 
@@ -132,7 +132,7 @@ def read_checkpoints(table: DeltaTable | None, path: Path) -> dict[str, Checkpoi
         return {}
     found: dict[str, Checkpoint] = {}
     for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-        row = pq.ParquetFile(path / action["path"]).read().to_pylist()[0]
+        row = read_file(path / action["path"]).to_pylist()[0]
         pchannel = action[f"partition.{PCHANNEL}"]
         known = found.get(pchannel)
         if known is None or known.time_tick < row["time_tick"]:
@@ -203,7 +203,7 @@ def read_segments(
     for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         owner = action[f"partition.{PCHANNEL}"]
         if pchannel is None or owner == pchannel:
-            rows = conform(pq.ParquetFile(path / action["path"]).read(), SEGMENT_COLUMNS)
+            rows = conform(read_file(path / action["path"]), SEGMENT_COLUMNS)
             parts.append(rows.append_column(PCHANNEL, pa.array([owner] * rows.num_rows, pa.utf8())).cast(schema))
     rows = pa.concat_tables(parts)
     merged = schema.get_field_index("merged_into")

@@ -7,17 +7,58 @@ no other attempt has: a file that is there already is never written over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from millrace.errors import TableDamaged
 from millrace.tables.direct_file import DirectFile
 from millrace.tables.fsync import make_folder, sync
+
+REPAIR: Final = "run the operation recovery (mode repair), which makes it anew"
+CHECKED: Final = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
+"""How datasets read our files: pages that have a checksum must match it."""
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Reading the file (or the files of the table) at `path`: one that is missing or does not read is TableDamaged."""
+    try:
+        yield
+    except TableDamaged:
+        raise
+    except FileNotFoundError as error:
+        raise TableDamaged(
+            f"a file of a table is missing: {error.filename or error}: {REPAIR}", missing=True
+        ) from error
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None):
+            raise
+        raise TableDamaged(f"{path} does not read ({error}): {REPAIR}") from error
+
+
+@contextmanager
+def opened(path: Path, *, read_dictionary: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
+    """The file at `path`, for reading: pages that have a checksum must match it. Raises TableDamaged."""
+    with (
+        readable(path),
+        pq.ParquetFile(path, read_dictionary=read_dictionary, page_checksum_verification=True) as file,
+    ):
+        yield file
+
+
+def read_file(path: Path) -> pa.Table:
+    """All rows of the file at `path`. Raises TableDamaged."""
+    with opened(path) as file:
+        return file.read()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from millrace.errors import Malformed
 from millrace.settings import Settings
 from millrace.tables.delta_files import open_table
+from millrace.tables.parquet_file import read_file
 
 KIND_STATE: Final = "state"
 
@@ -40,7 +40,7 @@ def read_state_row(table: DeltaTable, path: Path) -> tuple[str | None, list[str]
     live = files_of(table, KIND_STATE)
     if len(live) > 1:
         raise Malformed(f"{path} has {len(live)} state rows: something else than the quality run wrote to it")
-    return (pq.ParquetFile(path / live[0]).read(["state"])["state"][0].as_py() if live else None), live
+    return (read_file(path / live[0])["state"][0].as_py() if live else None), live
 
 
 def standing_blocks(settings: Settings) -> list[str]:

@@ -27,6 +27,7 @@ from millrace.message.ids import Moment
 from millrace.message.schema import CollectionSchema
 from millrace.settings import Settings
 from millrace.tables.collection_table import delete_file_schema, file_schema
+from millrace.tables.delta_files import require_files
 from millrace.tables.read_plan import ReadPlan, Tail, plan_read, tail_rows
 from millrace.tables.wal_reader import MAX_TICK
 
@@ -88,6 +89,7 @@ def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool, small_tail: bo
 
 
 def _table_frame(spark: SparkSession, path: Path, table: DeltaTable, target: pa.Schema, tick: int) -> DataFrame:
+    require_files(table, path)  # Spark would say so in a task, in words of its own
     frame = spark.read.format("delta").option("versionAsOf", table.version()).load(str(path))
     have = set(frame.columns)
     types = {field.name: field.dataType for field in from_arrow_schema(target).fields}

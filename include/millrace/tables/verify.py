@@ -12,16 +12,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from millrace.errors import PositionTruncated, WalGap
+from millrace.errors import PositionTruncated, TableDamaged, WalGap
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
 from millrace.settings import Settings
@@ -31,6 +31,7 @@ from millrace.tables.collection_table import base_tick, delete_file_schema, dele
 from millrace.tables.dead_rows import Drops, dead, drops_at
 from millrace.tables.delta_files import open_table
 from millrace.tables.log_replay import replayed
+from millrace.tables.parquet_file import REPAIR, read_file, readable
 from millrace.tables.visible_rows import collection_rows, conform
 from millrace.tables.wal_reader import MAX_TICK, WalSnapshot
 from millrace.tables.wal_table import Totals, WalTable
@@ -88,6 +89,8 @@ class CollectionReport:
     """Rows of Inserts and Imports by reason; duplicates stand under DUPLICATE and ALREADY_APPLIED."""
     wal_digest: int = 0
     table_digest: int = 0
+    problem: str = ""
+    """Why its table could not be read; empty where it could."""
 
     @property
     def rolled_back(self) -> int:
@@ -101,7 +104,8 @@ class CollectionReport:
     @property
     def holds(self) -> bool:
         """Whether the table holds just what became visible up to the tick that it says, however far the flusher has come."""
-        return self.stored + self.folded == self.visible_inserted - self.behind and self.wal_digest == self.table_digest
+        same = self.stored + self.folded == self.visible_inserted - self.behind
+        return same and self.wal_digest == self.table_digest and not self.problem
 
     @property
     def ok(self) -> bool:
@@ -259,7 +263,14 @@ def verify_collections(settings: Settings) -> dict[int, CollectionReport]:
         for found in reports.values():
             number = found.collection_id
             folded = (bases.get(number, 0), dropped.get(number, []))
-            _count_table(db, tables.get(number, none), found, folded, gone.get(number, []), trimmed.values())
+            try:
+                with readable(rows_path(settings, number)):
+                    _count_table(db, tables.get(number, none), found, folded, gone.get(number, []), trimmed.values())
+            except TableDamaged as error:
+                found.problem = f"{error.code}: {error}"
+            except duckdb.Error as error:
+                words = str(error).partition("\n")[0]
+                found.problem = f"{TableDamaged.code}: {rows_path(settings, number)} does not read ({words}): {REPAIR}"
     return reports
 
 
@@ -407,4 +418,4 @@ def _files(delta: DeltaTable, kind: str, pchannel: str) -> list[str]:
 
 
 def _rejections(path: str) -> pa.Table:
-    return pq.read_table(path.removeprefix("file://"), partitioning=None)
+    return read_file(Path(path.removeprefix("file://")))

@@ -26,6 +26,7 @@ from deltalake import DeltaTable
 from millrace.errors import PositionTruncated, WalGap
 from millrace.message.ids import LogId, MessageId
 from millrace.tables.delta_files import open_table
+from millrace.tables.parquet_file import opened
 from millrace.wal.schema import KIND_MESSAGE, ROW_SCHEMA
 
 BATCH_BYTES: Final = 32 << 20
@@ -124,7 +125,7 @@ class WalSnapshot:
 
     def _without_statistics(self, path: str) -> tuple[int, list[int]]:
         """Rows, first and last tick, greatest ledger and entry of a file whose writer left no statistics in the log."""
-        with pq.ParquetFile(self._path / path) as parquet:
+        with opened(self._path / path) as parquet:
             table = parquet.read(columns=["time_tick", "ledger", "entry"])
         if table.num_rows == 0:
             return 0, [0, 0, 0, 0]
@@ -216,7 +217,7 @@ class WalSnapshot:
         files = self.plan(pchannel, up_to_tick=tick).files
         if not files:
             return FIRST_ID
-        with pq.ParquetFile(self._path / files[-1].path) as parquet:
+        with opened(self._path / files[-1].path) as parquet:
             table = parquet.read(columns=["time_tick", *_CONFIRMED])
         place = int(np.searchsorted(table["time_tick"].to_numpy(), tick, side="right")) - 1
         return MessageId(*(table[name][place].as_py() for name in _CONFIRMED))
@@ -283,7 +284,7 @@ def range_bytes(path: Path, plan: WalRange) -> int:
     """About how many bytes of files hold the messages of a range; of the file that it begins in, what lies behind its start."""
     size = sum(file.size for file in plan.files[1:])
     for file in plan.files[:1]:
-        with pq.ParquetFile(path / file.path) as parquet:
+        with opened(path / file.path) as parquet:
             groups = _groups(parquet, plan)
             size += sum(_group_bytes(parquet, group) for group in groups[1:])
             for group in groups[:1]:
@@ -300,7 +301,7 @@ def _batches(
     names = ROW_SCHEMA.names if columns is None else sorted({*columns, "time_tick", "type", *_IDS})
     schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
     dictionaries = [name for name in _DICTIONARIES if name in names]
-    with pq.ParquetFile(path / file.path, read_dictionary=dictionaries) as parquet:
+    with opened(path / file.path, read_dictionary=dictionaries) as parquet:
         for group in _groups(parquet, plan):
             size = parquet.metadata.row_group(group).total_byte_size
             if size <= 2 * batch_bytes:

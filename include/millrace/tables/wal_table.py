@@ -17,14 +17,15 @@ from urllib.parse import quote, unquote
 
 import crc32c
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from millrace.errors import InvalidArgument, Malformed, MillraceError, StateDamaged, UnsupportedVersion
 from millrace.message.ids import LogId
+from millrace.tables.delta_files import open_table
 from millrace.tables.delta_log import moved, stands
 from millrace.tables.fsync import sync
+from millrace.tables.parquet_file import opened
 from millrace.wal.digest import Digest
 from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
 from millrace.wal.state import ChannelState
@@ -181,9 +182,12 @@ class WalTable:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """The table at `path` at its newest version. Raises deltalake's TableNotFoundError where there is none."""
+        """The table at `path` at its newest version. Raises deltalake's TableNotFoundError where there is none, TableDamaged."""
         path = Path(path).absolute()
-        return cls(DeltaTable(str(path)), path)
+        table = open_table(path)
+        if table is None:
+            raise TableNotFoundError(f"there is no table at {path}")
+        return cls(table, path)
 
     @property
     def version(self) -> int:
@@ -297,7 +301,7 @@ class WalTable:
 
     def _state_row(self, pchannel: str, path: str) -> WalPosition | None:
         """What the state row in a file says; None where it is of another commit. Raises what reading it does, Malformed."""
-        with pq.ParquetFile(self.path / path, page_checksum_verification=True) as file:
+        with opened(self.path / path) as file:
             (row,) = file.read(["detail", "payload", "time_tick", "ledger", "entry"]).to_pylist()
         detail = json.loads(row["detail"])
         checksum = detail.pop(_CHECKSUM, None)

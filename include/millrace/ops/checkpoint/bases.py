@@ -32,6 +32,7 @@ from millrace.tables.collection_table import (
 from millrace.tables.dead_rows import Drops, dead, drops_at
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.parquet_file import CHECKED, readable
 from millrace.tables.visible_rows import collection_rows, conform
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.wal.txn_buffer import TxnBuffer
@@ -211,6 +212,7 @@ def _stored(
     schema = delete_file_schema(found.schema) if deletes else file_schema(found.schema)
     tick, channel = pc.field("_time_tick"), pc.field("_vchannel")
     wanted = (tick > after) & (tick <= up_to) & channel.isin(found.vchannels)
-    for batch in ds.dataset(files, format="parquet", schema=schema).to_batches(filter=wanted):
-        if batch.num_rows:
-            yield pa.Table.from_batches([batch])
+    with readable(Path(files[0]).parent if files else Path()):
+        for batch in ds.dataset(files, format=CHECKED, schema=schema).to_batches(filter=wanted):
+            if batch.num_rows:
+                yield pa.Table.from_batches([batch])

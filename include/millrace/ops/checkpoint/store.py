@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.transaction import RemoveAction
 
@@ -22,6 +21,7 @@ from millrace.failpoint import hit
 from millrace.message.ids import LogId, MessageId
 from millrace.settings import Settings
 from millrace.tables.delta_files import AppMove, Fenced, FileSink, commit, create_table, drop_files, open_table
+from millrace.tables.parquet_file import read_file
 from millrace.tables.wal_table import Totals, WalPosition
 from millrace.wal.chain import CHAIN_VERSION, first_confirmed
 from millrace.wal.digest import Digest
@@ -185,7 +185,7 @@ def _live(table: DeltaTable) -> list[tuple[str, int, str]]:
 
 
 def _read(path: Path, name: str, pchannel: str) -> RecoveryCheckpoint:
-    row = pq.ParquetFile(path / name).read().to_pylist()[0]
+    row = read_file(path / name).to_pylist()[0]
     return RecoveryCheckpoint(
         pchannel=pchannel,
         time_tick=row["time_tick"],

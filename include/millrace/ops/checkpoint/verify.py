@@ -14,12 +14,12 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from millrace.errors import MillraceError, PositionTruncated
 from millrace.log.protocol import Log
 from millrace.message.ids import LogId, MessageId
 from millrace.tables.log_replay import replayed
+from millrace.tables.parquet_file import read_file
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.tables.wal_table import Totals, WalPosition, WalTable
 from millrace.wal.chain import replay
@@ -132,7 +132,7 @@ def _rejections(wal: WalTable, pchannel: str, begin: LogId) -> pa.Table:
     parts = [ROW_SCHEMA.empty_table()]
     for name, _, last in _files(wal, pchannel, KIND_REJECTION):
         if last >= begin:
-            rows = pq.read_table(wal.path / name, partitioning=None).cast(ROW_SCHEMA)
+            rows = read_file(wal.path / name).cast(ROW_SCHEMA)
             later = pc.or_(
                 pc.greater(rows["ledger"], begin.ledger),
                 pc.and_(pc.equal(rows["ledger"], begin.ledger), pc.greater_equal(rows["entry"], begin.entry)),

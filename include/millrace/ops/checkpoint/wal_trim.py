@@ -14,7 +14,6 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
@@ -26,6 +25,7 @@ from millrace.ops.checkpoint.staged_trim import named_files, note_staged
 from millrace.settings import Settings
 from millrace.tables.bases import Base
 from millrace.tables.delta_log import commit_lease
+from millrace.tables.parquet_file import read_file
 from millrace.tables.wal_reader import TRIMMED_APP_SUFFIX
 from millrace.tables.wal_table import TABLE_SCHEMA, Totals, WalTable, sync_log
 from millrace.tables.wal_trims import Trim, record_trim, trimmed_totals
@@ -102,7 +102,7 @@ def files_before(table: WalTable, base: Base) -> list[_File]:
 
 def _read(table: WalTable, file: _File) -> tuple[Totals, list[str]]:
     """What a file's rows add up to, and the staged files that its messages name."""
-    rows = pq.read_table(table.path / file.path, partitioning=None).cast(ROW_SCHEMA)
+    rows = read_file(table.path / file.path).cast(ROW_SCHEMA)
     if file.kind != KIND_MESSAGE:
         return Totals(0, rows.num_rows, digest(rows)), []
     return Totals(rows.num_rows, 0, digest(rows)), named_files(rows)

@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from millrace.tables.parquet_file import opened
+
 SMALL_SHARE: Final = 0.5
 """A file below this share of the target is small."""
 
@@ -87,7 +89,7 @@ def row_bytes(files: Sequence[LiveFile], path: Path) -> float:
     """Decoded bytes of a row, from the largest files' first row groups; 1 where there is nothing to learn from."""
     total, rows = 0, 0
     for file in sorted(files, key=lambda file: file.size, reverse=True)[:SAMPLES]:
-        with pq.ParquetFile(path / file.path) as parquet:
+        with opened(path / file.path) as parquet:
             for batch in parquet.iter_batches(batch_size=10_000, row_groups=[0] if parquet.num_row_groups else []):
                 total, rows = total + batch.nbytes, rows + batch.num_rows
                 break

@@ -15,12 +15,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from millrace.failpoint import hit
 from millrace.ops.compaction.files import Group
 from millrace.tables.dead_rows import Drops, dead
 from millrace.tables.delta_files import FileAction, FileSink
+from millrace.tables.parquet_file import CHECKED, opened, readable
 from millrace.tables.visible_rows import conform
 
 ROW_GROUP_ROWS: Final = 1 << 17
@@ -89,8 +89,9 @@ def load_deletes(fold: Fold | None) -> pa.Table | None:
         return None
     if not fold.deletes:
         return fold.schema.empty_table()
-    dataset = ds.dataset(list(fold.deletes), format="parquet", schema=fold.schema)
-    return dataset.to_table(filter=pc.field("_time_tick") <= fold.tick)
+    with readable(Path(fold.deletes[0]).parent):
+        dataset = ds.dataset(list(fold.deletes), format=CHECKED, schema=fold.schema)
+        return dataset.to_table(filter=pc.field("_time_tick") <= fold.tick)
 
 
 def rewrite(job: Job, group: Group, deletes: pa.Table | None) -> Rewritten:
@@ -113,7 +114,7 @@ def rewrite(job: Job, group: Group, deletes: pa.Table | None) -> Rewritten:
 
 
 def _read(job: Job, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    with pq.ParquetFile(job.path / name) as parquet:
+    with opened(job.path / name) as parquet:
         known = set(parquet.schema_arrow.names)
         wanted = [each for each in (columns or job.schema.names) if each in known]
         return conform(

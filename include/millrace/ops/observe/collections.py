@@ -9,7 +9,6 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from millrace.coord.store import Collection, Store, pchannel_of
 from millrace.errors import CollectionNotFound, InvalidArgument
@@ -30,6 +29,7 @@ from millrace.ops.observe.tables import Pinned
 from millrace.settings import Settings
 from millrace.tables.collection_table import base_tick
 from millrace.tables.flush_tables import PCHANNEL, SEGMENT_COLUMNS, Checkpoint
+from millrace.tables.parquet_file import read_file
 from millrace.tables.visible_rows import conform
 
 MOST_PAGE: Final = 500
@@ -101,7 +101,7 @@ def read_segments(pinned: Pinned | None) -> Segments:
     parts = [schema.empty_table()]
     if pinned is not None:
         for path, owner in zip(pinned.column("path"), pinned.column(f"partition.{PCHANNEL}"), strict=True):
-            rows = conform(pq.ParquetFile(pinned.file(path)).read(), SEGMENT_COLUMNS)
+            rows = conform(read_file(pinned.file(path)), SEGMENT_COLUMNS)
             parts.append(rows.append_column(PCHANNEL, pa.array([owner] * rows.num_rows, pa.utf8())).cast(schema))
     rows = pa.concat_tables(parts)
     if not rows.num_rows:

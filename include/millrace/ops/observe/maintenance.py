@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from millrace.ops import launch_history
 from millrace.ops.launch_folder import RUN_ID, RunFolder, operations_path, read_json
@@ -16,6 +15,7 @@ from millrace.ops.observe.payloads import bounded
 from millrace.ops.observe.tables import Pinned
 from millrace.ops.quality.results import KIND_RESULT, read_state
 from millrace.settings import Settings
+from millrace.tables.parquet_file import opened
 
 SMALL_FILE_BYTES: Final = 16 << 20
 MOST_OPERATIONS: Final = 200
@@ -150,7 +150,7 @@ def _quality_rows(pinned: Pinned, limit: int) -> list[QualityRow]:
     )
     found: list[QualityRow] = []
     for _, path in files:
-        with pq.ParquetFile(pinned.file(path)) as parquet:
+        with opened(pinned.file(path)) as parquet:
             for batch in parquet.iter_batches(batch_size=1024, columns=_QUALITY):
                 found += map(_quality_row, batch.to_pylist())
         found = sorted(found, key=lambda each: each.at or 0.0, reverse=True)[:limit]

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from millrace.errors import InvalidArgument
 from millrace.message.ids import tick_physical_ms
@@ -20,6 +19,7 @@ from millrace.ops.observe.payloads import table_rows
 from millrace.settings import Settings
 from millrace.tables.arrow_read import deleted
 from millrace.tables.collection_table import delete_file_schema, file_schema
+from millrace.tables.parquet_file import opened
 from millrace.tables.read_plan import ReadPlan, plan_read
 from millrace.tables.visible_rows import conform
 
@@ -97,7 +97,7 @@ def _table_rows(plan: ReadPlan, count: int) -> Iterator[pa.Table]:
     schema = file_schema(plan.schema)
     best = schema.empty_table()
     for place, (_, path) in enumerate(files):
-        with pq.ParquetFile(plan.rows_path / path) as parquet:
+        with opened(plan.rows_path / path) as parquet:
             for batch in parquet.iter_batches(batch_size=BATCH_ROWS):
                 part = pa.Table.from_batches([batch])
                 part = part.filter(pc.less_equal(part["_time_tick"], plan.tick))
@@ -139,7 +139,7 @@ def _deletes(plan: ReadPlan, rows: pa.Table) -> pa.Table:
         for action in pa.table(plan.deletes.get_add_actions(flatten=True)).to_pylist():
             if _outside(action, key, least, most) or (action.get("max._time_tick") or plan.tick) < oldest:
                 continue
-            with pq.ParquetFile(plan.deletes_path / action["path"]) as parquet:
+            with opened(plan.deletes_path / action["path"]) as parquet:
                 for batch in parquet.iter_batches(batch_size=16 * BATCH_ROWS):
                     take(pa.Table.from_batches([batch]))
     return pa.concat_tables(parts)

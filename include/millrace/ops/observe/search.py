@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from millrace.errors import InvalidArgument
 from millrace.ops.observe.tables import Pinned
+from millrace.tables.parquet_file import opened
 
 ROWS_BOUND: Final = 4_000_000
 """Rows that one search looks at before it gives what it has."""
@@ -165,7 +166,7 @@ def _day(ms: int | None) -> str | None:
 
 def _batches(pinned: Pinned, file: _File) -> Iterator[pa.Table]:
     """A file's rows without payloads, its last row group first."""
-    with pq.ParquetFile(pinned.file(file.path), read_dictionary=["type", "vchannel", "reason"]) as parquet:
+    with opened(pinned.file(file.path), read_dictionary=["type", "vchannel", "reason"]) as parquet:
         for group in reversed(range(parquet.num_row_groups)):
             for batch in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=list(COLUMNS)):
                 yield pa.Table.from_batches([batch])
@@ -255,7 +256,7 @@ def _is(rows: pa.Table, ledger: int, entry: int, index: int, ordinal: int) -> An
 
 
 def _row_of(pinned: Pinned, path: str, wanted: Callable[[pa.Table], Any]) -> dict[str, Any] | None:
-    with pq.ParquetFile(pinned.file(path)) as parquet:
+    with opened(pinned.file(path)) as parquet:
         for group in range(parquet.num_row_groups):
             ids = parquet.read_row_group(group, columns=["ledger", "entry", "index", "ordinal"])
             places = np.flatnonzero(wanted(ids))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
@@ -23,6 +22,7 @@ from millrace.ops.quality import suites
 from millrace.ops.quality.outcome import Check
 from millrace.ops.quality.ranges import Ranges, TickRange
 from millrace.settings import Settings
+from millrace.tables.parquet_file import opened
 from millrace.tables.wal_reader import WalSnapshot
 from millrace.tables.wal_table import Totals, WalTable
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE
@@ -221,7 +221,7 @@ def _term_at(wal: Wal, pchannel: str, tick: int) -> int | None:
     """The term of the last message at or before `tick`: 0 before the first, None where retention took it. Reads one file."""
     files = wal.snapshot.plan(pchannel, up_to_tick=tick).files if tick else ()
     if files:
-        with pq.ParquetFile(wal.table.path / files[-1].path) as parquet:
+        with opened(wal.table.path / files[-1].path) as parquet:
             rows = parquet.read(columns=["time_tick", "term"])
         rows = rows.filter(pc.less_equal(rows["time_tick"], tick))
         if rows.num_rows:

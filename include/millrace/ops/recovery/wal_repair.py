@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from millrace.errors import RepairImpossible
 from millrace.failpoint import hit
@@ -26,6 +25,7 @@ from millrace.node.wal_compaction import LiveFile, live_files, replace_files
 from millrace.node.wal_writer import RangeWriter, RowFile, rows_by_date
 from millrace.ops.recovery.replay import nearest_start, replay_starts, run_again, state_at
 from millrace.settings import Settings
+from millrace.tables.parquet_file import opened
 from millrace.tables.wal_table import WalPosition, WalTable, partition_path
 from millrace.wal.chain import Outcome
 from millrace.wal.digest import Digest, digest
@@ -150,7 +150,7 @@ def _stored(path: Path) -> Digest:
     """The digest of a file's rows; that of none where it cannot be read."""
     total = Digest()
     try:
-        with pq.ParquetFile(path, read_dictionary=_DICTIONARIES) as parquet:
+        with opened(path, read_dictionary=_DICTIONARIES) as parquet:
             for group in range(parquet.num_row_groups):
                 total += digest(parquet.read_row_group(group).cast(ROW_SCHEMA))
     except (OSError, pa.ArrowException):
