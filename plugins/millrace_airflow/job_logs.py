@@ -18,6 +18,7 @@ def make_app() -> FastAPI:
     from millrace.ops.launch_folder import RunFolder
     from millrace_airflow.hooks import load_settings
     from millrace_airflow.ui.access import Reader
+    from millrace_airflow.ui.guard import GuardedAnswers
 
     app = FastAPI(title="Logs of Millrace's jobs", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -33,4 +34,5 @@ def make_app() -> FastAPI:
     # FastAPI reads a route's annotations by name in the module, where the lazy imports are not.
     job_log.__annotations__ |= {"user": Reader}
     app.get("/{run_id}/log", response_class=PlainTextResponse)(job_log)
+    app.add_middleware(GuardedAnswers)
     return app

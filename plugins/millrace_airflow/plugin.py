@@ -11,6 +11,7 @@ from millrace_airflow.job_logs import make_app
 from millrace_airflow.links import LOGS, DataDocsLink, JobLogLink, SparkUiLink
 from millrace_airflow.macros import moment_of, tick_of, ticks_between
 from millrace_airflow.ui import EXTERNAL_VIEWS, FASTAPI_APPS, FirstRequest
+from millrace_airflow.ui.guard import LoginBrake
 
 
 class MillracePlugin(AirflowPlugin):
@@ -23,5 +24,8 @@ class MillracePlugin(AirflowPlugin):
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
         *FASTAPI_APPS,
         {"app": FirstRequest(make_app), "url_prefix": LOGS, "name": "Logs of Millrace's jobs"},
+    ]
+    fastapi_root_middlewares: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
+        {"middleware": LoginBrake, "args": [], "kwargs": {}, "name": "Brake on failed logins"}
     ]
     external_views: ClassVar[list[dict[str, Any]]] = [*EXTERNAL_VIEWS]  # type: ignore[misc]

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse
 
 import millrace
 from millrace.ops.observe.observer import Observer
 from millrace.settings import Settings
 from millrace_airflow.ui import api, data_docs, faults, pages
 from millrace_airflow.ui.access import Reader
-
-_HEADERS = {
-    # Nothing of a page comes from elsewhere, and no script or style stands in the HTML.
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
-}
+from millrace_airflow.ui.guard import GuardedAnswers
 
 
 def create_app(observer: Observer | None = None) -> FastAPI:
@@ -37,16 +26,12 @@ def create_app(observer: Observer | None = None) -> FastAPI:
         openapi_url=None,  # FastAPI would serve them to anybody
     )
 
-    @app.middleware("http")
-    async def headers(request: Request, following: Callable[[Request], Awaitable[Response]]) -> Response:
-        answer = await following(request)
-        for name, value in {**_HEADERS, "Cache-Control": "no-store"}.items():
-            answer.headers.setdefault(name, value)
-        return answer
+    app.add_middleware(GuardedAnswers)
 
     @app.get("/openapi.json", include_in_schema=False)
-    def openapi(user: Reader) -> JSONResponse:
-        return JSONResponse(app.openapi())
+    def openapi(request: Request, user: Reader) -> JSONResponse:
+        servers = [{"url": str(request.scope.get("root_path", "")) or "/", "description": "This deployment."}]
+        return JSONResponse({**app.openapi(), "servers": servers})
 
     @app.get("/docs", include_in_schema=False)
     def docs(request: Request, user: Reader) -> HTMLResponse:

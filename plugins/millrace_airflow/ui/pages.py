@@ -81,20 +81,24 @@ class Renderer:
 
     def fault(self, request: Request, status: int, fault: Fault) -> Response:
         """The page of an error."""
-        return self.page(request, "fault.html", status=status, tab=None, status_code=status, fault=fault, overview=None)
+        asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return self.page(
+            request, "fault.html",
+            status=status, tab=None, status_code=status, fault=fault, overview=None, login=urlencode({"next": asked}),
+        )  # fmt: skip
 
 
 def static_router() -> APIRouter:
-    """Style, script and icons: read once, served by exact name. Nothing in them is secret, but a login is asked all the same."""
+    """Style, script and icons: read once, served by exact name, to anybody: the page that asks for a login has them too."""
     files = {path.name: (path.read_bytes(), MEDIA[path.suffix]) for path in sorted((FOLDER / "static").iterdir())}
     made = APIRouter(include_in_schema=False)
 
     @made.get("/static/{name}")
-    def static(name: str, user: Reader) -> Response:
+    def static(name: str) -> Response:
         if name not in files:
             raise HTTPException(404, "No such file.")
         data, media = files[name]
-        return Response(data, media_type=media, headers={"Cache-Control": "private, max-age=300"})
+        return Response(data, media_type=media, headers={"Cache-Control": "public, max-age=300"})
 
     return made
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.airflow_home import ROOT
@@ -12,7 +14,7 @@ SAMPLES = {"name": "users", "message_id": "0:1:0:0", "pchannel": "dml_0"}
 
 def _paths(site: Site) -> list[str]:
     found = [route.path.replace("{path:path}", "index.html").format(**SAMPLES).lstrip("/") for route in site.app.routes]
-    return [*found, "static/millrace.js"]
+    return [path for path in found if not path.startswith("static/")]
 
 
 @pytest.mark.parametrize(("role", "status"), [(None, 401), ("stranger", 403)])
@@ -25,11 +27,35 @@ def test_no_route_answers_who_may_not_read(site: Site, role: str | None, status:
         assert answer.json()["error"]["code"] in {"UNAUTHORIZED", "FORBIDDEN"}, path
 
 
-def test_a_browser_without_login_gets_a_page_that_leads_to_it(site: Site) -> None:
-    answer = site.get("", role=None, html=True)
+def test_a_browser_without_login_gets_a_page_that_leads_to_it_and_back(site: Site) -> None:
+    answer = site.get("rejections", role=None, html=True, pchannel="dml_0")
     assert answer.status_code == 401
-    assert "/auth/login" in answer.text
-    assert "dml_0" not in answer.text
+    assert 'href="/auth/login?next=%2Fmillrace%2Frejections%3Fpchannel%3Ddml_0"' in answer.text
+    assert "<nav" not in answer.text
+    assert "dml_1" not in answer.text
+
+
+def test_the_page_without_a_login_has_its_style_and_script(site: Site) -> None:
+    page = site.get("", role=None, html=True).text
+    named = re.findall(r"(?:src|href)=\"(/millrace/static/[^\"]+)\"", page)
+    assert len(named) >= 4
+    for path in named:
+        answer = site.client.get(path)
+        assert answer.status_code == 200, path
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert site.client.get("/millrace/static/..%2Fapi.py").status_code == 404
+
+
+def test_a_jobs_log_is_text_that_no_browser_keeps_or_guesses_about(site: Site) -> None:
+    from fastapi.testclient import TestClient
+
+    from millrace_airflow.job_logs import make_app
+
+    with TestClient(make_app(), raise_server_exceptions=False) as client:
+        answer = client.get("/run/log")
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
 
 
 def test_a_forged_token_is_refused(site: Site) -> None:
