@@ -112,6 +112,13 @@ class LogUnavailable(LogError):
     retriable = True
 
 
+class ServerFull(LogError):
+    """The log's server has as many streams of appends open as it takes; nothing of this one was read. Try again."""
+
+    code = "SERVER_FULL"
+    retriable = True
+
+
 class LogBusy(LogError):
     """Another process holds this log; use it through its server."""
 

@@ -104,6 +104,8 @@ class Settings:
     log_tls_cert: str = _setting("", "Certificate chain (PEM) of the log's server; empty: no TLS.")
     log_tls_key: str = _setting("", "Key (PEM) of that certificate.")
     log_tls_name: str = _setting("localhost", "A name in that certificate, which clients on this host look for.")
+    log_connections: int = _setting(512, "Connections that the log's server takes.", low=8, high=65536)
+    log_streams: int = _setting(256, "Streams of appends that the log's server serves at once.", low=4, high=65536)
     log_file_bytes: int = _setting(
         64 << 20, "Size of one file of the embedded log.", low=1 << 20, high=4 << 30, is_bytes=True
     )
