@@ -28,6 +28,12 @@ class InvalidSettings(MillraceError):
     code = "INVALID_SETTINGS"
 
 
+class UnsafeDataFolder(MillraceError):
+    """Others than its owner can write to the data folder: nothing is started on it; the message says the chmod that closes it."""
+
+    code = "UNSAFE_DATA_FOLDER"
+
+
 class Malformed(MillraceError):
     """Bytes that are not a value of the wire form (docs/wire-form.md), or a body that is not of its type."""
 

@@ -37,6 +37,7 @@ from typing import Final
 import pyarrow as pa
 
 import millrace.arrow_start  # noqa: F401 - first, before an array is made
+from millrace.data_folder import claim, private
 from millrace.errors import InvalidSettings, MillraceError
 from millrace.log.discovery import (
     LOCK_FILE,
@@ -62,13 +63,13 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
     """Serve the log of `folder` (or of the launch's backend) until SIGTERM, SIGINT, a shutdown call or the idle timeout.
 
     Call it from the main thread. Raises LogBusy where another server still holds the folder after `lock_timeout` seconds,
-    what keeps the log from opening, InvalidSettings.
+    what keeps the log from opening, InvalidSettings, UnsafeDataFolder.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     extensions = [_imported(path) for path in launch.extensions]
-    folder.mkdir(parents=True, exist_ok=True)
+    claim(folder)
     with held(folder / LOCK_FILE, deadline=time.monotonic() + lock_timeout):
         service = open_deployment_log(folder, launch.backend, settings=dict(launch.settings))
         try:
@@ -187,6 +188,7 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve as the command line says. A failure to start is one line that the starter turns back into the typed error."""
+    private()
     folder, launch = _launch(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     try:
