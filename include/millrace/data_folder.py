@@ -22,6 +22,7 @@ NAMES: Final = frozenset(
         "deletes",
         "deployment.json",
         "derived",
+        "inbox",
         "log",
         "parked",
         "quality",
