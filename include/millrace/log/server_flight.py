@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from millrace.errors import ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError, ServerFull
-from millrace.log.protocol import ENTRY_SCHEMA, Log, LogEntries, LogService
+from millrace.log.protocol import ENTRY_SCHEMA, Log, LogEntries, LogService, weight
 from millrace.log.server_connections import ConnectionLimits, Connections
 from millrace.log.server_gate import Gate, NotedStream
 from millrace.log.server_streams import serve_appends
@@ -256,7 +256,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         piece = self._limits.piece_bytes
         while True:
             yield entries.batch, to_json({"next": entries.next, "busy": busy})
-            size = entries.batch.column("value").nbytes
+            size = weight(entries.batch)
             max_bytes -= size
             if size < piece // 2 or max_bytes < piece // 2:
                 return  # the log's end, or about enough
@@ -265,7 +265,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
                     entries = log.read(entries.next, end=end, max_bytes=min(max_bytes, piece))
             except (MillraceError, NotTaken):
                 return  # what came so far is right; the next read begins at this error and reports it
-            if not entries.batch.num_rows or entries.batch.column("value").nbytes > 2 * piece:
+            if not entries.batch.num_rows or weight(entries.batch) > 2 * piece:
                 return
 
     def _wait(
