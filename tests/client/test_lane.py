@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millrace.client.lane import WINDOW, Sending
 from millrace.client.producer import Producer
 from millrace.client.rows import delete_message
 from millrace.coord.coordinator import Coordinator
@@ -47,6 +48,18 @@ class Fault(Enum):
     """The answer is lost, and the append takes place behind a later one."""
     LIMITED = "limited"
     NEW_TERM = "new term"
+    STOPPED_BEFORE = "stopped before"
+    """The caller is interrupted while it sends: before the append took place, or behind it."""
+    STOPPED_AFTER = "stopped after"
+    STOPPED_WAITING = "stopped waiting"
+    """The caller is interrupted while it waits for the answer."""
+
+
+class Stopped(BaseException):
+    """As Ctrl-C is."""
+
+
+LOST = [fault for fault in Fault if not fault.name.startswith("STOPPED")]
 
 
 class Way:
@@ -56,6 +69,8 @@ class Way:
         self._host = host
         self._coordinator = coordinator
         self.plan: deque[Fault] = deque()
+        self.in_flight = self.most_in_flight = 0
+        """Entries that were sent and whose answers were not read yet."""
         self._late: list[tuple[str, bytes]] = []
 
     def append(self, pchannel: str, entries: Sequence[bytes], *, deadline: float | None = None) -> AppendOutcome:
@@ -69,10 +84,14 @@ class Way:
             raise RateLimited("not now", retry_after=0.0)
         if fault == Fault.NEW_TERM:
             self._coordinator.open_term(pchannel)
+        if fault == Fault.STOPPED_BEFORE:
+            raise Stopped
         outcome = self._host.append(pchannel, entry)
         self.arrive()
         if fault == Fault.LOST_AFTER:
             raise LogUnavailable(f"{fault}")
+        if fault in (Fault.STOPPED_AFTER, Fault.STOPPED_WAITING):
+            raise Stopped(fault)
         return outcome
 
     def arrive(self) -> None:
@@ -93,12 +112,16 @@ class Stream:
     pchannel: str
 
     def submit(self, entry: bytes) -> Any:
+        self.way.in_flight += 1
+        self.way.most_in_flight = max(self.way.most_in_flight, self.way.in_flight)
         try:
-            return Answer(self.way.append(self.pchannel, [entry]), None)
-        except LogUnavailable as error:
-            return Answer(None, error)
-        except RateLimited as error:
-            return Answer(None, error)
+            return Answer(self.way, self.way.append(self.pchannel, [entry]), None)
+        except (LogUnavailable, RateLimited) as error:
+            return Answer(self.way, None, error)
+        except Stopped as error:
+            if error.args == (Fault.STOPPED_WAITING,):
+                return Answer(self.way, None, error)
+            raise
 
     def close(self) -> None:
         pass
@@ -106,10 +129,12 @@ class Stream:
 
 @dataclass
 class Answer:
+    way: Way
     outcome: AppendOutcome | None
-    error: Exception | None
+    error: BaseException | None
 
     def result(self) -> AppendOutcome:
+        self.way.in_flight -= 1
         if self.error is not None:
             raise self.error
         assert self.outcome is not None
@@ -177,8 +202,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    calls=st.lists(st.integers(1, 12), min_size=1, max_size=6),
-    plan=st.lists(st.sampled_from(Fault), max_size=25),
+    calls=st.lists(st.sampled_from([1, 2, 3, 5, 12, 48]), min_size=1, max_size=6),
+    plan=st.lists(st.sampled_from(LOST), max_size=25),
     pipelined=st.booleans(),
     owned=st.booleans(),
 )
@@ -207,6 +232,127 @@ def test_every_message_takes_effect_once_and_in_order_whatever_the_way_does(
         assert not producer.unresolved, "it goes on once nothing is at fault"
         rig.way.arrive()
         assert rig.accepted(producer, after) == expected
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    count=st.sampled_from([1, 4, 20, 45]),
+    plan=st.lists(st.one_of(st.just(Fault.NONE), st.sampled_from(Fault)), max_size=25),
+    raises=st.sets(st.integers(0, 44), max_size=3),
+    pipelined=st.booleans(),
+)
+def test_an_interrupt_anywhere_and_a_source_that_raises_forget_nothing_that_was_drawn(
+    rig: Rig, count: int, plan: list[Fault], raises: set[int], pipelined: bool
+) -> None:
+    after = rig.host.tick("dml_0")
+    rig.way.plan = deque(plan)
+    messages = [rig.message(key) for key in range(count)]
+    waiting = deque(messages)
+    trouble = set(raises)
+
+    def source() -> Sending | None:
+        if len(waiting) in trouble:
+            trouble.remove(len(waiting))
+            raise Stopped
+        return Sending([waiting.popleft()]) if waiting else None
+
+    with rig.producer() as producer:
+        lane = producer.lane("dml_0")
+        while waiting or lane.unresolved or rig.way.plan:
+            with suppress(AppendUnresolved, Stopped):
+                lane.deliver(source, pipelined=pipelined)
+            if not waiting and not lane.unresolved:
+                break
+        rig.way.arrive()
+        taken = rig.accepted(producer, after)
+    assert taken == {name: [key for key, message in enumerate(messages) if message.vchannel == name] for name in taken}
+
+
+def test_no_more_of_a_vchannel_is_in_flight_than_the_chain_remembers(rig: Rig) -> None:
+    after = rig.host.tick("dml_0")
+    keys = rig.keys(0, 3 * WINDOW)
+    rig.way.in_flight = rig.way.most_in_flight = 0
+    with rig.producer() as producer:
+        producer.lane("dml_0").send([[rig.message(key)] for key in keys])
+        assert rig.way.most_in_flight == WINDOW
+        # All answers of a window are lost: each repeat gets the first one's result.
+        rig.way.plan = deque([Fault.LOST_AFTER] * WINDOW)
+        written = producer.lane("dml_0").send([[rig.message(key)] for key in keys])
+        assert (len(written.results), written.rejections) == (len(keys), [])
+        assert rig.accepted(producer, after)[rig.collection.vchannels[0]] == keys * 2
+
+
+def test_what_a_call_had_not_sent_yet_is_held_too_where_the_log_is_gone(rig: Rig) -> None:
+    after = rig.host.tick("dml_0")
+    keys = rig.keys(0, 3 * WINDOW)
+    rig.way.plan = deque([Fault.LOST_BEFORE] * 3 * WINDOW)
+    with rig.producer() as producer:
+        lane = producer.lane("dml_0")
+        with pytest.raises(AppendUnresolved):
+            lane.send([[rig.message(key)] for key in keys])
+        assert len(lane.unresolved) == len(keys)
+        rig.way.plan.clear()
+        producer.settle()
+        assert rig.accepted(producer, after)[rig.collection.vchannels[0]] == keys
+
+
+def test_an_entry_that_may_have_taken_effect_is_not_numbered_anew_where_the_chain_forgot_its_producer(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path)
+    after = rig.host.tick("dml_0")
+    rig.coordinator.open_term("dml_0", config={"max_producers": 1})
+    first, second = rig.keys(0, 2)
+    try:
+        with rig.producer() as producer, rig.producer() as stranger:
+            producer.send([rig.message(first)])
+            rig.way.plan = deque([Fault.LOST_AFTER] * rig.settings.append_attempts)
+            with pytest.raises(AppendUnresolved):
+                producer.send([rig.message(second)])
+            stranger.send([rig.message(first)])  # the chain forgets the producer, and with it that it has the entry
+            lane = producer.lane("dml_0")
+            (unresolved,) = lane.unresolved
+            producer.settle()
+            (answer,) = unresolved.answers
+            assert isinstance(answer, AppendRejected)
+            assert answer.reason == "UNKNOWN_PRODUCER"
+            assert "whether these messages took effect" in str(answer)
+            assert rig.accepted(producer, after)[rig.collection.vchannels[0]] == [first, second]
+            producer.send([rig.message(first)])
+            assert rig.accepted(producer, after)[rig.collection.vchannels[0]] == [first, second, first]
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_an_epoch_that_is_not_to_be_had_now_is_asked_for_again_and_no_number_is_lost(
+    rig: Rig, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = rig.host.tick("dml_0")
+    big = delete_message(pa.array(rig.keys(0, 3000)), rig.collection, vchannel=rig.collection.vchannels[0])
+    here, there = rig.keys(0, 2, start=100_000), rig.keys(1, 2, start=100_000)
+    rig.coordinator.open_term("dml_0", config={"max_message_bytes": 4096})
+    real, refusals = rig.coordinator.next_epoch, [3]
+
+    def next_epoch(producer_id: int, *, held: int | None = None) -> int:
+        if held is not None and refusals[0]:
+            refusals[0] -= 1
+            raise LogUnavailable("the coordinator is restarting")
+        return real(producer_id, held=held)
+
+    monkeypatch.setattr(rig.coordinator, "next_epoch", next_epoch)
+    try:
+        with rig.producer(producer_id=777 + together) as producer:
+            lane = producer.lane("dml_0")
+            lane.send([[rig.message(here[0])], [big]])
+            messages = [rig.message(key) for key in (there[0], here[0], here[1], there[1])]
+            with suppress(AppendUnresolved):
+                lane.send([messages] if together else [[each] for each in messages])
+            producer.settle()
+            assert refusals == [0]
+            assert list(rig.accepted(producer, after).values()) == [[here[0], *here], there]
+    finally:
+        rig.coordinator.open_term("dml_0", config={"max_message_bytes": 16 << 20})
 
 
 def test_attempts_after_the_first_are_counted(rig: Rig) -> None:

@@ -175,9 +175,8 @@ class Lane:
         """Keep what a call had not sent yet behind what it sent: its caller is told that all of it is held."""
         with self.turns.taken():
             for sending in rest:
-                self._unresolved.append(sending)  # before it is numbered, which must not begin an epoch here
-                sending.messages[:] = self._stamped(sending.messages)
-                sending.answers = [None] * len(sending.messages)
+                self._number(sending, renew=False)
+                self._unresolved.append(sending)
 
     def deliver(
         self,
@@ -201,35 +200,53 @@ class Lane:
     def _deliver(self, source: Callable[[], Sending | None], pipelined: bool, stamped: bool, attempts: int) -> None:
         again: deque[Sending] = deque(self._unresolved)
         self._unresolved = []
-        flight: deque[tuple[Sending, _Answer]] = deque()
-        held: Counter[str] = Counter()
         failures = 0
         try:
             while True:
-                failure, progress = self._pass(source, again, flight, held, pipelined, stamped)
+                failure, progress = self._pass(source, again, pipelined, stamped)
                 if failure is None and not again:
                     return
                 failures = 0 if progress else failures + 1
                 if failure is None:
-                    failure = self._mend(again, failures, attempts, stamped)
+                    try:
+                        failure = self._mend(again, failures, attempts, stamped)
+                    except AppendRejected:
+                        raise
+                    except MillraceError as error:  # who knows the term, or gives epochs, cannot be reached
+                        failure = error
                 if failure is not None:
                     self._pause(failure, failures, attempts)
                 if self._retries is not None:
                     self._retries.inc()
         finally:
-            self._unresolved = [sending for sending in (*(each for each, _ in flight), *again) if sending.open]
+            self._unresolved = [sending for sending in again if sending.open]
 
     def _pass(
+        self, source: Callable[[], Sending | None], again: deque[Sending], pipelined: bool, stamped: bool
+    ) -> tuple[MillraceError | None, bool]:
+        """Send while all goes well; what stopped that, and whether anything was settled. `again` is then what to repeat.
+
+        Whatever ends it, an interrupt too: what was sent and has no answer is in `again`, in its order.
+        """
+        flight: deque[tuple[Sending, _Answer]] = deque()
+        back: list[Sending] = []
+        try:
+            return self._send(source, again, flight, back, pipelined, stamped)
+        finally:
+            for sending, _ in flight:
+                sending.ambiguous = True
+            again.extendleft(reversed([*back, *(sending for sending, _ in flight)]))
+
+    def _send(
         self,
         source: Callable[[], Sending | None],
         again: deque[Sending],
         flight: deque[tuple[Sending, _Answer]],
-        held: Counter[str],
+        back: list[Sending],
         pipelined: bool,
         stamped: bool,
     ) -> tuple[MillraceError | None, bool]:
-        """Send while all goes well; what stopped that, and whether anything was settled. `again` is then what to repeat."""
-        back: list[Sending] = []
+        held: Counter[str] = Counter()
         failure: MillraceError | None = None
         progress = False
         self._verdict = None
@@ -237,21 +254,23 @@ class Lane:
             while failure is None and not back and (not flight or pipelined):
                 if self._renumber and flight and not again and not stamped:
                     break  # what follows begins an epoch, once it is known of all before it what becomes of them
-                sending = again.popleft() if again else self._drawn(source, stamped)
-                if sending is None:
+                if not again:
+                    failure = self._draw(source, again, stamped)
+                if failure is not None or not again or (flight and not _fits(again[0], held)):
                     break
-                if flight and not _fits(sending, held):
-                    again.appendleft(sending)
-                    break
+                sending = again[0]
                 try:
-                    flight.append((sending, self._submitted(sending, pipelined)))
+                    answer = self._submitted(sending, pipelined)
                 except MillraceError as error:
-                    again.appendleft(sending)
                     failure = error
                     break
+                except BaseException:  # interrupted while it went out
+                    sending.ambiguous = True
+                    raise
+                flight.append((sending, answer))
+                again.popleft()
                 held.update(message.vchannel for message in sending.messages)
             if not flight:
-                again.extendleft(reversed(back))
                 return failure, progress
             sending, answer = flight[0]
             before = len(sending.open)
@@ -270,15 +289,27 @@ class Lane:
             elif sending.settled is not None:
                 sending.settled(sending)
 
-    def _drawn(self, source: Callable[[], Sending | None], stamped: bool) -> Sending | None:
+    def _draw(self, source: Callable[[], Sending | None], again: deque[Sending], stamped: bool) -> MillraceError | None:
+        """Put what `source` gives, if anything, behind `again`; why it could not be numbered as it should be."""
         sending = source()
         if sending is None:
             return None
-        if not stamped:
-            sending.messages[:] = self._stamped(sending.messages)
-        if not sending.answers:
-            sending.answers = [None] * len(sending.messages)
-        return sending
+        again.append(sending)
+        if stamped:
+            sending.answers = sending.answers or [None] * len(sending.messages)
+            return None
+        try:
+            self._number(sending)
+        except MillraceError as error:  # no epoch is to be had now: the old one's numbers hold its place
+            self._number(sending, renew=False)
+            if isinstance(error, AppendRejected):
+                raise
+            return error
+        return None
+
+    def _number(self, sending: Sending, *, renew: bool = True) -> None:
+        sending.messages[:] = self._stamped(sending.messages, renew=renew)
+        sending.answers = [None] * len(sending.messages)
 
     def _submitted(self, sending: Sending, pipelined: bool) -> _Answer:
         entry = encode_entry([sending.messages[place] for place in sending.open])
@@ -365,11 +396,13 @@ class Lane:
 
     def _give_up(self, again: deque[Sending], judged: AppendRejected, vchannel: str | None) -> None:
         """What is to go out again, on one VChannel or on all, was refused for good."""
+        unknown = f"{judged}; whether these messages took effect before, read: their first answer was lost"
         for sending in list(again):
+            answer = AppendRejected(unknown, reason=judged.reason) if sending.ambiguous else judged
             for place in sending.open:
                 name = sending.messages[place].vchannel
                 if vchannel is None or name == vchannel:
-                    sending.answers[place] = judged
+                    sending.answers[place] = answer
                     self._renumber.add(name)
             if not sending.open:
                 again.remove(sending)
@@ -377,22 +410,23 @@ class Lane:
                     sending.settled(sending)
 
     def _begin_epoch(self, again: deque[Sending]) -> None:
-        """Number what is to go out again on the VChannels to renumber from 0 in a new epoch."""
-        names, self._renumber = self._renumber, set()
-        for name in names:
-            self._epochs[name] = self._identity.renew(self._epochs.get(name, 0))
-            self._sequences[name] = 0
+        """Number what is to go out again on the VChannels to renumber from 0 in a new epoch; all of it, or nothing changes."""
+        names = self._renumber
+        epochs = {name: self._identity.renew(self._epochs.get(name, 0)) for name in names}
+        self._renumber = set()
+        self._epochs |= epochs
+        self._sequences |= dict.fromkeys(names, 0)
         for sending in again:
             for place in sending.open:
                 if sending.messages[place].vchannel in names:
                     (sending.messages[place],) = self._stamped([sending.messages[place]])
 
-    def _stamped(self, messages: Sequence[MutableMessage]) -> list[MutableMessage]:
+    def _stamped(self, messages: Sequence[MutableMessage], *, renew: bool = True) -> list[MutableMessage]:
+        if renew and not self._unresolved and any(message.vchannel in self._renumber for message in messages):
+            self._begin_epoch(deque())  # nothing of this producer is under way here
         stamped = []
         for message in messages:
             name = message.vchannel
-            if name in self._renumber and not self._unresolved:
-                self._begin_epoch(deque())  # nothing of this producer is under way here
             sequence = self._sequences.get(name, 0)
             self._sequences[name] = sequence + 1
             epoch = self._epochs.setdefault(name, self._identity.epoch)
