@@ -14,10 +14,12 @@ from typing import ClassVar
 import pytest
 
 from millrace.errors import LogCorrupted
+from millrace.log import segment
 from millrace.log.disk import Buffer, OsDisk
 from millrace.log.manifest import Manifest, file_name
-from millrace.log.record import parse_header
+from millrace.log.record import HEADER_BYTES, frame, parse_header
 from millrace.log.rocksmq import RocksMQ
+from millrace.log.segment import proven_durable
 from tests.log.crash_images import CHANNEL, SETTINGS, Image, append, begin, make_image, opened, read, records_of
 
 
@@ -100,6 +102,60 @@ def test_a_closed_file_that_lost_its_end_is_an_error(image: Image, tmp_path: Pat
     closed.write_bytes(closed.read_bytes()[:30_000])
     with RocksMQ(directory, settings=SETTINGS) as service, pytest.raises(LogCorrupted):
         service.open(CHANNEL)
+
+
+def test_a_garbled_opening_of_a_file_is_an_error_wherever_it_is_garbled(image: Image, tmp_path: Path) -> None:
+    for path in sorted((image.directory / "channels" / file_name(CHANNEL)).glob("*.log"))[-2:]:
+        data = path.read_bytes()
+        size = HEADER_BYTES + int.from_bytes(data[32:40], "little")
+        for place in range(size):
+            directory = image.copy(tmp_path / "data", image.tail.read_bytes())
+            garbled = directory / path.relative_to(image.directory)
+            garbled.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+            with pytest.raises(LogCorrupted), opened(directory):
+                pass
+
+
+def test_files_that_a_truncation_gave_up_and_could_not_remove_go_with_the_next_opening(
+    image: Image, tmp_path: Path
+) -> None:
+    directory = image.copy(tmp_path / "data", image.tail.read_bytes())
+    channel = directory / "channels" / file_name(CHANNEL)
+    shutil.copytree(channel, tmp_path / "before")
+    with opened(directory) as log:
+        log.truncate(image.records[0].entries[0][0])
+    kept = {path.name for path in channel.glob("*.log")}
+    gone = {path.name for path in (tmp_path / "before").glob("*.log")} - kept
+    assert gone
+    for name in gone:  # as a crash right behind the manifest leaves them
+        shutil.copy(tmp_path / "before" / name, channel / name)
+    for spare in channel.glob("spare-*"):
+        spare.unlink()
+    with opened(directory) as log:
+        assert read(log, begin(log)) == image.entries(len(image.records))[len(image.before) :]
+    assert {path.name for path in channel.glob("*.log")} == kept
+
+
+def test_a_truncated_log_whose_files_are_all_missing_is_an_error(image: Image, tmp_path: Path) -> None:
+    directory = image.copy(tmp_path / "data", image.tail.read_bytes())
+    with opened(directory) as log:
+        log.truncate(image.records[1].entries[0][0])
+    for path in (directory / "channels" / file_name(CHANNEL)).glob("*.log"):
+        path.unlink()
+    with pytest.raises(LogCorrupted, match="missing"), opened(directory):
+        pass
+
+
+def test_a_proof_of_what_was_synced_is_found_wherever_the_search_cuts_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment, "_SEARCH_WINDOW", 100)
+    path = tmp_path / "file"
+    for offset in range(250):
+        header = frame([b"x"], max_entry_bytes=9).header(salt=7, base=1, durable=77, offset=offset)
+        path.write_bytes(bytes(offset) + header + bytes(300))
+        with path.open("rb") as file:
+            assert proven_durable(file.fileno(), 7, 0) == 77, f"at {offset}"
 
 
 def test_a_closed_file_that_is_missing_is_an_error(image: Image, tmp_path: Path) -> None:

@@ -97,6 +97,21 @@ def test_after_a_failure_and_a_restart_the_failed_batch_is_there_whole_or_not_at
             assert append(log, [b"on"])[0][0] > found[-1][0]
 
 
+@pytest.mark.parametrize("rolls", [False, True])
+def test_what_failed_is_gone_once_the_log_takes_appends_again(
+    service: RocksMQ, disk: FailingDisk, rolls: bool, tmp_path: Path
+) -> None:
+    log = service.open(CHANNEL)
+    entries = append(log, [b"x" * 60_000])
+    disk.fail = "sync"
+    with pytest.raises(LogUnavailable):
+        log.append([b"refused" * (8_000 if rolls else 1)])
+    service.open(CHANNEL)
+    shutil.copytree(tmp_path / "data", tmp_path / "crashed", ignore=shutil.ignore_patterns("index"))
+    with RocksMQ(tmp_path / "crashed", settings=SETTINGS) as again:
+        assert read(again.open(CHANNEL)) == entries
+
+
 def test_a_failure_while_rolling_into_a_new_file_loses_nothing(service: RocksMQ, disk: FailingDisk) -> None:
     log = service.open(CHANNEL)
     entries = append(log, [b"x" * 60_000])

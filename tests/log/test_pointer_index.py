@@ -106,3 +106,16 @@ def test_a_second_process_is_told_that_the_log_is_busy(tmp_path: Path) -> None:
     with RocksMQ(tmp_path, settings=SETTINGS), pytest.raises(LogBusy):
         RocksMQ(tmp_path, settings=replace(SETTINGS, lock_wait=0.05))
     RocksMQ(tmp_path, settings=SETTINGS).close()
+
+
+def test_the_index_proves_a_last_file_that_is_missing_even_where_it_held_one_entry(tmp_path: Path) -> None:
+    with RocksMQ(tmp_path, settings=SETTINGS, now_ms=lambda: 1) as service:  # ids follow each other without a gap
+        service.create(CHANNEL)
+        log = service.open(CHANNEL)
+        append(log, [b"x" * 60_000])
+        append(log, [b"y" * 60_000])  # in a file of its own
+    files = sorted((tmp_path / "channels" / file_name(CHANNEL)).glob("*.log"))
+    assert len(files) == 2
+    files[-1].unlink()
+    with RocksMQ(tmp_path, settings=SETTINGS) as service, pytest.raises(LogCorrupted, match="acknowledged"):
+        service.open(CHANNEL)
