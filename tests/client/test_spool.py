@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.client import spool
 from millrace.client.spool import Spool
 from millrace.errors import SpoolBusy, SpoolCorrupted, SpoolFull
+from tests.client.medium import Medium
 
 ENTRIES = [bytes([65 + number]) * (number * 7 + 1) for number in range(12)]
 
@@ -75,6 +77,22 @@ def test_a_frame_that_was_damaged_with_others_behind_it_is_said_and_nothing_is_c
             assert path.stat().st_size == len(whole)
         path.write_bytes(whole)
     assert held(tmp_path) == ENTRIES
+
+
+def test_a_power_loss_leaves_what_was_appended_and_what_was_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "_PROGRESS_BYTES", 40)  # so that the progress is written anew now and then
+    medium = Medium(monkeypatch)
+    folder = tmp_path / "new" / "spool"
+    with Spool(folder, segment_bytes=200) as kept:
+        channel = kept.channel("p/0")
+        for number, entry in enumerate(ENTRIES):
+            assert channel.append(entry) == number
+            if number % 2:
+                channel.settle(number // 2)
+            left = medium.restore(tmp_path.stat().st_ino, tmp_path / str(number))
+            assert held(left / "new" / "spool") == ENTRIES[(number + 1) // 2 : number + 1]
 
 
 def test_the_bound_is_kept_and_room_comes_back(tmp_path: Path) -> None:

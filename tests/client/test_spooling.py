@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.client import framing
 from millrace.client.client import Client
 from millrace.client.producer import Producer
+from millrace.client.spool import SpoolChannel
 from millrace.client.spooling import SpoolSender
 from millrace.coord.store import Collection
 from millrace.errors import AppendUnresolved, LogUnavailable, SpoolBusy, SpoolFull
@@ -17,6 +19,7 @@ from millrace.log.server_pipeline import Pending, Pipeline
 from millrace.metrics import Metrics
 from millrace.node.append_host_outcome import AppendOutcome
 from tests.client.conftest import item_rows
+from tests.client.medium import Medium
 
 Stored = Callable[..., dict[int, str]]
 
@@ -178,6 +181,49 @@ def test_what_the_chain_rejects_of_the_spool_is_written_down_and_told(
     assert told == [line["reason"]] == ["PARTITION_NOT_FOUND"]
     assert line["payload"]
     assert stored(items).keys() == {1, 3}
+
+
+def test_what_the_chain_rejects_is_written_down_for_good_before_it_counts_as_settled(
+    shop: Client, way: Breakable, items: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    medium = Medium(monkeypatch)
+    durable: list[bool] = []
+    settle = SpoolChannel.settle
+
+    def settled(self: SpoolChannel, number: int) -> None:
+        left = medium.restore(tmp_path.stat().st_ino, tmp_path / f"left-{len(durable)}")
+        rejected = left / "spool" / "rejected.jsonl"
+        durable.append(rejected.exists() and "PARTITION_NOT_FOUND" in rejected.read_text())
+        settle(self, number)
+
+    monkeypatch.setattr(SpoolChannel, "settle", settled)
+    shop.coordinator.create_partition(items.name, "gone")
+    there = shop.collection(items.name)
+    way.down = True
+    with producer_with(shop, way, tmp_path / "spool") as producer:
+        producer.insert(there, item_rows(2), partition="gone")
+        shop.coordinator.drop_partition(items.name, "gone")
+        way.down = False
+        assert producer.spool is not None
+        assert producer.spool.wait_empty(timeout=10)
+    assert durable == [True]
+
+
+def test_what_is_spooled_is_sent_in_order_in_many_entries_too(
+    shop: Client, way: Breakable, items: Collection, tmp_path: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(framing, "ENTRY_BYTES", 1)
+    way.down = True
+    with producer_with(shop, way, tmp_path) as producer:
+        for turn in range(5):
+            producer.insert(items, item_rows(1, name=f"turn {turn}"))
+            producer.delete(items, [1])
+        producer.insert(items, item_rows(1, name="last"))
+        way.down = False
+        assert producer.spool is not None
+        assert producer.spool.wait_empty(timeout=10)
+    assert stored(items) == {1: "last"}
+    assert not (tmp_path / "rejected.jsonl").exists()
 
 
 def test_a_new_term_while_rows_are_spooled_changes_nothing(

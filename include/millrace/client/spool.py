@@ -30,7 +30,7 @@ import crc32c
 
 from millrace.closing import Closing
 from millrace.errors import SpoolBusy, SpoolCorrupted, SpoolFull
-from millrace.tables.fsync import sync
+from millrace.tables.fsync import make_folder, sync
 
 DEFAULT_BYTES: Final = 1 << 30
 SEGMENT_BYTES: Final = 8 << 20
@@ -68,7 +68,7 @@ class Spool(Closing):
         self._segment_bytes = segment_bytes
         self._guard = threading.Lock()
         self._bytes = 0
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -265,6 +265,7 @@ class SpoolChannel:
         new = self._path / "progress.new"
         with new.open("wb") as file:
             file.write(_progress_record(self._settled))
+            file.flush()
             os.fsync(file.fileno())
         new.rename(self._path / "progress")
         sync(self._path)

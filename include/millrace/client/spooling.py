@@ -43,6 +43,7 @@ from millrace.message.types import MessageType
 from millrace.message.wire import decode_entries, encode_entry
 from millrace.metrics import Metrics
 from millrace.settings import Settings
+from millrace.tables.fsync import sync
 
 OnRejected = Callable[[MutableMessage, AppendRejected], None]
 
@@ -320,7 +321,10 @@ def _record(path: Path, refused: list[tuple[MutableMessage, AppendRejected]]) ->
         line |= {"reason": answer.reason, "words": str(answer), "at": time.time()}
         line["payload"] = base64.b64encode(message.payload).decode("ascii")
         lines.append(json.dumps(line))
+    made = not path.exists()
     with path.open("a", encoding="ascii") as file:
         file.write("\n".join(lines) + "\n")
         file.flush()
         os.fsync(file.fileno())
+    if made:
+        sync(path.parent)
