@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from millrace.node.committer import Committer
 from millrace.node.wal_compaction import LiveFile, compact_once, live_files, plan
@@ -141,3 +144,31 @@ def test_the_lowest_tier_goes_first() -> None:
     assert plan([*large, *tiny]) == tiny
     assert plan(large) == large
     assert plan([small(entry, size=64 << 20) for entry in range(32)]) == []
+
+
+@pytest.mark.parametrize("lands", [False, True])
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_commit_of_which_nobody_knows_whether_it_stands_loses_no_row(
+    table: WalTable, monkeypatch: pytest.MonkeyPatch, lands: bool, behind: bool
+) -> None:
+    commit(table, range(1, 17))
+    before = contents(table)
+    real = DeltaTable.create_write_transaction
+
+    def unlucky(delta: DeltaTable, *args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        if lands:
+            real(delta, *args, **options)
+        if behind:  # another writer comes in between
+            commit(table, range(17, 18))
+        raise CommitFailedError("the answer got lost")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", unlucky)
+    compact_once(table.delta, table.path)
+    table.refresh()
+    assert contents(table)[1] == list(range(1, 18 if behind else 17))
+    assert behind or contents(table) == before
+    assert len(live_files(table.delta)) == (1 if lands else 16) + behind
+    # What another writer's commit proves to be in no commit is gone; what may be in one stays.
+    there = {path for path in table.path.rglob("*.parquet") if "kind=message" in str(path)}
+    assert len(there) == 16 + behind + (lands or not behind)

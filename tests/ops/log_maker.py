@@ -71,6 +71,11 @@ class Things:
 
     def fill(self, entries: int = 3, *, rows: int = 2, size: int = 1000, delete: bool = True) -> None:
         """On each VChannel `entries` inserts of `rows` rows each, and a delete of one of them; committed one by one, flushed."""
+        self.fill_wal(entries, rows=rows, size=size, delete=delete)
+        flush(self.settings)
+
+    def fill_wal(self, entries: int = 3, *, rows: int = 2, size: int = 1000, delete: bool = True) -> None:
+        """As :meth:`fill`, but nothing is flushed."""
         for _ in range(entries):
             for vchannel in self.collection.vchannels:
                 start = self.next[vchannel]
@@ -83,7 +88,6 @@ class Things:
                 if delete:
                     self.collection.append(vchannel, self.collection.delete(keys[:1], vchannel=vchannel))
             self.maker.commit()
-        flush(self.settings)
 
     def close(self) -> None:
         self.maker.close()

@@ -26,7 +26,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from millrace.errors import WalGap
 from millrace.failpoint import hit
 from millrace.node.wal_writer import FileAction, RowFile
-from millrace.tables.delta_log import commit_lease, stands
+from millrace.tables.delta_log import commit_lease, commit_names, stands
 from millrace.tables.parquet_file import opened
 from millrace.tables.wal_table import TABLE_SCHEMA, partition_path, sync_log
 from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
@@ -109,10 +109,13 @@ def compact_once(table: DeltaTable, path: Path, *, fan_in: int = FAN_IN) -> int:
         return 0
     merged = _merge(path, group)
     hit("compaction.merged")
-    if not replace_files(table, path, group[0].pchannel, group[0].kind, merged, [file.path for file in group]):
-        (path / merged.path).unlink(missing_ok=True)
-        return 0
-    return len(group)
+    try:
+        if replace_files(table, path, group[0].pchannel, group[0].kind, merged, [file.path for file in group]):
+            return len(group)
+    except CommitFailedError:
+        return 0  # the storage: the commit may stand, and its file stays
+    (path / merged.path).unlink(missing_ok=True)
+    return 0
 
 
 def replace_files(
@@ -120,7 +123,8 @@ def replace_files(
 ) -> bool:
     """Commit `made` in the place of `removed`, which hold the same rows (of one PChannel and kind), from the very version `table` stands at.
 
-    False where another writer was first, and then nothing happened. Afterwards `table` is at the new version.
+    False where another writer was first, and then nothing happened. Afterwards `table` is at the new version. Raises
+    CommitFailedError where nobody was first: then the commit may stand, and `made` has to stay.
     """
     now = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = [
@@ -128,7 +132,8 @@ def replace_files(
         *(RemoveAction(name, False, now, partition_values=_values(pchannel, kind, _date(name))) for name in removed),
     ]
     with commit_lease(path):
-        if not stands(path, table.version()):
+        checked = int(table.version())
+        if not stands(path, checked):
             return False
         try:
             table.create_write_transaction(
@@ -142,9 +147,13 @@ def replace_files(
                 post_commithook_properties=_HOOKS,
             )
         except CommitFailedError:
-            return False
+            table.update_incremental()
+            if int(table.version()) == checked:
+                raise
+            if not commit_names(path, checked + 1, made.path):
+                return False  # the answer of ours was not lost: somebody else's commit stands in its place
         table.update_incremental()
-        sync_log(path, table.version())
+        sync_log(path, checked + 1)
     return True
 
 

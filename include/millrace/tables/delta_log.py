@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 from millrace.failpoint import hit
 from millrace.tables.fsync import sync
@@ -55,6 +56,12 @@ def stands(table: Path, version: int) -> bool:
 def moved(table: Path, version: int) -> bool:
     """Whether a handle at `version` has something to catch up with: a later version, or none of its own any more."""
     return _entry(table, version + 1).exists() or not stands(table, version)
+
+
+def commit_names(table: Path, version: int, file: str) -> bool:
+    """Whether the commit of `version` added `file` (relative to the table). Under the lease, which keeps the commit there."""
+    with _entry(table, version).open(encoding="utf-8") as lines:
+        return any(unquote(json.loads(line).get("add", {}).get("path", "")) == file for line in lines)
 
 
 def last_checkpoint(table: Path) -> int:

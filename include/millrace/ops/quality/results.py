@@ -125,8 +125,9 @@ def change(
             commit(
                 table, [*results, *written], moves={APP_ID: move}, removes=[_remove(each) for each in live], seam=seam
             )
-        except Fenced:
-            drop_files(path, written)
+        except Fenced as error:
+            if not error.attempted:
+                drop_files(path, written)
             continue
         if found.revision % COMPACT_REVISIONS == 0:
             _compact(table)

@@ -1,0 +1,114 @@
+"""A commit that stands although its answer was lost, and was overtaken before anybody looked: the files that it names stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+
+from millrace.node.flusher_run import flush
+from millrace.ops.checkpoint.params import CheckpointParams
+from millrace.ops.checkpoint.run import checkpoint
+from millrace.ops.checkpoint.store import checkpoints_path
+from millrace.ops.compaction.params import CompactionParams
+from millrace.ops.compaction.run import compact
+from millrace.ops.operation import Progress
+from millrace.ops.quality.outcome import Check, Outcome, TableOutcome
+from millrace.ops.quality.results import record_run
+from millrace.settings import Settings
+from millrace.tables.bases import bases_path
+from millrace.tables.collection_table import deletes_path, rows_path
+from millrace.tables.quality_state import results_path
+from tests.ops.conftest import short as short
+from tests.ops.conftest import things as things
+from tests.ops.log_maker import Things
+
+
+@contextmanager
+def overtaken(path: Path, behind: Callable[[], object] | None = None) -> Iterator[list[int]]:
+    """The next commit that adds files to the table at `path` stands, is raised as failed, and what it added was replaced.
+
+    By `behind`, another writer; by default what it added is taken out, as compaction does.
+    """
+    real = DeltaTable.create_write_transaction
+    versions: list[int] = []
+
+    def unlucky(table: DeltaTable, actions: list[Any], *args: Any, **options: Any) -> None:
+        real(table, actions, *args, **options)
+        adds = [action for action in actions if isinstance(action, AddAction)]
+        if versions or not adds or Path(table.table_uri.removeprefix("file://")) != path:
+            return
+        newest = DeltaTable(str(path))
+        versions.append(newest.version())
+        if behind is not None:
+            behind()
+            raise CommitFailedError("the answer got lost")
+        gone = [RemoveAction(add.path, True, 0, partition_values=add.partition_values) for add in adds]
+        real(newest, gone, "append", newest.schema(), partition_by=newest.metadata().partition_columns)
+        raise CommitFailedError("the answer got lost")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeltaTable, "create_write_transaction", unlucky)
+        yield versions
+
+
+def lost_files(path: Path, version: int) -> list[str]:
+    """The files that the commit of `version` added and that are no longer on the disk."""
+    lines = (path / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
+    added = [unquote(action["add"]["path"]) for line in lines if "add" in (action := json.loads(line))]
+    assert added
+    return [name for name in added if not (path / name).exists()]
+
+
+def rewritten(things: Things) -> None:
+    params = CompactionParams(min_files=2, fold="never", keep_history_hours=0, vacuum=False)
+    compact(things.settings, params)
+
+
+def recorded(things: Things) -> None:
+    check = Check("ticks-increase", "expect_column_values_to_be_between", {"column": "tick_step"}, "ticks increase")
+    record_run(things.settings, "run", [TableOutcome("wal", {}, (Outcome(check, success=True, unexpected=0),))])
+
+
+def checkpointed(things: Things) -> None:
+    checkpoint(things.settings, things.log, CheckpointParams.parse({}), Progress())
+
+
+def flushed(things: Things) -> None:
+    flush(things.settings)
+
+
+WORK: dict[str, tuple[Callable[[Settings], Path], Callable[[Things], None]]] = {
+    "flush: rows": (lambda settings: rows_path(settings, 1), flushed),
+    "flush: deletes": (lambda settings: deletes_path(settings, 1), flushed),
+    "compaction": (lambda settings: rows_path(settings, 1), rewritten),
+    "checkpoint": (checkpoints_path, checkpointed),
+    "quality": (results_path, recorded),
+}
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_the_files_of_a_commit_that_may_stand_stay(work: str, things: Things) -> None:
+    path_of, run = WORK[work]
+    things.fill(2)
+    if run is flushed:
+        things.fill_wal()
+    with overtaken(path_of(things.settings), (lambda: recorded(things)) if run is recorded else None) as versions:
+        run(things)
+    assert len(versions) == 1, "the commit was not reached"
+    assert lost_files(path_of(things.settings), versions[0]) == []
+
+
+def test_the_file_of_a_base_that_may_stand_stays(things: Things, short: Settings) -> None:
+    things.fill(2)
+    with overtaken(bases_path(short.wal_path)) as versions:
+        checkpoint(short, things.log, CheckpointParams.parse({}), Progress())
+    assert lost_files(bases_path(short.wal_path), versions[0]) == []
