@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
+import hypothesis.internal.conjecture.engine as hypothesis_engine
 import psutil
 import pytest
 from xdist.remote import Producer
@@ -36,6 +37,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("soak", print_blob=True, deadline=None, max_examples=5_000)
 hypothesis.settings.load_profile(os.environ.get("TEST_PROFILE", "ci"))
+hypothesis_engine.MAX_SHRINKING_SECONDS = 20
+"""A failing example is made smaller for so long at most: it has to be shown before the test's time is over (120 s)."""
 
 TOGETHER = {
     "whole systems": ("e2e",),

@@ -116,7 +116,7 @@ class Machine:
             raise Refused(Reason.TERM_NOT_OPENED)
         elif message.term < self.term:
             raise Refused(Reason.TERM_FENCED)
-        if message.barrier_tick > (self.physical_ms + DAY_MS) << 18:
+        if message.barrier_tick >> 18 > self.physical_ms + DAY_MS:
             raise Refused(Reason.MALFORMED, "barrier")
         if len(message.payload) > self.config["max_message_bytes"]:
             raise Refused(Reason.TOO_LARGE)

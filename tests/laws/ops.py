@@ -104,7 +104,31 @@ OPS = weighted((32, DML), (18, TXN), (2, TICK), (4, DDL), (3, CONTROL), (3, BURS
 """One op: its name, the frame, choices of its own."""
 
 GARBAGE = st.sampled_from([b"", b"garbage", b"MLR", bytes(64)])
-AFTER_MS = [0] * 12 + [1, 1, 1, 2, 7, 7, 7, 30, 30, 51, 120, 301, 401, 1_100, 100_000]
+AFTER_MS = [0] * 12 + [
+    1,
+    1,
+    1,
+    2,
+    7,
+    7,
+    7,
+    20,
+    30,
+    30,
+    50,
+    50,
+    51,
+    120,
+    150,
+    200,
+    300,
+    301,
+    400,
+    401,
+    1_000,
+    1_100,
+    100_000,
+]
 ENTRIES = st.tuples(
     st.sampled_from(AFTER_MS),  # since the entry before
     weighted((30, st.lists(OPS, min_size=1, max_size=9)), (1, GARBAGE)),
