@@ -24,7 +24,7 @@ help: ## Say what there is
 .PHONY: venv
 venv: $(STAMP) ## Make the virtual environment from the lock (does nothing where it stands)
 
-$(STAMP): requirements.txt tools/uv.txt tools/make_venv.sh
+$(STAMP): requirements.txt tools/make_venv.sh
 	@tools/make_venv.sh "$(VENV)" "$(PYTHON)"
 	@touch $@
 
@@ -60,7 +60,7 @@ run: jars ## The demo without Airflow: a year of flights through the whole flow 
 
 # --- check -----------------------------------------------------------------------------------------------------
 
-.PHONY: lint format test test-all test-slow test-system soak bench
+.PHONY: lint format test test-all test-slow test-system soak mutants bench
 lint: $(STAMP) ## Lint, check the format, check the types
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet || { echo "Not formatted as ruff would: run 'make format'." >&2; exit 1; }
@@ -84,17 +84,17 @@ test-system: lint jars broker-jars ## The tests that start the whole system, alo
 soak: jars broker-jars ## Minutes of load, kills and random cases
 	@TEST_PROFILE=soak $(BIN)/python -m pytest -q -m "soak or slow" $(ARGS)
 
+mutants: $(STAMP) ## Put single faults into a copy of the code, each of which its test has to find (ARGS="-k name")
+	@$(BIN)/python -m pytest -q tests/mutants -m soak $(ARGS)
+
 bench: jars broker-jars ## Measure against baselines of the same run (docs/performance.md)
 	@$(BIN)/python -m bench $(ARGS)
 
 # --- keep ------------------------------------------------------------------------------------------------------
 
-.PHONY: lock sbom clean clean-data
+.PHONY: lock clean clean-data
 lock: $(STAMP) ## Make requirements.txt anew from requirements.in
 	@tools/lock.sh "$(BIN)"
-
-sbom: $(STAMP) ## Write dist/sbom.cdx.json (CycloneDX) and dist/licences.md: what is installed, from the locks
-	@$(BIN)/python tools/sbom.py dist
 
 clean: ## Remove the virtual environment and every cache in the checkout (not the data)
 	@rm -rf "$(VENV)" .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist include/*.egg-info

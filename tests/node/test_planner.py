@@ -191,6 +191,22 @@ def test_an_entry_that_the_peek_cannot_process_is_left_to_a_task(node: Node) -> 
     assert node.planner.latest(offset) != offset
 
 
+def test_a_log_that_ends_before_what_is_committed_is_planned_so_that_a_task_says_so(node: Node) -> None:
+    ids = node.append("p0", opening(), accepted())
+    offset = node.planner.latest(START)
+    node.work(offset)
+    node.service.drop("p0")
+    node.service.create("p0")  # the broker came back without what it had acknowledged
+    planner = node.another_planner()
+    found = planner.latest(offset)
+    assert found["ends"] == {"p0": str(node.service.open("p0").describe().end)}
+    (plan,) = planner.plan(found)
+    assert plan.base.position == ids[-1].following() > plan.end
+    failure = run_range(plan, log=node.service.open("p0"), table=node.path).failure
+    assert failure is not None
+    assert failure.code == "LOG_REGRESSED"
+
+
 def test_a_log_that_cannot_be_reached_is_nothing_to_do(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.append("p0", opening())
 

@@ -80,6 +80,25 @@ def test_a_wal_that_holds_other_rows_than_the_log_gives_gets_no_checkpoint_and_k
     assert begin(things, "p1") > EARLIEST, "the others go on"
 
 
+def test_a_channel_that_broke_behind_its_checkpoint_keeps_its_log(things: Things) -> None:
+    things.fill(4, size=12_000)
+    assert take(things, truncate=False).ok
+    things.fill(4, size=12_000)
+    newest = max(
+        (
+            uri.removeprefix("file://")
+            for uri in DeltaTable(str(things.settings.wal_path)).file_uris()
+            if "kind=message/pchannel=p0" in uri
+        ),
+        key=lambda path: Path(path).stat().st_mtime_ns,
+    )
+    _alter_the_terms(Path(newest))
+    report = take(things)
+    assert not report.ok
+    assert begin(things) == EARLIEST, "its WAL may have to be made from the log again, from before its checkpoint even"
+    assert begin(things, "p1") > EARLIEST
+
+
 def test_a_log_that_was_cut_by_hand_is_made_up_for_by_the_rows_of_the_wal(things: Things) -> None:
     things.fill(3)
     truncate_log(things.settings, things.log)

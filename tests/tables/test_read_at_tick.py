@@ -141,6 +141,34 @@ def test_every_tick_reads_as_the_model_says(operations: list[tuple[Any, ...]], f
         shutil.rmtree(folder)
 
 
+class _Died(BaseException):
+    """Ends the flusher where it stands."""
+
+
+@pytest.mark.parametrize("place", ["flush.deletes", "flush.rows"])
+@pytest.mark.parametrize("last", range(4))
+def test_rows_of_a_flush_that_died_before_its_checkpoint_are_read_once_and_those_behind_it_too(
+    settings: Settings, place: str, last: int
+) -> None:
+    maker, collection = made(settings)
+    vchannel = collection.vchannels[0]
+    keys = collection.keys_of(vchannel, 3)
+    flush(settings)
+    for key in keys:  # in one file of the WAL
+        collection.append(vchannel, collection.insert({"id": [key], "body": ["x"]}, vchannel=vchannel))
+    collection.append(vchannel, collection.delete(keys[:1], vchannel=vchannel))
+    tick_everywhere(maker)
+    ticks = [m["time_tick"] for m in maker.accepted[collection.homes[vchannel]] if m["type"] in ("INSERT", "DELETE")]
+
+    def die(name: str) -> None:
+        if name == place:
+            raise _Died
+
+    with pytest.raises(_Died):
+        flush(settings, up_to_tick=ticks[last], seam=die)
+    assert sorted(read_arrow(settings, 1)["id"].to_pylist()) == sorted(keys[1:])
+
+
 @pytest.mark.parametrize("flushed", [False, True])
 def test_a_transaction_applies_its_own_writes_in_order(settings: Settings, flushed: bool) -> None:
     maker, collection = made(settings)

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millrace.data_folder import claim, private
 from millrace.errors import MillraceError
 from millrace.ops.operation import OperationParams, OperationReport, Progress, write_json
 from millrace.settings import Settings
@@ -54,15 +53,12 @@ def run_plain(
 ) -> int:
     """Run an operation without Spark; the exit code."""
     arguments = _parser(doc).parse_args(argv)
-    private()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         chosen = params.parse(json.loads(arguments.params))
-        settings = Settings.load()
-        claim(settings.data_dir)
-        report = operation(settings, chosen, Progress(arguments.progress))
+        report = operation(Settings.load(), chosen, Progress(arguments.progress))
     except (MillraceError, json.JSONDecodeError) as error:
         logging.getLogger(__name__).exception("failed")
         code = error.code if isinstance(error, MillraceError) else "INVALID_ARGUMENT"

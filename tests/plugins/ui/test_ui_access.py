@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,22 @@ def test_no_route_answers_who_may_not_read(site: Site, role: str | None, status:
         answer = site.get(path, role=role)
         assert answer.status_code == status, f"{path}: {answer.status_code}"
         assert answer.json()["error"]["code"] in {"UNAUTHORIZED", "FORBIDDEN"}, path
+
+
+def test_who_sees_the_website_but_not_the_dag_reads_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an auth manager whose permissions are finer than roles."""
+    from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+
+    real = SimpleAuthManager.is_authorized_dag
+
+    def refused(self: SimpleAuthManager, **asked: Any) -> bool:
+        details = asked.get("details")
+        return not (details and details.id == "streaming") and bool(real(self, **asked))
+
+    monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", refused)
+    for path in _paths(site):
+        answer = site.get(path, role="viewer")
+        assert answer.status_code == 403, f"{path}: {answer.status_code}"
 
 
 def test_a_browser_without_login_gets_a_page_that_leads_to_it_and_back(site: Site) -> None:

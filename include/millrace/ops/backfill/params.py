@@ -57,9 +57,7 @@ class LoadParams(OperationParams):
 
     collection: str = Field(description="The collection that the rows go to.", min_length=1)
     files: list[str] = Field(
-        min_length=1,
-        max_length=10_000,
-        description="Absolute paths, or patterns such as /data/2013-*.parquet, in a folder of the setting load_roots.",
+        min_length=1, max_length=10_000, description="Absolute paths, or patterns such as /data/2013-*.parquet."
     )
     format: Literal["by suffix", "jsonl", "csv", "parquet"] = Field(
         default="by suffix", description="How the rows are written."
