@@ -9,9 +9,17 @@ from __future__ import annotations
 
 import sys
 
-from millrace.ops.entry import run_spark
+from millrace.ops.entry import run_plain, spark_session
+from millrace.ops.operation import Progress
 from millrace.ops.restore.params import RestoreParams
-from millrace.ops.restore.run import run
+from millrace.ops.restore.run import RestoreReport, run
+from millrace.settings import Settings
+
+
+def restore(settings: Settings, params: RestoreParams, progress: Progress) -> RestoreReport:
+    """With a session where there is much to read."""
+    return run(settings, params, progress, sessions=lambda: spark_session("restore", settings, progress))
+
 
 if __name__ == "__main__":
-    sys.exit(run_spark("restore", RestoreParams, run, doc=__doc__))
+    sys.exit(run_plain(RestoreParams, restore, doc=__doc__))

@@ -213,6 +213,9 @@ class Settings:
     spark_memory: str = _setting(
         "1g", "Heap of a Spark driver.", pattern=_MEMORY, allowed="a number with m or g, such as 800m or 2g"
     )
+    operations_at_once: int = _setting(
+        0, "Operations that may run Spark at once; the others wait in turn. 0: one for two cores.", low=0, high=1024
+    )
     spark_ui: bool = _setting(False, "Serve Spark's own web interface.")
     ivy_settings: str = _setting("", "Ivy settings file for fetching Spark's jars from a repository of your own.")
 
@@ -315,6 +318,11 @@ class Settings:
     def cores(self) -> int:
         """The cores a Spark driver uses, with 0 resolved to what this process may use."""
         return self.spark_cores or len(os.sched_getaffinity(0))
+
+    @property
+    def places(self) -> int:
+        """Operations that may run Spark at once."""
+        return self.operations_at_once or max(1, self.cores // 2)
 
 
 class SettingSpec(NamedTuple):

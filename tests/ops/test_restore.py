@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,6 @@ from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from millrace.tables.wal_reader import WalSnapshot
 
-pytestmark = pytest.mark.spark
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
 ROOT = Path(__file__).resolve().parents[2]
 Rows = list[tuple[int, str | None]]
@@ -60,13 +60,32 @@ def content(client: Client, name: str, at: int | None = None) -> Rows:
     return sorted((row["id"], row["name"]) for row in client.read(name, at=at).to_pylist())
 
 
-def restore(client: Client, spark: SparkSession, **params: object) -> RestoreReport:
-    chosen = RestoreParams.parse({"collection": "c", "into": "restored", **params})
-    return run(spark, client.settings, chosen, Progress())
+Engine = Callable[[Settings, RestoreParams], RestoreReport]
+
+
+@pytest.fixture(params=["arrow", pytest.param("spark", marks=pytest.mark.spark)])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """A few rows without a JVM, as they are restored; and the same with Spark, as if they were many."""
+
+    def none_needed() -> AbstractContextManager[SparkSession]:
+        raise AssertionError("a JVM for a few rows")
+
+    def with_arrow(settings: Settings, params: RestoreParams) -> RestoreReport:
+        return run(settings, params, Progress(), sessions=none_needed)
+
+    def with_spark(settings: Settings, params: RestoreParams) -> RestoreReport:
+        spark: SparkSession = request.getfixturevalue("spark")
+        return run(settings, params, Progress(), sessions=lambda: nullcontext(spark), small_bytes=-1)
+
+    return with_arrow if request.param == "arrow" else with_spark
+
+
+def restore(client: Client, engine: Engine, **params: object) -> RestoreReport:
+    return engine(client.settings, RestoreParams.parse({"collection": "c", "into": "restored", **params}))
 
 
 def test_the_rows_of_a_tick_come_back_with_their_partitions_and_the_source_stays(
-    client: Client, spark: SparkSession
+    client: Client, engine: Engine
 ) -> None:
     write(client, *range(40))
     tick = settle(client)
@@ -74,10 +93,10 @@ def test_the_rows_of_a_tick_come_back_with_their_partitions_and_the_source_stays
     client.producer().delete(client.collection("c"), pa.array(range(20)))
     write(client, *range(100, 110))
     now = content(client, "c", settle(client))
-    planned = restore(client, spark, at=str(tick), dry_run=True)
+    planned = restore(client, engine, at=str(tick), dry_run=True)
     assert (planned.rows, planned.into_id) == (len(before), None)
     assert [each.name for each in client.coordinator.collections()] == ["c"]
-    report = restore(client, spark, at=str(tick), rows_per_slice=7)
+    report = restore(client, engine, at=str(tick), rows_per_slice=7)
     assert (report.rows, report.tick) == (len(before), tick)
     settle(client)
     assert content(client, "restored") == before
@@ -87,22 +106,22 @@ def test_the_rows_of_a_tick_come_back_with_their_partitions_and_the_source_stays
     assert {(row["id"] % 2, row["_partition"]) for row in rows} == {(0, "even"), (1, "odd")}
     assert content(client, "c") == now
     with pytest.raises(CollectionExists, match="another name"):
-        restore(client, spark, at=str(tick))
+        restore(client, engine, at=str(tick))
 
 
-def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Client, spark: SparkSession) -> None:
+def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Client, engine: Engine) -> None:
     write(client, 1)
     settle(client)
     with pytest.raises(CollectionNotFound):
-        restore(client, spark, collection="nobody")
+        restore(client, engine, collection="nobody")
     with pytest.raises(MillraceError):
-        restore(client, spark, at="1")
+        restore(client, engine, at="1")
     in_place = {"into": "", "in_place": True}
     dropped = client.coordinator.create_collection("dropped", SCHEMA)
     tick = settle(client)
     client.coordinator.drop_collection("dropped")
     with pytest.raises(CollectionNotFound, match="new collection"):
-        restore(client, spark, collection=str(dropped.id), at=str(tick), **in_place)
+        restore(client, engine, collection=str(dropped.id), at=str(tick), **in_place)
     for wrong in (
         {"at": "yesterday"},
         {"into": "a b"},
@@ -112,7 +131,7 @@ def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Client, spa
         {"in_place": True, "at": "9"},
     ):
         with pytest.raises(InvalidArgument):
-            restore(client, spark, **wrong)
+            restore(client, engine, **wrong)
     assert [each.name for each in client.coordinator.collections()] == ["c"]
 
 
@@ -133,20 +152,20 @@ def killed(client: Client, params: str, place: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["restore.recorded", "restore.inserted", "restore.inserted@3"])
-def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Client, spark: SparkSession, place: str) -> None:
+def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Client, engine: Engine, place: str) -> None:
     write(client, *range(40))
     tick = settle(client)
     before = content(client, "c", tick)
     params = f'{{"collection": "c", "into": "restored", "at": "{tick}", "rows_per_slice": 10}}'
     killed(client, params, place)
-    report = restore(client, spark, at=str(tick), rows_per_slice=10)
+    report = restore(client, engine, at=str(tick), rows_per_slice=10)
     assert report.rows == len(before)
     settle(client)
     assert content(client, "restored") == before
 
 
 @pytest.mark.slow
-def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Client, spark: SparkSession) -> None:
+def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Client, engine: Engine) -> None:
     write(client, *range(40))
     client.producer().delete(client.collection("c"), pa.array(range(5)))
     tick = settle(client)
@@ -158,10 +177,10 @@ def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Client, 
     spoilt_tick = settle(client)
     spoilt = content(client, "c", spoilt_tick)
     params = {"into": "", "in_place": True, "at": str(tick), "rows_per_slice": 7, "run_id": "r1"}
-    planned = restore(client, spark, **params, dry_run=True)
+    planned = restore(client, engine, **params, dry_run=True)
     assert (planned.rows, planned.ticks) == (len(before), {})
     assert content(client, "c") == spoilt
-    report = restore(client, spark, **params)
+    report = restore(client, engine, **params)
     assert (report.rows, report.tick, report.into_id) == (len(before), tick, client.collection("c").id)
     assert set(report.ticks) == set(client.collection("c").vchannels)
     settle(client)
@@ -170,19 +189,19 @@ def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Client, 
     rows = read_arrow(client.settings, client.collection("c").id, with_ticks=True).to_pylist()
     assert {(row["id"] % 2, row["_partition"]) for row in rows} == {(0, "even"), (1, "odd")}
     write(client, 200)
-    assert restore(client, spark, **params).ticks == report.ticks
+    assert restore(client, engine, **params).ticks == report.ticks
     settle(client)
     assert len(content(client, "c")) == len(before) + 1, "a run that is done is not done again"
-    assert restore(client, spark, **{**params, "run_id": "r2"}).ticks != report.ticks
+    assert restore(client, engine, **{**params, "run_id": "r2"}).ticks != report.ticks
     settle(client)
     assert content(client, "c") == before
 
 
-def test_a_moment_without_rows_leaves_none(client: Client, spark: SparkSession) -> None:
+def test_a_moment_without_rows_leaves_none(client: Client, engine: Engine) -> None:
     tick = settle(client)
     write(client, *range(10))
     settle(client)
-    report = restore(client, spark, into="", in_place=True, at=str(tick))
+    report = restore(client, engine, into="", in_place=True, at=str(tick))
     assert (report.rows, len(report.ticks)) == (0, 2)
     settle(client)
     assert content(client, "c") == []
@@ -191,7 +210,7 @@ def test_a_moment_without_rows_leaves_none(client: Client, spark: SparkSession) 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["restore.recorded", "import.appended"])
 def test_a_restore_in_place_that_is_killed_goes_on_with_the_same_messages(
-    client: Client, spark: SparkSession, place: str
+    client: Client, engine: Engine, place: str
 ) -> None:
     write(client, *range(40))
     tick = settle(client)
@@ -199,7 +218,7 @@ def test_a_restore_in_place_that_is_killed_goes_on_with_the_same_messages(
     write(client, *range(50, 60))
     params = f'{{"collection": "c", "in_place": true, "at": "{tick}"}}'
     killed(client, params, place)
-    report = restore(client, spark, into="", in_place=True, at=str(tick))
+    report = restore(client, engine, into="", in_place=True, at=str(tick))
     assert report.rows == len(before)
     settle(client)
     assert content(client, "c") == before

@@ -46,6 +46,8 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
     typer.echo(f"Health         {found['health']['state']}: {found['health']['words']}")
     for each in found["health"]["findings"]:
         typer.echo(f"  {each['severity']}: {each['subject']}: {each['words']} ({each['where']})")
+    for each in found["operations"]:
+        typer.echo(f"Operation      {each['job']}: {each['words'] or 'starting'} ({each['run_id']})")
     print_rows(found["pchannels"], columns=_COLUMNS, as_json=False, empty="No PChannels yet.")
 
 
@@ -67,6 +69,7 @@ def gather(settings: Settings) -> dict[str, Any]:
             "streaming_job": streaming_job(settings),
             "collections": len(known_collections(settings)),
             "health": _health(settings),
+            "operations": _operations(settings),
             "pchannels": _pchannels(settings, client),
         }
     finally:
@@ -95,6 +98,13 @@ def streaming_job(settings: Settings) -> dict[str, Any]:
         "batches": progress.get("batches", 0),
         "rows": progress.get("rows", 0),
     }
+
+
+def _operations(settings: Settings) -> list[dict[str, Any]]:
+    """The operations that run now, or wait for a place, with what they say."""
+    from millrace.ops.observe.maintenance import running_operations
+
+    return [each.model_dump(include={"job", "run_id", "words", "done"}) for each in running_operations(settings)]
 
 
 def _health(settings: Settings) -> dict[str, Any]:

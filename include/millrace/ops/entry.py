@@ -13,13 +13,15 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millrace.errors import MillraceError
 from millrace.ops.operation import OperationParams, OperationReport, Progress, write_json
+from millrace.ops.places import place
 from millrace.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,16 +38,24 @@ def run_spark(
     """Run an operation that needs a Spark session; the exit code."""
 
     def with_session(settings: Settings, chosen: P, progress: Progress) -> OperationReport:
-        from millrace.spark import session
+        with spark_session(name, settings, progress) as spark:
+            return operation(spark, settings, chosen, progress)
 
+    return run_plain(params, with_session, doc=doc, argv=argv)
+
+
+@contextmanager
+def spark_session(name: str, settings: Settings, progress: Progress) -> Iterator[SparkSession]:
+    """A session for the operation `name`, in its turn: there are only so many at once (millrace.ops.places)."""
+    from millrace.spark import session
+
+    with place(settings, name, progress):
         progress.say("starting Spark")
         spark = session(f"millrace-{name}", settings=settings)
         try:
-            return operation(spark, settings, chosen, progress)
+            yield spark
         finally:
             spark.stop()
-
-    return run_plain(params, with_session, doc=doc, argv=argv)
 
 
 def run_plain(

@@ -38,7 +38,7 @@ _NOT_WELL: Final = {
 
 WHERE: Final[dict[HealthKind, str]] = {
     "parked": "mend the cause, then `millrace unpark`: docs/operating.md#parked-pchannels",
-    "job_failed": "`millrace jobs logs`, and recovery in mode diagnose: docs/operating.md#recovery",
+    "job_failed": "`millrace jobs log`, and recovery in mode diagnose: docs/operating.md#recovery",
     "job_stopped": "the DAG `streaming` (or `millrace jobs run --with-flusher`): docs/operating.md#processes",
     "log_stopped": "the next producer starts it, the DAG `streaming` too: docs/operating.md#processes",
     "lagging": "the job's log and what it is at: docs/operating.md#status",

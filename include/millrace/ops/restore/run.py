@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F
 
 from millrace.client.client import Client
 from millrace.client.freshness import confirm
@@ -28,12 +27,9 @@ from millrace.ops.operation import OperationReport, Progress
 from millrace.ops.restore import in_place
 from millrace.ops.restore.params import RestoreParams
 from millrace.ops.restore.records import DONE, LOADING, read_record, write_record
+from millrace.ops.restore.rows import SMALL_BYTES, Digest, Reader, Rows, Sessions, reader_for
 from millrace.settings import Settings
 from millrace.tables.read_plan import ReadPlan, plan_read
-from millrace.tables.reader import read
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 class RestoreReport(OperationReport):
@@ -47,43 +43,50 @@ class RestoreReport(OperationReport):
     """The tick's moment, UTC."""
     rows: int
     digest: str
-    """Of the rows: a count and two sums of hashes, the same for the source and for what was made."""
+    """Of the rows: a count and two sums of hashes, the same for the source and for what was made; Spark's are others than Arrow's."""
     ticks: dict[str, int]
     """Of a restore in place: by VChannel the tick of its Import."""
     dry_run: bool
     seconds: float
 
 
-def run(spark: SparkSession, settings: Settings, params: RestoreParams, progress: Progress) -> RestoreReport:
-    """Restore. Raises CollectionNotFound, CollectionExists, TickTooOld, TickNotReached; Malformed where the copy differs."""
+def run(
+    settings: Settings, params: RestoreParams, progress: Progress, *, sessions: Sessions, small_bytes: int = SMALL_BYTES
+) -> RestoreReport:
+    """Restore; `sessions` makes a Spark session where there is more to read than `small_bytes`.
+
+    Raises CollectionNotFound, CollectionExists, TickTooOld, TickNotReached; Malformed where the copy differs.
+    """
     started = time.monotonic()
-    with Client.connect(settings) as client:
+    with Client.connect(settings) as client, ExitStack() as stack:
         source = _source(client, params.collection)
         _clear(settings, client, params)
         at = resolve_tick(params.at) if params.at else None
         confirmed = _confirmed(settings, client, source, at)
         plan = plan_read(settings, source.id, at=at, deadline=settings.read_deadline, confirmed=confirmed)
-        rows = read(spark, settings, source.id, at=plan.tick, confirmed=confirmed, with_ticks=True).persist()
+        read = reader_for(plan, stack, sessions, small_bytes=small_bytes)
+        rows = read(source.id, at=plan.tick, confirmed=confirmed)
+        names = plan.schema.arrow().names
         made, replaced = None, None
         try:
             progress.say("reading the source", tick=plan.tick)
-            wanted = _digest(rows, plan)
+            wanted = rows.digest(names)
             parts = _parts(rows, plan, wanted, params, progress)
             if params.in_place and not params.dry_run:
                 replaced = in_place.known(client, source, params)
                 if replaced is None:
                     replaced = in_place.replace(client, source, params, plan, parts, progress)
                     progress.say("comparing")
-                    _compare_in_place(spark, client, source, plan, replaced, wanted)
+                    _compare_in_place(read, client, source, plan, replaced, wanted)
                     in_place.finish(client, source, replaced)
             elif not params.dry_run:
                 made = _load(settings, client, params, plan, parts)
                 progress.say("comparing")
                 reached = _confirmed(settings, client, made, None)
-                _same(_digest(read(spark, settings, made.id, confirmed=reached), plan), wanted, params.into, plan)
+                _same(read(made.id, at=None, confirmed=reached).digest(names), wanted, params.into, plan)
                 _record(settings, params, plan, made, DONE)
         finally:
-            rows.unpersist()
+            rows.release()
     return RestoreReport(
         collection=params.collection,
         into=params.into,
@@ -98,24 +101,7 @@ def run(spark: SparkSession, settings: Settings, params: RestoreParams, progress
     )
 
 
-class _Digest(NamedTuple):
-    """Count and content of rows, whatever their order."""
-
-    rows: int
-    first: int
-    second: int
-
-    def __str__(self) -> str:
-        return f"{self.rows}/{self.first & _MASK:016x}/{self.second & _MASK:016x}"
-
-    def plus(self, other: _Digest) -> _Digest:
-        return _Digest(*(one + two for one, two in zip(self, other, strict=True)))
-
-
-_MASK: Final = (1 << 64) - 1
-
-
-def _same(found: _Digest, wanted: _Digest, name: str, plan: ReadPlan) -> None:
+def _same(found: Digest, wanted: Digest, name: str, plan: ReadPlan) -> None:
     if str(found) != str(wanted):
         raise Malformed(
             f"{name} holds {found}, and what was read at tick {plan.tick} was {wanted} (rows/digests): "
@@ -124,20 +110,21 @@ def _same(found: _Digest, wanted: _Digest, name: str, plan: ReadPlan) -> None:
 
 
 def _compare_in_place(
-    spark: SparkSession,
+    read: Reader,
     client: Client,
     collection: Collection,
     plan: ReadPlan,
     replaced: in_place.Replaced,
-    wanted: _Digest,
+    wanted: Digest,
 ) -> None:
     """What each VChannel holds at the tick of its Import must be what was restored, whoever writes behind it."""
     settings = client.settings
     reached = _confirmed(settings, client, collection, None)
-    found = _Digest(0, 0, 0)
+    found = Digest(0, 0, 0)
     for vchannel, tick in sorted(replaced.ticks.items()):
-        rows = read(spark, settings, collection.id, at=tick, confirmed=reached, with_ticks=True)
-        found = found.plus(_digest(rows.where(F.col("_vchannel") == vchannel), plan))
+        rows = read(collection.id, at=tick, confirmed=reached)
+        found = found.plus(rows.on(vchannel).digest(plan.schema.arrow().names))
+        rows.release()
     if str(found) != str(wanted):
         raise Malformed(
             f"{collection.name} holds {found} behind the restore, and had {wanted} at tick {plan.tick} (rows/digests):"
@@ -174,16 +161,11 @@ def _clear(settings: Settings, client: Client, params: RestoreParams) -> None:
     client.coordinator.drop_collection(params.into)
 
 
-def _parts(
-    rows: DataFrame, plan: ReadPlan, wanted: _Digest, params: RestoreParams, progress: Progress
-) -> Iterator[pa.Table]:
-    """The rows in parts that fit into memory, by their keys' hashes."""
-    slices = max(1, -(-wanted.rows // params.rows_per_slice))
-    key = F.col("`" + plan.schema.primary_key.replace("`", "``") + "`")
-    done = 0
-    for number in range(slices):
-        part = rows.where(F.pmod(F.xxhash64(key), F.lit(slices)) == number).toArrow()
-        yield part.select([*plan.schema.arrow().names, "_partition"])
+def _parts(rows: Rows, plan: ReadPlan, wanted: Digest, params: RestoreParams, progress: Progress) -> Iterator[pa.Table]:
+    """The rows in parts that fit into memory, each said once it was taken."""
+    slices, done = max(1, -(-wanted.rows // params.rows_per_slice)), 0
+    for part in rows.parts(slices, plan.schema.primary_key, [*plan.schema.arrow().names, "_partition"]):
+        yield part
         done += part.num_rows
         progress.say("writing", done=done / max(1, wanted.rows), rows=done)
 
@@ -214,17 +196,6 @@ def _load(
 def _stands(plan: ReadPlan, number: int) -> bool:
     """Whether a partition was not dropped by the tick."""
     return all(dropped != number for _, dropped, _ in plan.partition_drops)
-
-
-def _digest(rows: DataFrame, plan: ReadPlan) -> _Digest:
-    """Of the fields at the plan's tick."""
-    names = ["`" + name.replace("`", "``") + "`" for name in plan.schema.arrow().names]
-    hashed = F.xxhash64(*names)
-    other = F.hash(*names).cast("long")
-    [found] = rows.agg(
-        F.count(F.lit(1)), F.coalesce(F.sum(hashed.cast("decimal(38,0)")), F.lit(0)), F.coalesce(F.sum(other), F.lit(0))
-    ).collect()
-    return _Digest(int(found[0]), int(found[1]), int(found[2]))
 
 
 def _record(settings: Settings, params: RestoreParams, plan: ReadPlan, made: Collection | None, state: str) -> None:
