@@ -1,7 +1,7 @@
 """Makes the golden deployment and what is known of it: ``python -m tests.golden.make_deployment <empty folder>``.
 
-Never run by tests, and not to be run again over an archive that is there: the archive holds what a released build wrote, and
-later builds must open it. Where formats grow (a new field, a new table), make another one beside it, ``deployment-2``, with the
+Not to be run again over an archive that is there: the archive holds what a released build wrote, and later builds must open it.
+(Tests make a deployment of their own build by the same hand, to flip its bytes.) Where formats grow (a new field, a new table), make another one beside it, ``deployment-2``, with the
 build that wrote them.
 """
 
@@ -390,10 +390,8 @@ def trimmed(root: Path) -> dict[str, Any]:
         things.close()
 
 
-def main() -> None:
-    root = Path(sys.argv[1]).absolute()
-    root.mkdir(parents=True)
-    os.chdir(root)  # the log's second generation has a relative URL
+def make(root: Path) -> dict[str, Any]:
+    """Make the deployment in `root`, which must be the current folder; what is known of it."""
     facts: dict[str, Any] = {"millrace": millrace.__version__, "reads": []}
     with served(root) as client:
         maker = Maker(client, facts)
@@ -414,6 +412,14 @@ def main() -> None:
     with streams(root) as service:
         facts["streams"] = of_streams(service)
     facts["trimmed"] = trimmed(root)
+    return facts
+
+
+def main() -> None:
+    root = Path(sys.argv[1]).absolute()
+    root.mkdir(parents=True)
+    os.chdir(root)  # the log's second generation has a relative URL
+    facts = make(root)
     put_away(root)
     FACTS.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

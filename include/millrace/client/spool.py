@@ -6,8 +6,8 @@
     <folder>/rejected.jsonl                        what the chain rejected of it, with its bytes (millrace.client.spooling)
 
 A frame is (length, crc32c, number, time in ns) and an entry of the wire form; it is on the disk when `append` returns, before
-the next one is begun. So after a crash at most the last frame is torn, and it was acknowledged to nobody: it is cut off. A
-frame that fails its checksum with others behind it is damage, and is said (SpoolCorrupted), never skipped. The spool holds at
+the next one is begun. So after a crash at most the last frame is torn, and it was acknowledged to nobody: it is cut off (and
+kept in `torn`, with a warning: were it damaged instead, it would look the same). A frame that fails its checksum with others behind it is damage, and is said (SpoolCorrupted), never skipped. The spool holds at
 most `max_bytes`, all PChannels together: one frame more raises SpoolFull and changes nothing. (What was on
 its way when the log was lost is taken beyond that.)
 """
@@ -15,6 +15,7 @@ its way when the log was lost is taken beyond that.)
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import struct
 import threading
@@ -38,6 +39,7 @@ SEGMENT_BYTES: Final = 8 << 20
 _HEADER: Final = struct.Struct("<IIQQ")
 _PROGRESS: Final = struct.Struct("<QI")
 _PROGRESS_BYTES: Final = 64 << 10
+_log = logging.getLogger(__name__)
 _LOOK_AHEAD: Final = 16
 """Frames behind a bad one that are looked for, to tell damage from a torn end."""
 
@@ -247,6 +249,7 @@ class SpoolChannel:
                 if frame.number >= self._settled:
                     self._times.append(frame.time_ns)
             if segment.bytes < path.stat().st_size:
+                self._keep_torn(path, segment.bytes)
                 with path.open("r+b") as file:
                     file.truncate(segment.bytes)
                     os.fsync(file.fileno())
@@ -260,6 +263,12 @@ class SpoolChannel:
             self._next = segment.last + 1
         if self._segments:
             self._file = os.open(self._segments[-1].path, os.O_WRONLY | os.O_APPEND)
+
+    def _keep_torn(self, path: Path, end: int) -> None:
+        """Keep what is about to be cut off, until the next time: a frame that was damaged later looks as one that was torn."""
+        torn = self._path / "torn"
+        torn.write_bytes(path.read_bytes()[end:])
+        _log.warning("%s: the last frame, at byte %d, is not whole; it is cut off, and kept in %s", path, end, torn)
 
     def _rewrite_progress(self) -> None:
         new = self._path / "progress.new"

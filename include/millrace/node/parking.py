@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from millrace.errors import ChannelNotFound, ChannelParked
-from millrace.message.ids import LogId
+from millrace.errors import ChannelNotFound, ChannelParked, Malformed
+from millrace.message.ids import EARLIEST, LogId
 from millrace.node.ranges import Failure
 from millrace.tables.fsync import sync
 
@@ -78,12 +78,16 @@ def parked_names(folder: Path) -> frozenset[str]:
 
 
 def read_parked(folder: Path) -> list[Parked]:
-    """What is parked and why, sorted by PChannel."""
+    """What is parked and why, sorted by PChannel. The file's name parks it, whatever became of its words."""
     found = []
     for name in sorted(parked_names(folder)):
+        path = folder / f"{name}.json"
         try:
-            data = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+            data = json.loads(path.read_text(encoding="utf-8"))
+            found.append(Parked(**{**data, "position": LogId(*data["position"])}))
         except FileNotFoundError:  # unparked meanwhile
             continue
-        found.append(Parked(**{**data, "position": LogId(*data["position"])}))
+        except (ValueError, KeyError, TypeError) as error:
+            words = f"the file {path}, which would say why, does not read ({error})"
+            found.append(Parked(name, Malformed.code, words, EARLIEST, ""))
     return found

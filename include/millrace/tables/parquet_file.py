@@ -39,7 +39,7 @@ def readable(path: Path) -> Iterator[None]:
         raise TableDamaged(
             f"a file of a table is missing: {error.filename or error}: {REPAIR}", missing=True
         ) from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, LookupError, UnicodeError) as error:  # the last two: a garbled footer's names
         if isinstance(error, MemoryError) or getattr(error, "errno", None):
             raise
         raise TableDamaged(f"{path} does not read ({error}): {REPAIR}") from error
@@ -93,7 +93,11 @@ class ParquetFile:
         self._sink = DirectFile(path)
         self._footers: list[pq.FileMetaData] = []
         self._writer = pq.ParquetWriter(
-            self._sink, schema, store_schema=False, metadata_collector=self._footers, **options
+            self._sink,
+            schema,
+            store_schema=False,
+            metadata_collector=self._footers,
+            **{"write_page_checksum": True, **options},
         )
 
     def write(self, rows: pa.Table | pa.RecordBatch, *, row_group_size: int | None = None) -> None:

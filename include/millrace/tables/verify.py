@@ -37,6 +37,7 @@ from millrace.tables.wal_reader import MAX_TICK, WalSnapshot
 from millrace.tables.wal_table import Totals, WalTable
 from millrace.tables.wal_trims import trimmed_totals
 from millrace.wal.digest import Digest, digest
+from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.state import ChannelState
 from millrace.wal.txn_buffer import TxnBuffer
 
@@ -418,4 +419,6 @@ def _files(delta: DeltaTable, kind: str, pchannel: str) -> list[str]:
 
 
 def _rejections(path: str) -> pa.Table:
-    return read_file(Path(path.removeprefix("file://")))
+    place = Path(path.removeprefix("file://"))
+    with readable(place):
+        return read_file(place).select(ROW_SCHEMA.names)

@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 from millrace.tables.delta_files import FileSink, commit, create_table, open_table
+from millrace.tables.parquet_file import CHECKED, readable
 from millrace.tables.wal_reader import TRIMMED_APP_SUFFIX
 from millrace.tables.wal_table import Totals, WalTable
 from millrace.wal.digest import Digest
@@ -65,7 +66,8 @@ def trimmed_totals(wal: WalTable) -> dict[str, Totals]:
     # Each trim wrote a file of one row: only those that count are opened.
     wanted = pc.is_in(actions["max.time_tick"], pa.array(sorted(set(reached.values())), pa.int64()))
     files = [str(path / name) for name in actions.filter(wanted)["path"].to_pylist()]
-    rows = ds.dataset(files, schema=COLUMNS).to_table().sort_by("at").to_pylist() if files else []
+    with readable(path):
+        rows = ds.dataset(files, schema=COLUMNS, format=CHECKED).to_table().sort_by("at").to_pylist() if files else []
     return {
         row["pchannel"]: Totals(row["messages"], row["rejections"], Digest.parse(row["digest"]))
         for row in rows

@@ -24,6 +24,7 @@ from millrace.ops.quality.results import change, quality_path, read_state
 from millrace.ops.quality.state import Block, after_release
 from millrace.settings import Settings
 from millrace.tables.delta_files import FileSink, commit, create_table, open_table
+from millrace.tables.parquet_file import CHECKED
 
 Status = Literal["quarantined", "released"]
 
@@ -72,7 +73,7 @@ def slices(settings: Settings) -> list[Slice]:
     if table is None:
         return []
     files = [str(quarantine_path(settings) / path) for path in pa.table(table.get_add_actions())["path"].to_pylist()]
-    rows = ds.dataset(files, schema=COLUMNS).to_table().sort_by("at").to_pylist() if files else []
+    rows = ds.dataset(files, schema=COLUMNS, format=CHECKED).to_table().sort_by("at").to_pylist() if files else []
     return list({row["id"]: _slice(row) for row in rows}.values())
 
 

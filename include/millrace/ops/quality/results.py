@@ -34,6 +34,7 @@ from millrace.tables.delta_files import (
     drop_files,
     open_table,
 )
+from millrace.tables.parquet_file import CHECKED
 from millrace.tables.quality_state import KIND_STATE, files_of, read_state_row, results_path
 
 KIND_RESULT: Final = "result"
@@ -158,7 +159,7 @@ def history(
             chosen = chosen & (pc.field(name) == value)
     if failed_only:
         chosen = chosen & ~pc.field("success")
-    rows = ds.dataset(files, schema=RESULT_COLUMNS).to_table(columns=empty.column_names, filter=chosen)
+    rows = ds.dataset(files, schema=RESULT_COLUMNS, format=CHECKED).to_table(columns=empty.column_names, filter=chosen)
     return rows.sort_by([("at", "descending")]).slice(0, limit)
 
 
