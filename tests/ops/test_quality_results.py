@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.errors import InvalidArgument, InvalidSuite, QualityBlocked
 from millrace.ops.quality import results
-from millrace.ops.quality.docs import keep_newest
+from millrace.ops.quality.docs import keep_newest, write_index
 from millrace.ops.quality.gate import blocked, require_open
 from millrace.ops.quality.outcome import Check, Outcome, TableOutcome
 from millrace.ops.quality.params import QualityParams, moment
@@ -211,3 +213,18 @@ def test_the_pages_of_the_newest_runs_stay(tmp_path: Path) -> None:
     left = {path.parent.parent.name for path in tmp_path.rglob("page.html")}
     assert left == {"20260104T000000Z-abcdef", "20260105T000000Z-abcdef"}
     assert keep_newest(tmp_path / "nothing") == 0
+
+
+def test_the_index_links_every_result_the_newest_run_first(tmp_path: Path) -> None:
+    for day, table, words in ((1, "wal", "Succeeded"), (3, "collections/1", "Failed"), (3, "wal", "Succeeded")):
+        page = tmp_path / "validations" / table / f"202601{day:02d}T000000Z-abcdef" / "moment" / "a #b.html"
+        page.parent.mkdir(parents=True)
+        page.write_text(f'<span>Status:</span> <i class="fas"></i> {words}')
+    text = write_index(tmp_path).read_text()
+    found = re.findall(r'<td>(\d{8})T[^<]*</td><td><a href="([^"]+)">([^<]+)</a></td><td class="[^"]*">(\w+)<', text)
+    assert [(run, table, words) for run, _, table, words in found] == [
+        ("20260103", "collections/1", "Failed"),
+        ("20260103", "wal", "Succeeded"),
+        ("20260101", "wal", "Succeeded"),
+    ]
+    assert all((tmp_path / unquote(link)).is_file() for _, link, *_ in found)

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, Response
 from starlette.exceptions import HTTPException
 
@@ -34,10 +34,11 @@ MEDIA: Final = {
 }
 """What is served; nothing else of the folder."""
 _SWITCHED_OFF: Final = re.compile(
-    r"""<script\b.*?</script\s*>|<(?:link|img)\b[^>]*?\b(?:href|src)\s*=\s*["']?(?:https?:)?//[^>]*>""",
+    r"""<script\b.*?</script\s*>|<footer>(?:(?!</footer>).)*newsletter.*?</footer>|<(?:link|img)\b[^>]*?\b(?:href|src)\s*=\s*["']?(?:https?:)?//[^>]*>""",
     re.IGNORECASE | re.DOTALL,
 )
-"""What the policy would block, and a browser complain of: scripts, and what other machines serve. The policy is the guard."""
+"""What the policy would block, and a browser complain of: scripts, and what other machines serve; and an advertisement. The
+policy is the guard."""
 _HANDLER: Final = re.compile(r"""(<[^<>]*?)\son[a-z]+\s*=\s*(?:"[^"]*"|'[^']*')""", re.IGNORECASE)
 """The same of what a tag would run when it is clicked."""
 
@@ -47,7 +48,7 @@ def router(observer: Observer) -> APIRouter:
     made = APIRouter(include_in_schema=False)
 
     @made.get("/data-docs/{path:path}")
-    def data_docs(path: str, user: Reader) -> Response:
+    def data_docs(request: Request, path: str, user: Reader) -> Response:
         file = inside(docs_path(observer.settings), path or "index.html")
         if file is None:
             raise HTTPException(404, "No such page of the Data Docs: run the DAG quality to have them built.")
@@ -55,7 +56,9 @@ def router(observer: Observer) -> APIRouter:
         if media != "text/html":
             return FileResponse(file, media_type=media, headers=headers)
         page = _SWITCHED_OFF.sub("", file.read_text(encoding="utf-8", errors="replace"))
-        return Response(_HANDLER.sub(r"\1", page), media_type=media, headers=headers)
+        style = f'<link rel="stylesheet" href="{request.scope.get("root_path", "")}/static/data_docs.css"></head>'
+        page = _HANDLER.sub(r"\1", page).replace("</head>", style, 1)
+        return Response(page, media_type=media, headers=headers)
 
     return made
 

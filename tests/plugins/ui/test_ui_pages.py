@@ -178,7 +178,10 @@ def test_data_docs_are_files_of_their_folder_without_scripts(site: Site, world: 
     (folder / "validations").mkdir(parents=True)
     foreign = '<link rel="stylesheet" href="https://elsewhere.example/a.css"><img src="//elsewhere.example/b.png">'
     clicked = '<button class="all" onclick="showAll(1)" id=\'b\'>All</button>'
-    (folder / "index.html").write_text(f"<html>{HOSTILE}{foreign}<p>rows</p>{clicked}</html>")
+    advert = "<footer>\n<p>Stay current with our newsletter <a>Subscribe</a></p></footer>"
+    (folder / "index.html").write_text(
+        f"<html><head></head>{HOSTILE}{foreign}<p>rows</p>{clicked}<footer>ours</footer>{advert}</html>"
+    )
     (folder / "secret.json").write_text("{}")
     (folder.parent / "outside.html").write_text("outside")
     (folder / "link.html").symlink_to(folder.parent / "outside.html")
@@ -188,6 +191,10 @@ def test_data_docs_are_files_of_their_folder_without_scripts(site: Site, world: 
     assert "elsewhere" not in answer.text
     assert "<script" not in answer.text
     assert """<button class="all" id='b'>All</button>""" in answer.text
+    assert "newsletter" not in answer.text
+    assert "<footer>ours</footer>" in answer.text
+    assert 'href="/millrace/static/data_docs.css"></head>' in answer.text
+    assert site.client.get("/millrace/static/data_docs.css").status_code == 200
     assert "script-src" not in answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     for path in ("secret.json", "link.html", "validations", "..%2Foutside.html", "%2Fetc%2Fpasswd", "a%00b.html"):

@@ -74,6 +74,8 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
             outcomes.append(validator.check(frame, run_id=run_id))
         pages = validator.write_docs()
         docs.keep_newest(docs_path(settings))
+        if pages is not None:
+            docs.write_index(docs_path(settings))
     progress.say("recording the results", done=1.0)
     state = record_run(settings, run_id, outcomes)
     quarantined = (
