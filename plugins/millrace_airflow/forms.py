@@ -59,6 +59,8 @@ def form(params: type[BaseModel], *, section: str | None = None, **defaults: Any
         described = _flat(raw, schema.get("$defs", {}))
         if section is not None:
             described.setdefault("section", section)
+        if "choices" in raw:
+            described["examples"] = choices(raw["choices"])
         words = described.pop("description", None)
         if name in defaults:
             found[name] = Param(to_jsonable_python(defaults[name]), description=words, **described)
@@ -68,6 +70,21 @@ def form(params: type[BaseModel], *, section: str | None = None, **defaults: Any
             default = params.model_fields[name].get_default(call_default_factory=True, validated_data={})
             found[name] = Param(to_jsonable_python(default), description=words, **described)
     return found
+
+
+def choices(what: str) -> list[str]:
+    """What there is to choose from now, as suggestions: what is made later can be typed in. None where it cannot be told."""
+    from millrace.coord.names import collection_names
+    from millrace.errors import MillraceError
+    from millrace_airflow.hooks import load_settings
+
+    try:
+        settings = load_settings()
+    except MillraceError:
+        return []
+    if what == "derived tables":
+        return sorted(path.name for path in (settings.data_dir / "derived").glob("[a-z]*"))
+    return collection_names(settings.data_dir)
 
 
 def values(params: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the person reached Airflow, so they hold behind a proxy.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import attrs
 from airflow.sdk import BaseOperatorLink, conf
@@ -43,6 +43,21 @@ class JobLogLink(BaseOperatorLink):
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         run_id = _xcom(ti_key, "millrace_run_id")
         return job_log_path(str(run_id)) if run_id else ""
+
+
+@attrs.define()
+class ReportLink(BaseOperatorLink):
+    """What the task's operation did, for people."""
+
+    operators: ClassVar[list[type[BaseOperator]]] = []
+
+    @property
+    def name(self) -> str:
+        return "Report"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        run_id = _xcom(ti_key, "millrace_run_id")
+        return f"{base_path()}/millrace/maintenance?{urlencode({'run': str(run_id)})}" if run_id else ""
 
 
 @attrs.define()

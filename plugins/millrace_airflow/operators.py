@@ -23,7 +23,7 @@ from millrace.errors import InvalidArgument
 from millrace_airflow.errors import raise_for
 from millrace_airflow.forms import values
 from millrace_airflow.hooks import MillraceHook
-from millrace_airflow.links import JobLogLink, SparkUiLink
+from millrace_airflow.links import JobLogLink, ReportLink, SparkUiLink
 from millrace_airflow.triggers import JobTrigger
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class JobOperator(BaseOperator):
 
     template_fields: Sequence[str] = ("job_params", "data_dir")
     template_fields_renderers: ClassVar[dict[str, str]] = {"job_params": "json"}
-    operator_extra_links = (JobLogLink(), SparkUiLink())
+    operator_extra_links = (ReportLink(), JobLogLink(), SparkUiLink())
     ui_color = "#dcebf7"
 
     def __init__(

@@ -8,7 +8,7 @@ from airflow.plugins_manager import AirflowPlugin
 
 from millrace_airflow import listener
 from millrace_airflow.job_logs import make_app
-from millrace_airflow.links import LOGS, DataDocsLink, JobLogLink, SparkUiLink
+from millrace_airflow.links import LOGS, DataDocsLink, JobLogLink, ReportLink, SparkUiLink
 from millrace_airflow.macros import moment_of, tick_of, ticks_between
 from millrace_airflow.ui import EXTERNAL_VIEWS, FASTAPI_APPS, FirstRequest
 from millrace_airflow.ui.guard import LoginBrake
@@ -19,7 +19,7 @@ class MillracePlugin(AirflowPlugin):
 
     name = "millrace"
     macros: ClassVar[list[Any]] = [tick_of, moment_of, ticks_between]  # type: ignore[misc]
-    operator_extra_links: ClassVar[list[Any]] = [JobLogLink(), SparkUiLink(), DataDocsLink()]  # type: ignore[misc]
+    operator_extra_links: ClassVar[list[Any]] = [ReportLink(), JobLogLink(), SparkUiLink(), DataDocsLink()]  # type: ignore[misc]
     listeners: ClassVar[list[Any]] = [listener]  # type: ignore[misc]
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
         *FASTAPI_APPS,

@@ -151,14 +151,14 @@ def test_a_range_begins_behind_what_was_checked_unless_it_is_given() -> None:
     assert not covers({"a": TickRange(0, 100)}, {"a": TickRange(10, 100), "b": TickRange(0, 1)})
 
 
-def test_a_moment_is_a_tick_or_a_timestamp_with_its_zone() -> None:
+def test_a_moment_is_a_tick_or_a_timestamp_in_utc_where_it_names_no_zone() -> None:
     assert moment("") is None
     assert moment("17") == 17
     assert moment("1970-01-01T00:00:01Z") == 1000 << 18
     assert moment("1970-01-01T01:00:01+01:00") == 1000 << 18
-    for wrong, words in (("yesterday", "neither a time tick"), ("2026-01-01T00:00:00", "no time zone")):
-        with pytest.raises(InvalidArgument, match=words):
-            QualityParams.parse({"start": wrong})
+    assert moment("1970-01-01T00:00:01") == 1000 << 18
+    with pytest.raises(InvalidArgument, match="neither a time tick"):
+        QualityParams.parse({"start": "yesterday"})
 
 
 GOOD = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "a"}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -12,8 +13,11 @@ from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import ParamValidationError
 from pydantic import Field
 
+from millrace.coord.store import Store
 from millrace.errors import InvalidArgument
+from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.ops.operation import OperationParams
+from millrace.ops.restore.params import RestoreParams
 from millrace_airflow.forms import form, values
 
 
@@ -95,3 +99,49 @@ def test_what_a_run_was_given_is_taken_by_the_class_again() -> None:
     given = {name: param.value for name, param in form(Sample).items()} | {"of_another_task": 1}
     assert Sample.parse(values(Sample, given)) == Sample()
     assert isinstance(form(Sample)["count"], Param)
+
+
+class Choosing(OperationParams):
+    collection: str = Field("", description="Which.", json_schema_extra={"choices": "collections"})
+    several: tuple[str, ...] = Field((), description="Which.", json_schema_extra={"choices": "collections"})
+    table: str = Field("", description="Which.", json_schema_extra={"choices": "derived tables"})
+
+
+def test_collections_and_derived_tables_are_suggested_and_what_comes_later_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLRACE_DATA", str(tmp_path))
+    assert form(Choosing)["collection"].schema["examples"] == []
+    assert not list(tmp_path.iterdir()), "a form makes nothing"
+    store = Store(tmp_path / "coord" / "coord.db")
+    schema = CollectionSchema((FieldSpec("id", "int64", False),), "id")
+    for name in ("users", "orders"):
+        broadcast = store.add_collection(name, schema, vchannels=1, partitions=["p"], pchannels=["dml_0"])
+        store.finish(broadcast)
+    store.close()
+    made = form(Choosing)
+    assert made["collection"].schema["examples"] == made["several"].schema["examples"] == ["orders", "users"]
+    assert made["table"].schema["examples"] == []
+    (tmp_path / "derived" / "flights_hourly").mkdir(parents=True)
+    assert form(Choosing)["table"].schema["examples"] == ["flights_hourly"]
+    made["collection"].value = "made later"
+    assert made["collection"].resolve() == "made later"
+
+
+@pytest.mark.parametrize(
+    "moment", ["", "470654881634713600", "2026-11-21", "2026-11-21T12:00:00Z", "2026-11-21 12:00+02:00"]
+)
+def test_a_moment_of_a_form_is_checked_before_a_run_begins(moment: str) -> None:
+    param = form(RestoreParams)["at"]
+    param.value = moment
+    assert param.resolve() == moment
+
+
+@pytest.mark.parametrize("moment", ["yesterday", "2026-13-01", "2026-11-32", "2026-11-21T25:00", "21.11.2026", "-1"])
+def test_a_moment_that_is_none_never_becomes_a_run(moment: str) -> None:
+    param = form(RestoreParams)["at"]
+    param.value = moment
+    with pytest.raises(ParamValidationError):
+        param.resolve()
+    with pytest.raises(InvalidArgument):
+        RestoreParams.parse({"collection": "c", "into": "d", "at": moment})

@@ -26,6 +26,9 @@ from millrace.settings import Settings
 from millrace.spark import session
 
 _OURS: Final = re.compile(r"millrace(?:\.\w+)+\.(\w+): (.*)")
+_CALLED: Final = re.compile(r"An error occurred while calling [a-z]:?[\w.]*\.\n?:? ?")
+_STACK: Final = re.compile(r"\s+at \S+\(.*\)|\s*\.\.\. \d+ more|\s*JVM stacktrace:|\s*Driver stacktrace:")
+_JVM_CLASS: Final = re.compile(r"^(?:Caused by: )?(?:[a-z]\w*\.){2,}[A-Z]\w*(?:Exception|Error): ")
 _MESSAGE_LENGTH: Final = 2000
 
 
@@ -116,4 +119,10 @@ def describe(error: BaseException) -> dict[str, Any]:
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, MillraceError):
             return {"code": kind.code, "message": message[:_MESSAGE_LENGTH], "retriable": kind.retriable}
-    return {"code": type(error).__name__, "message": text[:_MESSAGE_LENGTH], "retriable": True}
+    return {"code": type(error).__name__, "message": _in_words(text)[:_MESSAGE_LENGTH], "retriable": True}
+
+
+def _in_words(text: str) -> str:
+    """An error's text without what the JVM and py4j put around it: names of objects, of its classes, and the stack."""
+    lines = [line for line in _CALLED.sub("", text).splitlines() if line.strip() and not _STACK.match(line)]
+    return "\n".join(_JVM_CLASS.sub("", line) for line in lines)

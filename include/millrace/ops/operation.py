@@ -10,11 +10,31 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Final, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from millrace.errors import InvalidArgument
+from millrace.message.ids import resolve_tick
+
+MOMENT_PATTERN: Final = (
+    r"^(|\d{1,19}|\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+    r"([T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,6})?)?(Z|[+-]\d{2}:?\d{2})?)?)$"
+)
+"""A time tick, an ISO 8601 moment, or nothing: what a form checks before a run begins."""
+
+
+def _moment(text: str) -> str:
+    try:
+        if text:
+            resolve_tick(text)
+    except InvalidArgument as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+Moment: TypeAlias = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"pattern": MOMENT_PATTERN})]
+"""When: a time tick in digits, or a moment in ISO 8601 (without a zone: UTC); "" for none."""
 
 
 class OperationParams(BaseModel):

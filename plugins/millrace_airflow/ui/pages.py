@@ -176,8 +176,11 @@ def router(observer: Observer, renderer: Renderer) -> APIRouter:
         return show(request, user, "checkpoints.html", "checkpoints", found=observer.checkpoints())
 
     @made.get("/maintenance")
-    def maintenance(request: Request, user: Reader, job: Short = "") -> HTMLResponse:
-        return show(request, user, "maintenance.html", "maintenance", found=observer.maintenance(job=job), job=job)
+    def maintenance(
+        request: Request, user: Reader, job: Short = "", run: Annotated[str, Query(max_length=500)] = ""
+    ) -> HTMLResponse:
+        found = observer.maintenance(job=job, run=run)
+        return show(request, user, "maintenance.html", "maintenance", found=found, job=job, run=run)
 
     @made.get("/quality")
     def quality(request: Request, user: Reader) -> HTMLResponse:

@@ -82,7 +82,31 @@ def pretty(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2, default=str)
 
 
+def words(name: str) -> str:
+    """``small_file_bytes`` as `small file bytes`."""
+    return name.replace("_", " ")
+
+
+def fact(value: Any, name: str = "") -> str:
+    """A plain value of a report as people write it, by the unit that its name ends with."""
+    if value is None or value == "":
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float) and name.endswith("bytes"):
+        return size(value)
+    if isinstance(value, int | float) and (name.endswith("seconds") or name == "took"):
+        return duration(value)
+    if name.endswith(("tick", "ticks")) and str(value).isdigit() and int(value) >> 18:
+        return f"{value} ({exact((int(value) >> 18) / 1000)})"
+    if isinstance(value, int):
+        return str(value) if name.endswith(("id", "version", "term", "pid")) else count(value)
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
 FILTERS: Final = {
+    "words": words,
+    "fact": fact,
     "count": count,
     "short": short,
     "size": size,

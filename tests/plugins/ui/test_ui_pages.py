@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from millrace.ops import launch_history
 from millrace.ops.quality.results import docs_path
 from tests.ops.observe_world import HOSTILE, World
 from tests.plugins.ui.conftest import Site
@@ -200,3 +201,40 @@ def test_data_docs_are_files_of_their_folder_without_scripts(site: Site, world: 
     for path in ("secret.json", "link.html", "validations", "..%2Foutside.html", "%2Fetc%2Fpasswd", "a%00b.html"):
         assert site.fault(f"data-docs/{path}") == (404, "NOT_FOUND"), path
     assert 'href="/millrace/data-docs/index.html"' in site.page("quality")
+
+
+def test_a_report_is_told_in_words_and_units_and_found_by_its_run(site: Site, world: World) -> None:
+    launch_history.append(
+        launch_history.history_path(world.settings, launch_history.OPERATIONS),
+        {
+            "run_id": "manual__2026/1", "job": "compaction", "attempt": 1, "state": "finished",
+            "started_at": 100.0, "ended_at": 110.0, "params": {"dry_run": False}, "error": None,
+            "report": {"freed_bytes": 5 << 20, "base_tick": 470654881634713600, "tables": [{"name": HOSTILE, "files": 3}], "seconds": 61.0},
+        },
+    )  # fmt: skip
+    page = site.page("maintenance", run="manual__2026/1")
+    assert "freed bytes" in page
+    assert "5.0 MiB" in page
+    assert "1 min 1 s" in page
+    assert "470654881634713600 (2026-11-23" in page
+    assert HOSTILE not in page
+    assert "&lt;script&gt;" in page
+    assert "Nothing is known of this run" in site.page("maintenance", run="another")
+
+
+def test_each_tick_of_the_api_has_its_moment_beside_it(site: Site) -> None:
+    for path in ("collections", "collections/users", "collections/users/files"):
+        found = site.json(path)
+        rows = found if isinstance(found, list) else found.get("items", [found])
+        for row in rows:
+            for name in [name for name in row if name.endswith("_tick") and name != "time_tick"]:
+                moment = row[name.replace("_tick", "_time")]
+                assert moment == (int(row[name]) >> 18) / 1000 if int(row[name]) else moment is None, (path, name)
+
+
+def test_the_reference_says_where_the_server_is_and_lets_one_try(site: Site) -> None:
+    assert site.get("openapi.json").json()["servers"][0]["url"] == "/millrace"
+    page = site.page("docs")
+    assert 'data-route="/millrace/api/v1/collections/{name}"' in page
+    assert 'name="name" data-place="path"' in page
+    assert site.client.get("/millrace/static/try.js").status_code == 200

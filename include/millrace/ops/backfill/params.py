@@ -13,7 +13,13 @@ from millrace.ops.operation import OperationParams
 class BackfillParams(OperationParams):
     """A range [start, end) of a derived table, to be rebuilt from its source collection at one time tick."""
 
-    table: str = Field(default="flights_hourly", description="The derived table to rebuild.", min_length=1)
+    table: str = Field(
+        default="flights_hourly",
+        title="Which table",
+        description="The derived table to rebuild.",
+        min_length=1,
+        json_schema_extra={"choices": "derived tables"},
+    )
     start: AwareDatetime = Field(
         description="Start of the range, included; a whole hour (or day, as the table has it)."
     )
@@ -55,7 +61,9 @@ class BackfillParams(OperationParams):
 class LoadParams(OperationParams):
     """Files whose rows are to be inserted into a collection, each row once."""
 
-    collection: str = Field(description="The collection that the rows go to.", min_length=1)
+    collection: str = Field(
+        description="The collection that the rows go to.", min_length=1, json_schema_extra={"choices": "collections"}
+    )
     files: list[str] = Field(
         min_length=1, max_length=10_000, description="Absolute paths, or patterns such as /data/2013-*.parquet."
     )

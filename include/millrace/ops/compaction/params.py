@@ -13,7 +13,9 @@ class CompactionParams(OperationParams):
     """What is compacted, from which sizes on, and how far back reads at a time tick must reach afterwards."""
 
     collections: tuple[str, ...] = Field(
-        default=(), description="Names or ids of the collections to compact; none: all."
+        default=(),
+        description="Names or ids of the collections to compact; none: all.",
+        json_schema_extra={"choices": "collections"},
     )
     files: bool = Field(default=True, description="Merge small files of rows, deletes and segments.")
     target_mib: int = Field(

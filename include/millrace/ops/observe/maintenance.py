@@ -53,6 +53,13 @@ def finished_operations(settings: Settings, *, job: str = "", limit: int = 50) -
     return [_finished(value) for value in lines if not job or value.get("job") == job][:limit]
 
 
+def operations_of(settings: Settings, run: str) -> list[OperationRow]:
+    """The attempts of one run, by the id that its Airflow task shows, the newest first: the running one too."""
+    history = launch_history.history_path(settings, launch_history.OPERATIONS)
+    ended = [_finished(value) for value in launch_history.read(history, limit=MOST_LINES) if value.get("run_id") == run]
+    return [*(each for each in running_operations(settings) if each.run_id == run), *ended]
+
+
 def _finished(value: Mapping[str, Any]) -> OperationRow:
     """A line of the history; what is missing or foreign in it is left out, not refused."""
     error = value.get("error")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+
+from millrace.message.ids import tick_physical_ms
 
 Big = Annotated[str, BeforeValidator(str)]
 """A 64-bit number as a decimal string."""
-
 State = Literal["healthy", "lagging", "degraded", "parked", "stopped", "empty"]
 HealthKind = Literal[
     "parked",
@@ -31,6 +32,13 @@ class View(BaseModel):
     """Root of the answers."""
 
     model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _moments(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """`x_time` is the moment of `x_tick` in Unix seconds, None for 0."""
+        ticks = {name: int(values.get(f"{name[:-5]}_tick") or 0) for name in cls.model_fields if name[-5:] == "_time"}
+        return {name: tick_physical_ms(tick) / 1000 for name, tick in ticks.items() if tick} | values
 
 
 class HealthFinding(View):
@@ -170,6 +178,7 @@ class CollectionRow(View):
     """Segments by state."""
     growing_rows: int
     flushed_tick: Big
+    flushed_time: float | None = None
 
 
 class FieldView(View):
@@ -215,6 +224,7 @@ class CollectionView(CollectionRow):
     table_version: int | None
     base_tick: Big
     """Reads before it are not possible; 0: all of history can be read."""
+    base_time: float | None = None
 
 
 class SegmentView(View):
@@ -244,6 +254,8 @@ class FileView(View):
     min_tick: Big
     max_tick: Big
     modified: float
+    min_time: float | None = None
+    max_time: float | None = None
 
 
 class Page(View):

@@ -241,13 +241,17 @@ class Observer:
             self._settings, self._positions(), self._flushed().checkpoints, self._log_view(), pinned
         )
 
-    def maintenance(self, *, job: str = "", limit: int = 50) -> MaintenanceView:
-        """The tables' health, operations that run and that ran."""
+    def maintenance(self, *, job: str = "", run: str = "", limit: int = 50) -> MaintenanceView:
+        """The tables' health, operations that run and that ran; with `run` those of that run alone."""
         if not 1 <= limit <= maintenance.MOST_OPERATIONS:
             raise InvalidArgument(f"a page has 1 to {maintenance.MOST_OPERATIONS} operations, not {limit}")
         return MaintenanceView(
             tables=self._cache.get("table views", SLOW, self._table_views),
-            operations=maintenance.finished_operations(self._settings, job=job, limit=limit),
+            operations=(
+                maintenance.operations_of(self._settings, run)
+                if run
+                else maintenance.finished_operations(self._settings, job=job, limit=limit)
+            ),
             running=maintenance.running_operations(self._settings),
             small_file_bytes=maintenance.SMALL_FILE_BYTES,
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from millrace.message.ids import compose_tick
-from millrace.ops.operation import OperationParams
+from millrace.message.ids import LOGICAL_BITS, resolve_tick
+from millrace.ops.operation import Moment, OperationParams
 
 TableGroup = Literal["wal", "segments", "checkpoints", "collections"]
 ALL_TABLES: Final[tuple[TableGroup, ...]] = ("wal", "segments", "checkpoints", "collections")
@@ -18,12 +17,16 @@ class QualityParams(OperationParams):
     """What is checked, over which range, and what becomes of a slice that fails."""
 
     tables: tuple[TableGroup, ...] = Field(default=ALL_TABLES, min_length=1, description="Which tables are checked.")
-    collections: tuple[str, ...] = Field(default=(), description="Names or ids of the collections to check; none: all.")
-    start: str = Field(
-        default="",
-        description="Where the range begins: a time tick, or a timestamp with its zone (2026-01-01T00:00:00Z). Empty: behind what was checked last.",
+    collections: tuple[str, ...] = Field(
+        default=(),
+        description="Names or ids of the collections to check; none: all.",
+        json_schema_extra={"choices": "collections"},
     )
-    end: str = Field(
+    start: Moment = Field(
+        default="",
+        description="Where the range begins: a time tick, or a moment in ISO 8601 (2026-01-01T00:00:00Z; without a zone: UTC). Empty: behind what was checked last.",
+    )
+    end: Moment = Field(
         default="",
         description="Where the range ends (the end itself is not in it), in the same forms. Empty: what is there now.",
     )
@@ -35,12 +38,6 @@ class QualityParams(OperationParams):
     )
     data_docs: bool = Field(default=True, description="Write the Data Docs (HTML) of this run.")
 
-    @field_validator("start", "end")
-    @classmethod
-    def _is_a_moment(cls, value: str) -> str:
-        moment(value)
-        return value
-
 
 class ReleaseParams(OperationParams):
     """Which blocks a person accepts, and who says so."""
@@ -51,19 +48,8 @@ class ReleaseParams(OperationParams):
 
 
 def moment(text: str) -> int | None:
-    """The first time tick at or behind `text` (a tick in digits, or an ISO 8601 timestamp with its zone); None for "".
-
-    Raises ValueError that says what is taken.
-    """
-    text = text.strip()
+    """The first time tick at or behind a moment of a form; None for ""."""
     if not text:
         return None
-    if text.isascii() and text.isdigit() and len(text) <= 19:
-        return int(text)
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is neither a time tick nor a timestamp such as 2026-01-01T00:00:00Z") from None
-    if found.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone: write 2026-01-01T00:00:00Z, or +02:00 behind it")
-    return compose_tick(int(found.timestamp() * 1000), 0)
+    tick = resolve_tick(text)
+    return tick if text.isdigit() else tick >> LOGICAL_BITS << LOGICAL_BITS

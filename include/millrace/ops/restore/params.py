@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from millrace.ops.operation import OperationParams
+from millrace.ops.operation import Moment, OperationParams
 
 
 class RestoreParams(OperationParams):
     """Parameters of the operation ``restore``."""
 
     collection: str = Field(
-        title="Collection", min_length=1, description="Its name. A dropped collection is named by its id."
+        title="Collection",
+        min_length=1,
+        description="Its name. A dropped collection is named by its id.",
+        json_schema_extra={"choices": "collections"},
     )
     into: str = Field(
         default="",
@@ -26,7 +29,7 @@ class RestoreParams(OperationParams):
         title="In place",
         description="Replace the rows of the collection itself by those that it had then.",
     )
-    at: str = Field(
+    at: Moment = Field(
         "",
         title="At",
         description="A time tick, or a moment in ISO 8601 (without a zone: UTC). Empty: now.",
@@ -58,12 +61,3 @@ class RestoreParams(OperationParams):
         if self.in_place and not self.at:
             raise ValueError("in_place: say to which moment (at)")
         return self
-
-    @field_validator("at")
-    @classmethod
-    def _moment(cls, value: str) -> str:
-        from datetime import datetime
-
-        if value and not (value.isascii() and value.isdigit()):
-            datetime.fromisoformat(value)  # its ValueError says what is wrong
-        return value

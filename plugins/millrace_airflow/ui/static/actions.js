@@ -45,6 +45,11 @@
     if (Array.isArray(schema.enum)) {
       input = make("select", { id }, ...schema.enum.map((each) => make("option", { value: JSON.stringify(each), selected: each === value }, each === null ? "none" : String(each))));
       read = () => JSON.parse(input.value);
+    } else if (types.includes("array") && (schema.examples || []).length) {
+      const chosen = new Set(value || []);
+      const all = [...new Set([...schema.examples, ...chosen])];
+      input = make("select", { id, multiple: true, size: Math.min(6, all.length) }, ...all.map((each) => make("option", { value: each, selected: chosen.has(each) }, each)));
+      read = () => Array.from(input.selectedOptions, (each) => each.value);
     } else if (types.includes("array")) {
       const simple = !Array.isArray(value) || value.every((each) => typeof each === "string");
       input = make("textarea", { id, value: simple ? (value || []).join("\n") : JSON.stringify(value, null, 1), rows: 2 });
@@ -66,11 +71,19 @@
       };
     } else {
       input = make("input", { id, type: "text", value: value ?? "", placeholder: schema.format === "date-time" ? "2026-11-21T13:00:00Z" : "" });
-      read = () => (input.value === "" && types.includes("null") ? null : input.value);
+      const pattern = schema.pattern ? new RegExp(schema.pattern) : null;
+      read = () => {
+        if (input.value === "" && types.includes("null")) return null;
+        const wrong = (pattern && !pattern.test(input.value)) || (schema.format === "date-time" && input.value && Number.isNaN(Date.parse(input.value)));
+        if (wrong) throw new Error(`${title}: “${input.value}” is none. ${note}`);
+        return input.value;
+      };
     }
+    const suggested = input.tagName === "INPUT" && schema.examples && schema.format !== "date-time" ? make("datalist", { id: `${id}-choices` }, ...schema.examples.map((each) => make("option", { value: String(each) }))) : null;
+    if (suggested) input.setAttribute("list", suggested.id);
     const range = [schema.minimum !== undefined ? `from ${schema.minimum}` : "", schema.maximum !== undefined ? `to ${schema.maximum}` : ""].filter(Boolean).join(" ");
-    const label = make("label", {}, make("span", {}, title), input, make("small", {}, [note, range].filter(Boolean).join(" ")));
-    return { name, label, read, optional: !(types.length && !types.includes("null") && (value === null || value === undefined || value === "")) };
+    const label = make("label", {}, make("span", {}, title), input, suggested, make("small", {}, [note, range].filter(Boolean).join(" ")));
+    return { name, label, read, chosen: (schema.examples || []).length > 0 && !schema.section, optional: !(types.length && !types.includes("null") && (value === null || value === undefined || value === "")) };
   }
 
   function frame(title, words, ...rest) {
@@ -88,7 +101,7 @@
     try { found = await ask("GET", `/dags/${encodeURIComponent(dag)}/details`); }
     catch (error) { frame(dag, error.message, make("div", { className: "fields" }), footer(close())); return; }
     const fields = Object.entries(found.params || {}).map(([name, parameter]) => field(name, parameter, Object.hasOwn(conf, name) ? conf[name] : parameter.value));
-    const first = (each) => Object.hasOwn(conf, each.name) || !each.optional || each.name === "dry_run";
+    const first = (each) => Object.hasOwn(conf, each.name) || !each.optional || each.chosen || each.name === "dry_run";
     const shown = fields.filter(first), more = fields.filter((each) => !first(each));
     const unpause = make("input", { type: "checkbox", checked: true });
     const error = make("p", { className: "bad", hidden: true });
