@@ -24,7 +24,7 @@ help: ## Say what there is
 .PHONY: venv
 venv: $(STAMP) ## Make the virtual environment from the lock (does nothing where it stands)
 
-$(STAMP): requirements.txt tools/make_venv.sh
+$(STAMP): requirements.txt tools/uv.txt tools/make_venv.sh
 	@tools/make_venv.sh "$(VENV)" "$(PYTHON)"
 	@touch $@
 
@@ -92,9 +92,12 @@ bench: jars broker-jars ## Measure against baselines of the same run (docs/perfo
 
 # --- keep ------------------------------------------------------------------------------------------------------
 
-.PHONY: lock clean clean-data
+.PHONY: lock sbom clean clean-data
 lock: $(STAMP) ## Make requirements.txt anew from requirements.in
 	@tools/lock.sh "$(BIN)"
+
+sbom: $(STAMP) ## Write dist/sbom.cdx.json (CycloneDX) and dist/licences.md: what is installed, from the locks
+	@$(BIN)/python tools/sbom.py dist
 
 clean: ## Remove the virtual environment and every cache in the checkout (not the data)
 	@rm -rf "$(VENV)" .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist include/*.egg-info

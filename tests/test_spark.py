@@ -31,6 +31,14 @@ def test_a_delta_table_is_written_changed_and_read_back_by_another_reader(
     assert sorted(DeltaTable(path).to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 4]
 
 
+def test_what_the_jvm_writes_is_its_users_alone(spark: SparkSession, settings: Settings) -> None:
+    path = settings.data_dir / "derived" / "t"
+    spark.range(5).selectExpr("id", "id % 2 as p").write.format("delta").partitionBy("p").save(str(path))
+    made = [path, *path.rglob("*")]
+    assert len(made) > 5
+    assert [each for each in made if each.stat().st_mode & 0o077] == []
+
+
 def test_workers_run_this_python_with_this_package(spark: SparkSession) -> None:
     def look(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         import sys

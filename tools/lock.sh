@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
-# Resolve requirements.in into requirements.txt with uv; $1 is the folder with this environment's programs.
+# Resolve requirements.in into requirements.txt, and uv itself into tools/uv.txt, with uv; $1 is the folder with this environment's programs.
 set -euo pipefail
 
 uv=$1/uv
-[ -x "$uv" ] || "$1/python" -m pip -q --disable-pip-version-check install uv
+[ -x "$uv" ] || "$1/python" -m pip -q --disable-pip-version-check install --require-hashes -r tools/uv.txt
+version=$("$uv" --version | cut -d' ' -f2)
+{
+    echo "# What installs the rest, pinned as that is. Made by \`make lock\`: the version of uv that the environment has."
+    "$uv" pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate - <<<"uv==$version"
+} >tools/uv.txt.new
+mv tools/uv.txt.new tools/uv.txt
 {
     echo "# The full lock of requirements.in: Linux, Python 3.11 to 3.14. Made by \`make lock\`; edit requirements.in instead."
     "$uv" pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header requirements.in

@@ -40,7 +40,7 @@ fi
 
 # uv installs in a third of the time; where it is not to be had, or not reachable by its own settings, pip does it.
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
-if ! { timeout 120 "${pip[@]}" install -q uv &&
+if ! { timeout 120 "${pip[@]}" install -q --require-hashes -r tools/uv.txt &&
     timeout "$limit" "$venv/bin/uv" pip install -q --python "$venv/bin/python" --require-hashes -r requirements.txt; } >"$log" 2>&1; then
     timeout "$limit" "${pip[@]}" install -q --require-hashes -r requirements.txt >"$log" 2>&1 ||
         fail "The requirements could not be installed; is the package index reachable?"

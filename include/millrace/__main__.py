@@ -9,10 +9,12 @@ import sys
 from typing import NoReturn
 
 from millrace.commands.interrupts import Interrupted, Interrupts
+from millrace.data_folder import private
 
 
 def main() -> NoReturn:
     """Run the command that the arguments name."""
+    private()
     interrupts = Interrupts()
     code: str | int | None = None
     try:

@@ -1,9 +1,12 @@
-"""What a data folder holds, by name: nobody removes one that holds something else, too; how names of data become names of files.
+"""The data folder: who may enter it, and what it holds, by name: nobody removes one that holds something else, too; how names of data become names of files.
 
 Light, and for any Python: `make clean-data` asks it where there is no environment any more.
 """
 
 import hashlib
+import logging
+import os
+import stat
 import sys
 from pathlib import Path
 from typing import Final
@@ -19,6 +22,7 @@ NAMES: Final = frozenset(
         "deletes",
         "deployment.json",
         "derived",
+        "inbox",
         "log",
         "parked",
         "quality",
@@ -45,6 +49,31 @@ def as_file_name(name: str) -> str:
     if len(data) <= _LONGEST:
         return data.decode()
     return data[:_LONGEST].decode("utf-8", "ignore") + hashlib.sha256(data).hexdigest()[:16]
+
+
+def private() -> None:
+    """For entry points: what this process makes, and what the processes make that it starts, is its user's alone."""
+    os.umask(0o077)
+
+
+def claim(folder: Path) -> None:
+    """Make the data folder, for its user alone; one that others can read is closed to them, and a line says so.
+
+    Raises UnsafeDataFolder where others can write to it: what is in there may not be what we wrote.
+    """
+    from millrace.errors import UnsafeDataFolder  # not where `make clean-data` runs this
+
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnsafeDataFolder(
+            f"others than its owner can write to {folder} (mode {mode:o}), and so change rows, or what runs: look at what is in"
+            f" it, then close it with: chmod 700 {folder}"
+        )
+    if mode & 0o077 and found.st_uid == os.geteuid():
+        folder.chmod(0o700)
+        logging.getLogger(__name__).warning("%s could be read by others (mode %o): closed to them (700)", folder, mode)
 
 
 def strange(folder: Path) -> list[str]:

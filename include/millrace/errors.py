@@ -28,6 +28,12 @@ class InvalidSettings(MillraceError):
     code = "INVALID_SETTINGS"
 
 
+class UnsafeDataFolder(MillraceError):
+    """Others than its owner can write to the data folder: nothing is started on it; the message says the chmod that closes it."""
+
+    code = "UNSAFE_DATA_FOLDER"
+
+
 class Malformed(MillraceError):
     """Bytes that are not a value of the wire form (docs/wire-form.md), or a body that is not of its type."""
 
@@ -109,6 +115,13 @@ class LogUnavailable(LogError):
     """The log (or its server) cannot be reached now."""
 
     code = "LOG_UNAVAILABLE"
+    retriable = True
+
+
+class ServerFull(LogError):
+    """The log's server has as many streams of appends open as it takes; nothing of this one was read. Try again."""
+
+    code = "SERVER_FULL"
     retriable = True
 
 

@@ -49,6 +49,7 @@ _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 _LOG: Final = re.compile(r"rocksmq|(kafka|pulsar)://\S+")
 _SPARK_MASTER: Final = re.compile(r"|(spark|k8s)://\S+|yarn")
+_FOLDERS: Final = re.compile(r"|/[^:]*(:/[^:]*)*")
 _MEMORY: Final = re.compile(r"\d+[mg]")
 
 
@@ -104,6 +105,8 @@ class Settings:
     log_tls_cert: str = _setting("", "Certificate chain (PEM) of the log's server; empty: no TLS.")
     log_tls_key: str = _setting("", "Key (PEM) of that certificate.")
     log_tls_name: str = _setting("localhost", "A name in that certificate, which clients on this host look for.")
+    log_connections: int = _setting(512, "Connections that the log's server takes.", low=8, high=65536)
+    log_streams: int = _setting(256, "Streams of appends that the log's server serves at once.", low=4, high=65536)
     log_file_bytes: int = _setting(
         64 << 20, "Size of one file of the embedded log.", low=1 << 20, high=4 << 30, is_bytes=True
     )
@@ -197,7 +200,21 @@ class Settings:
     )
     quality_dir: str = _setting("", "Folder of your own expectation suites; empty: quality in the data folder.")
 
+    load_roots: str = _setting(
+        "",
+        "Folders that loads started through Airflow may read, separated by colons; empty: inbox in the data folder.",
+        pattern=_FOLDERS,
+        allowed="absolute paths, separated by colons",
+    )
+
     backup_dir: str = _setting("", "Folder that backups go to; set, the DAG backup makes one a day.")
+
+    backup_roots: str = _setting(
+        "",
+        "Further folders, separated by colons, that a backup started through Airflow may be told to go to.",
+        pattern=_FOLDERS,
+        allowed="absolute paths, separated by colons",
+    )
 
     metrics_port: int = _setting(0, "Port of the metrics endpoint; 0 serves none.", low=0, high=65535)
 

@@ -38,6 +38,7 @@ def configuration(settings: Settings, *, light_jvm: bool = False) -> dict[str, s
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.warehouse.dir": str(settings.data_dir / "spark" / "warehouse"),
+        "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop gives files modes of its own, whatever the process's umask
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": cores,
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": cores,

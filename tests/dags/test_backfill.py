@@ -80,7 +80,10 @@ def test_a_run_without_an_interval_is_refused_in_words(of_flights: Settings, run
 
 
 @pytest.mark.slow
-def test_files_are_loaded_once(of_flights: Settings, run_dag: RunDag, tmp_path: Path) -> None:
+def test_files_are_loaded_once(
+    of_flights: Settings, run_dag: RunDag, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLRACE_LOAD_ROOTS", str(tmp_path))
     rows = flights().slice(10_000, 4_000)
     pq.write_table(rows, tmp_path / "rows.parquet")
     with Client.connect(of_flights) as client:

@@ -15,8 +15,9 @@ from tests.dags.conftest import RunDag, load_dag
 
 @pytest.mark.slow
 def test_a_person_looks_first_and_then_makes_a_backup_that_can_be_restored(
-    run_dag: RunDag, client: Client, tmp_path: Path
+    run_dag: RunDag, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MILLRACE_BACKUP_ROOTS", str(tmp_path))
     root = tmp_path / "backups"
     said = run_dag("backup", {"to": str(root), "dry_run": True})
     assert said.state == "success"

@@ -45,7 +45,7 @@ def _modules(*, without: str) -> Iterator[Path]:
         yield from (path for path in sorted(folder.rglob("*.py")) if path != PACKAGE / without)
 
 
-_BY_PROPERTY = {"spark_cores": "cores"}
+_BY_PROPERTY = {"spark_cores": "cores"} | dict.fromkeys(("log_tls_cert", "log_tls_key", "log_tls_name"), "log_tls")
 """Settings that others read through a property of Settings."""
 
 

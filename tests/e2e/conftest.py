@@ -12,7 +12,9 @@ from tests.e2e.system import Airflow, System
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, Airflow]]:
     """A system that is up, with small files of the log, so that a truncation has something to give up."""
-    system = System(tmp_path_factory.mktemp("system") / "data", log_file_bytes=1 << 20)
+    roots = str(tmp_path_factory.getbasetemp())
+    data = tmp_path_factory.mktemp("system") / "data"
+    system = System(data, log_file_bytes=1 << 20, load_roots=roots, backup_roots=roots)
     try:
         yield system, system.up()
     finally:

@@ -34,12 +34,20 @@ def new_state() -> ChannelState:
     return ChannelState.new(PCHANNEL)
 
 
-def run(written: Written, cuts: Iterable[int] = (), *, state: ChannelState | None = None, begin: int = 0) -> Ran:
+def run(
+    written: Written,
+    cuts: Iterable[int] = (),
+    *,
+    state: ChannelState | None = None,
+    begin: int = 0,
+    chain: Chain | None = None,
+) -> Ran:
     """Process entries from `begin` on, in batches that end at each of `cuts` (entry numbers) and at the end."""
+    chain = Chain() if chain is None else chain
     state = new_state() if state is None else state
     ran = Ran([], [])
     for cut in [*sorted({cut for cut in cuts if begin < cut < len(written.entries)}), len(written.entries)]:
-        outcome = Chain().process(state, written.read(begin, cut))
+        outcome = chain.process(state, written.read(begin, cut))
         ran.rows += merged(outcome.messages, outcome.rejections)
         state, begin = outcome.state, cut
         ran.outcomes.append(outcome)

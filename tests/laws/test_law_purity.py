@@ -29,6 +29,14 @@ def test_batch_boundaries_change_neither_rows_nor_state(log: Scribe, cuts: set[i
         assert outcome.state.to_bytes() == at[outcome.state.position]
 
 
+@examples(70)
+@given(LOGS, st.integers(1, 5))
+def test_how_many_messages_a_step_may_judge_changes_neither_rows_nor_state(log: Scribe, most: int) -> None:
+    whole, stepped = run(log.written), run(log.written, chain=Chain(max_run=most))
+    assert whole.rows == stepped.rows
+    assert whole.state.to_bytes() == stepped.state.to_bytes()
+
+
 @examples(40)
 @given(LOGS, st.integers(1, 24))
 def test_a_stored_state_goes_on_as_the_live_one(log: Scribe, cut: int) -> None:

@@ -24,6 +24,7 @@ from millrace.errors import (
 from millrace.log.discovery import ServerRecord, write_record
 from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.log.remote import RemoteLog, RemoteLogService
+from millrace.log.server_connections import ConnectionLimits
 from millrace.log.server_flight import LogServer, ReadLimits
 from millrace.log.server_link import Link, Watchdog
 from millrace.message.ids import LogId
@@ -172,12 +173,22 @@ class EchoExtension:
 class Rig:
     """A server in this process and a client of it."""
 
-    def __init__(self, folder: Path, limits: ReadLimits | None = None, deadline: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        limits: ReadLimits | None = None,
+        deadline: float = PATIENCE,
+        connections: ConnectionLimits | None = None,
+    ) -> None:
         self.engine = MemoryService()
         self.extension = EchoExtension()
         self.record = ServerRecord.of_this_process("")
         self.server = LogServer(
-            self.engine, tokens=[self.record.token], extensions=[self.extension], limits=limits or ReadLimits()
+            self.engine,
+            tokens=[self.record.token],
+            extensions=[self.extension],
+            limits=limits or ReadLimits(),
+            connections=connections,
         )
         self.record = replace(self.record, address=self.server.address)
         write_record(folder, self.record)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+import pyarrow as pa
 import pytest
 
 from millrace.client.append_client import AppendClient
 from millrace.errors import AppendRejected, ChannelNotFound, InvalidArgument, LogUnavailable, UnsupportedVersion
 from millrace.log.rocksmq import RocksMQ
+from millrace.log.server_link import ExchangeStream
 from millrace.message import builders
 from millrace.message.types import MessageType
 from millrace.message.wire import encode_entry
@@ -22,6 +28,7 @@ from millrace.node.append_host_outcome import AppendResult, outcome_rows
 from millrace.node.tail_buffer import Evicted
 from millrace.node.tail_scan import scan
 from millrace.wal.scanner import All, ImmutableTxn
+from tests.log.server_rig import PATIENCE, until
 from tests.node.append_host_samples import PCHANNEL, insert, judged, keys_of, opening
 
 V0, V1 = "p0_1v0", "p0_1v1"
@@ -67,6 +74,39 @@ def test_errors_cross_the_wire_typed(client: AppendClient) -> None:
         client.append("p1", newer)
     assert str(client.describe("p1")["parked"]).startswith("UNSUPPORTED_VERSION")
     assert client.describe(PCHANNEL)["parked"] is None
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+@pytest.mark.parametrize("metadata", [b"1234567", b"123456789", struct.pack("<d", math.nan), struct.pack("<d", -1.0)])
+def test_metadata_that_is_no_time_to_wait_ends_its_stream_with_a_typed_error_and_leaves_no_thread(
+    client: AppendClient, metadata: bytes, pipelined: bool
+) -> None:
+    deadline = time.monotonic() + PATIENCE
+    link = client.service.link(deadline)
+    server = psutil.Process(link.record.pid)
+    before = _stream_threads(server)
+    (key,) = keys_of(V0, 1)
+    good = pa.array([encode_entry([insert(key)])], pa.large_binary())
+    streams = []
+    for _ in range(5):
+        stream = ExchangeStream(link, {"extension": "append", "pchannel": PCHANNEL, "pipelined": pipelined})
+        stream.request(good, struct.pack("<d", 10.0), deadline=deadline)
+        stream.request(good, metadata, deadline=deadline)
+        streams.append(stream)
+    for stream in streams:
+        assert stream.answer(deadline=deadline).data is not None
+        with pytest.raises(InvalidArgument, match="seconds to wait"):
+            stream.answer(deadline=deadline)
+    # The clients keep their ends open: the server lets go by itself.
+    until(lambda: _stream_threads(server) <= before, "the threads of these streams end")
+    for stream in streams:
+        stream.close()
+
+
+def _stream_threads(server: psutil.Process) -> int:
+    """Threads of the server that serve a pipelined stream, by their names."""
+    names = (Path(f"/proc/{server.pid}/task/{thread.id}/comm") for thread in server.threads())
+    return sum(name.read_text().startswith("append-stream") for name in names if name.exists())
 
 
 def test_a_stream_answers_in_order_and_one_appends_failure_leaves_the_others(client: AppendClient) -> None:

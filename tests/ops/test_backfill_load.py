@@ -227,7 +227,7 @@ def test_a_term_of_an_older_chain_is_followed_by_one_that_knows_imports(
     [
         ("id,place\n1,north\ntwo,north\n", {}, InvalidArgument, r"rows\.csv: line 3: id"),
         ("id,place\n1,north\n2,\n3,east\n", {}, InvalidArgument, r"rows\.csv: line 3: place: there is no partition"),
-        ("id,place,colour\n1,north,red\n", {}, InvalidArgument, "no field 'colour'"),
+        ("id,place,colour\n1,north,red\n", {}, InvalidArgument, "no field that is in the file; it has id"),
         ("place\nnorth\n", {}, InvalidArgument, "no column 'id'"),
         ("id,place\n1,north\n", {"partition": "north"}, InvalidArgument, "one of them"),
         ("id,place\n1,north\n", {"partition_by": "id"}, InvalidArgument, "string field"),

@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from millrace.closing import Closing
+from millrace.data_folder import claim
 from millrace.errors import InvalidArgument, MillraceError
 from millrace.log.discovery import ServerLaunch
 from millrace.log.remote import RemoteLogService
@@ -61,10 +62,12 @@ class AppendClient(Closing):
         """The client of the log in `<data_dir>/log`; `start` lets it start the server as `launch` says, which must hold
         the append host. Without `now` the server is looked for by the first call that needs it.
 
-        Raises LogUnavailable where no server runs and `start` is False, or what keeps it from starting.
+        Raises LogUnavailable where no server runs and `start` is False, or what keeps it from starting; UnsafeDataFolder.
         """
         if idle_timeout is not None:
             launch = replace(launch, idle_timeout=idle_timeout)
+        if start:
+            claim(Path(data_dir))
         folder = Path(data_dir) / "log"
         if not now:
             return cls(RemoteLogService(folder.absolute(), start=start, deadline=deadline, launch=launch))

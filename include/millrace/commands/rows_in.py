@@ -97,16 +97,17 @@ def read_batches(
     batch_rows: int,
     keys_only: bool = False,
     allowed: tuple[str, list[str]] | None = None,
+    quote: bool = True,
 ) -> Iterator[Batch]:
     """The rows of `source` as `schema`'s columns, `batch_rows` at a time.
 
     `keys_only` takes the primary key's column and ignores the others. `allowed` is a column and the values that it may
-    have. Raises InvalidArgument for what is no fault of one row: columns that are not there, a file that is not Parquet.
+    have. Without `quote` no error holds anything of the file's contents: for whoever may not read it. Raises InvalidArgument for what is no fault of one row: columns that are not there, a file that is not Parquet.
     """
     wanted = schema.key_arrow() if keys_only else schema.arrow()
     read, convert = _READERS[kind]
-    for raw in read(source, wanted, batch_rows, keys_only):
-        yield _fit(raw, wanted, convert, allowed)
+    for raw in read(source, wanted, batch_rows, keys_only, quote):
+        yield _fit(raw, wanted, convert, allowed, quote)
 
 
 # --- the three formats: (line numbers, columns by name, rows that are none) --------------------------------------------------
@@ -145,7 +146,7 @@ def _text(line: bytes, *, first: bool) -> str:
         raise ValueError(f"byte {error.start + 1} is no UTF-8") from None
 
 
-def _json_lines(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool) -> Iterator[_Raw]:
+def _json_lines(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[_Raw]:
     names = frozenset(wanted.names)
     numbered = enumerate(source, 1)
     while taken := list(itertools.islice(numbered, batch_rows)):
@@ -158,7 +159,7 @@ def _json_lines(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only:
             try:
                 row = json_object(_text(line, first=number == 1))
                 if not keys_only and not row.keys() <= names:
-                    raise ValueError(f"the collection has no field {sorted(row.keys() - names)[0]!r}")
+                    raise ValueError(f"the collection has no field {_shown(sorted(row.keys() - names)[0], quote)}")
             except ValueError as error:
                 bad.append(BadRow(number, str(error)))
                 continue
@@ -168,7 +169,7 @@ def _json_lines(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only:
         yield _Raw(np.array(lines, np.int64), columns, bad)
 
 
-def _csv(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool) -> Iterator[_Raw]:
+def _csv(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[_Raw]:
     lists = [field.name for field in wanted if pa.types.is_list(field.type)]
     if lists:
         raise InvalidArgument(f"CSV holds no lists (field {lists[0]!r}): write JSON lines or Parquet")
@@ -177,7 +178,7 @@ def _csv(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool) 
     text = io.TextIOWrapper(source, encoding="utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(text, strict=True)
     header = next(reader, None)
-    _check_header(header or [], wanted, keys_only)
+    _check_header(header or [], wanted, keys_only, quote)
     ended = header is None
     while not ended:
         lines: list[int] = []
@@ -211,12 +212,12 @@ def _csv(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool) 
     text.detach()
 
 
-def _parquet(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool) -> Iterator[_Raw]:
+def _parquet(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[_Raw]:
     from pyarrow import parquet
 
     try:
         file = parquet.ParquetFile(source if source.seekable() else io.BytesIO(source.read()))
-        _check_header(file.schema_arrow.names, wanted, keys_only)
+        _check_header(file.schema_arrow.names, wanted, keys_only, quote)
         first = 1
         for batch in file.iter_batches(batch_rows, columns=[n for n in wanted.names if n in file.schema_arrow.names]):
             columns = {
@@ -226,15 +227,23 @@ def _parquet(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bo
             yield _Raw(np.arange(first, first + batch.num_rows), columns, [])
             first += batch.num_rows
     except (pa.ArrowException, OSError) as error:
-        raise InvalidArgument(f"the Parquet file cannot be read: {error}") from None
+        raise InvalidArgument(f"the Parquet file cannot be read{f': {error}' if quote else ''}") from None
 
 
-def _check_header(names: list[str], wanted: pa.Schema, keys_only: bool) -> None:
+def _shown(value: object, quote: bool) -> str:
+    """A value of the file as an error has it."""
+    text = repr(value)
+    return "that is in the file" if not quote else text if len(text) <= 60 else text[:57] + "..."
+
+
+def _check_header(names: list[str], wanted: pa.Schema, keys_only: bool, quote: bool) -> None:
     if len(set(names)) < len(names):
         raise InvalidArgument("the file has two columns of one name")
     unknown = [name for name in names if name not in wanted.names]
     if unknown and not keys_only:
-        raise InvalidArgument(f"the collection has no field {unknown[0]!r}; it has {', '.join(wanted.names)}")
+        raise InvalidArgument(
+            f"the collection has no field {_shown(unknown[0], quote)}; it has {', '.join(wanted.names)}"
+        )
     missing = [field.name for field in wanted if not field.nullable and field.name not in names]
     if missing:
         raise InvalidArgument(f"the file has no column {missing[0]!r}, which must not be null")
@@ -243,13 +252,13 @@ def _check_header(names: list[str], wanted: pa.Schema, keys_only: bool) -> None:
 # --- fitting ------------------------------------------------------------------------------------------------------------------
 
 
-def _fit(raw: _Raw, wanted: pa.Schema, convert: Converter, allowed: tuple[str, list[str]] | None) -> Batch:
+def _fit(raw: _Raw, wanted: pa.Schema, convert: Converter, allowed: tuple[str, list[str]] | None, quote: bool) -> Batch:
     """The columns with `wanted`'s types; rows with a value that does not fit are bad ones."""
     lines, bad = raw.lines, raw.bad
     why: dict[int, str] = {}
     fitted: list[Any] = []
     for field in wanted:
-        values, wrong = _column(raw.columns[field.name], field.type, convert)
+        values, wrong = _column(raw.columns[field.name], field.type, convert, quote)
         for place, error in wrong.items():
             why.setdefault(place, f"{field.name}: {error}")
         if not field.nullable:
@@ -261,7 +270,7 @@ def _fit(raw: _Raw, wanted: pa.Schema, convert: Converter, allowed: tuple[str, l
         name, known = allowed
         outside = pc.invert(pc.is_in(table[name], pa.array(known, pa.utf8())))
         for place in np.flatnonzero(outside.to_numpy()).tolist():
-            why.setdefault(place, f"{name}: there is no partition {table[name][place].as_py()!r}")
+            why.setdefault(place, f"{name}: there is no partition {_shown(table[name][place].as_py(), quote)}")
     if why:
         bad = sorted(
             [*bad, *(BadRow(int(lines[place]), text) for place, text in why.items())], key=lambda each: each.line
@@ -273,7 +282,7 @@ def _fit(raw: _Raw, wanted: pa.Schema, convert: Converter, allowed: tuple[str, l
     return Batch(table.cast(wanted), bad, last)
 
 
-def _column(values: Any, target: pa.DataType, convert: Converter) -> tuple[pa.Array, dict[int, str]]:
+def _column(values: Any, target: pa.DataType, convert: Converter, quote: bool) -> tuple[pa.Array, dict[int, str]]:
     """`values` (a list or an array) as `target`, null where that cannot be, and why it cannot, by place."""
     wrong: dict[int, str] = {}
 
@@ -283,8 +292,7 @@ def _column(values: Any, target: pa.DataType, convert: Converter) -> tuple[pa.Ar
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
             if stop - start == 1:
                 value = values[start].as_py() if isinstance(values, pa.Array) else values[start]
-                shown = repr(value)
-                wrong[start] = f"{shown if len(shown) <= 60 else shown[:57] + '...'} is no {_WORDS[target]}"
+                wrong[start] = f"{_shown(value, quote) if quote else 'the value'} is no {_WORDS[target]}"
                 return [pa.nulls(1, target)]
         middle = (start + stop) // 2
         return [*part(start, middle), *part(middle, stop)]

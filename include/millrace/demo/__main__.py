@@ -23,7 +23,7 @@ from rich.console import Console
 
 from millrace.brokers.kinds import KINDS, broker
 from millrace.client.client import Client
-from millrace.data_folder import strange
+from millrace.data_folder import private, strange
 from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
@@ -46,6 +46,7 @@ BROKERS = "brokers"
 def main() -> int:
     """Run the demo; the exit code is 0 where everything that was appended is accounted for."""
     options = _options()
+    private()
     console = Console(highlight=False)
     with told_to_stop() as stop:
         try:

@@ -90,10 +90,33 @@ class ServerLaunch:
     """Files of its certificate chain and key (PEM), and the name in the certificate; None: no TLS."""
     backend: str = ""
     """URL of the log that it serves (millrace.log.registry); empty: the embedded one in the folder."""
+    connections: int | None = None
+    """Connections that it takes (millrace.log.server_connections); None: as many as is usual."""
+    streams: int | None = None
+    """Streams of appends that it takes."""
     settings: tuple[tuple[str, str], ...] = ()
     """Of the backend (RocksMQSettings for the embedded log), by name."""
     extensions: tuple[str, ...] = ()
     """What else it hosts: `module:function`, each of which takes the LogService and the folder and returns an Extension."""
+
+    def to_json(self) -> str:
+        """As one text, for a process that may have to start the server anew: see :meth:`from_json`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ServerLaunch:
+        """Inverse of :meth:`to_json`."""
+        document = json.loads(text)
+        pairs = [(str(name), str(value)) for name, value in document["settings"]]
+        tls = document["tls"]
+        return cls(
+            **document
+            | {
+                "tls": None if tls is None else tuple(tls),
+                "settings": tuple(pairs),
+                "extensions": tuple(document["extensions"]),
+            }
+        )
 
     def arguments(self) -> list[str]:
         """As the server's command line takes them."""
@@ -104,6 +127,10 @@ class ServerLaunch:
             given += [f"--tls-{part}={value}" for part, value in zip(("cert", "key", "name"), self.tls, strict=True)]
         if self.backend:
             given.append(f"--backend={self.backend}")
+        if self.connections is not None:
+            given.append(f"--connections={self.connections}")
+        if self.streams is not None:
+            given.append(f"--streams={self.streams}")
         given += [f"--set={name}={value}" for name, value in self.settings]
         given += [f"--extension={extension}" for extension in self.extensions]
         return given

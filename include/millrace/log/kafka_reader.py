@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from millrace.errors import ChannelNotFound, InvalidSettings, LogCorrupted, LogUnavailable
 from millrace.log.kafka_settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
+from millrace.log.protocol import ENTRY_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class _Reader:
         self.next = offset
         self._pending: list[Message] = []
         self._size = 256
-        """Bytes of a value, about."""
+        """What an entry counts, about."""
 
     def run(self, *, stop: int | None, max_bytes: int, seconds: float) -> Run | None:
         """What follows, up to `stop` and about `max_bytes`; None where nothing came within `seconds`. Raises OutOfRange."""
@@ -102,7 +103,7 @@ class _Reader:
         self._pending = []
         if not messages and not self._fetch(messages, max_bytes, seconds):
             return None
-        size = sum(map(len, messages))
+        size = _weight(messages)
         lull = time.monotonic() + _LULL
         while size < max_bytes and (stop is None or self.next + len(messages) < stop):
             taken: list[Message] = []
@@ -113,13 +114,13 @@ class _Reader:
                     break
                 self._fetch(taken, max_bytes - size, 0.01)
             messages += taken
-            size += sum(map(len, taken))
+            size += _weight(taken)
         return self._cut(messages, stop, max_bytes)
 
     def _cut(self, messages: list[Message], stop: int | None, max_bytes: int) -> Run | None:
         first = self.next
         count = len(messages) if stop is None else min(len(messages), stop - first)
-        ends = list(accumulate(map(len, messages[:count])))
+        ends = list(accumulate(len(message) + ENTRY_BYTES for message in messages[:count]))
         count = min(count, max(1, bisect_right(ends, max_bytes)))
         taken, self._pending = messages[:count], messages[count:]
         if not taken:
@@ -171,6 +172,10 @@ class _Reader:
 
     def close(self) -> None:
         self._consumer.close()
+
+
+def _weight(messages: list[Message]) -> int:
+    return sum(map(len, messages)) + ENTRY_BYTES * len(messages)
 
 
 class KafkaReaders:

@@ -36,6 +36,9 @@ ENTRY_SCHEMA: Final = pa.schema(
 
 DEFAULT_MAX_ENTRY_BYTES: Final = 16 << 20
 
+ENTRY_BYTES: Final = 64
+"""What an entry counts beside the bytes of its value where a read is bounded: one without any is not free."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogEntries:
@@ -43,6 +46,20 @@ class LogEntries:
 
     batch: pa.RecordBatch
     next: LogId
+
+
+def weight(batch: pa.RecordBatch) -> int:
+    """What a run of entries counts where reads are bounded: the bytes of its values, and ENTRY_BYTES for each."""
+    return value_bytes(batch) + ENTRY_BYTES * int(batch.num_rows)
+
+
+def value_bytes(batch: pa.RecordBatch) -> int:
+    """Bytes of the entries' values in a run of entries."""
+    if batch.num_rows == 0:
+        return 0
+    values = batch.column("value")
+    offsets = memoryview(values.buffers()[1]).cast("q")
+    return int(offsets[values.offset + batch.num_rows] - offsets[values.offset])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +89,9 @@ class Log(Protocol):
         max_bytes: int = 64 << 20,
         timeout: float = 0.0,
     ) -> LogEntries:
-        """Entries with position <= id < end, at most about `max_bytes` of values (but at least one entry, if there is one).
+        """Entries with position <= id < end, at most about `max_bytes` (but at least one entry, if there is one).
+
+        That counts the bytes of the values and ENTRY_BYTES for each entry, so that a run of empty ones is bounded too.
 
         Where there is none yet, waits up to `timeout` seconds and may return an empty run. Raises PositionTruncated where
         `position` lies before the earliest entry that retention left.

@@ -18,7 +18,7 @@ import pulsar
 import pyarrow as pa
 
 from millrace.errors import LogCorrupted, LogUnavailable
-from millrace.log.protocol import ENTRY_SCHEMA, LogEntries
+from millrace.log.protocol import ENTRY_BYTES, ENTRY_SCHEMA, LogEntries
 from millrace.log.pulsar_settings import PulsarSettings
 from millrace.log.pulsar_writer import BATCH_BITS, BATCH_MASK, typed
 from millrace.log.server_pipeline import as_values
@@ -112,10 +112,11 @@ class Cursor:
                 self._hold(ledger, entry, message)
                 break
             value = message.data()
-            if values and size + len(value) > max_bytes:
+            counted = len(value) + ENTRY_BYTES
+            if values and size + counted > max_bytes:
                 self._hold(ledger, entry, message)
                 break
-            size += len(value)
+            size += counted
             ledgers.append(ledger)
             entries.append(entry)
             stamps.append(message.publish_timestamp())

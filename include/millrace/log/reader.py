@@ -15,7 +15,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from millrace.errors import LogCorrupted
-from millrace.log.protocol import ENTRY_SCHEMA
+from millrace.log.protocol import ENTRY_BYTES, ENTRY_SCHEMA
 from millrace.log.record import HEADER_BYTES, LENGTH_BYTES, Header, parse_header
 from millrace.message.ids import LOGICAL_BITS
 
@@ -25,8 +25,8 @@ _MOVE_FROM: Final = 16 << 10
 
 
 class Run(NamedTuple):
-    """Entries of one segment, the id behind the last one, the offset of its record's successor (None: cut inside), and the
-    bytes of the values."""
+    """Entries of one segment, the id behind the last one, the offset of its record's successor (None: cut inside), and what
+    they count where a read is bounded (millrace.log.protocol.weight)."""
 
     batch: pa.RecordBatch
     following: int
@@ -64,7 +64,7 @@ class SegmentRange(NamedTuple):
 def read_run(fd: int, place: SegmentRange, *, position: int, limit: int | None, max_bytes: int) -> Run:
     """Entries from `position` on (which stands in the first record of `place`, or before it), below `limit`.
 
-    At most about `max_bytes` of values, but at least one entry. Raises LogCorrupted where a record is not whole.
+    At most about `max_bytes`, but at least one entry. Raises LogCorrupted where a record is not whole.
     """
     name, salt, offset, end = place
     buffer = _load(fd, offset, min(end - offset, max(max_bytes, 0) + _SLACK))
@@ -82,12 +82,12 @@ def read_run(fd: int, place: SegmentRange, *, position: int, limit: int | None, 
         if crc32c(view[at + HEADER_BYTES : at + header.size]) != header.payload_crc:
             raise _corrupted(name, offset + at, header.base)
         records.append(_Placed(at, header))
-        total += header.body
+        total += _weight(header)
         at += header.size
         if total >= max_bytes or at + HEADER_BYTES > buffer.size:
             break
         header = _header(buffer, at, salt, offset + at, name)
-        if total + header.body > max_bytes or at + header.size > buffer.size:
+        if total + _weight(header) > max_bytes or at + header.size > buffer.size:
             break
         if limit is not None and header.base >= limit:
             break
@@ -138,15 +138,24 @@ def _assemble(
     if limit is not None and limit <= last.last:
         stop = total - (last.last + 1 - max(limit, last.base))
     if len(records) == 1:  # a record larger than asked for is cut between entries, behind one at least
-        fits = int(np.searchsorted(offsets, int(offsets[first]) + max_bytes, side="right")) - 1
-        stop = min(stop, max(fits, first + 1))
+        stop = min(stop, fitting(offsets, first, max_bytes))
     ids = ids[first:stop]
     values = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), stop - first, [None, pa.py_buffer(offsets[first : stop + 1]), data]
     )
     batch = batch_of(ids, values)
     behind = offset + records[-1].at + last.size if stop == total else None
-    return Run(batch, int(ids[-1]) + 1, behind, int(offsets[stop] - offsets[first]))
+    return Run(batch, int(ids[-1]) + 1, behind, int(offsets[stop] - offsets[first]) + ENTRY_BYTES * len(ids))
+
+
+def fitting(offsets: np.ndarray[Any, np.dtype[np.int64]], first: int, max_bytes: int) -> int:
+    """Behind which entry a read from entry `first` on ends, for entries that begin at `offsets`; behind one at least."""
+    counted = offsets + ENTRY_BYTES * np.arange(len(offsets))
+    return max(int(np.searchsorted(counted, int(counted[first]) + max_bytes, side="right")) - 1, first + 1)
+
+
+def _weight(header: Header) -> int:
+    return header.body + ENTRY_BYTES * header.entries
 
 
 def _values(buffer: pa.Buffer, records: list[_Placed]) -> tuple[np.ndarray[Any, np.dtype[np.uint32]], pa.Buffer]:

@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from millrace.log.reader import Run, batch_of, empty_batch
+from millrace.log.protocol import ENTRY_BYTES, weight
+from millrace.log.reader import Run, batch_of, empty_batch, fitting
 
 _OVERHEAD: Final = 4 << 10
 """What a batch counts beside its values: the objects that hold a small one are not free."""
@@ -31,6 +32,7 @@ class RecentBatch:
     last: int
     values: pa.LargeBinaryArray
     bytes: int
+    """As a read counts them: of the values, and ENTRY_BYTES for each entry."""
 
 
 class RecentBatches:
@@ -47,8 +49,9 @@ class RecentBatches:
             self._batches.clear()
             self._held = 0
             return
-        self._batches.append(RecentBatch(behind, base, base + len(values) - 1, values, bytes))
-        self._held += bytes + _OVERHEAD
+        counted = bytes + ENTRY_BYTES * len(values)
+        self._batches.append(RecentBatch(behind, base, base + len(values) - 1, values, counted))
+        self._held += counted + _OVERHEAD
         while self._held > self._max_bytes:
             self._held -= self._batches.popleft().bytes + _OVERHEAD
 
@@ -80,7 +83,6 @@ def run_of(batches: Sequence[RecentBatch], *, start: int, limit: int | None, max
     values = batches[0].values if len(batches) == 1 else pa.concat_arrays([batch.values for batch in batches])
     offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, values.offset * 8)
     if len(batches) == 1:  # larger than asked for: cut between entries, behind one at least
-        fits = int(np.searchsorted(offsets, int(offsets[first]) + max_bytes, side="right")) - 1
-        stop = min(stop, max(fits, first + 1))
+        stop = min(stop, fitting(offsets, first, max_bytes))
     batch = batch_of(ids[first:stop], values.slice(first, stop - first))
-    return Run(batch, int(ids[stop - 1]) + 1, None, int(offsets[stop] - offsets[first]))
+    return Run(batch, int(ids[stop - 1]) + 1, None, weight(batch))

@@ -13,8 +13,9 @@ What crosses the wire:
   (`{"group", ...}`), ping, shutdown: a JSON object in, one out.
 - A command, ticket or action that names an extension (`{"extension": <name>, ...}`, `"<name>/<action>"`) goes to that one.
 
-Every call carries the token of `server.json`, or the one of MILLRACE_SERVER_TOKEN; any other is refused before its first byte is
-looked at. SIGTERM, SIGINT and
+Every call carries the token of `server.json`, or the one of MILLRACE_SERVER_TOKEN; any other is refused before anything of it is
+looked at. Flight has read the request by then: a connection over which no token came may send no more than 1 MiB
+(server_connections, which limits connections and streams too). SIGTERM, SIGINT and
 `shutdown` stop it cleanly: new appends are answered "not taken", those in flight finish, the log is closed, `server.json` goes.
 """
 
@@ -36,6 +37,7 @@ from typing import Final
 import pyarrow as pa
 
 import millrace.arrow_start  # noqa: F401 - first, before an array is made
+from millrace.data_folder import claim, private
 from millrace.errors import InvalidSettings, MillraceError
 from millrace.log.discovery import (
     LOCK_FILE,
@@ -48,6 +50,7 @@ from millrace.log.discovery import (
 )
 from millrace.log.generations import open_deployment_log
 from millrace.log.protocol import LogService
+from millrace.log.server_connections import ConnectionLimits
 from millrace.log.server_flight import Extension, LogServer
 from millrace.log.server_wire import TOKEN_VARIABLE, error_to_bytes
 
@@ -60,13 +63,13 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
     """Serve the log of `folder` (or of the launch's backend) until SIGTERM, SIGINT, a shutdown call or the idle timeout.
 
     Call it from the main thread. Raises LogBusy where another server still holds the folder after `lock_timeout` seconds,
-    what keeps the log from opening, InvalidSettings.
+    what keeps the log from opening, InvalidSettings, UnsafeDataFolder.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     extensions = [_imported(path) for path in launch.extensions]
-    folder.mkdir(parents=True, exist_ok=True)
+    claim(folder)
     with held(folder / LOCK_FILE, deadline=time.monotonic() + lock_timeout):
         service = open_deployment_log(folder, launch.backend, settings=dict(launch.settings))
         try:
@@ -77,6 +80,7 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
                 service,
                 tokens=[draft.token, *shared_token()],
                 extensions=hosted,
+                connections=_limits(launch),
                 host=launch.host,
                 port=launch.port,
                 tls=_certificates(launch),
@@ -125,6 +129,11 @@ def _certificates(launch: ServerLaunch) -> tuple[bytes, bytes] | None:
         raise InvalidSettings(f"the log server's certificate or key cannot be read: {error}") from error
 
 
+def _limits(launch: ServerLaunch) -> ConnectionLimits:
+    usual = ConnectionLimits()
+    return replace(usual, connections=launch.connections or usual.connections, streams=launch.streams or usual.streams)
+
+
 def _imported(path: str) -> Callable[[LogService, Path], Extension]:
     module, _, function = path.partition(":")
     try:
@@ -150,6 +159,8 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
     add(
         "--backend", default="", metavar="URL", help="serve this broker's log (default: the embedded one in the folder)"
     )
+    add("--connections", type=int, metavar="N", help="connections that it takes")
+    add("--streams", type=int, metavar="N", help="streams of appends that it takes")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the backend")
     add("--extension", action="append", default=[], metavar="MODULE:FUNCTION", help="what else to host")
     options = parser.parse_args(arguments)
@@ -167,6 +178,8 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
         idle_timeout=options.idle_timeout,
         tls=None if options.tls_cert is None else (options.tls_cert, options.tls_key, options.tls_name),
         backend=options.backend,
+        connections=options.connections,
+        streams=options.streams,
         settings=tuple(settings),
         extensions=tuple(options.extension),
     )
@@ -175,6 +188,7 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve as the command line says. A failure to start is one line that the starter turns back into the typed error."""
+    private()
     folder, launch = _launch(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     try:

@@ -12,13 +12,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyarrow import flight
 
-from millrace.errors import ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError
-from millrace.log.protocol import ENTRY_SCHEMA, Log, LogEntries, LogService
+from millrace.errors import ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError, ServerFull
+from millrace.log.protocol import ENTRY_SCHEMA, Log, LogEntries, LogService, weight
+from millrace.log.server_connections import ConnectionLimits, Connections
+from millrace.log.server_gate import Gate, NotedStream
 from millrace.log.server_streams import serve_appends
 from millrace.log.server_wire import (
     AUTHORIZATION,
@@ -90,109 +92,6 @@ class ReadLimits:
     piece_bytes: int = 8 << 20
 
 
-class Gate:
-    """Counts the work under way, refuses more once closed, and knows how long there was none.
-
-    Work of extensions counts while it lasts, but is neither refused nor waited for here: they end it themselves.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._active = 0
-        self._elsewhere = 0
-        self._closed = False
-        self._quiet_since = time.monotonic()
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Do one piece of work inside. Raises NotTaken once the gate is closed."""
-        with self._changed:
-            if self._closed:
-                raise NotTaken
-            self._active += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._active -= 1
-                self._quiet_since = time.monotonic()
-                self._changed.notify_all()
-
-    def note(self, change: int) -> None:
-        """So many pieces of work of extensions began (or, below 0, ended)."""
-        with self._changed:
-            self._elsewhere += change
-            self._quiet_since = time.monotonic()
-
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """One piece of an extension's work is done inside."""
-        self.note(1)
-        try:
-            yield
-        finally:
-            self.note(-1)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def idle_seconds(self) -> float:
-        """Seconds without work; 0 while there is some."""
-        with self._changed:
-            return 0.0 if self._active or self._elsewhere else time.monotonic() - self._quiet_since
-
-    def close(self, *, timeout: float) -> bool:
-        """Refuse further work and wait for what is under way; False where that took longer than `timeout` seconds."""
-        with self._changed:
-            self._closed = True
-            return self._changed.wait_for(lambda: self._active == 0, timeout)
-
-
-class _NotedStream:
-    """An extension's stream, as its reader and as its writer: a request counts as work until it is answered."""
-
-    def __init__(
-        self, gate: Gate, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter
-    ) -> None:
-        self._gate = gate
-        self._reader = reader
-        self._writer = writer
-        self._changing = threading.Lock()
-        self._open = 0
-
-    def read_chunk(self) -> flight.FlightStreamChunk:
-        chunk = self._reader.read_chunk()
-        self._note(1)
-        return chunk
-
-    def __iter__(self) -> Self:
-        return self
-
-    __next__ = read_chunk
-
-    def begin(self, schema: pa.Schema) -> None:
-        self._writer.begin(schema)
-
-    def write_batch(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-        self._note(-1)
-
-    def write_metadata(self, metadata: pa.Buffer) -> None:
-        self._writer.write_metadata(metadata)
-        self._note(-1)
-
-    def ended(self) -> None:
-        """The stream is over: what it never answered is no work any more."""
-        self._note(-self._open)
-
-    def _note(self, change: int) -> None:
-        with self._changing:
-            self._open += change
-            self._gate.note(change)
-
-
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no type information
     """Lets a call begin only with one of the tokens."""
 
@@ -220,6 +119,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         tokens: Sequence[str],
         extensions: Sequence[Extension] = (),
         limits: ReadLimits | None = None,
+        connections: ConnectionLimits | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         tls: tuple[bytes, bytes] | None = None,
@@ -230,6 +130,9 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         self._extensions = {extension.name: extension for extension in extensions}
         self._limits = limits or ReadLimits()
         self._waiting = threading.BoundedSemaphore(self._limits.waiting)
+        bounds = connections or ConnectionLimits()
+        self._streams_taken = bounds.streams
+        self._streams = threading.BoundedSemaphore(bounds.streams)
         self.gate = Gate()
         self.stop_asked = threading.Event()
         scheme = "grpc" if tls is None else "grpc+tls"
@@ -238,6 +141,8 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             tls_certificates=None if tls is None else [tls],
             middleware={"token": _TokenCheck(tokens)},
         )
+        self.connections = Connections(self.port, bounds)
+        self.connections.start()
         # Who looks it up is on this host, and cannot connect to "every address".
         self.address = f"{scheme}://{'127.0.0.1' if host in EVERYWHERE else host}:{self.port}"
 
@@ -252,6 +157,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         for log in logs.values():
             log.close()
         self._service.close()
+        self.connections.close()
         # Ends the listener. It waits for streams that clients hold open, hence not in this thread.
         threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True).start()
 
@@ -264,10 +170,11 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        with _typed():
+        self.connections.welcome(context.peer())
+        with _typed(), self._stream():
             command = from_json(descriptor.command or b"")
             if "extension" in command:
-                stream = _NotedStream(self.gate, reader, writer)
+                stream = NotedStream(self.gate, reader, writer)
                 try:
                     self._extension(command["extension"]).do_exchange(descriptor, stream, stream)
                 finally:
@@ -282,7 +189,22 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
                 cancelled=context.is_cancelled,
             )
 
+    @contextmanager
+    def _stream(self) -> Iterator[None]:
+        """One stream is served inside. Raises ServerFull."""
+        if not self._streams.acquire(blocking=False):
+            self.connections.make_room()
+            raise ServerFull(
+                f"the log's server has {self._streams_taken} streams of appends open and takes no more (setting log_streams): "
+                "close producers that rest, or try again"
+            )
+        try:
+            yield
+        finally:
+            self._streams.release()
+
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        self.connections.welcome(context.peer())
         with _typed():
             request = from_json(ticket.ticket)
             if "extension" in request:
@@ -291,6 +213,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             return self._read(context, request)
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Sequence[bytes]:
+        self.connections.welcome(context.peer())
         with _typed():
             name, slash, _ = action.type.partition("/")
             if slash:
@@ -333,7 +256,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         piece = self._limits.piece_bytes
         while True:
             yield entries.batch, to_json({"next": entries.next, "busy": busy})
-            size = entries.batch.column("value").nbytes
+            size = weight(entries.batch)
             max_bytes -= size
             if size < piece // 2 or max_bytes < piece // 2:
                 return  # the log's end, or about enough
@@ -342,7 +265,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
                     entries = log.read(entries.next, end=end, max_bytes=min(max_bytes, piece))
             except (MillraceError, NotTaken):
                 return  # what came so far is right; the next read begins at this error and reports it
-            if not entries.batch.num_rows or entries.batch.column("value").nbytes > 2 * piece:
+            if not entries.batch.num_rows or weight(entries.batch) > 2 * piece:
                 return
 
     def _wait(

@@ -6,6 +6,7 @@ dictionary (cached), and a message never. An entry whose bytes are not right bec
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -53,6 +54,9 @@ _UNKNOWN_TAG: Final = "a header column has an unknown tag"
 _WRONG_COLUMNS: Final = "its header columns do not fill their section exactly"
 
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
+_COUNT_AT: Final = struct.calcsize("<4sIBBH")
+_COUNT_END: Final = _COUNT_AT + 4
+"""Where the prefix has the number of messages."""
 _PREFIX_PLACES: Final = np.arange(TAGS_START)
 _TAG_PLACES: Final = np.arange(TAGS_START, COLUMNS_START)
 _DTYPES: Final = tuple(column.dtype for column in COLUMNS)
@@ -72,6 +76,34 @@ def entry_crc(value: bytes | memoryview | pa.Buffer, *, sound: bool = False) -> 
     head = bytes(memoryview(value)[:CRC_START])
     own = int.from_bytes(head[len(MAGIC) :], "little")
     return joined_crc(crc32c.crc32c(head), own, size - CRC_START)
+
+
+def framed_counts(values: pa.LargeBinaryArray) -> Int64s:
+    """How many messages each entry frames, by its header; 1 where that is none or says more than such an entry can hold."""
+    if len(values) == 1:
+        return np.array([_framed_count(values[0].as_buffer())])
+    offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, values.offset * 8)
+    lengths = np.diff(offsets)
+    counts = np.ones(len(values), dtype=np.int64)
+    whole = np.flatnonzero(lengths >= COLUMNS_START)
+    if len(whole):
+        counts[whole] = _unaligned(np.frombuffer(values.buffers()[2], np.uint8), np.dtype("<u4"))[
+            offsets[whole] + _COUNT_AT
+        ]
+        counts[(counts < 1) | (counts > MAX_MESSAGES) | (counts * BYTES_PER_MESSAGE > lengths)] = 1
+    return counts
+
+
+def _framed_count(entry: pa.Buffer) -> int:
+    """:func:`framed_counts` of one, as in a lone append."""
+    count = int.from_bytes(memoryview(entry)[_COUNT_AT:_COUNT_END], "little")
+    whole = 1 <= count <= MAX_MESSAGES and len(entry) >= max(COLUMNS_START, count * BYTES_PER_MESSAGE)
+    return count if whole else 1
+
+
+def _unaligned(data: Bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Every byte offset as a possible start of a value: values stand unaligned, and numpy reads them so."""
+    return np.ndarray(shape=(len(data) - dtype.itemsize + 1,), dtype=dtype, buffer=data, strides=(1,))
 
 
 def decode_entries(entries: pa.RecordBatch) -> pa.RecordBatch:
@@ -308,8 +340,7 @@ class _Run:
         total = int(self.counts.sum())
         if not tags.any():
             return np.zeros(total, dtype=dtype)
-        # Every byte offset as a possible start of a value: values stand unaligned, and numpy reads them so.
-        values = np.ndarray(shape=(len(self.data) - column.width + 1,), dtype=dtype, buffer=self.data, strides=(1,))
+        values = _unaligned(self.data, dtype)
         present = tags != ABSENT
         base = np.where(present, self.places[:, place], 0)
         if (tags <= 1).all():

@@ -27,7 +27,7 @@ from typing import Final
 import pyarrow as pa
 
 from millrace.errors import ChannelParked, DeadlineExceeded, LogFenced, LogUnavailable, MillraceError
-from millrace.log.protocol import ENTRY_SCHEMA, Log, LogEntries, Switchable
+from millrace.log.protocol import ENTRY_SCHEMA, Log, LogEntries, Switchable, value_bytes
 from millrace.message.builders import time_tick
 from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId
 from millrace.message.types import MessageType
@@ -36,9 +36,10 @@ from millrace.metrics import Metrics
 from millrace.node.append_host_metrics import HostMetrics
 from millrace.node.append_host_outcome import outcome_rows
 from millrace.node.append_host_pending import Decisions, PendingOutcome, message_count
-from millrace.node.ranges import check_not_regressed, process_before_failure, value_bytes
+from millrace.node.ranges import check_not_regressed, process_before_failure
 from millrace.node.tail_buffer import TailBuffer, TailLimits
 from millrace.wal.chain import Chain, Outcome
+from millrace.wal.portions import portions
 from millrace.wal.state import NEVER, ChannelState
 
 READ_BYTES: Final = 4 << 20
@@ -248,14 +249,17 @@ class Follower:
         if not entries.batch.num_rows:
             self._tick_if_due()
             return
-        try:
-            self._decided(entries, self._chain.process(self._state, entries))
-        except Exception:
-            # What stands before the entry that cannot be processed is decided all the same; that entry alone parks.
-            outcome, _ = process_before_failure(self._chain, self._state, entries)
-            if outcome is not None:
-                self._decided(entries, outcome)
-            raise
+        for portion in portions(entries):
+            if self._stopping.is_set():
+                return
+            try:
+                self._decided(portion, self._chain.process(self._state, portion))
+            except Exception:
+                # What stands before the entry that cannot be processed is decided all the same; that entry alone parks.
+                outcome, _ = process_before_failure(self._chain, self._state, portion)
+                if outcome is not None:
+                    self._decided(portion, outcome)
+                raise
 
     def _decided(self, entries: LogEntries, outcome: Outcome) -> None:
         before = self._state

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from millrace.errors import DeadlineExceeded, MillraceError
 from millrace.message.ids import LogId, MessageId
 from millrace.message.types import MessageType
 from millrace.message.wire import decode_entries
+from millrace.message.wire_decode import framed_counts
 from millrace.node.append_host_outcome import (
     CONFIRMED_COLUMNS,
     ID_COLUMNS,
@@ -79,24 +79,7 @@ class PendingOutcome:
 
 def message_count(values: pa.LargeBinaryArray) -> int:
     """How many messages entries frame, by their headers; an entry that is none counts as one."""
-    if len(values) <= 2:
-        return sum(_count_of(value.as_buffer()) for value in values)
-    offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, values.offset * 8)
-    data = np.frombuffer(values.buffers()[2], np.uint8)
-    whole = offsets[:-1][np.diff(offsets) >= _COUNT_END]
-    places = whole[:, None] + np.arange(_COUNT_AT, _COUNT_END)
-    counts = data[places].view("<u4")[:, 0].astype(np.int64)
-    return int(counts.sum()) + len(values) - len(whole)
-
-
-_COUNT_AT: Final = 12
-_COUNT_END: Final = 16
-"""Where the header of an entry has its number of messages (docs/wire-form.md)."""
-
-
-def _count_of(entry: pa.Buffer) -> int:
-    head = memoryview(entry)[_COUNT_AT:_COUNT_END]
-    return int.from_bytes(head, "little") if len(head) == _COUNT_END - _COUNT_AT else 1
+    return int(framed_counts(values).sum())
 
 
 def _answer(runs: list[Decisions], ids: tuple[LogId, LogId], messages: int) -> pa.RecordBatch:

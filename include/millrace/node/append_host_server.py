@@ -61,6 +61,7 @@ LAUNCH: Final = ServerLaunch(extensions=(FACTORY,))
 
 TIMEOUT: Final = struct.Struct("<d")
 MAX_TAIL_WAIT: Final = 10.0
+MAX_OUTCOME_WAIT: Final = 86400.0
 MAX_WAITING: Final = 256
 """Tail readers that may wait at once, each in a thread of the server; one more is answered at once."""
 MERGE_BYTES: Final = 1 << 20
@@ -203,10 +204,11 @@ class _Pipelined:
         self._inbox: deque[tuple[pa.LargeBinaryArray, float]] = deque()
         self._bytes = 0
         self._ended = False
+        self._fault: MillraceError | None = None
         self._answers: queue.Queue[tuple[PendingOutcome | bytes, float] | None] = queue.Queue(_UNANSWERED)
 
     def serve(self) -> None:
-        """Serve the stream until its client ends it or goes away."""
+        """Serve the stream until its client ends it or goes away. Raises InvalidArgument behind the answers to what was right."""
         ahead = threading.Thread(target=self._read_ahead, name="append-stream-in", daemon=True)
         answering = threading.Thread(target=self._answer, name="append-stream-out", daemon=True)
         ahead.start()
@@ -220,6 +222,8 @@ class _Pipelined:
             self._answers.put(None)
             answering.join()
             ahead.join()
+        if self._fault is not None:
+            raise self._fault
 
     def _submitted(self, appends: list[pa.LargeBinaryArray]) -> Sequence[PendingOutcome | bytes]:
         """Append what has gathered as one; where one of it is at fault, each by itself. Never appends anything twice."""
@@ -234,17 +238,21 @@ class _Pipelined:
             return [failure_to_bytes(error)] * len(appends)
 
     def _read_ahead(self) -> None:
-        while (request := _next(self._reader)) is not None:
-            size = request[0].nbytes
+        try:
+            while (request := _next(self._reader)) is not None:
+                size = request[0].nbytes
+                with self._changed:
+                    while self._bytes > INBOX_BYTES and not self._ended:
+                        self._changed.wait(1.0)
+                    self._inbox.append(request)
+                    self._bytes += size
+                    self._changed.notify_all()
+        except MillraceError as error:
+            self._fault = error
+        finally:
             with self._changed:
-                while self._bytes > INBOX_BYTES and not self._ended:
-                    self._changed.wait(1.0)
-                self._inbox.append(request)
-                self._bytes += size
+                self._ended = True
                 self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
     def _take(self) -> list[tuple[pa.LargeBinaryArray, float]]:
         """What has arrived, up to MERGE_BYTES but at least one append; empty at the stream's end."""
@@ -284,6 +292,8 @@ def launch_of(settings: Settings) -> ServerLaunch:
         port=settings.log_port,
         tls=settings.log_tls,
         backend="" if embedded else settings.log,
+        connections=settings.log_connections,
+        streams=settings.log_streams,
         settings=tuple(given.items()),
     )
 
@@ -344,17 +354,26 @@ def _pchannel(request: dict[str, Any], key: str = "pchannel") -> str:
 
 
 def _next(reader: flight.MetadataRecordBatchReader) -> tuple[pa.LargeBinaryArray, float] | None:
-    """The next append of a stream and its seconds to wait; None at its end."""
+    """The next append of a stream and its seconds to wait; None at its end. Raises InvalidArgument."""
     try:
         chunk = reader.read_chunk()
     except (StopIteration, flight.FlightError, pa.ArrowException, OSError):
         return None  # ended, or the client went away
-    metadata = chunk.app_metadata
-    timeout = TIMEOUT.unpack(metadata.to_pybytes())[0] if metadata is not None else DEFAULT_DEADLINE
+    timeout = DEFAULT_DEADLINE if chunk.app_metadata is None else _timeout(chunk.app_metadata.to_pybytes())
     values = chunk.data.column(0) if chunk.data is not None and chunk.data.num_columns else None
     if not isinstance(values, pa.LargeBinaryArray):
         values = pa.array([], pa.large_binary())
     return values, timeout
+
+
+def _timeout(metadata: bytes) -> float:
+    seconds: float = TIMEOUT.unpack(metadata)[0] if len(metadata) == TIMEOUT.size else -1.0
+    if not 0 <= seconds <= MAX_OUTCOME_WAIT:
+        raise InvalidArgument(
+            f"the metadata of an append is its seconds to wait, 0 to {MAX_OUTCOME_WAIT:g}, as a little-endian double of "
+            f"{TIMEOUT.size} bytes; these are {len(metadata)} bytes"
+        )
+    return seconds
 
 
 def _settled(submit: Callable[[], PendingOutcome]) -> PendingOutcome | bytes:

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace import errors
+from millrace.data_folder import claim, private
 from millrace.errors import MillraceError
 from millrace.metrics import Metrics
 from millrace.node.heartbeat import Heartbeat
@@ -62,6 +63,7 @@ def run(
     With `available_now` each runs to its end before the next starts: a later one reads what an earlier one wrote. `result`
     gets, last, ``{"ok": true, "stopped": ..., "report": {}}`` or the typed error; `progress` the words of the heartbeat.
     """
+    private()
     stop = stop_on_signals()
     asked = threading.Event()
     try:
@@ -86,6 +88,7 @@ def _run(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     settings = Settings.load()
+    claim(settings.data_dir)
     metrics = Metrics()
     server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
     spark = session(app_name, settings=settings, light_jvm=True)

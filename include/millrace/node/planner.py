@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from millrace.errors import MillraceError, StateDamaged
-from millrace.log.protocol import Log, LogEntries, LogService
+from millrace.log.protocol import Log, LogEntries, LogService, value_bytes
 from millrace.message.ids import EARLIEST, LogId
 from millrace.message.types import MessageType
 from millrace.message.wire import decode_entries
 from millrace.node.parking import Parked, park, parked_names
-from millrace.node.ranges import Failure, RangePlan, value_bytes
+from millrace.node.ranges import Failure, RangePlan
 from millrace.tables.state_check import check_state
 from millrace.tables.wal_table import WalPosition, WalTable
 from millrace.wal.chain import Chain

@@ -20,12 +20,13 @@ import pyarrow as pa
 
 from millrace.errors import LogRegressed, LogUnavailable, MillraceError, PositionTruncated
 from millrace.failpoint import hit
-from millrace.log.protocol import Log, LogEntries
+from millrace.log.protocol import Log, LogEntries, value_bytes, weight
 from millrace.message.ids import LogId
 from millrace.message.wire import entry_crc
 from millrace.node.wal_writer import FileAction, RangeWriter
 from millrace.tables.wal_table import Totals, WalPosition
 from millrace.wal.chain import Chain, Outcome
+from millrace.wal.portions import id_at, portions
 from millrace.wal.state import ChannelState
 
 SLICE_BYTES: Final = 16 << 20
@@ -213,7 +214,7 @@ class _WriteBehind:
 
 
 def _slices(log: Log, position: LogId, plan: RangePlan, slice_bytes: int) -> Generator[LogEntries, None, None]:
-    """The planned range in slices; while one is worked on, the next is read (and the one before written)."""
+    """The planned range in slices, in portions for the chain; while one is worked on, the next is read (and the one before written)."""
     taken = 0
     ahead: Future[LogEntries] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="millrace-read-ahead") as reader:
@@ -223,11 +224,11 @@ def _slices(log: Log, position: LogId, plan: RangePlan, slice_bytes: int) -> Gen
             if entries.batch.num_rows == 0:
                 return
             position = entries.next
-            taken += value_bytes(entries.batch)
+            taken += weight(entries.batch)
             if position < plan.end and taken < plan.max_bytes:
                 size = min(slice_bytes, plan.max_bytes - taken)
                 ahead = reader.submit(log.read, position, end=plan.end, max_bytes=size)
-            yield entries
+            yield from portions(entries)
 
 
 def process_before_failure(
@@ -250,7 +251,7 @@ def process_before_failure(
             good = middle
         except Exception as error:
             cause, bad = error, middle
-    position = _id(entries.batch, good)
+    position = id_at(entries.batch, good)
     return outcome, replace(_failure(cause, position), retriable=isinstance(cause, MemoryError))
 
 
@@ -277,7 +278,7 @@ def check_not_regressed(log: Log, state: ChannelState) -> None:
         return  # retention took it
     if (
         found.num_rows != 1
-        or _id(found, 0) != last
+        or id_at(found, 0) != last
         or entry_crc(found.column("value")[0].as_buffer()) != state.last_entry_crc
     ):
         raise LogRegressed(
@@ -286,22 +287,8 @@ def check_not_regressed(log: Log, state: ChannelState) -> None:
         )
 
 
-def value_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of the entries' values in a run of entries."""
-    if batch.num_rows == 0:
-        return 0
-    values = batch.column("value")
-    buffers = values.buffers()
-    offsets = memoryview(buffers[1]).cast("q")
-    return int(offsets[values.offset + batch.num_rows] - offsets[values.offset])
-
-
-def _id(batch: pa.RecordBatch, row: int) -> LogId:
-    return LogId(batch.column("ledger")[row].as_py(), batch.column("entry")[row].as_py())
-
-
 def _prefix(entries: LogEntries, count: int) -> LogEntries:
-    return LogEntries(batch=entries.batch.slice(0, count), next=_id(entries.batch, count))
+    return LogEntries(batch=entries.batch.slice(0, count), next=id_at(entries.batch, count))
 
 
 def _failure(error: BaseException, position: LogId) -> Failure:

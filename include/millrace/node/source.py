@@ -5,7 +5,8 @@ writes the Parquet files itself (millrace.node.ranges). What crosses into the JV
 driver's foreachBatch commits the files it names (millrace.node.streaming).
 
 Options: ``log`` (URL of the registry, or a folder whose log is used through its server), ``folder`` (with a URL: the deployment's
-log folder, where a switch of the backend is written down), ``wal`` (the table's folder), ``parked`` (folder),
+log folder, where a switch of the backend is written down), ``server`` (how its log server is started where none runs, as
+ServerLaunch.to_json), ``wal`` (the table's folder), ``parked`` (folder),
 ``maxBytesPerTrigger`` (log bytes a micro-batch takes from each PChannel).
 """
 
@@ -31,6 +32,7 @@ from millrace.log.registry import open_service
 from millrace.log.remote import RemoteLogService
 from millrace.message.ids import LogId
 from millrace.node.append_host_name import FACTORY as APPEND_HOST
+from millrace.node.append_host_server import launch_of
 from millrace.node.planner import START, UNBOUNDED, Offset, Planner
 from millrace.node.ranges import Failure, RangePlan, RangeReport, run_range
 from millrace.node.task_memory import keep_modules
@@ -49,20 +51,22 @@ def source_options(settings: Settings) -> dict[str, str]:
     return {
         "log": str(settings.log_path) if settings.log == EMBEDDED else settings.log,
         "folder": str(settings.log_path),
+        "server": launch_of(settings).to_json(),
         "wal": str(settings.wal_path),
         "parked": str(settings.parked_path),
         "maxBytesPerTrigger": str(settings.max_bytes_per_trigger),
     }
 
 
-def connect(log: str, folder: str = "") -> LogService:
-    """The log service of a source's options ``log`` and ``folder``.
+def connect(log: str, folder: str = "", server: str = "") -> LogService:
+    """The log service of a source's options ``log``, ``folder`` and ``server``.
 
     Brokers are read directly, the embedded log through its server, as one of many; so is a log that was switched from or to it.
     """
     if through_server(log, folder):
         # Whoever starts the server starts the append host with it: clients must find both, whoever came first.
-        return RemoteLogService.connect(folder or log, launch=ServerLaunch(extensions=(APPEND_HOST,)))
+        launch = ServerLaunch.from_json(server) if server else ServerLaunch(extensions=(APPEND_HOST,))
+        return RemoteLogService.connect(folder or log, launch=launch)
     return open_deployment_log(Path(folder), log, embedded=False) if folder else open_service(log)
 
 
@@ -76,9 +80,9 @@ def through_server(log: str, folder: str) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _worker_service(log: str, folder: str, through_server: bool) -> LogService:
+def _worker_service(log: str, folder: str, server: str, through_server: bool) -> LogService:
     """One connection for all tasks that a Python worker runs, one after the other; it mends itself when it breaks."""
-    return connect(log, folder)
+    return connect(log, folder, server)
 
 
 class MillraceDataSource(DataSource):
@@ -95,7 +99,7 @@ class MillraceDataSource(DataSource):
         missing = [name for name in _OPTIONS if not self.options.get(name)]
         if missing:
             raise InvalidSettings(f"the source {FORMAT!r} needs the options {', '.join(missing)}")
-        return MillraceStreamReader({name: str(self.options.get(name, "")) for name in (*_OPTIONS, "folder")})
+        return MillraceStreamReader({name: str(self.options.get(name, "")) for name in (*_OPTIONS, "folder", "server")})
 
 
 class RangePartition(InputPartition):
@@ -160,7 +164,9 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is None:
             table = WalTable.open(self._options["wal"])
             self._through_server = through_server(log, folder)
-            self._planner = Planner(connect(log, folder), table, parked=Path(self._options["parked"]))
+            self._planner = Planner(
+                connect(log, folder, self._options["server"]), table, parked=Path(self._options["parked"])
+            )
             if self._fixed:
                 self._planner.fix_target()
         return self._planner
@@ -170,7 +176,7 @@ def _run(plan: RangePlan, options: dict[str, str]) -> RangeReport:
     base = plan.base
     try:
         place = options["log"], options["folder"]
-        log = _worker_service(*place, through_server(*place)).open(base.pchannel)
+        log = _worker_service(*place, options["server"], through_server(*place)).open(base.pchannel)
     except MillraceError as error:
         failure = Failure(error.code, str(error), error.retriable, base.position or LogId(0, 0))
         return RangeReport(

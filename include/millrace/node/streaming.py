@@ -146,7 +146,7 @@ def start_query(
     else:
         options |= {"log": log, "folder": ""}
     WalTable.create(settings.wal_path)
-    connect(options["log"], options["folder"]).close()
+    connect(options["log"], options["folder"], options["server"]).close()
     spark.dataSource.register(MillraceDataSource)
     # Without it the source would be polled every 10 ms, by a round trip to Python and to the log each time.
     spark.conf.set("spark.sql.streaming.pollingDelay", f"{POLL_MILLISECONDS}ms")

@@ -23,10 +23,13 @@ from millrace.errors import MillraceError
 CHUNK_OVERHEAD = 16 << 10
 """Bytes that a chunk costs beside its payloads: two dozen Arrow columns are not free where a chunk is one message."""
 
+ROW_BYTES = 160
+"""What a message costs beside its payload."""
+
 
 @dataclass(frozen=True, slots=True)
 class TailLimits:
-    """How much a PChannel's buffer holds, in payload bytes and seconds."""
+    """How much a PChannel's buffer holds, in bytes (those of payloads, and ROW_BYTES a message) and seconds."""
 
     max_bytes: int = 64 << 20
     keep_bytes: int = 8 << 20
@@ -88,7 +91,7 @@ class TailBuffer:
         now = self._clock()
         with self._changed:
             if messages.num_rows:
-                size = bytes + CHUNK_OVERHEAD
+                size = bytes + ROW_BYTES * messages.num_rows + CHUNK_OVERHEAD
                 self._chunks.append(_Chunk(self._confirmed, confirmed_tick, messages, size, now))
                 self._bytes += size
             self._confirmed = max(self._confirmed, confirmed_tick)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from millrace.data_folder import claim, private
 from millrace.errors import MillraceError
 from millrace.ops.operation import OperationParams, OperationReport, Progress, write_json
 from millrace.ops.places import place
@@ -63,12 +64,15 @@ def run_plain(
 ) -> int:
     """Run an operation without Spark; the exit code."""
     arguments = _parser(doc).parse_args(argv)
+    private()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         chosen = params.parse(json.loads(arguments.params))
-        report = operation(Settings.load(), chosen, Progress(arguments.progress))
+        settings = Settings.load()
+        claim(settings.data_dir)
+        report = operation(settings, chosen, Progress(arguments.progress))
     except (MillraceError, json.JSONDecodeError) as error:
         logging.getLogger(__name__).exception("failed")
         code = error.code if isinstance(error, MillraceError) else "INVALID_ARGUMENT"

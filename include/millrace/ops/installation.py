@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from millrace.data_folder import claim
 from millrace.errors import AirflowUnavailable, DeadlineExceeded
 from millrace.log.discovery import read_record as read_log_record
 from millrace.node.processes import JobFailed
@@ -161,6 +162,7 @@ class Installation:
 
         Raises InvalidSettings (the port is taken, the secrets are damaged), DeadlineExceeded, JobFailed.
         """
+        claim(self.settings.data_dir)
         secrets = self.secrets()
         with self._alone():
             found = self.running()

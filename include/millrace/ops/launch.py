@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from millrace.data_folder import claim
 from millrace.errors import DeadlineExceeded, RunNotFound
 from millrace.ops.launch_command import command_of, environment_of, job_script
 from millrace.ops.launch_folder import RUN_ID, RunFolder, operations_path, read_json
@@ -112,6 +113,7 @@ class Launcher:
         """
         script = job_script(job, folder=self._jobs)
         folder = RunFolder(self._settings, run_id)
+        claim(self._settings.data_dir)
         end = time.monotonic() + self._settings.start_deadline
         while (held := folder.try_lock()) is None:
             running = self._look(folder)

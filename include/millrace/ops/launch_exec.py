@@ -15,11 +15,13 @@ import sys
 import time
 from pathlib import Path
 
+from millrace.data_folder import private
 from millrace.ops.launch_process import process_start
 
 
 def main() -> None:
     """Leave the starter, write the identity record and exec the command."""
+    private()
     if os.fork():
         os._exit(0)
     os.setsid()

@@ -10,6 +10,7 @@ from millrace.message.ids import LogId
 from millrace.tables.wal_table import Totals
 from millrace.wal.chain import Chain, Outcome
 from millrace.wal.digest import digest
+from millrace.wal.portions import portions
 from millrace.wal.state import ChannelState
 
 SLICE_BYTES: Final = 32 << 20
@@ -23,9 +24,10 @@ def replay_log(log: Log, state: ChannelState, *, until: LogId) -> Iterator[Outco
         entries = log.read(state.position, end=until, max_bytes=SLICE_BYTES)
         if entries.next <= state.position:
             return
-        outcome = chain.process(state, entries)
-        yield outcome
-        state = outcome.state
+        for portion in portions(entries):
+            outcome = chain.process(state, portion)
+            yield outcome
+            state = outcome.state
 
 
 def replayed(log: Log, state: ChannelState, totals: Totals, *, until: LogId) -> tuple[ChannelState, Totals]:

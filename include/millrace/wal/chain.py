@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +27,13 @@ from millrace.wal.interceptors.shard import Shard, segments
 from millrace.wal.interceptors.timetick import CHAIN_VERSION, CHAIN_VERSIONS, TimeTick, due, stamp, tentative
 from millrace.wal.interceptors.txn import TxnManager
 from millrace.wal.rows import RowBuilder, decided
-from millrace.wal.run import ACCEPTED, Decided, Emission, Row, Run
+from millrace.wal.run import ACCEPTED, MAX_RUN, MIN_RUN, Decided, Emission, Row, Run
 from millrace.wal.state import ChannelState
 
 __all__ = ["CHAIN_VERSION", "CHAIN_VERSIONS", "Chain", "Outcome", "replay"]
+
+_GROWTH: Final = 8
+"""How many times as many messages as the last step judged the next one looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,11 @@ class Outcome:
 class Chain:
     """redo → lock → timetick (with the transaction manager) → shard. Stateless: a caller may share one among PChannels."""
 
-    def __init__(self, *, around: Callable[[Interceptor], Interceptor] = lambda link: link) -> None:
-        """`around` may put something around each link that watches it."""
+    def __init__(
+        self, *, around: Callable[[Interceptor], Interceptor] = lambda link: link, max_run: int = MAX_RUN
+    ) -> None:
+        """`around` may put something around each link that watches it; a step judges at the most `max_run` messages."""
+        self._max_run = max_run
         txns = TxnManager()
         links: tuple[Interceptor, ...] = (Redo(), Lock(), TimeTick(), txns, Shard(txns))
         self._links = tuple(map(around, links))
@@ -70,9 +77,12 @@ class Chain:
             )
         state = state.copy()
         rows = RowBuilder(columns)
-        row, last = 0, len(columns) - 1
+        row, last, most = 0, len(columns) - 1, self._max_run
         while row < len(columns):
-            row = self._step(state, columns, row, rows)
+            begun, row = row, self._step(state, columns, row, rows, most)
+            # A step looks at all that it might judge: as many as the last one judged, and some more, or a storm of messages
+            # that are judged alone would cost the square of their number.
+            most = min(self._max_run, max(MIN_RUN, (row - begun) * _GROWTH))
             if columns.ledger[row - 1] >> GENERATION_BITS < state.position.generation:
                 ended = row - 1
                 row = int(np.searchsorted(columns.ledger, state.position.ledger))
@@ -86,13 +96,13 @@ class Chain:
         messages, rejections = rows.build()
         return Outcome(messages=messages, rejections=rejections, state=state)
 
-    def _step(self, state: ChannelState, columns: Columns, row: int, rows: RowBuilder) -> int:
-        """Take the messages from `row` on as far as they can be judged together; the next row."""
+    def _step(self, state: ChannelState, columns: Columns, row: int, rows: RowBuilder, most: int) -> int:
+        """Take the messages from `row` on as far as they can be judged together, at the most `most`; the next row."""
         ordinal = 0
         now = tentative(state, int(columns.physical_ms[row]))
         while state.term and (emission := due(state, now)) is not None:
             ordinal = self._emit(state, columns, row, rows, emission, ordinal)
-        run = Run.of(columns, row)
+        run = Run.of(columns, row, most=most)
         if ordinal:
             run.cut(1)
         self.decide(state, run)

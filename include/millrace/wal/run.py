@@ -28,6 +28,8 @@ ACCEPTED: Final = 0
 
 MAX_RUN: Final = 1 << 16
 """Messages that are judged together at the most: bounds the memory of one step."""
+MIN_RUN: Final = 1 << 10
+"""Messages that a step looks at where the one before was cut short: bounds what a cut throws away."""
 
 
 def reason_code(reason: Reason) -> int:
@@ -92,15 +94,16 @@ class Run:
     """False for a time tick that becomes no row."""
 
     @classmethod
-    def of(cls, columns: Columns, start: int) -> Run:
-        count = min(len(columns) - start, MAX_RUN)
+    def of(cls, columns: Columns, start: int, *, most: int) -> Run:
+        count = min(len(columns) - start, most)
         return cls(columns=columns, start=start, count=count, reason=np.zeros(count, dtype=np.uint8))
 
     def cut(self, count: int) -> None:
         """Keep the first `count` messages (at least one); the rest is judged later, from a newer state."""
         if count < self.count:
             self.count = max(count, 1)
-            self.reason = self.reason[: self.count]
+            # A copy: the rows that come of it are kept, and a view would keep the whole step's verdicts with each of them.
+            self.reason = self.reason[: self.count].copy()
 
     def view(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return column[self.start : self.start + self.count]

@@ -65,7 +65,9 @@ class LoadParams(OperationParams):
         description="The collection that the rows go to.", min_length=1, json_schema_extra={"choices": "collections"}
     )
     files: list[str] = Field(
-        min_length=1, max_length=10_000, description="Absolute paths, or patterns such as /data/2013-*.parquet."
+        min_length=1,
+        max_length=10_000,
+        description="Absolute paths, or patterns such as /data/2013-*.parquet, in a folder of the setting load_roots.",
     )
     format: Literal["by suffix", "jsonl", "csv", "parquet"] = Field(
         default="by suffix", description="How the rows are written."

@@ -131,11 +131,13 @@ def _digest(body: Mapping[str, Any]) -> str:
 def begin(root: Path, deployment: str) -> Path:
     """Make the folder of a new backup of `deployment`; before anything else is in it, it says whose it is."""
     folder = root / f"backup-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(2)}"
-    make_folder(folder)
+    make_folder(root)
+    folder.mkdir(mode=0o700)
     with (folder / MARKER).open("xb", buffering=0) as file:  # one write: a kill leaves all of it, or an empty folder
         file.write(json.dumps({"id": folder.name, "deployment": deployment}).encode())
         os.fsync(file.fileno())
-    sync(folder)
+    for path in (folder, root):
+        sync(path)
     return folder
 
 

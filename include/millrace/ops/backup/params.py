@@ -15,7 +15,7 @@ class BackupParams(OperationParams):
     to: str = Field(
         default="",
         title="To",
-        description="The folder of backups: an absolute path, best on another disk. Empty: the setting backup_dir.",
+        description="The folder of backups, best on another disk: the setting backup_dir (empty), or one in backup_roots.",
     )
     keep: int = Field(
         default=7,

@@ -113,7 +113,7 @@ def _draft(target: Path) -> Iterator[Path]:
     make_folder(home)
     with alone(home / _MARKER, busy=f"another restore into {target} is under way: try again when it is done"):
         shutil.rmtree(home / _DRAFT, ignore_errors=True)
-        (home / _DRAFT).mkdir()
+        (home / _DRAFT).mkdir(mode=0o700)
         try:
             yield home / _DRAFT
         finally:

@@ -35,6 +35,7 @@ from millrace.ops.operation import OperationReport, Progress
 from millrace.ops.quality.quarantine import quarantine_path
 from millrace.ops.quality.results import docs_path, quality_path
 from millrace.ops.restore.records import restores_path
+from millrace.ops.roots import asked_through_a_form, backup_roots, check_within
 from millrace.settings import Settings, changed
 from millrace.tables.fsync import make_folder
 from millrace.tables.quality_state import results_path
@@ -91,6 +92,8 @@ def folder_of(settings: Settings, params: BackupParams) -> Path:
     root, data = Path(named), settings.data_dir.resolve()
     if data == root.resolve() or data in root.resolve().parents:
         raise InvalidArgument(f"{root} lies in the data folder, and would be lost with it: choose another folder")
+    if asked_through_a_form():
+        check_within(str(root), backup_roots(settings), setting="backup_roots")
     return root
 
 

@@ -1,0 +1,41 @@
+"""Log entries in portions that the chain takes at once, so that what a host holds is bounded by messages as well as by bytes.
+
+A read is bounded by its bytes, but a few bytes may frame many messages, and each one judged alone (a FlushAll, a Begin, an
+entry that does not decode) costs about a kilobyte until its row is written. Where a run of entries is cut changes no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.log.protocol import LogEntries, value_bytes
+from millrace.message.ids import LogId
+from millrace.message.wire_decode import framed_counts
+from millrace.message.wire_layout import BYTES_PER_MESSAGE, MAX_MESSAGES
+
+MAX_PORTION: Final = MAX_MESSAGES
+"""Messages that the chain judges in one go: as many as one entry can frame, which cannot be cut."""
+
+
+def portions(entries: LogEntries) -> Iterator[LogEntries]:
+    """`entries` in order, cut between entries, each portion of at most MAX_PORTION messages."""
+    batch = entries.batch
+    if batch.num_rows <= 1 or batch.num_rows + value_bytes(batch) // BYTES_PER_MESSAGE <= MAX_PORTION:
+        yield entries  # so few bytes frame no more
+        return
+    ends = np.cumsum(framed_counts(batch.column("value")))
+    start, taken = 0, 0
+    while ends[-1] - taken > MAX_PORTION:
+        stop = int(np.searchsorted(ends, taken + MAX_PORTION, side="right"))
+        yield LogEntries(batch.slice(start, stop - start), id_at(batch, stop))
+        start, taken = stop, int(ends[stop - 1])
+    yield LogEntries(batch.slice(start), entries.next) if start else entries
+
+
+def id_at(batch: pa.RecordBatch, row: int) -> LogId:
+    """The id of one entry of a run."""
+    return LogId(batch.column("ledger")[row].as_py(), batch.column("entry")[row].as_py())
