@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
+from urllib.parse import unquote
 
 from millrace.errors import InvalidSettings
 
@@ -48,6 +49,8 @@ _BYTES: Final = re.compile(r"(\d+)\s*([KMGT]iB|B)?", re.IGNORECASE)
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 _LOG: Final = re.compile(r"rocksmq|(kafka|pulsar)://\S+")
+_URLS: Final = frozenset({"log", "spark_master"})
+_SECRET: Final = re.compile(r"[?&][^=&]*(passw|secret|token|username|jaas|credential|key\.pem)", re.IGNORECASE)
 _SPARK_MASTER: Final = re.compile(r"|(spark|k8s)://\S+|yarn")
 _FOLDERS: Final = re.compile(r"|/[^:]*(:/[^:]*)*")
 _MEMORY: Final = re.compile(r"\d+[mg]")
@@ -438,8 +441,24 @@ def _parse(spec: SettingSpec, raw: Any, where: str) -> Any:
     return value
 
 
+def without_credentials(url: str, where: str) -> str:
+    """`url`, which holds no credentials: it goes into errors, listings, backups. Raises InvalidSettings that shows nothing of it."""
+    scheme, _, rest = url.partition("://")
+    place = unquote(rest.partition("?")[0])
+    if scheme == "rocksmq":
+        place = place.partition("/")[0]  # a folder may be called as it likes
+    if "@" in place or _SECRET.search(unquote(rest)):
+        raise InvalidSettings(
+            f"{where} holds credentials, which no URL may: take them out, and set MILLRACE_LOG_USERNAME"
+            " and MILLRACE_LOG_PASSWORD, or MILLRACE_LOG_TOKEN; who may have seen them should not be able to use them any more"
+        )
+    return url
+
+
 def _check(spec: SettingSpec, value: Any, where: str) -> None:
     """Raises InvalidSettings where `value` lies outside what the setting allows (NaN lies outside everything)."""
+    if spec.name in _URLS:
+        without_credentials(value, where)
     low, high, pattern = spec.metadata["low"], spec.metadata["high"], spec.metadata["pattern"]
     if low is not None and not low <= value <= high:
         raise InvalidSettings(f"{where} = {value}: allowed is {low} to {high}")

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from millrace.errors import InvalidSettings
 from millrace.log.protocol import LogService
+from millrace.settings import without_credentials
 
 Opener = Callable[[str, Mapping[str, object]], LogService]
 """Opens the service at a location (what stands behind ``scheme://``, percent-decoded) with the backend's settings."""
@@ -63,18 +64,16 @@ def _imported(module: str) -> ModuleType:
 
 def _split(url: str) -> tuple[str, dict[str, str]]:
     """Location and options of a URL, percent-decoded. Raises InvalidSettings."""
-    parts = urlsplit(url)
-    if "@" in parts.netloc:
-        raise InvalidSettings(
-            "a log's URL holds no credentials: set MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD (MILLRACE_LOG_TOKEN)"
-        )
+    parts = urlsplit(without_credentials(url, "the log's URL"))
     if parts.fragment:
-        raise InvalidSettings(f"the log's URL has a part behind '#', which nothing reads: {parts.fragment!r}")
+        raise InvalidSettings("the log's URL has a part behind '#', which nothing reads")
     try:
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        raise InvalidSettings(f"the options of the log's URL are malformed: {parts.query!r}") from None
+        raise InvalidSettings("the options of the log's URL are malformed: write ?name=value&name=value") from None
     given = dict(pairs)
     if len(given) < len(pairs):
-        raise InvalidSettings(f"an option stands twice in the log's URL: {parts.query!r}")
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidSettings(f"the option {twice!r} stands twice in the log's URL")
     return unquote(parts.netloc + parts.path), given
