@@ -9,6 +9,7 @@ from tests.docs.code_facts import ROOT
 
 PAGES = (
     "README.md",
+    "SECURITY.md",
     "docs/concepts.md",
     "docs/architecture.md",
     "docs/operating.md",

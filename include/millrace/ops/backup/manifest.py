@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from millrace.errors import BackupDamaged, BackupNotFound, UnsupportedVersion
+from millrace.failpoint import hit
 from millrace.ops.backup.inside import check_names, open_inside
 from millrace.ops.operation import write_json
 from millrace.tables.fsync import make_folder, sync
@@ -171,6 +172,7 @@ def drop(folder: Path) -> None:
     sync(folder)
     if (folder / DATA).exists():
         shutil.rmtree(folder / DATA)
+    hit("backup.dropping")
     (folder / MARKER).unlink(missing_ok=True)
     with suppress(OSError):  # somebody else's files are in it, and stay
         folder.rmdir()
