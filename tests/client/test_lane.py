@@ -324,6 +324,32 @@ def test_an_entry_that_may_have_taken_effect_is_not_numbered_anew_where_the_chai
         rig.close()
 
 
+def test_an_entry_that_was_only_put_off_is_numbered_anew_where_the_chain_forgot_its_producer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    after = rig.host.tick("dml_0")
+    rig.coordinator.open_term("dml_0", config={"max_producers": 1})
+    first, second = rig.keys(0, 2)
+    real, puts_off = rig.way.append, [True]
+    try:
+        with rig.producer() as producer, rig.producer() as stranger:
+            producer.send([rig.message(first)])
+
+            def append(pchannel: str, entries: Sequence[bytes], *, deadline: float | None = None) -> AppendOutcome:
+                if puts_off:
+                    puts_off.clear()
+                    stranger.send([rig.message(first)])
+                    raise RateLimited("not now", retry_after=0.0)
+                return real(pchannel, entries, deadline=deadline)
+
+            monkeypatch.setattr(rig.way, "append", append)
+            producer.send([rig.message(second)])
+            assert rig.accepted(producer, after)[rig.collection.vchannels[0]] == [first, second]
+    finally:
+        rig.close()
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_an_epoch_that_is_not_to_be_had_now_is_asked_for_again_and_no_number_is_lost(
     rig: Rig, together: bool, monkeypatch: pytest.MonkeyPatch

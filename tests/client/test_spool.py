@@ -95,6 +95,30 @@ def test_a_power_loss_leaves_what_was_appended_and_what_was_settled(
             assert held(left / "new" / "spool") == ENTRIES[(number + 1) // 2 : number + 1]
 
 
+@pytest.mark.parametrize("call", ["write", "fdatasync"])
+def test_a_frame_that_the_disk_refused_leaves_no_damage_and_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    with Spool(tmp_path, segment_bytes=1_000) as kept:
+        channel = kept.channel("p/0")
+        channel.append(ENTRIES[0])
+        before = kept.bytes
+        write = os.write
+
+        def refuse(file: int, data: bytes = b"") -> int:
+            if call == "write" and len(data) > 30:
+                return write(file, data[:30])  # and then nothing more fits
+            raise OSError(28, "injected")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, refuse)
+            with pytest.raises(OSError, match="injected"):
+                channel.append(ENTRIES[5])
+        assert (kept.bytes, channel.entries) == (before, 1)
+        channel.append(ENTRIES[1])
+    assert held(tmp_path) == ENTRIES[:2]
+
+
 def test_the_bound_is_kept_and_room_comes_back(tmp_path: Path) -> None:
     with Spool(tmp_path, max_bytes=300, segment_bytes=100) as spool:
         for number in range(300 // (24 + 50)):

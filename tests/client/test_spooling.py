@@ -20,6 +20,7 @@ from millrace.metrics import Metrics
 from millrace.node.append_host_outcome import AppendOutcome
 from tests.client.conftest import item_rows
 from tests.client.medium import Medium
+from tests.client.test_transaction import mine
 
 Stored = Callable[..., dict[int, str]]
 
@@ -246,6 +247,23 @@ def test_a_transaction_is_not_spooled(shop: Client, way: Breakable, items: Colle
         producer.insert(items, item_rows(*range(10)))  # on both PChannels
         with pytest.raises(LogUnavailable, match="begin the transaction later"), producer.transaction(items):
             pass
+
+
+def test_a_transaction_whose_answer_is_lost_is_told_so_although_there_is_a_spool(
+    shop: Client, way: Breakable, items: Collection, tmp_path: Path
+) -> None:
+    with producer_with(shop, way, tmp_path) as producer:
+        begun = producer.transaction(items)
+
+        def work() -> None:
+            way.loses_answers = 1
+            begun.insert(item_rows(*mine(items)))
+
+        with pytest.raises(AppendUnresolved), begun:
+            work()
+        way.down = False
+        assert producer.spool is not None
+        assert producer.spool.wait_empty(timeout=10)
 
 
 def test_without_a_spool_an_unknown_append_is_held_and_settled_before_the_next(
