@@ -56,6 +56,20 @@ def test_a_torn_end_is_cut_at_the_last_whole_frame_wherever_it_tore(tmp_path: Pa
     assert held(tmp_path)[-1] == b"after the cut"
 
 
+def test_a_last_frame_that_was_damaged_looks_torn_and_its_bytes_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(tmp_path)
+    last = max((tmp_path / "p%2F0").glob("*.spool"))
+    whole = last.read_bytes()
+    *_, begin, end = [0, *_frames(whole)]
+    last.write_bytes(whole[: end - 1] + bytes([whole[end - 1] ^ 1]))
+    assert held(tmp_path) == ENTRIES[:-1]
+    assert "torn" in caplog.text
+    kept = (tmp_path / "p%2F0" / "torn").read_bytes()
+    assert kept == whole[begin : end - 1] + bytes([whole[end - 1] ^ 1])
+
+
 def _frames(data: bytes) -> list[int]:
     ends, place = [], 0
     while place < len(data):

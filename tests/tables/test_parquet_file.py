@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from millrace.errors import TableDamaged
 from millrace.tables import fsync, parquet_file
-from millrace.tables.parquet_file import ParquetFile
+from millrace.tables.parquet_file import CHECKED, ParquetFile, read_file, readable
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
 
@@ -27,6 +30,31 @@ def test_what_was_written_is_read_back_and_described(tmp_path: Path) -> None:
     assert made.size == file.path.stat().st_size
     assert made.footer.num_row_groups == 3
     assert made.bounds(["n", "absent"]) == {"n": (3, 9)}
+
+
+def test_no_flipped_byte_of_a_page_gives_other_rows(tmp_path: Path) -> None:
+    file = ParquetFile(tmp_path / "file.parquet", SCHEMA, options={"compression": "none", "use_dictionary": False})
+    file.write(rows(*range(1_000_000, 1_000_050)))
+    file.close()
+    sound = file.path.read_bytes()
+    page = sound.index(b"".join(number.to_bytes(8, "little") for number in range(1_000_000, 1_000_050)))
+    for place in range(page, page + 400):
+        file.path.write_bytes(sound[:place] + bytes([sound[place] ^ 1 << place % 8]) + sound[place + 1 :])
+        with pytest.raises(TableDamaged, match="recovery"):
+            read_file(file.path)
+        with readable(file.path), pytest.raises((OSError, pa.ArrowException)):
+            ds.dataset(str(file.path), format=CHECKED).to_table()
+
+
+def test_a_file_that_is_missing_is_told_apart_from_one_that_does_not_read(tmp_path: Path) -> None:
+    with pytest.raises(TableDamaged) as missing:
+        read_file(tmp_path / "absent.parquet")
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    with pytest.raises(TableDamaged) as garbled:
+        read_file(tmp_path / "empty.parquet")
+    assert (missing.value.missing, garbled.value.missing) == (True, False)
+    again = pickle.loads(pickle.dumps(missing.value))
+    assert (str(again), again.missing) == (str(missing.value), True)
 
 
 def test_a_column_without_statistics_has_no_bounds(tmp_path: Path) -> None:
