@@ -24,7 +24,7 @@ from millrace.ops.installation_secrets import Secrets
 from millrace.ops.launch_command import jobs_folder
 from millrace.settings import Settings
 
-STANDALONE: Final = (sys.executable, "-m", "airflow", "standalone")
+STANDALONE: Final = (sys.executable, "-m", "millrace_airflow.standalone")
 COMPONENTS: Final = 4
 """Children of `airflow standalone`: scheduler, triggerer, DAG processor, API server."""
 
@@ -125,7 +125,8 @@ def airflow_environment(
 ) -> dict[str, str]:
     """What every process of the installation is started with. Without `bind`: for a command beside the running Airflow."""
     package = str(Path(millrace.__file__).resolve().parent.parent)
-    paths = [package, *(part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != package)]
+    own = [package, str(root / "plugins")]  # the auth manager is imported before Airflow adds its plugins' folder
+    paths = [*own, *(part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part not in own)]
     found = {
         **env,
         **settings.environment(),

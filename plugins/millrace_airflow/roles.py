@@ -1,0 +1,49 @@
+"""Who may start what: Airflow's simple roles, and for each DAG of Millrace the role that may run it.
+
+Airflow's own rule is that a *user* may trigger any DAG; but some of ours read paths of the service's user, give data up, or replace
+it. So they need *op*. The rule stands for whatever changes a DAG, its runs and its tasks (trigger, clear, mark, pause, approve),
+through pages, REST API and Millrace's own pages alike, since all of them ask the auth manager. DAGs of yours stay as Airflow has them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager, SimpleAuthManagerRole
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+
+ROLES: Final = {
+    "backfill": SimpleAuthManagerRole.USER,
+    "backfill_range": SimpleAuthManagerRole.USER,
+    "quality": SimpleAuthManagerRole.USER,
+    "backup": SimpleAuthManagerRole.OP,
+    "checkpoint": SimpleAuthManagerRole.OP,
+    "compaction": SimpleAuthManagerRole.OP,
+    "load_files": SimpleAuthManagerRole.OP,
+    "quality_release": SimpleAuthManagerRole.OP,
+    "recovery": SimpleAuthManagerRole.OP,
+    "restore": SimpleAuthManagerRole.OP,
+    "streaming": SimpleAuthManagerRole.OP,
+}
+"""By DAG of Millrace the least role that may start it: a *user* may check, and rebuild what is derived."""
+
+
+class RolesAuthManager(SimpleAuthManager):
+    """Airflow's simple auth manager with ROLES over it. What names no single DAG needs *op*."""
+
+    def is_authorized_dag(
+        self,
+        *,
+        method: ResourceMethod,
+        user: SimpleAuthManagerUser,
+        access_entity: DagAccessEntity | None = None,
+        details: DagDetails | None = None,
+    ) -> bool:
+        allowed = super().is_authorized_dag(method=method, user=user, access_entity=access_entity, details=details)
+        if not allowed or method == "GET":
+            return bool(allowed)
+        dag_id = details.id if details is not None else None
+        needed = SimpleAuthManagerRole.OP if dag_id is None else ROLES.get(dag_id, SimpleAuthManagerRole.USER)
+        return bool(self._is_authorized(method=method, allow_role=needed, user=user))

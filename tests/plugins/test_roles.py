@@ -1,0 +1,55 @@
+"""Each of Millrace's DAGs is started by who may, by whatever way; what a user may not start is refused, not hidden."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+
+from millrace_airflow.roles import ROLES, RolesAuthManager
+from millrace_airflow.standalone import Standalone
+from tests.airflow_home import ROOT
+
+CHANGES = ("POST", "PUT", "DELETE")
+ENTITIES = (None, *DagAccessEntity)
+
+
+def may(
+    role: str | None, method: Any, dag_id: str | None, entity: DagAccessEntity | None = DagAccessEntity.RUN
+) -> bool:
+    user = SimpleAuthManagerUser(username="somebody", role=role)
+    return RolesAuthManager().is_authorized_dag(
+        method=method, user=user, access_entity=entity, details=DagDetails(id=dag_id)
+    )
+
+
+def test_every_dag_of_ours_has_its_role() -> None:
+    assert set(ROLES) == {path.stem for path in (ROOT / "dags").glob("*.py")}
+
+
+@pytest.mark.parametrize("dag_id", sorted(ROLES))
+def test_a_dag_is_changed_by_who_may_start_it_in_any_way(dag_id: str) -> None:
+    user_may = dag_id in {"backfill", "backfill_range", "quality"}
+    for method in CHANGES:
+        for entity in ENTITIES:
+            assert [may(role, method, dag_id, entity) for role in (None, "viewer", "user", "op", "admin")] == [
+                False, False, user_may, True, True,
+            ], (method, entity)  # fmt: skip
+    assert [may(role, "GET", dag_id) for role in (None, "viewer", "user")] == [False, True, True]
+
+
+def test_what_names_no_dag_needs_op_and_dags_of_yours_are_as_airflow_has_them() -> None:
+    assert [may(role, "PUT", None) for role in ("viewer", "user", "op")] == [False, False, True]
+    assert [may(role, "POST", "mine") for role in ("viewer", "user", "op")] == [False, True, True]
+
+
+def test_the_installation_runs_with_these_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = "auth_manager = millrace_airflow.roles.RolesAuthManager"
+    assert named in (Path(ROOT) / "airflow.cfg").read_text().splitlines()
+    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "millrace_airflow.roles.RolesAuthManager")
+    assert Standalone().calculate_env()["AIRFLOW__CORE__AUTH_MANAGER"] == "millrace_airflow.roles.RolesAuthManager"
+    assert os.environ["AIRFLOW__CORE__AUTH_MANAGER"] == "millrace_airflow.roles.RolesAuthManager"
