@@ -31,6 +31,7 @@ from millrace.ops.backup.verify import verify
 from millrace.ops.checkpoint.params import CheckpointParams
 from millrace.ops.checkpoint.run import checkpoint
 from millrace.ops.operation import Progress
+from millrace.tables.wal_table import WalTable
 from tests.golden.deployment import (
     GROUP,
     LOG,
@@ -176,6 +177,7 @@ def test_its_backup_verifies_and_restores_to_a_deployment_that_goes_on(untouched
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_real_jobs_go_on_with_it(restored: Path) -> None:
     settings = settings_of(restored)
     with served(restored) as client:
@@ -185,8 +187,10 @@ def test_the_real_jobs_go_on_with_it(restored: Path) -> None:
         client.producer(producer_id=WRITER).insert(people, people_rows(1001, **more), partition="eu")
         driver = [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), "--available-now", "--with-flusher"]
         environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(ROOT / "include")}
-        for _ in range(2):  # the flusher's look may come before the node's last commit
-            subprocess.run(driver, env=environment, check=True, timeout=100, cwd=restored)
+        subprocess.run(driver, env=environment, check=True, timeout=300, cwd=restored)
+        table = WalTable.open(settings.wal_path)
+        assert all(table.last_tick(name) > FACTS["wal"][name]["flushed_tick"] for name in ("dml_0", "dml_1"))
+        up_to_date(client)  # the flusher's look may have come before the node's last commit
         holds(client)
         assert 1001 in ids(client)
 
