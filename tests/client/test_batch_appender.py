@@ -15,6 +15,7 @@ from millrace.client.client import Client
 from millrace.client.written import Written
 from millrace.coord.store import Collection
 from millrace.errors import BufferFull, DeadlineExceeded, InvalidArgument, LogUnavailable
+from millrace.message.keys import vchannel_index
 from millrace.wal.scanner import VChannels
 from tests.client.conftest import item_rows
 
@@ -49,6 +50,20 @@ def test_a_call_beyond_the_buffer_is_refused_and_nothing_of_it_is_taken(shop: Cl
     assert batch.held_bytes == 0
     assert batch.insert(items, item_rows(1000)).done() is False
     batch.close(deadline=10.0)
+
+
+def test_a_batch_goes_out_once_it_has_its_count_of_calls(shop: Client, items: Collection) -> None:
+    key = next(each for each in range(100) if vchannel_index(pa.array([each]), 2)[0] == 0)
+    batch = shop.producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, count=3))
+    first = [batch.insert(items, item_rows(key)) for _ in range(2)]
+    with pytest.raises(TimeoutError):
+        first[0].result(timeout=0.3)
+    first.append(batch.insert(items, item_rows(key)))
+    assert {future.result(timeout=10.0).results[0].message_id for future in first}, "nobody waited for the minute"
+    late = batch.insert(items, item_rows(key))
+    assert late.done() is False
+    batch.close(deadline=10.0)
+    assert late.result(timeout=0).rows == 1
 
 
 def test_a_closed_appender_takes_nothing(shop: Client, items: Collection) -> None:

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import ChannelExists, ChannelNotFound, InvalidArgument, InvalidSettings, PositionTruncated
+from millrace.errors import (
+    ChannelExists,
+    ChannelNotFound,
+    InvalidArgument,
+    InvalidSettings,
+    LogUnavailable,
+    PositionTruncated,
+)
+from millrace.log.id_allocator import TickIdAllocator
 from millrace.log.registry import open_service
 from millrace.log.rocksmq import RocksMQ
 from millrace.log.rocksmq_settings import RocksMQSettings
@@ -180,6 +188,33 @@ def test_ids_are_a_timestamp_and_a_counter_and_never_go_back_even_where_the_cloc
     assert ids == sorted(set(ids))
     assert (ids[0], ids[4]) == (1_000_000 << LOGICAL_BITS, 1_000_005 << LOGICAL_BITS)
     assert ids[-4] == 1_000_006 << LOGICAL_BITS
+
+
+def test_an_id_allocator_numbers_the_entries_of_all_channels(tmp_path: Path) -> None:
+    clock = Clock(1000)
+    ids = TickIdAllocator(now_ms=clock)
+    with RocksMQ(tmp_path / "log", now_ms=clock, id_allocator=ids) as service:
+        given = []
+        for turn, channel in enumerate(("a", "b", "a", "b")):
+            if turn < 2:
+                service.create_channel(channel)
+            given += service.produce(channel, [b"x"] * 3)
+        assert given == list(range(1000 << 18, (1000 << 18) + 12)), "each number once, over both channels"
+        assert ids.alloc_one() == given[-1] + 1
+        given += service.produce("a", [b"y"])
+        assert service.begin_id("a") <= given[0]
+        service.create_consumer_group("g")
+        assert [each.message_id for each in service.consume("g", "a", 99)] == [*given[:3], *given[6:9], given[-1]]
+    # A new allocator whose clock was set back: what the folder holds is not numbered again.
+    clock.now = 900
+    behind = TickIdAllocator(now_ms=clock)
+    with RocksMQ(tmp_path / "log", now_ms=clock, id_allocator=behind) as service:
+        with pytest.raises(LogUnavailable, match="must begin above what the folder holds"):
+            service.produce("a", [b"z"])
+        clock.now = 2000
+        assert service.produce("a", [b"z"]) == [2000 << 18]
+    with pytest.raises(InvalidArgument, match="1 or more"):
+        behind.alloc(0)
 
 
 def test_ids_do_not_go_back_when_everything_was_truncated_and_the_clock_was_set_back(tmp_path: Path) -> None:

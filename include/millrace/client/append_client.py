@@ -30,7 +30,7 @@ from millrace.log.remote import RemoteLogService
 from millrace.log.server_link import CONNECTION_FAILURES, ConnectionLost, ExchangeStream, Link, lost
 from millrace.log.server_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Pipeline, as_values
 from millrace.log.server_wire import ack_from_bytes
-from millrace.node.append_host import DEFAULT_DEADLINE, Entries
+from millrace.node.append_host import DEFAULT_DEADLINE, Entries, Mvcc
 from millrace.node.append_host_outcome import AppendOutcome
 from millrace.node.append_host_server import LAUNCH, NAME, TIMEOUT, tailed_rows
 from millrace.node.catalog_calls import READS
@@ -120,9 +120,14 @@ class AppendClient(Closing):
         service = self.service if deadline is None else _Bounded(self.service, deadline)
         return Pipeline(service, stream, appends=appends, bytes=bytes, margin=_MARGIN)
 
-    def tick(self, pchannel: str, *, deadline: float = DEFAULT_DEADLINE) -> int:
-        """Append a time tick; a tick up to which every earlier append is decided."""
-        return int(self._act("tick", {"pchannel": pchannel, "deadline": deadline}, deadline)["tick"])
+    def tick(self, pchannel: str, *, persist: bool = True, deadline: float = DEFAULT_DEADLINE) -> int:
+        """Append a time tick; a tick up to which every earlier append is decided. Without `persist` nothing is appended."""
+        request = {"pchannel": pchannel, "deadline": deadline, "persist": persist}
+        return int(self._act("tick", request, deadline)["tick"])
+
+    def mvcc(self, vchannel: str) -> Mvcc:
+        """Up to where a VChannel is readable now. Raises ChannelNotFound, and what parked its PChannel."""
+        return Mvcc(**self._act("mvcc", {"vchannel": vchannel}, self.service.deadline))
 
     def confirm(self, pchannel: str, tick: int, *, deadline: float = DEFAULT_DEADLINE) -> int:
         """Wait until everything up to `tick` is decided; the confirmed tick. Raises DeadlineExceeded."""

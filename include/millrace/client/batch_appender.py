@@ -52,9 +52,12 @@ _IDLE: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """When a batch goes out (`bytes` of rows for a PChannel, or `delay` seconds after its first), and what may be held."""
+    """When a batch goes out (`bytes` of rows or `count` calls for a PChannel, or `delay` seconds after its first), and what may be
+    held."""
 
     bytes: int = 1 << 20
+    count: int = 0
+    """Calls' shares of a PChannel that are enough for a batch; 0: bytes and delay alone decide."""
     delay: float = 0.005
     buffer_bytes: int = 64 << 20
     deadline: float = 30.0
@@ -197,9 +200,10 @@ class BatchAppender(Closing):
             news = False
             for key, rows in shares:
                 queue = self._queue(pchannel_of(key[0]))
-                news |= not queue.pieces or queue.bytes + rows.nbytes >= self.limits.bytes
+                news |= not queue.pieces
                 queue.pieces.append(Piece(key, collection, rows, rows.nbytes, ticket, now))
                 queue.bytes += rows.nbytes
+                news |= self._full(queue)
             if news:  # a sender that waits for the delay of what is there needs no word of each call
                 self._changed.notify_all()
         return ticket.future
@@ -216,6 +220,10 @@ class BatchAppender(Closing):
             self._changed.wait(min(left, _IDLE))
         if self._closed:
             raise InvalidArgument("this appender is closed")
+
+    def _full(self, queue: Queue) -> bool:
+        """Whether what waits is a batch."""
+        return queue.bytes >= self.limits.bytes or 0 < self.limits.count <= len(queue.pieces)
 
     def _queue(self, pchannel: str) -> Queue:
         queue = self._queues.get(pchannel)
@@ -271,7 +279,7 @@ class BatchAppender(Closing):
                     return False
                 if queue.pieces:
                     left = queue.pieces[0].came + self.limits.delay - time.monotonic()
-                    if left <= 0 or queue.bytes >= self.limits.bytes or self._flushing or self._closed:
+                    if left <= 0 or self._full(queue) or self._flushing or self._closed:
                         queue.busy = True
                         return True
                     self._changed.wait(left)

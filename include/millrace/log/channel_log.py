@@ -25,7 +25,8 @@ import pyarrow as pa
 
 from millrace.errors import InvalidArgument, LogCorrupted, LogUnavailable, PositionTruncated
 from millrace.log.disk import Buffer, Disk, unavailable_on_failure
-from millrace.log.group_commit import GroupCommit, NoRoom, PendingAppend
+from millrace.log.group_commit import GroupCommit, NoRoom, NotNumbered, PendingAppend
+from millrace.log.id_allocator import IdAllocator
 from millrace.log.index import Pointer, PointerIndex
 from millrace.log.manifest import Manifest, keep_reserve
 from millrace.log.protocol import LogDescription, LogEntries
@@ -64,6 +65,7 @@ class ChannelLog:
         *,
         settings: RocksMQSettings,
         now_ms: Callable[[], int],
+        id_allocator: IdAllocator | None = None,
     ) -> None:
         """Recover the channel in `directory`. Raises LogCorrupted, UnsupportedVersion."""
         manifest = Manifest.load(directory)
@@ -80,6 +82,7 @@ class ChannelLog:
         self._disk = disk
         self._settings = settings
         self._now_ms = now_ms
+        self._ids = id_allocator
         self._last = max(manifest.floor, self._segments[-1].last if self._segments else -1)
         self._next_number = self._segments[-1].number + 1 if self._segments else manifest.first_segment
         self._lock = threading.Lock()
@@ -108,12 +111,30 @@ class ChannelLog:
         base = self._commit.append(framed)
         return range(base, base + framed.count)
 
+    def _first_id(self, count: int) -> int:
+        """The first of `count` entry numbers. Raises NotNumbered."""
+        if self._ids is None:
+            return max(self._last + 1, self._now_ms() << LOGICAL_BITS)
+        try:
+            begin, end = self._ids.alloc(count)
+            if begin <= self._last:
+                self._ids.update_id()
+                begin, end = self._ids.alloc(count)
+        except Exception as error:
+            raise NotNumbered(f"the id allocator failed ({error})") from error
+        if begin <= self._last or end - begin != count:
+            raise NotNumbered(
+                f"the id allocator gave the numbers {begin} to {end} for {count} entries behind {self._last}: it must begin"
+                " above what the folder holds"
+            )
+        return begin
+
     def _commit_group(self, group: list[PendingAppend]) -> None:
         """Give the group its ids and its place, write and sync it, show it. The lock is free while the disk works."""
         size = sum(append.framed.size for append in group)
         previous = self._segments[-1] if self._segments else None
         rolls = self._fd < 0 or previous is None or previous.end + size > self._settings.segment_bytes
-        base = max(self._last + 1, self._now_ms() << LOGICAL_BITS)
+        base = self._first_id(sum(append.framed.count for append in group))
         for append in group:
             append.base = base
             base += append.framed.count

@@ -19,6 +19,10 @@ class NoRoom(OSError):
     """The disk is full, and nothing was written: the log stays as it was."""
 
 
+class NotNumbered(Exception):
+    """There are no ids for a group, and nothing was written: the log stays as it was."""
+
+
 @dataclass(slots=True, eq=False)
 class PendingAppend:
     """A framed batch on its way; ``base`` is its first id once it is ``done`` without an ``error``."""
@@ -95,8 +99,8 @@ class GroupCommit:
         self._leading = True
         try:
             self._commit(group)
-        except NoRoom as full:
-            self._fail(group, full)
+        except (NoRoom, NotNumbered) as refused:
+            self._fail(group, refused)
         except BaseException as failure:
             self._failure = failure
             self._fail(group + self._queue, failure)

@@ -16,7 +16,6 @@ import os
 import secrets
 import shutil
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from millrace.errors import ChannelExists, ChannelNotFound, InvalidArgument, Log
 from millrace.log.channel_log import ChannelLog, VerifyReport
 from millrace.log.disk import Disk, OsDisk, unavailable_on_failure
 from millrace.log.handle import LogHandle
+from millrace.log.id_allocator import IdAllocator, wall_clock_ms
 from millrace.log.index import PointerIndex
 from millrace.log.manifest import Manifest, PositionFile, file_name, name_of
 from millrace.log.rocksmq_settings import RocksMQSettings
@@ -43,10 +43,6 @@ class ConsumerMessage(NamedTuple):
 
     message_id: int
     payload: bytes
-
-
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class RocksMQLog(LogHandle[ChannelLog]):
@@ -81,12 +77,17 @@ class RocksMQ(Closing):
         *,
         settings: RocksMQSettings | None = None,
         disk: Disk | None = None,
-        now_ms: Callable[[], int] = _wall_clock_ms,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        id_allocator: IdAllocator | None = None,
     ) -> None:
-        """Open the data folder `path`, or make it. Raises LogBusy where another process has it."""
+        """Open the data folder `path`, or make it; `id_allocator` numbers the entries of all channels, instead of each its own.
+
+        Raises LogBusy where another process has it.
+        """
         self._settings = settings or RocksMQSettings()
         self._disk = disk or OsDisk()
         self._now_ms = now_ms
+        self._id_allocator = id_allocator
         self._path = Path(path).absolute()
         self._channels = self._path / "channels"
         self._groups = self._path / "groups"
@@ -302,7 +303,14 @@ class RocksMQ(Closing):
             core = self._cores.get(channel)
             if core is None:
                 directory = self._directory(channel)
-                core = ChannelLog(directory, self._index, self._disk, settings=self._settings, now_ms=self._now_ms)
+                core = ChannelLog(
+                    directory,
+                    self._index,
+                    self._disk,
+                    settings=self._settings,
+                    now_ms=self._now_ms,
+                    id_allocator=self._id_allocator,
+                )
                 self._cores[channel] = core
             return core
 

@@ -243,9 +243,13 @@ def flush_all(*, term: int, **stamps: Unpack[Stamps]) -> MutableMessage:
     return _control(MessageType.FLUSH_ALL, None, term=term, stamps=stamps)
 
 
-def time_tick(*, term: int, barrier_tick: int = 0) -> MutableMessage:
-    """Move the PChannel's clock, past `barrier_tick` where one is given."""
-    return MutableMessage(type=MessageType.TIME_TICK, term=term, barrier_tick=barrier_tick)
+def time_tick(*, term: int, barrier_tick: int = 0, source_id: int = 0) -> MutableMessage:
+    """Move the PChannel's clock, past `barrier_tick` where one is given; `source_id` says who wants it, for people to read.
+
+    The chain keeps it as a row of the WAL where another message came since the last tick, else only its clock moves;
+    :meth:`millrace.node.append_host.AppendHost.tick` with `persist` False appends none at all.
+    """
+    return MutableMessage(type=MessageType.TIME_TICK, term=term, barrier_tick=barrier_tick, producer_id=source_id)
 
 
 def term_opening(*, term: int, chain_version: int, config: Mapping[str, int]) -> MutableMessage:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -47,6 +47,16 @@ class HostSettings:
 
     tick_interval: float = 10.0
     tail: TailLimits = field(default_factory=TailLimits)
+
+
+class Mvcc(NamedTuple):
+    """A VChannel's MVCC: the reference document's ``MVCCInfo``."""
+
+    vchannel: str
+    time_tick: int
+    """The greatest tick at which something became visible there, as far as the log is decided (docs/chain.md)."""
+    confirmed: bool
+    """Whether all that the log held when this was asked is decided: a read at `time_tick` then sees every append before."""
 
 
 class AppendHost(Closing):
@@ -94,10 +104,11 @@ class AppendHost(Closing):
             raise InvalidArgument("an append needs at least one entry")
         return self._follower(pchannel).submit_all(appends)
 
-    def tick(self, pchannel: str, *, deadline: float = DEFAULT_DEADLINE) -> int:
+    def tick(self, pchannel: str, *, persist: bool = True, deadline: float = DEFAULT_DEADLINE) -> int:
         """Append a time tick now; a tick up to which everything in the PChannel is decided, every earlier append included.
 
-        Raises InvalidArgument where no term is open yet, and as :meth:`append` does.
+        Without `persist` nothing is appended: it waits until what the log holds now is decided, and gives that tick, which
+        does not move while nothing is written. Raises InvalidArgument where no term is open yet, and as :meth:`append` does.
         """
         follower = self._follower(pchannel)
         end = time.monotonic() + deadline
@@ -105,6 +116,9 @@ class AppendHost(Closing):
             follower.reach_end(timeout=deadline)  # it may have begun a moment ago, before the log's first term
         if not follower.state.term:
             raise InvalidArgument(f"no term is open on {pchannel} yet: nothing can be in it")
+        if not persist:
+            follower.reach_end(timeout=max(0.001, end - time.monotonic()))
+            return follower.state.last_tick
         return follower.tick(timeout=max(0.001, end - time.monotonic()))
 
     def confirm(self, pchannel: str, tick: int, *, deadline: float = DEFAULT_DEADLINE) -> int:
@@ -136,6 +150,15 @@ class AppendHost(Closing):
         if follower.error is not None:
             raise copy(follower.error)
         return follower.state
+
+    def mvcc(self, vchannel: str) -> Mvcc:
+        """Up to where a VChannel is readable now. Raises ChannelNotFound, and what parked its PChannel."""
+        follower = self._follower(vchannel.rpartition("_")[0])
+        end = follower.log_end()
+        state = self.state(follower.pchannel)
+        if vchannel not in state.vchannels:
+            raise ChannelNotFound(f"there is no collection on {vchannel!r}")
+        return Mvcc(vchannel, state.vchannels[vchannel].mvcc, state.position >= end)
 
     def states(self) -> dict[str, ChannelState]:
         """The newest states of the PChannels that are followed now; to be read only. Parked ones are left out."""

@@ -186,6 +186,10 @@ class Follower:
         if self._metrics is not None:
             self._metrics.ticked(reason)
 
+    def log_end(self) -> LogId:
+        """Where the log ends now."""
+        return self._log.end()
+
     def reach_end(self, *, timeout: float) -> None:
         """Wait until everything that the log holds now is decided. Raises DeadlineExceeded, and what parked the PChannel."""
         end, until = self._log.end(), time.monotonic() + timeout

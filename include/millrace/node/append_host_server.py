@@ -12,8 +12,8 @@ What crosses the wire, beside what the log's server says (millrace.log.server):
   (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
 - Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control;
   append/catalog `{"call", "arguments"}`: the coordinator, for clients on other hosts (millrace.node.catalog_calls).
-- Actions append/tick `{"pchannel", "deadline"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/describe and
-  append/restart `{"pchannel"}`.
+- Actions append/tick `{"pchannel", "deadline", "persist"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/describe and
+  append/restart `{"pchannel"}`, append/mvcc `{"vchannel"}`.
 """
 
 from __future__ import annotations
@@ -145,13 +145,17 @@ class AppendExtension:
         if action.type == f"{NAME}/catalog" and self._catalog is not None:
             with self._open():
                 return [to_json(call(self._catalog, str(request.get("call")), request.get("arguments") or {}))]
+        if action.type == f"{NAME}/mvcc":
+            with self._open():
+                return [to_json(self._host.mvcc(_pchannel(request, "vchannel"))._asdict())]
         pchannel = _pchannel(request)
         deadline = float(request.get("deadline", DEFAULT_DEADLINE))
         answer: dict[str, Any] = {}
         with self._open():
             match action.type.partition("/")[2]:
                 case "tick":
-                    answer["tick"] = self._host.tick(pchannel, deadline=deadline)
+                    persist = request.get("persist", True) is not False
+                    answer["tick"] = self._host.tick(pchannel, persist=persist, deadline=deadline)
                 case "confirm":
                     answer["tick"] = self._host.confirm(pchannel, int(request.get("tick", 0)), deadline=deadline)
                 case "describe":
