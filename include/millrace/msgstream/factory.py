@@ -17,10 +17,12 @@ from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
 from millrace.log.remote import RemoteLogService
 from millrace.msgstream.channels import MsgChannels
+from millrace.msgstream.memory import MAX_MESSAGES, Handover, MemoryLogService
 from millrace.msgstream.protocol import UnmarshalDispatcherFactory
 from millrace.msgstream.settings import StreamSettings
 from millrace.msgstream.stream import LogMsgStream
 from millrace.msgstream.tick_stream import LogTtMsgStream
+from millrace.msgstream.unmarshal import MemUDFactory
 
 
 class LogMsgStreamFactory(Closing):
@@ -40,6 +42,7 @@ class LogMsgStreamFactory(Closing):
         self._owned = isinstance(source, str)
         self._service = self._open(source, settings or {}) if isinstance(source, str) else source
         self._unmarshal = unmarshal
+        self._handover: Handover | None = None
         self._settings = StreamSettings()
 
     @property
@@ -58,11 +61,13 @@ class LogMsgStreamFactory(Closing):
 
     def new_msg_stream(self) -> LogMsgStream:
         """See MsgStreamFactory.new_msg_stream."""
-        return LogMsgStream(self._service, settings=self._settings, unmarshal=self._unmarshal)
+        return LogMsgStream(self._service, settings=self._settings, unmarshal=self._unmarshal, handover=self._handover)
 
     def new_tt_msg_stream(self) -> LogTtMsgStream:
         """See MsgStreamFactory.new_tt_msg_stream."""
-        return LogTtMsgStream(self._service, settings=self._settings, unmarshal=self._unmarshal)
+        return LogTtMsgStream(
+            self._service, settings=self._settings, unmarshal=self._unmarshal, handover=self._handover
+        )
 
     def close(self) -> None:
         """Close the service that this factory opened; close its streams first. Idempotent."""
@@ -101,3 +106,14 @@ class PulsarMsgStreamFactory(LogMsgStreamFactory):
     """Streams on Pulsar: ``host:port/tenant/namespace[/prefix]``."""
 
     SCHEME = "pulsar"
+
+
+class MemMsgStreamFactory(LogMsgStreamFactory):
+    """Streams inside this process, on channels of their own in memory: messages pass as objects (MemUDFactory)."""
+
+    def __init__(self, *, max_messages: int = MAX_MESSAGES) -> None:
+        """A channel holds at most `max_messages`."""
+        memory = MemoryLogService(max_messages=max_messages)
+        super().__init__(memory, unmarshal=MemUDFactory())
+        self._owned = True
+        self._handover = memory.handover

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from millrace.errors import DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.log.protocol import Log, LogService
@@ -16,8 +16,9 @@ from millrace.msgstream.repack import channel_numbers, default_repack
 class ProducerHalf:
     """Channels to produce to, in order. Thread-safe as far as the logs are."""
 
-    def __init__(self, service: LogService) -> None:
+    def __init__(self, service: LogService, *, marshal: Callable[[TsMsg], bytes] | None = None) -> None:
         self._service = service
+        self._marshal = marshal or (lambda msg: msg.marshal())
         self._channels: list[tuple[str, Log]] = []
         self.repack: RepackFunc = default_repack
 
@@ -73,7 +74,7 @@ class ProducerHalf:
             values[number] = []
             for msg in msgs:
                 if id(msg) not in marshalled:
-                    marshalled[id(msg)] = msg.marshal()
+                    marshalled[id(msg)] = self._marshal(msg)
                 values[number].append(marshalled[id(msg)])
         done: dict[str, Sequence[LogId]] = {}
         try:

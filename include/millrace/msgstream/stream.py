@@ -26,6 +26,7 @@ from millrace.errors import (
 from millrace.log.protocol import Log, LogEntries, LogService
 from millrace.message.ids import LogId
 from millrace.msgstream import wire
+from millrace.msgstream.memory import Handover
 from millrace.msgstream.messages import msg_type
 from millrace.msgstream.pack import MsgPack, MsgPosition, RefusedMsg, id_to_bytes
 from millrace.msgstream.producing import ProducerHalf
@@ -64,12 +65,14 @@ class BaseStream(ABC, Generic[ChannelT]):
         *,
         settings: StreamSettings | None = None,
         unmarshal: UnmarshalDispatcherFactory | None = None,
+        handover: Handover | None = None,
     ) -> None:
-        """A stream on `service`, which it leaves open."""
+        """A stream on `service`, which it leaves open. With `handover` messages pass as objects, without being marshalled."""
         self.settings = settings or StreamSettings()
         self._service = service
         self._dispatcher = (unmarshal or ProtoUDFactory()).new_unmarshal_dispatcher()
-        self._producer = ProducerHalf(service)
+        self._handover = handover
+        self._producer = ProducerHalf(service, marshal=None if handover is None else handover.put)
         self._channels: dict[str, ChannelT] = {}
         self._consuming = threading.Lock()
         self._acking = threading.Lock()
@@ -246,6 +249,9 @@ class BaseStream(ABC, Generic[ChannelT]):
 
     def _unmarshal(self, value: bytes) -> TsMsg:
         """The message of a log entry. Raises Malformed, UnsupportedVersion, UnsupportedMessageType."""
+        if self._handover is not None:
+            msg = self._handover.get(value)
+            return self._dispatcher.unmarshal(msg, msg.type)
         return self._dispatcher.unmarshal(value, msg_type(wire.peek_type(value)))
 
     def _wait(self, channel: ChannelT, position: LogId, deadline: float, *, at_most: float) -> LogEntries:

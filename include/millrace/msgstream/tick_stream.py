@@ -20,6 +20,7 @@ from millrace.errors import DeadlineExceeded, PackTooLarge
 from millrace.log.protocol import Log, LogEntries, LogService
 from millrace.message.ids import LogId
 from millrace.msgstream.group_record import GroupRecord
+from millrace.msgstream.memory import Handover
 from millrace.msgstream.pack import MsgPack, MsgPosition, RefusedMsg
 from millrace.msgstream.protocol import MsgType, TsMsg, UnmarshalDispatcherFactory
 from millrace.msgstream.settings import StreamSettings
@@ -96,9 +97,10 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
         *,
         settings: StreamSettings | None = None,
         unmarshal: UnmarshalDispatcherFactory | None = None,
+        handover: Handover | None = None,
     ) -> None:
-        """A stream on `service`, which it leaves open."""
-        super().__init__(service, settings=settings, unmarshal=unmarshal)
+        """A stream on `service`, which it leaves open; `handover` as for every stream."""
+        super().__init__(service, settings=settings, unmarshal=unmarshal, handover=handover)
         self._last = -1  # up to which time all channels are delivered; below 0: to be found from theirs
         self._size = 0
         self._records: dict[str, GroupRecord] = {}

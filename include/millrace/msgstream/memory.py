@@ -1,0 +1,243 @@
+"""Message streams inside one process: channels in memory, and messages handed over as the objects that they are.
+
+    with MemMsgStreamFactory() as factory, factory.new_tt_msg_stream() as stream: ...
+
+The streams are those of every log, with consumer groups, positions, seeks and time ticks, and a dispatcher of MemUDFactory. What
+was produced is not marshalled: a consumer gets a copy of the object (its fields are shared, its position is its own). Nothing
+outlives the process, and nothing leaves it. A channel holds at most `max_messages`; an append beyond raises BufferFull
+until what its groups are done with was given up (``channels.trim_channels``).
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import Final
+
+import pyarrow as pa
+
+from millrace.closing import Closing
+from millrace.errors import (
+    BufferFull,
+    ChannelExists,
+    ChannelNotFound,
+    InvalidArgument,
+    LogUnavailable,
+    Malformed,
+    PositionTruncated,
+)
+from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
+from millrace.message.ids import LogId, LogIds
+from millrace.msgstream.protocol import TsMsg
+
+MAX_MESSAGES: Final = 100_000
+
+_TOKEN: Final = struct.Struct("<4sQ")
+_MAGIC: Final = b"OBJ\x00"
+
+
+class Handover:
+    """Messages by token: what stands in a channel in memory instead of a message's bytes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, TsMsg] = {}
+        self._entries: dict[bytes, int] = {}
+        """By token in how many entries it stands: a broadcast's stands in one of each channel."""
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def put(self, msg: TsMsg) -> bytes:
+        """Keep a message; its token."""
+        with self._lock:
+            self._next += 1
+            token = _TOKEN.pack(_MAGIC, self._next)
+            self._held[token] = msg
+            self._entries[token] = 0
+        return token
+
+    def get(self, token: bytes) -> TsMsg:
+        """A copy of the message of a token: what it holds is shared, its position is its own. Raises Malformed for no token."""
+        found = self._held.get(token)
+        if found is None:
+            raise Malformed("what stands in the channel was not produced by a stream in memory")
+        return copy(found)
+
+    def counted(self, values: Iterable[bytes], change: int) -> None:
+        """Entries with these values came (1) or went (-1), or were refused (0): what stands in none any more goes."""
+        with self._lock:
+            for token in values:
+                if token in self._held:
+                    self._entries[token] += change
+                    if not self._entries[token]:
+                        del self._held[token], self._entries[token]
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class _Channel:
+    def __init__(self) -> None:
+        self.first = 0
+        self.values: list[bytes] = []
+        self.stamps: list[int] = []
+
+
+class MemoryLog:
+    """A handle on one channel (the Log protocol)."""
+
+    def __init__(self, service: MemoryLogService, name: str) -> None:
+        self._service = service
+        self._name = name
+
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
+        """See Log.append. Raises BufferFull: nothing was appended."""
+        taken: list[bytes] = values.to_pylist() if isinstance(values, pa.LargeBinaryArray) else list(values)
+        with self._service.changed:
+            channel = self._service.channel(self._name)
+            if len(channel.values) + len(taken) > self._service.max_messages:
+                self._service.handover.counted(taken, 0)
+                raise BufferFull(
+                    f"channel {self._name!r} holds {len(channel.values)} messages of {self._service.max_messages}: trim what"
+                    " its groups are done with"
+                )
+            self._service.handover.counted(taken, 1)
+            begin = channel.first + len(channel.values)
+            channel.values += taken
+            stamp = max(time.time_ns() // 1_000_000, channel.stamps[-1] if channel.stamps else 0)
+            channel.stamps += [stamp] * len(taken)
+            self._service.changed.notify_all()
+        return LogIds(0, range(begin, begin + len(taken)))
+
+    def read(
+        self, position: LogId, *, end: LogId | None = None, max_bytes: int = 64 << 20, timeout: float = 0.0
+    ) -> LogEntries:
+        """See Log.read."""
+        deadline = time.monotonic() + timeout
+        with self._service.changed:
+            while True:
+                channel = self._service.channel(self._name)
+                if position.entry < channel.first:
+                    raise PositionTruncated(
+                        f"channel {self._name!r} begins at 0:{channel.first}: nothing is left of {position}",
+                        earliest=LogId(0, channel.first),
+                    )
+                begin = position.entry - channel.first
+                stop = len(channel.values) if end is None else min(len(channel.values), end.entry - channel.first)
+                left = deadline - time.monotonic()
+                if begin < stop or left <= 0 or (end is not None and end <= position):
+                    break
+                self._service.changed.wait(left)
+            stop = max(begin, min(stop, begin + max(1, max_bytes // _TOKEN.size)))
+            values, stamps = channel.values[begin:stop], channel.stamps[begin:stop]
+        ids = range(position.entry, position.entry + len(values))
+        columns = [pa.array([0] * len(values), pa.int64()), pa.array(ids, pa.int64()), pa.array(stamps, pa.int64())]
+        batch = pa.RecordBatch.from_arrays([*columns, pa.array(values, pa.large_binary())], schema=ENTRY_SCHEMA)
+        return LogEntries(batch, LogId(0, position.entry + len(values)))
+
+    def truncate(self, position: LogId) -> int:
+        """See Log.truncate; the messages go at once."""
+        with self._service.changed:
+            channel = self._service.channel(self._name)
+            count = position.entry - channel.first
+            if count > len(channel.values):
+                raise InvalidArgument(f"{position} lies beyond the end of channel {self._name!r}")
+            gone = channel.values[: max(0, count)]
+            del channel.values[: len(gone)], channel.stamps[: len(gone)]
+            channel.first += len(gone)
+        self._service.handover.counted(gone, -1)
+        return sum(map(len, gone))
+
+    def describe(self) -> LogDescription:
+        """See Log.describe."""
+        with self._service.changed:
+            channel = self._service.channel(self._name)
+            end = LogId(0, channel.first + len(channel.values))
+            return LogDescription(LogId(0, channel.first), end, sum(map(len, channel.values)))
+
+    def end(self) -> LogId:
+        """See Log.end."""
+        return self.describe().end
+
+    def close(self) -> None:
+        """See Log.close: there is nothing to release."""
+
+
+class MemoryLogService(Closing):
+    """Channels in memory (the LogService protocol). Thread-safe."""
+
+    def __init__(self, *, max_messages: int = MAX_MESSAGES) -> None:
+        self.max_messages = max_messages
+        self.handover = Handover()
+        self.changed = threading.Condition(threading.RLock())
+        self._channels: dict[str, _Channel] = {}
+        self._groups: dict[str, dict[str, LogId]] = {}
+        self._closed = False
+
+    def channel(self, name: str) -> _Channel:
+        """The channel `name`; called with `changed` held. Raises ChannelNotFound, LogUnavailable once closed."""
+        if self._closed:
+            raise LogUnavailable("the channels in memory are closed: their process made an end of them")
+        if name not in self._channels:
+            raise ChannelNotFound(f"there is no channel {name!r} in memory: create it first")
+        return self._channels[name]
+
+    def create(self, pchannel: str) -> None:
+        """See LogService.create."""
+        with self.changed:
+            if pchannel in self._channels:
+                raise ChannelExists(f"channel {pchannel!r} exists already")
+            self._channels[pchannel] = _Channel()
+
+    def open(self, pchannel: str) -> MemoryLog:
+        """See LogService.open."""
+        with self.changed:
+            self.channel(pchannel)
+        return MemoryLog(self, pchannel)
+
+    def names(self) -> list[str]:
+        """See LogService.names."""
+        return sorted(self._channels)
+
+    def drop(self, pchannel: str) -> None:
+        """See LogService.drop."""
+        with self.changed:
+            gone = self.channel(pchannel).values
+            del self._channels[pchannel]
+            for positions in self._groups.values():
+                positions.pop(pchannel, None)
+            self.changed.notify_all()
+        self.handover.counted(gone, -1)
+
+    def groups(self) -> list[str]:
+        """See LogService.groups."""
+        return sorted(self._groups)
+
+    def group_position(self, group: str, pchannel: str) -> LogId | None:
+        """See LogService.group_position."""
+        with self.changed:
+            self.channel(pchannel)
+            return self._groups.get(group, {}).get(pchannel)
+
+    def move_group(self, group: str, pchannel: str, position: LogId) -> None:
+        """See LogService.move_group; as durable as the process."""
+        if position.ledger or position.entry < 0:
+            raise InvalidArgument(f"{position} is no position of a channel in memory: its ledger is 0")
+        with self.changed:
+            self.channel(pchannel)
+            self._groups.setdefault(group, {})[pchannel] = position
+
+    def drop_group(self, group: str) -> None:
+        """See LogService.drop_group."""
+        with self.changed:
+            self._groups.pop(group, None)
+
+    def close(self) -> None:
+        """See LogService.close: everything is gone."""
+        with self.changed:
+            self._closed = True
+            self._channels.clear()
+            self._groups.clear()
+            self.changed.notify_all()
