@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millrace.errors import EntryTooLarge
+from millrace.log.server_wire import NotTaken, ack_from_bytes
 from millrace.message.keys import KEY_HASH_VERSION, key_hash, vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.payload import decode_rows
@@ -57,3 +59,12 @@ def test_each_key_has_its_hash(published: dict[str, Any]) -> None:
     for vector in published["keys"]:
         assert f"{key_hash(vector['key']):016x}" == vector["hash"]
         assert vchannel_index(pa.array([vector["key"]]), 7).tolist() == [vector["index_of_7"]]
+
+
+def test_each_failed_append_says_what_it_is(published: dict[str, Any]) -> None:
+    for vector in published["frames"]:
+        frame = bytes.fromhex(vector["hex"])
+        assert frame[0] == vector["status"]
+        assert (json.loads(frame[25:]) if frame[25:] else None) == vector["error"]
+        with pytest.raises((NotTaken, EntryTooLarge)):
+            ack_from_bytes(frame)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
+from millrace.errors import EntryTooLarge
+from millrace.log.server_wire import NotTaken, failure_to_bytes
 from millrace.message import builders
 from millrace.message.bodies import encode_body
 from millrace.message.keys import KEY_HASH_VERSION, key_hash
 from millrace.message.model import MutableMessage
 from millrace.message.payload import encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.types import BEHAVIOUR
 from millrace.message.wire import decode_entries, encode_entry
 from millrace.message.wire_layout import COLUMNS, VERSION
 from tests.message.samples import HEADER, entries
@@ -102,6 +105,16 @@ def decoded(value: bytes) -> list[dict[str, Any]]:
     return [{name: row[name].hex() if name == "payload" else row[name] for name in HEADER} for row in rows]
 
 
+FAILURES: Final = [
+    (NotTaken(), 3, None),
+    (
+        EntryTooLarge("an entry has at most 16 bytes"),
+        2,
+        {"code": "ENTRY_TOO_LARGE", "message": "an entry has at most 16 bytes", "attributes": {}},
+    ),
+]
+
+
 def vectors() -> dict[str, Any]:
     """The whole file."""
     values = {name: encode_entry(messages) for name, messages in good_entries().items()}
@@ -115,6 +128,10 @@ def vectors() -> dict[str, Any]:
         ],
         "payloads": [{"schema": SCHEMA.to_json(), "rows": ROWS, "hex": encode_rows(batch).hex()}],
         "bodies": [{"value": {"b": 1, "a": "é"}, "hex": encode_body({"b": 1, "a": "é"}).hex()}],
+        "types": {kind.name: int(kind) for kind in sorted(BEHAVIOUR)},
+        "frames": [
+            {"hex": failure_to_bytes(error).hex(), "status": status, "error": said} for error, status, said in FAILURES
+        ],
         "key_hash_version": KEY_HASH_VERSION,
         "keys": [{"key": key, "hash": f"{key_hash(key):016x}", "index_of_7": key_hash(key) % 7} for key in KEYS],
     }
