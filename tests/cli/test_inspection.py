@@ -212,3 +212,35 @@ def test_the_log_is_truncated_up_to_what_the_tables_hold(users: Deployment) -> N
     for row in users.as_json("log", "describe"):
         assert row["begin"] == done[row["pchannel"]]["position"]
     assert users.run("verify").exit_code == 0
+
+
+def test_commands_that_look_start_no_server_and_say_what_they_cannot_show(deployment: Deployment) -> None:
+    record = deployment.settings.log_path / "server.json"
+    nothing = deployment.settings.data_dir
+    for command in (["status"], ["collections", "list"], ["segments"], ["checkpoints"]):
+        deployment.ok(*command)
+    deployment.fails("LOG_UNAVAILABLE", "scan", "dml_0", "--follow")
+    assert not nothing.exists(), "nor do they make anything"
+    deployment.create_users()
+    deployment.produce(*({"id": number} for number in range(5)))
+    deployment.catch_up()
+    deployment.produce({"id": 5})  # in the log, and not in the tables
+    home = find_collection(deployment.settings, "users").vchannels[0]
+    assert sum(each["rows"] for each in deployment.lines("scan", home, "--types", "INSERT")) == 6
+    deployment.ok("log", "stop")
+    assert not record.exists()
+    shown = deployment.run("scan", home, "--types", "INSERT")
+    assert shown.exit_code == 1
+    assert sum(json.loads(line)["rows"] for line in shown.stdout.splitlines()) == 5, "what the table has"
+    assert "LOG_UNAVAILABLE: no log server runs: this is what the WAL table holds" in shown.stderr
+    assert deployment.lines("scan", home, "--limit", "1"), "all that was asked for"
+    deployment.fails("LOG_UNAVAILABLE", "scan", home, "--follow")
+    deployment.fails("LOG_UNAVAILABLE", "scan", home, "--from", "latest")
+    assert "dml_0" in deployment.fails("CHANNEL_NOT_FOUND", "scan", "dml_77")
+    read = deployment.run("read", "users", "--format", "jsonl")
+    assert read.exit_code == 0
+    assert len(read.stdout.splitlines()) == 5
+    assert "no log server runs" in read.stderr
+    for command in (["status"], ["collections", "list"], ["collections", "describe", "users"], ["segments"]):
+        deployment.ok(*command)
+    assert not record.exists(), "nobody started it"

@@ -18,7 +18,7 @@ from millrace.commands.command_line import (
     print_rows,
     stamp,
 )
-from millrace.errors import CollectionNotFound, InvalidArgument
+from millrace.errors import CollectionNotFound, InvalidArgument, LogUnavailable
 from millrace.message.ids import resolve_tick, tick_physical_ms
 
 if TYPE_CHECKING:
@@ -110,21 +110,19 @@ def _rows(settings: Settings, found: Collection, tick: int | None, wait: float |
     from millrace.client.append_client import AppendClient
     from millrace.client.freshness import confirm
     from millrace.commands.status import streaming_job
-    from millrace.node.append_host_server import launch_of
     from millrace.tables.arrow_read import read_arrow
 
     running = streaming_job(settings)["running"]
     seconds = wait if wait is not None else settings.read_deadline if running else 0.0
-    with AppendClient.connect(
-        settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
-    ) as client:
-        confirmed, whole = confirm(settings, found, client, at=tick, seconds=seconds)
+    confirmed, whole = dict[str, int](), False
+    why = "the streaming job is behind" + ("." if running else ", and it does not run (`millrace jobs run`).")
+    try:
+        with AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline) as client:
+            confirmed, whole = confirm(settings, found, client, at=tick, seconds=seconds)
+    except LogUnavailable:
+        why = "no log server runs, which alone knows what the tables lack (`millrace jobs run` starts it)."
     if not whole and tick is None:
-        typer.echo(
-            "Not the newest: the streaming job is behind"
-            + ("." if running else ", and it does not run (`millrace jobs run`)."),
-            err=True,
-        )
+        typer.echo(f"Not the newest: {why}", err=True)
     try:
         return read_arrow(settings, found.id, at=tick, deadline=0.0, confirmed=confirmed)
     except CollectionNotFound as error:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millrace.commands.command_line import DataFolder, known_collections, load_settings, print_json
-from millrace.errors import ChannelNotFound, InvalidArgument
+from millrace.errors import ChannelNotFound, InvalidArgument, LogUnavailable
 from millrace.message.ids import MessageId
 from millrace.message.types import BEHAVIOUR, MessageType
 
 if TYPE_CHECKING:
-    from millrace.client.client import Client
+    from millrace.client.append_client import AppendClient
+    from millrace.node.tail_buffer import Tailed
+    from millrace.node.tail_scan import TailSource
+    from millrace.settings import Settings
     from millrace.wal.scanner import DeliverPolicy
 
 _VCHANNEL = re.compile(r"(?P<pchannel>.+)_\d+v\d+")
@@ -39,7 +43,8 @@ def scan(
     """Print a channel's accepted messages, one JSON object a line.
 
     A committed transaction is one line with its messages inside, at its commit's time tick. Without --follow the scan ends
-    with what was appended before it began, whether or not the streaming job has it already.
+    with what was appended before it began, whether or not the streaming job has it already. Where no log server runs it
+    shows what the WAL table holds, and then says that this may not be all (LOG_UNAVAILABLE).
 
     Example: `millrace scan dml_0 --types INSERT,DELETE --limit 10`
 
@@ -54,37 +59,71 @@ def scan(
         if channel not in known:
             raise ChannelNotFound(f"no VChannel {channel!r}; those there are: {', '.join(known) or 'none yet'}")
     pchannel = channel if vchannel is None else vchannel["pchannel"]
-    from millrace.client.client import Client
+    from millrace.client.append_client import AppendClient
     from millrace.commands.messages_out import payload_reader, unit_json
     from millrace.node.tail_scan import scan as start_scan
     from millrace.wal.scanner import Types
 
     payload = payload_reader(settings) if rows else None
-    with Client.connect(settings) as client:
-        if pchannel not in client.log.names():
-            there = ", ".join(client.log.names()) or "none yet"
+    client: AppendClient | None = None
+    try:
+        client = AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline)
+    except LogUnavailable:
+        if follow or start == "latest":
+            raise  # what comes next is the server's to say
+    with client or nullcontext():
+        tail, names, until = _sources(settings, client, pchannel)
+        if pchannel not in names:
             of = {each.name: each.vchannels for each in known_collections(settings)}
             if channel in of:
                 raise ChannelNotFound(
                     f"{channel!r} is a collection; scan one of its channels: {', '.join(of[channel])}"
                 )
-            raise ChannelNotFound(f"no PChannel {pchannel!r}; those there are: {there}")
-        until = None if follow else _now(client, pchannel)
+            raise ChannelNotFound(f"no PChannel {pchannel!r}; those there are: {', '.join(names) or 'none yet'}")
         with start_scan(
-            channel, policy, wal=settings.wal_path, tail=client.append, filters=[Types(wanted)], until_tick=until
+            channel,
+            policy,
+            wal=settings.wal_path,
+            tail=tail,
+            filters=[Types(wanted)],
+            until_tick=None if follow else until,
         ) as found:
             for number, unit in enumerate(found, 1):
                 print_json(unit_json(unit, payload))
                 if number == limit:
-                    break
+                    return
+    if client is None:
+        raise LogUnavailable(
+            f"no log server runs: this is what the WAL table holds, up to tick {until}. What the log may have behind it is not"
+            " among it; `millrace jobs run` starts the server, and so does whatever appends"
+        )
 
 
-def _now(client: Client, pchannel: str) -> int:
-    """A tick behind everything that was appended before."""
+class _NoTail:
+    """The tail of a scan without a server, which ends with the table."""
+
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed:
+        from millrace.node.tail_buffer import Tailed
+
+        return Tailed([], after_tick)
+
+    def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
+        return 0  # nobody appends one
+
+
+def _sources(settings: Settings, client: AppendClient | None, pchannel: str) -> tuple[TailSource, list[str], int]:
+    """What to tail, the PChannels there are, and a tick behind everything that can be shown now."""
+    from millrace.tables.wal_reader import WalSnapshot
+
+    if client is None:
+        wal = WalSnapshot.open(settings.wal_path)
+        names = [] if wal is None else wal.pchannels()
+        return _NoTail(), names, 0 if wal is None else wal.last_tick(pchannel)
+    names = client.service.names()
     try:
-        return client.append.tick(pchannel)
+        return client, names, client.tick(pchannel) if pchannel in names else 0
     except InvalidArgument:
-        return 0  # no term is open yet: there is nothing
+        return client, names, 0  # no term is open yet: there is nothing
 
 
 def _policy(text: str) -> DeliverPolicy:
