@@ -30,6 +30,11 @@ class Medium:
 
         return sync
 
+    def has(self, path: Path) -> bool:
+        """Whether a power loss leaves the file at `path` as it is now, with its name."""
+        synced = self.files.get(path.stat().st_ino) == path.read_bytes()
+        return synced and path.name in self.folders.get(path.parent.stat().st_ino, {})
+
     def restore(self, folder: int, target: Path) -> Path:
         """The folder (its inode) as it would be after the power loss."""
         target.mkdir()

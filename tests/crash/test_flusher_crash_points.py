@@ -26,6 +26,7 @@ from millrace.tables.arrow_read import read_arrow
 from millrace.tables.collection_table import deletes_path, rows_path
 from millrace.tables.delta_files import open_table
 from millrace.tables.flush_tables import read_checkpoints, read_segments
+from tests.client.medium import Medium
 from tests.tables.wal_maker import Collection, WalMaker
 
 RANGE_BYTES = 1
@@ -162,6 +163,20 @@ def test_a_flusher_fenced_at_any_point_by_another_changes_nothing(
         flush(settings, max_bytes=RANGE_BYTES, seam=seam)
         assert contents(settings) == clean, f"another flusher at {name} ({number})"
         shutil.rmtree(tmp_path / str(number))
+
+
+def test_a_flush_that_counts_is_on_the_disk_with_its_files(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = deployment.copy(tmp_path)
+    medium = Medium(monkeypatch)
+    flush(settings)
+    for path in (rows_path(settings, 1), deletes_path(settings, 1), settings.segments_path, settings.checkpoints_path):
+        table = DeltaTable(str(path))
+        added = _added(path, table.version())
+        assert added
+        for name in (f"_delta_log/{table.version():020d}.json", *added):
+            assert medium.has(path / name), f"{path}: {name}"
 
 
 def test_what_a_fenced_flusher_wrote_is_gone_and_what_is_live_is_there(deployment: Deployment, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from prometheus_client import CollectorRegistry
 
 from millrace.errors import DeadlineExceeded, InvalidArgument
@@ -16,6 +16,7 @@ from millrace.metrics import Metrics
 from millrace.node.committer import METADATA_KEY, Committer
 from millrace.node.ranges import RangeReport
 from millrace.tables.wal_table import WalTable
+from tests.client.medium import Medium
 from tests.node.wal_samples import inserts, message, outcome, rejection, write_range
 
 
@@ -168,23 +169,48 @@ def test_a_commit_that_stands_although_its_answer_got_lost_is_found_and_its_file
     assert entries(table) == [("message", "p0", 1)]
 
 
-def test_a_storage_error_that_passes_is_tried_again(table: WalTable, committer: Committer) -> None:
-    from deltalake.exceptions import CommitFailedError
+def test_a_commit_that_stands_and_was_overtaken_before_anybody_looked_keeps_its_files(
+    table: WalTable, committer: Committer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = inserts(table.path, table.position("p0"), 1)
+    real = DeltaTable.create_write_transaction
 
+    def unlucky(delta: DeltaTable, *args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        real(delta, *args, **options)
+        other = Committer(WalTable.open(table.path))
+        other.commit([inserts(table.path, other.table.position("p0"), 2)])
+        raise CommitFailedError("the answer got lost")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", unlucky)
+    assert committer.commit([report]).fenced == (report,)
+    assert entries(table) == [("message", "p0", 1), ("message", "p0", 2)]
+
+
+def test_a_storage_error_that_passes_is_tried_again(table: WalTable, committer: Committer) -> None:
     _Unlucky(committer.table, lands=False, times=2, error=CommitFailedError)
     assert committer.commit([inserts(table.path, table.position("p0"), 1)]).committed
     assert entries(table) == [("message", "p0", 1)]
 
 
 def test_a_storage_error_that_stays_is_raised_and_the_files_stay_because_the_commit_may_stand(table: WalTable) -> None:
-    from deltalake.exceptions import CommitFailedError
-
     committer = Committer(WalTable.open(table.path), deadline=0.0)
     _Unlucky(committer.table, lands=False, times=100, error=CommitFailedError)
     report = inserts(table.path, table.position("p0"), 1)
     with pytest.raises(DeadlineExceeded):
         committer.commit([report])
     assert files(table) == {table.path / item.path for item in report.actions}
+
+
+def test_a_commit_that_counts_is_on_the_disk_with_its_files(
+    table: WalTable, committer: Committer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    medium = Medium(monkeypatch)
+    report = inserts(table.path, table.position("p0"), 1)
+    committer.commit([report])
+    entry = table.path / "_delta_log" / f"{committer.table.version:020d}.json"
+    for path in (entry, *(table.path / action.path for action in report.actions)):
+        assert medium.has(path), path
 
 
 def test_metrics_say_what_was_committed_and_what_was_fenced(table: WalTable) -> None:

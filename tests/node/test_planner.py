@@ -191,6 +191,15 @@ def test_an_entry_that_the_peek_cannot_process_is_left_to_a_task(node: Node) -> 
     assert node.planner.latest(offset) != offset
 
 
+def test_an_old_batch_that_spark_runs_again_is_no_log_that_lost_its_tail(node: Node) -> None:
+    node.append("p0", opening(), accepted())
+    first = node.planner.latest(START)
+    node.work(first)
+    node.append("p0", accepted())
+    node.work(node.planner.latest(first))
+    assert node.planner.plan(first) == []
+
+
 def test_a_log_that_ends_before_what_is_committed_is_planned_so_that_a_task_says_so(node: Node) -> None:
     ids = node.append("p0", opening(), accepted())
     offset = node.planner.latest(START)
