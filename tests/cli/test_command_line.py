@@ -14,8 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.cli import app
-from millrace.commands import command_line, status
-from millrace.errors import InvalidArgument
+from millrace.commands import status
 from millrace.settings import Settings
 from tests.cli import reference
 from tests.cli.deployment import Deployment
@@ -192,14 +191,6 @@ def test_the_shell_completes_names_of_collections(users: Deployment) -> None:
     }
     result = CliRunner().invoke(app, [], env=environment, prog_name="millrace")
     assert result.stdout.split() == ["users"]
-
-
-def test_a_moment_is_a_tick_or_iso_8601_and_without_a_zone_it_is_utc() -> None:
-    assert command_line.parse_moment("470615876113793025") == 470615876113793025
-    with_zone = command_line.parse_moment("2026-11-21T12:15:00+02:00")
-    assert with_zone == command_line.parse_moment("2026-11-21T10:15:00")
-    with pytest.raises(InvalidArgument, match="neither a time tick nor a timestamp"):
-        command_line.parse_moment("²")
 
 
 def test_the_page_about_the_command_line_says_what_the_program_does() -> None:
