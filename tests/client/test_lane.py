@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -388,6 +388,25 @@ def test_attempts_after_the_first_are_counted(rig: Rig) -> None:
         producer.send([rig.message(1)])
         producer.send([rig.message(2)])
     assert metrics.registry.get_sample_value("millrace_wal_append_retry_total", {"pchannel": "dml_0"}) == 2
+
+
+def test_a_producer_that_flow_control_refuses_says_so_and_not_that_nothing_is_known(rig: Rig) -> None:
+    brief = replace(rig.settings, append_deadline=0.05)
+    producer = Producer(rig.way, rig.coordinator, brief)
+    first, second = rig.keys(0, 2)
+    rig.way.plan.extend([Fault.LIMITED] * 60)
+    with pytest.raises(
+        AppendUnresolved, match="nothing of the newest appends to dml_0 was taken: RATE_LIMITED"
+    ) as caught:
+        producer.send([rig.message(first)])
+    assert isinstance(caught.value.__cause__, RateLimited)
+    rig.way.plan.clear()
+    producer.settle()
+    rig.way.plan.extend([Fault.LOST_AFTER, *[Fault.LIMITED] * 60])
+    with pytest.raises(AppendUnresolved, match="it is unknown what became of"):
+        producer.send([rig.message(second)])
+    rig.way.plan.clear()
+    producer.settle()
 
 
 def test_a_message_that_is_refused_without_using_its_number_holds_up_nothing_behind_it(rig: Rig) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -32,6 +33,12 @@ from millrace.tables.arrow_read import read_arrow
 from tests.node.append_host_samples import insert
 
 P = "dml_0"
+
+
+@pytest.mark.parametrize("name", ["flow_memory_slow", "flow_disk_slow", "flow_lag_slow"])
+def test_a_watermark_that_is_not_looked_at_has_no_other_value_to_fit(tmp_path: Path, name: str) -> None:
+    off = Settings(data_dir=tmp_path, cache_dir=tmp_path, **{name: 0})
+    assert len(limits_of(off).watermarks) == {"flow_lag_slow": 2}.get(name, 1)
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from millrace.node.append_host_outcome import AppendOutcome
 from millrace.node.append_host_server import LAUNCH, NAME, TIMEOUT, tailed_rows
 from millrace.node.catalog_calls import READS
 from millrace.node.tail_buffer import Evicted, Tailed
+from millrace.pauses import jittered
 
 _MARGIN: Final = 2.0
 """Seconds that a client waits beyond what it lets the server wait: the server's answer is the better one."""
@@ -97,7 +98,7 @@ class AppendClient(Closing):
             except MillraceError as error:
                 if not error.retriable or attempt == attempts or time.monotonic() + retry_delay >= end:
                     raise
-            threading.Event().wait(retry_delay)
+            threading.Event().wait(jittered(retry_delay))
         raise InvalidArgument(f"{attempts} attempts: give 1 or more")
 
     def append_stream(
@@ -221,7 +222,7 @@ class AppendClient(Closing):
                 keep = True
                 return outcome
             except MillraceError:
-                keep = True
+                keep = not stream.over
                 raise
             finally:
                 if keep:

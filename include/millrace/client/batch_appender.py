@@ -45,6 +45,7 @@ from millrace.errors import (
     LogUnavailable,
     SpoolFull,
 )
+from millrace.pauses import jittered
 from millrace.settings import Settings
 
 _IDLE: Final = 1.0
@@ -263,7 +264,7 @@ class BatchAppender(Closing):
                 self._changed.notify_all()
 
     def _pause(self) -> None:
-        end = time.monotonic() + self._retry_delay
+        end = time.monotonic() + jittered(self._retry_delay)
         with self._changed:
             while not self._given_up and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)

@@ -29,6 +29,7 @@ from millrace.errors import InvalidArgument, MillraceError
 from millrace.message.model import ImmutableMessage
 from millrace.metrics import Metrics
 from millrace.node.tail_scan import Scan, TailSource, scan
+from millrace.pauses import jittered
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannels, messages
 
 PREFETCH_BYTES: Final = 16 << 20
@@ -281,7 +282,7 @@ class Consumer(Closing):
                         self._put([error])
                         if not error.retriable:
                             return
-                        self._changed.wait(_PAUSE)
+                        self._changed.wait(jittered(_PAUSE))
                     found.close()
                     found = self._scans[pchannel] = opened(StartAfterTick(handed))
         except Exception as error:

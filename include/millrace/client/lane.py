@@ -30,12 +30,14 @@ from millrace.errors import (
     MillraceError,
     ProducerFenced,
     RateLimited,
+    ServerFull,
 )
 from millrace.log.server_pipeline import Pipeline
 from millrace.message.model import MutableMessage
 from millrace.message.wire import encode_entry
 from millrace.metrics import Metrics
 from millrace.node.append_host_outcome import AppendOutcome
+from millrace.pauses import jittered
 from millrace.settings import Settings
 from millrace.wal.reasons import Reason
 
@@ -48,6 +50,10 @@ _AGAIN: Final = _TERMS | {Reason.SEQUENCE_GAP, Reason.UNKNOWN_PRODUCER}
 
 _UNNUMBERED: Final = frozenset({Reason.MALFORMED, Reason.UNSUPPORTED_TYPE, Reason.TOO_LARGE})
 """Final verdicts that leave the sequence where it was, so that what follows needs new numbers."""
+
+
+_NOT_TAKEN: Final = (RateLimited, EntryTooLarge, ServerFull)
+"""Refusals of the server that prove that nothing was appended."""
 
 
 class Appender(Protocol):
@@ -215,7 +221,7 @@ class Lane:
                     except MillraceError as error:  # who knows the term, or gives epochs, cannot be reached
                         failure = error
                 if failure is not None:
-                    self._pause(failure, failures, attempts)
+                    self._pause(failure, failures, attempts, again)
                 if self._retries is not None:
                     self._retries.inc()
         finally:
@@ -279,7 +285,7 @@ class Lane:
             except MillraceError as error:
                 if isinstance(error, EntryTooLarge):
                     self._refuse(sending, error)
-                sending.ambiguous |= not isinstance(error, RateLimited | EntryTooLarge)
+                sending.ambiguous |= not isinstance(error, _NOT_TAKEN)
                 failure = failure or error
             flight.popleft()
             held.subtract(message.vchannel for message in sending.messages)
@@ -435,7 +441,7 @@ class Lane:
             )
         return stamped
 
-    def _pause(self, failure: MillraceError, failures: int, attempts: int) -> None:
+    def _pause(self, failure: MillraceError, failures: int, attempts: int, again: Iterable[Sending]) -> None:
         """Wait before the next attempt. Raises where there is none left, or where none can help."""
         if isinstance(failure, RateLimited):
             delay, patience = failure.retry_after, self._settings.append_deadline
@@ -448,11 +454,14 @@ class Lane:
         if not failure.retriable and not verdict:
             raise failure
         if failures >= attempts or self._closing.is_set():
+            known = isinstance(failure, _NOT_TAKEN) and not any(sending.ambiguous for sending in again)
+            words = "nothing of" if known else "it is unknown what became of"
             raise AppendUnresolved(
-                f"after {failures} attempts it is unknown what became of the newest appends to {self.pchannel}: {failure}."
-                " They keep their sequences; settle() or the next append asks again"
+                f"after {failures} attempts {words} the newest appends to {self.pchannel}"
+                f"{' was taken' if known else ''}: {failure.code}, {failure}."
+                " They keep their sequences; settle() or the next append sends them again"
             ) from failure
-        self._closing.wait(delay)
+        self._closing.wait(jittered(delay))
 
 
 def _fits(sending: Sending, held: Counter[str]) -> bool:

@@ -28,6 +28,7 @@ from millrace.client.delivery import Change, Delivery
 from millrace.errors import InvalidArgument
 from millrace.message.keys import key_hashes
 from millrace.message.types import MessageType
+from millrace.pauses import jittered
 
 MAX_BYTES: Final = 64 << 20
 """Bytes of rows that workers have at once, at most about; one piece of work in any case."""
@@ -211,7 +212,7 @@ class ParallelConsumer:
                 return True
             except Exception as error:
                 failure = error
-            if attempt < self._attempts and self._stop.wait(self._retry_delay):
+            if attempt < self._attempts and self._stop.wait(jittered(self._retry_delay)):
                 return False
         if self._on_dead is not None:
             try:

@@ -42,6 +42,7 @@ from millrace.message.model import FIELDS, MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire import decode_entries, encode_entry
 from millrace.metrics import Metrics
+from millrace.pauses import jittered
 from millrace.settings import Settings
 from millrace.tables.fsync import sync
 
@@ -255,7 +256,7 @@ class SpoolSender:
                 self.error = LogUnavailable(f"the spool cannot be read or written: {error}")
             self._lane_of(pchannel).take_unresolved()  # the spool has them
             self._show()
-            self._closing.wait(pause)
+            self._closing.wait(jittered(pause))
             pause = min(2 * pause, max(_LONGEST_PAUSE, self._retry_delay))
 
     def _send_again(self, pchannel: str, channel: SpoolChannel, frames: list[Frame]) -> None:

@@ -32,6 +32,7 @@ from millrace.message import builders
 from millrace.message.ids import EARLIEST, LogId, generation_start
 from millrace.message.types import SINCE, MessageType
 from millrace.message.wire import encode_entry
+from millrace.pauses import jittered
 from millrace.wal.reasons import Reason
 
 LOCK: Final = "switch.lock"
@@ -192,7 +193,7 @@ class Switch:
                 if not error.retriable:
                     raise
                 trouble = f" ({error.code}: {error})"
-            threading.Event().wait(_PAUSE)
+            threading.Event().wait(jittered(_PAUSE))
         self._end(name)  # whoever serves the log has it open in the new backend, before the old generation is closed
         hit("switch.passed")
         return self._known(file, old, name, time.monotonic() - begun)

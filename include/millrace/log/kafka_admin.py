@@ -26,6 +26,7 @@ from millrace.errors import (
     MillraceError,
 )
 from millrace.log.kafka_settings import KafkaSettings, Place
+from millrace.pauses import jittered
 
 # What fails is raised, with its reason; the client would say so at every attempt besides.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -198,7 +199,7 @@ class KafkaAdmin:
                     ) from error
             finally:
                 self._lock.release()
-            threading.Event().wait(_PAUSE)
+            threading.Event().wait(jittered(_PAUSE))
 
     def _connected(self, seconds: float) -> KafkaAdminClient:
         if self._client is None:

@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[at
 from millrace.errors import ChannelNotFound, InvalidSettings, LogUnavailable
 from millrace.log.kafka_reader import GONE, REFUSED
 from millrace.log.kafka_settings import KafkaSettings, Place
+from millrace.pauses import jittered
 
 _PAUSE: Final = 0.05
 _ONE_ANSWER: Final = 5.0
@@ -89,4 +90,4 @@ def _pause(settings: KafkaSettings, what: str, error: KafkaError | None, deadlin
         raise LogUnavailable(
             f"{what} was not done within {settings.deadline:.0f} s: are the brokers at {settings.brokers} up? ({words})"
         )
-    threading.Event().wait(_PAUSE)
+    threading.Event().wait(jittered(_PAUSE))

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from millrace.errors import InvalidSettings, LogRefused, LogUnavailable
 from millrace.log.pulsar_settings import PulsarCredentials, PulsarSettings
+from millrace.pauses import jittered
 
 _PAUSE: Final = 0.1
 _REDIRECTS: Final = 5
@@ -163,7 +164,7 @@ class PulsarAdmin:
                 uncertain = True
             if time.monotonic() >= deadline:
                 raise LogUnavailable(failure)
-            threading.Event().wait(_PAUSE)
+            threading.Event().wait(jittered(_PAUSE))
 
     def _send(self, method: str, path: str, data: bytes | None, deadline: float) -> tuple[int, bytes]:
         """One request, along redirects to the broker that owns the topic."""

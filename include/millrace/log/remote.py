@@ -28,6 +28,7 @@ from millrace.log.server_link import AppendStream, ConnectionLost, Link, NotTake
 from millrace.log.server_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Pipeline, as_values
 from millrace.log.server_wire import log_id, optional_log_id
 from millrace.message.ids import LogId
+from millrace.pauses import jittered
 
 if TYPE_CHECKING:
     from millrace.log.channel_log import VerifyReport
@@ -162,7 +163,7 @@ class RemoteLogService(Closing):
         while record.alive():
             if time.monotonic() >= deadline:
                 raise LogUnavailable(f"the log server (process {record.pid}) is asked to stop but still runs")
-            threading.Event().wait(_PAUSE)
+            threading.Event().wait(jittered(_PAUSE))
 
     def close(self) -> None:
         """Release the connection; the server goes on. Idempotent."""
@@ -201,7 +202,7 @@ class RemoteLogService(Closing):
                 link.close()
             if time.monotonic() >= deadline:
                 raise LogUnavailable(f"the log server at {record.address} does not answer: {reason}")
-            threading.Event().wait(_PAUSE)
+            threading.Event().wait(jittered(_PAUSE))
 
     def drop_link(self, link: Link) -> None:
         """Forget a connection that failed; the next call makes another."""
@@ -220,7 +221,7 @@ class RemoteLogService(Closing):
                 return call(link, deadline)
             except ConnectionLost as error:
                 self.drop_link(link)
-                threading.Event().wait(_PAUSE)
+                threading.Event().wait(jittered(_PAUSE))
                 if time.monotonic() >= deadline:
                     raise LogUnavailable(f"the log server did not answer within {seconds:.1f} s: {error}") from error
 

@@ -91,6 +91,8 @@ class ExchangeStream:
 
     def __init__(self, link: Link, command: dict[str, Any]) -> None:
         self.link = link
+        self.over = False
+        """Whether the stream itself ended, so that it is of no more use."""
         try:
             self._writer, self._reader = link.client.do_exchange(
                 flight.FlightDescriptor.for_command(to_json(command)), link.options(None)
@@ -112,6 +114,7 @@ class ExchangeStream:
                 else:
                     self._writer.write_with_metadata(batch, pa.py_buffer(metadata))
             except CONNECTION_FAILURES as error:
+                self.over = True
                 raise lost(error, sent=self._begun) from error
 
     def answer(self, *, deadline: float) -> flight.FlightStreamChunk:
@@ -120,6 +123,7 @@ class ExchangeStream:
             try:
                 return self._reader.read_chunk()
             except CONNECTION_FAILURES as error:
+                self.over = True
                 raise lost(error) from error
 
     def close(self) -> None:
@@ -206,7 +210,7 @@ class Link:
             yield stream
             keep = True
         except MillraceError:
-            keep = True
+            keep = not stream.over
             raise
         finally:
             with self._lock:

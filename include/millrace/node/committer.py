@@ -32,6 +32,7 @@ from millrace.metrics import Metrics
 from millrace.node.ranges import RangeReport
 from millrace.node.wal_compaction import compact_once
 from millrace.node.wal_writer import FileAction
+from millrace.pauses import jittered
 from millrace.tables.delta_log import WAL_COMMITS, commit_lease, trim
 from millrace.tables.wal_table import (
     COMMIT_APP_SUFFIX,
@@ -154,7 +155,7 @@ class Committer:
                     idle += 1
                     if not isinstance(error, CommitFailedError) or idle > 3:
                         raise
-                    time.sleep(pause)
+                    time.sleep(jittered(pause))
                     pause = min(pause * 2, _PAUSE[1])
                 else:
                     conflicts += 1

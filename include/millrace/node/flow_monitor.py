@@ -54,12 +54,12 @@ _log = logging.getLogger(__name__)
 def limits_of(settings: Settings) -> FlowLimits:
     """The watermarks that the settings ask for; one whose slow value is 0 is not looked at."""
     marks = [
-        Watermark(MEMORY, settings.flow_memory_slow, settings.flow_memory_reject),
-        Watermark(DISK, settings.flow_disk_slow, settings.flow_disk_reject, falling=True),
-        Watermark(LAG, settings.flow_lag_slow, settings.flow_lag_reject),
+        (MEMORY, settings.flow_memory_slow, settings.flow_memory_reject, False),
+        (DISK, settings.flow_disk_slow, settings.flow_disk_reject, True),
+        (LAG, settings.flow_lag_slow, settings.flow_lag_reject, False),
     ]
     return FlowLimits(
-        tuple(mark for mark in marks if mark.slow),
+        tuple(Watermark(name, slow, reject, falling) for name, slow, reject, falling in marks if slow),
         start_rate=settings.flow_start_rate,
         least_rate=min(settings.flow_least_rate, settings.flow_start_rate),
     )

@@ -33,6 +33,7 @@ from millrace.message.wire import encode_entry
 from millrace.node.append_host_outcome import AppendOutcome, AppendResult
 from millrace.ops.backfill.staged import Manifest, staged_folder
 from millrace.ops.operation import Progress, write_json
+from millrace.pauses import jittered
 from millrace.settings import Settings
 from millrace.tables.fsync import sync
 from millrace.tables.staged import sync_staged
@@ -263,7 +264,7 @@ class _Sender:
             except MillraceError as error:
                 if not error.retriable or not left:
                     raise
-            time.sleep(settings.append_retry_delay)
+            time.sleep(jittered(settings.append_retry_delay))
         raise AssertionError("append_attempts is at least 1")
 
 
