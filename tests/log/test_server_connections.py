@@ -13,11 +13,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from millrace.errors import ServerFull
+from millrace.errors import InvalidArgument, ServerFull
 from millrace.log.discovery import ServerLaunch, ServerRecord, read_record
 from millrace.log.remote import RemoteLogService
+from millrace.log.server import OUTPUT_BYTES
 from millrace.log.server_connections import ConnectionLimits
 from millrace.log.server_link import AppendStream
+from millrace.log.server_wire import typed_error
 from tests.log.server_rig import PATIENCE, Rig, until
 
 BODY = 600 << 20
@@ -87,6 +89,13 @@ def test_what_a_stranger_sends_is_not_held(kind: str, server: ServerRecord) -> N
         done.set()
         watching.join()
     assert largest[0] - before < 64 << 20
+
+
+def test_what_the_server_prints_stays_small(server: ServerRecord, tmp_path: Path) -> None:
+    output = tmp_path / "server.log"
+    with output.open("ab") as file:
+        file.truncate(OUTPUT_BYTES + 1)
+    until(lambda: output.with_name("server.log.1").exists() and output.stat().st_size < 1 << 16, "it is put aside")
 
 
 def test_a_connection_without_a_token_is_shut_after_its_time_and_one_with_stays(
@@ -172,3 +181,24 @@ def _ends(connection: socket.socket) -> bool:
         except ConnectionResetError:
             pass
     return True
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[]", b"\xff", b"[" * 100_000, b'{"pchannel": 7}', b'{"pchannel": "p0", "position": [1e300, 0]}']
+    + [
+        b'{"pchannel": "p0", "position": [0, 0], "%s": %s}' % (key, value)
+        for key in (b"max_bytes", b"timeout")
+        for value in (b'"x"', b"null", b"[]", b"-1", b"NaN", b"1e400", b"true")
+    ],
+)
+def test_a_request_that_makes_no_sense_is_an_invalid_argument_and_no_failure_inside(
+    rig: Callable[[ConnectionLimits], Rig], body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = rig(ConnectionLimits())
+    made.log()
+    with made.link() as link:
+        with pytest.raises((flight.FlightError, pa.ArrowException)) as refused:
+            link.client.do_get(flight.Ticket(body), link.options(PATIENCE)).read_all()
+        assert isinstance(typed_error(refused.value), InvalidArgument)
+    assert "failed inside" not in caplog.text

@@ -103,6 +103,29 @@ def test_metadata_that_is_no_time_to_wait_ends_its_stream_with_a_typed_error_and
         stream.close()
 
 
+@pytest.mark.parametrize(
+    ("action", "request_"),
+    [
+        ("tick", {"pchannel": PCHANNEL, "deadline": "soon"}),
+        ("tick", {"pchannel": PCHANNEL, "deadline": -1}),
+        ("confirm", {"pchannel": PCHANNEL, "tick": None}),
+        ("confirm", {"pchannel": PCHANNEL, "tick": [1]}),
+        ("describe", {"pchannel": {}}),
+        ("catalog", {"call": "collections", "arguments": [1]}),
+        ("catalog", {"call": "collection", "arguments": {"name": ["x"]}}),
+        ("catalog", {"call": "collection", "arguments": {}}),
+        ("catalog", {"call": 7}),
+        ("no-such", {"pchannel": PCHANNEL}),
+    ],
+)
+def test_an_action_that_makes_no_sense_is_an_invalid_argument(
+    client: AppendClient, action: str, request_: dict[str, object]
+) -> None:
+    link = client.service.link(time.monotonic() + PATIENCE)
+    with pytest.raises(InvalidArgument):
+        link.act(f"append/{action}", request_, timeout=PATIENCE)
+
+
 def _stream_threads(server: psutil.Process) -> int:
     """Threads of the server that serve a pipelined stream, by their names."""
     names = (Path(f"/proc/{server.pid}/task/{thread.id}/comm") for thread in server.threads())

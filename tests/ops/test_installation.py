@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from millrace.bounded_output import bound
 from millrace.ops.installation import Installation
-from millrace.ops.installation_keeper import bound, read_record, write_record
+from millrace.ops.installation_keeper import read_record, write_record
 from millrace.ops.installation_processes import MARK, Seen, look, look_at_all, members
 from millrace.settings import Settings
 

@@ -37,10 +37,12 @@ from typing import Final
 import pyarrow as pa
 
 import millrace.arrow_start  # noqa: F401 - first, before an array is made
+from millrace.bounded_output import bound
 from millrace.data_folder import claim, private
 from millrace.errors import InvalidSettings, MillraceError
 from millrace.log.discovery import (
     LOCK_FILE,
+    OUTPUT_FILE,
     STARTUP_ERROR,
     ServerLaunch,
     ServerRecord,
@@ -55,6 +57,8 @@ from millrace.log.server_flight import Extension, LogServer
 from millrace.log.server_wire import TOKEN_VARIABLE, error_to_bytes
 
 _LEAST_TOKEN: Final = 16
+OUTPUT_BYTES: Final = 16 << 20
+"""At which size `server.log` is put aside as `server.log.1`."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +102,7 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
             write_record(folder, record)
             _log.info("serving %s at %s as process %d", launch.backend or folder, record.address, record.pid)
             while not (stop.is_set() or server.stop_asked.is_set()):
+                _bound_output(folder / OUTPUT_FILE)
                 if launch.idle_timeout is not None and server.gate.idle_seconds > launch.idle_timeout:
                     _log.info("no work for %.1f s", launch.idle_timeout)
                     break
@@ -127,6 +132,15 @@ def _certificates(launch: ServerLaunch) -> tuple[bytes, bytes] | None:
         return Path(chain).read_bytes(), Path(key).read_bytes()
     except OSError as error:
         raise InvalidSettings(f"the log server's certificate or key cannot be read: {error}") from error
+
+
+def _bound_output(output: Path) -> None:
+    """Keep the file that this process prints into small, where its starter gave it one."""
+    try:
+        if os.path.samestat(os.fstat(2), output.stat()):
+            bound(output, OUTPUT_BYTES)
+    except OSError:
+        pass  # none, or none that can be cut now (a full disk): it is looked at again
 
 
 def _limits(launch: ServerLaunch) -> ConnectionLimits:

@@ -28,6 +28,7 @@ from millrace.log.server_wire import (
     flight_error,
     from_json,
     log_id,
+    number,
     optional_log_id,
     to_json,
 )
@@ -240,7 +241,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     def _read(self, context: flight.ServerCallContext, request: dict[str, Any]) -> flight.FlightDataStream:
         log = self._open(_name(request, "pchannel"))
         position, end = log_id(request.get("position")), optional_log_id(request.get("end"))
-        max_bytes, timeout = int(request.get("max_bytes", 64 << 20)), float(request.get("timeout", 0.0))
+        max_bytes, timeout = int(number(request, "max_bytes", 64 << 20)), number(request, "timeout", 0.0)
         with self.gate.entered():
             first = log.read(position, end=end, max_bytes=min(max_bytes, self._limits.piece_bytes))
         busy = False

@@ -27,6 +27,7 @@ AUTHORIZATION: Final = "authorization"
 MAX_ERROR_TEXT: Final = 1000
 """Characters of an error's message that cross the wire: gRPC carries errors in headers, which are bounded."""
 
+_LARGEST: Final = (1 << 63) - 1
 _CONSECUTIVE: Final = 0
 _LISTED: Final = 1
 _FAILED: Final = 2
@@ -47,17 +48,25 @@ def from_json(data: bytes) -> dict[str, Any]:
     """A JSON object. Raises InvalidArgument for anything else."""
     try:
         document = json.loads(data or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidArgument("the request is not JSON") from None
     if not isinstance(document, dict):
         raise InvalidArgument("the request is not a JSON object")
     return document
 
 
+def number(request: dict[str, Any], key: str, default: float) -> float:
+    """A number of a request, 0 or more. Raises InvalidArgument."""
+    value = request.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
+        raise InvalidArgument(f"{key!r} of the request is a number, 0 or more")
+    return value
+
+
 def log_id(value: object) -> LogId:
     """A position as JSON carries it: `[ledger, entry]`."""
     match value:
-        case [int(ledger), int(entry)]:
+        case [int(ledger), int(entry)] if all(-_LARGEST <= part <= _LARGEST for part in (ledger, entry)):
             return LogId(ledger, entry)
         case _:
             raise InvalidArgument(f"{value!r} is no position: write it as [ledger, entry]")

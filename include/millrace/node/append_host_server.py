@@ -39,7 +39,7 @@ from millrace.coord.coordinator import Coordinator
 from millrace.errors import InvalidArgument, LogUnavailable, MillraceError
 from millrace.log.discovery import ServerLaunch
 from millrace.log.protocol import DEFAULT_MAX_ENTRY_BYTES, LogService
-from millrace.log.server_wire import NotTaken, failure_to_bytes, from_json, to_json
+from millrace.log.server_wire import NotTaken, failure_to_bytes, from_json, number, to_json
 from millrace.metrics import NAMESPACE, Metrics
 from millrace.node.append_host import DEFAULT_DEADLINE, AppendHost, HostSettings
 from millrace.node.append_host_name import FACTORY
@@ -123,8 +123,8 @@ class AppendExtension:
     def do_get(self, ticket: flight.Ticket) -> flight.FlightDataStream:
         request = from_json(ticket.ticket)
         pchannel = _pchannel(request, "tail")
-        timeout = min(float(request.get("timeout", 0.0)), MAX_TAIL_WAIT)
-        after, max_bytes = int(request.get("after", 0)), int(request.get("max_bytes", 8 << 20))
+        timeout = min(number(request, "timeout", 0.0), MAX_TAIL_WAIT)
+        after, max_bytes = int(number(request, "after", 0)), int(number(request, "max_bytes", 8 << 20))
         with self._open():
             can_wait = self._waiting.acquire(blocking=False)
             try:
@@ -143,13 +143,16 @@ class AppendExtension:
             return [to_json({} if self._flow is None else self._flow.control.describe())]
         request = from_json(action.body.to_pybytes())
         if action.type == f"{NAME}/catalog" and self._catalog is not None:
+            arguments = request.get("arguments") or {}
+            if not isinstance(arguments, dict):
+                raise InvalidArgument("'arguments' of the request is a JSON object")
             with self._open():
-                return [to_json(call(self._catalog, str(request.get("call")), request.get("arguments") or {}))]
+                return [to_json(call(self._catalog, str(request.get("call")), arguments))]
         if action.type == f"{NAME}/mvcc":
             with self._open():
                 return [to_json(self._host.mvcc(_pchannel(request, "vchannel"))._asdict())]
         pchannel = _pchannel(request)
-        deadline = float(request.get("deadline", DEFAULT_DEADLINE))
+        deadline = min(number(request, "deadline", DEFAULT_DEADLINE), MAX_OUTCOME_WAIT)
         answer: dict[str, Any] = {}
         with self._open():
             match action.type.partition("/")[2]:
@@ -157,7 +160,7 @@ class AppendExtension:
                     persist = request.get("persist", True) is not False
                     answer["tick"] = self._host.tick(pchannel, persist=persist, deadline=deadline)
                 case "confirm":
-                    answer["tick"] = self._host.confirm(pchannel, int(request.get("tick", 0)), deadline=deadline)
+                    answer["tick"] = self._host.confirm(pchannel, int(number(request, "tick", 0)), deadline=deadline)
                 case "describe":
                     answer = self._host.describe(pchannel)
                 case "restart":

@@ -33,6 +33,7 @@ class OneByOne:
 
 
 Arguments = Mapping[str, Any]
+_NAMES: Final = ("name", "partition", "pchannel")
 
 
 def collection_to_json(collection: Collection) -> dict[str, Any]:
@@ -117,6 +118,9 @@ def call(coordinator: Coordinator, name: str, arguments: Arguments) -> dict[str,
     found = CALLS.get(name)
     if found is None:
         raise InvalidArgument(f"the coordinator knows no call {name!r}; it knows {', '.join(CALLS)}")
+    wrong = [key for key in _NAMES if not isinstance(arguments.get(key, ""), str)]
+    if wrong:
+        raise InvalidArgument(f"{name}: {wrong[0]!r} is a name, as text")
     try:
         return found(coordinator, arguments)
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:

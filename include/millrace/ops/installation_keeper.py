@@ -15,7 +15,6 @@ import argparse
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Final
 
+from millrace.bounded_output import bound
 from millrace.ops.installation_processes import POLL_SECONDS, Seen, end, end_all, look, look_at_all, send, wait_gone
 from millrace.ops.launch_process import is_alive, process_start
 
@@ -129,13 +129,6 @@ def orphans_of_session() -> list[Seen]:
     found = others_of_session()
     inside = {os.getpid(), *(each.pid for each in found)}
     return [each for each in found if each.parent not in inside]
-
-
-def bound(log: Path, most: int) -> None:
-    """Put a log aside that has grown beyond `most` bytes. Who writes it appends, and so goes on at its new end."""
-    if log.stat().st_size > most:
-        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
-        os.truncate(log, 0)
 
 
 def keep(command: list[str], state: Path, record: Record, stop: threading.Event, options: argparse.Namespace) -> None:
