@@ -391,22 +391,15 @@ def test_attempts_after_the_first_are_counted(rig: Rig) -> None:
 
 
 def test_a_producer_that_flow_control_refuses_says_so_and_not_that_nothing_is_known(rig: Rig) -> None:
-    brief = replace(rig.settings, append_deadline=0.05)
-    producer = Producer(rig.way, rig.coordinator, brief)
-    first, second = rig.keys(0, 2)
-    rig.way.plan.extend([Fault.LIMITED] * 60)
-    with pytest.raises(
-        AppendUnresolved, match="nothing of the newest appends to dml_0 was taken: RATE_LIMITED"
-    ) as caught:
-        producer.send([rig.message(first)])
-    assert isinstance(caught.value.__cause__, RateLimited)
-    rig.way.plan.clear()
-    producer.settle()
-    rig.way.plan.extend([Fault.LOST_AFTER, *[Fault.LIMITED] * 60])
-    with pytest.raises(AppendUnresolved, match="it is unknown what became of"):
-        producer.send([rig.message(second)])
-    rig.way.plan.clear()
-    producer.settle()
+    producer = Producer(rig.way, rig.coordinator, replace(rig.settings, append_deadline=0.05))
+    known = "nothing of the newest appends to dml_0 was taken: RATE_LIMITED"
+    for key, lost, words in zip(rig.keys(0, 2), ([], [Fault.LOST_AFTER]), (known, "it is unknown what"), strict=True):
+        rig.way.plan.extend([*lost, *[Fault.LIMITED] * 60])
+        with pytest.raises(AppendUnresolved, match=words) as caught:
+            producer.send([rig.message(key)])
+        assert isinstance(caught.value.__cause__, RateLimited)
+        rig.way.plan.clear()
+        producer.settle()
 
 
 def test_a_message_that_is_refused_without_using_its_number_holds_up_nothing_behind_it(rig: Rig) -> None:
