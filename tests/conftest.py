@@ -49,7 +49,7 @@ TOGETHER = {
         "test_spark.py",
     ),
     "airflow": ("dags", "plugins"),
-    "brokers": ("conformance", "log/test_kafka.py", "log/test_kafka_partitions.py", "log/test_pulsar.py", "crash/test_log_switch"),
+    "brokers": ("conformance", "log/test_kafka.py", "log/test_kafka_partitions.py", "log/test_kafka_records.py", "log/test_pulsar.py", "crash/test_log_switch"),
 }  # fmt: skip
 """Folders and modules that share what is slow to start: where several processes share a run, each group stays in one."""
 

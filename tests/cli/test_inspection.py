@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from millrace.client import freshness
 from millrace.client.append_client import AppendClient
 from millrace.commands.command_line import find_collection
+from millrace.errors import ChannelParked, UnsupportedVersion
 from millrace.message.ids import LogId
 from millrace.node.parking import Parked, park
 from millrace.settings import Settings
@@ -20,6 +21,7 @@ from millrace.tables.collection_table import rows_path
 from millrace.tables.wal_table import WalTable
 from millrace.wal.chain import CHAIN_VERSION
 from tests.cli.deployment import Deployment
+from tests.node.log_samples import poison
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +246,43 @@ def test_commands_that_look_start_no_server_and_say_what_they_cannot_show(deploy
     for command in (["status"], ["collections", "list"], ["collections", "describe", "users"], ["segments"]):
         deployment.ok(*command)
     assert not record.exists(), "nobody started it"
+
+
+def test_looking_commands_show_what_they_can_of_a_parked_pchannel_and_say_what_they_cannot(
+    deployment: Deployment,
+) -> None:
+    deployment.create_users("--vchannels", "1")
+    deployment.produce({"id": 1, "name": "n"})
+    home = find_collection(deployment.settings, "users").vchannels[0].partition("_1v")[0]
+    deployment.catch_up()
+    before = deployment.lines("scan", home)
+    assert before
+    with AppendClient.connect(deployment.settings.data_dir, start=False) as client:
+        log = client.service.open(home)
+        log.append([poison()])
+        log.close()
+        with pytest.raises(ChannelParked):
+            deployment.catch_up()
+        with pytest.raises(UnsupportedVersion):
+            client.tick(home)
+
+    rows = {each["pchannel"]: each for each in deployment.as_json("status")["pchannels"]}
+    assert "UNSUPPORTED_VERSION" in rows[home]["parked"]
+    assert rows[home]["log_end"]
+    assert all(each["parked"] is None for name, each in rows.items() if name != home)
+
+    scanned = deployment.run("scan", home)
+    assert scanned.exit_code == 1
+    assert [json.loads(line) for line in scanned.stdout.splitlines()] == before
+    assert scanned.stderr.strip().splitlines()[-1].startswith("CHANNEL_PARKED: ")
+    assert [json.loads(line) for line in deployment.run("scan", home, "--limit", "1").stdout.splitlines()] == before[:1]
+
+    found = deployment.run("verify", "--json")
+    assert found.exit_code == 3
+    verified = json.loads(found.stdout)
+    channels = {each["pchannel"]: each for each in verified["pchannels"]}
+    assert not verified["holds"]
+    assert channels[home]["detail"].startswith("CHANNEL_PARKED: ")
+    assert [each["holds"] for name, each in channels.items() if name != home] == [True] * (len(channels) - 1)
+    assert [each["holds"] for each in verified["collections"]] == [True]
+    assert "Everything holds" not in deployment.run("verify").stdout

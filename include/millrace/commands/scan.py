@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millrace.commands.command_line import DataFolder, known_collections, load_settings, print_json
-from millrace.errors import ChannelNotFound, InvalidArgument, LogUnavailable
-from millrace.message.ids import MessageId
+from millrace.errors import ChannelNotFound, ChannelParked, InvalidArgument, LogUnavailable, MillraceError
+from millrace.message.ids import LogId, MessageId
 from millrace.message.types import BEHAVIOUR, MessageType
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def scan(
 
     A committed transaction is one line with its messages inside, at its commit's time tick. Without --follow the scan ends
     with what was appended before it began, whether or not the streaming job has it already. Where no log server runs it
-    shows what the WAL table holds, and then says that this may not be all (LOG_UNAVAILABLE).
+    shows what the WAL table holds, and then says that this may not be all (LOG_UNAVAILABLE); of a parked PChannel it
+    shows what stands before the entry that parks it, and then says so (CHANNEL_PARKED).
 
     Example: `millrace scan dml_0 --types INSERT,DELETE --limit 10`
 
@@ -72,7 +73,7 @@ def scan(
         if follow or start == "latest":
             raise  # what comes next is the server's to say
     with client or nullcontext():
-        tail, names, until = _sources(settings, client, pchannel)
+        tail, names, until, stopped = _sources(settings, client, pchannel)
         if pchannel not in names:
             of = {each.name: each.vchannels for each in known_collections(settings)}
             if channel in of:
@@ -92,11 +93,8 @@ def scan(
                 print_json(unit_json(unit, payload))
                 if number == limit:
                     return
-    if client is None:
-        raise LogUnavailable(
-            f"no log server runs: this is what the WAL table holds, up to tick {until}. What the log may have behind it is not"
-            " among it; `millrace jobs run` starts the server, and so does whatever appends"
-        )
+    if stopped is not None:
+        raise stopped
 
 
 class _NoTail:
@@ -111,19 +109,39 @@ class _NoTail:
         return 0  # nobody appends one
 
 
-def _sources(settings: Settings, client: AppendClient | None, pchannel: str) -> tuple[TailSource, list[str], int]:
-    """What to tail, the PChannels there are, and a tick behind everything that can be shown now."""
+def _sources(
+    settings: Settings, client: AppendClient | None, pchannel: str
+) -> tuple[TailSource, list[str], int, MillraceError | None]:
+    """What to tail, the PChannels there are, a tick behind everything that can be shown now, and why that is not all."""
     from millrace.tables.wal_reader import WalSnapshot
 
     if client is None:
         wal = WalSnapshot.open(settings.wal_path)
         names = [] if wal is None else wal.pchannels()
-        return _NoTail(), names, 0 if wal is None else wal.last_tick(pchannel)
+        until = 0 if wal is None else wal.last_tick(pchannel)
+        return (
+            _NoTail(),
+            names,
+            until,
+            LogUnavailable(
+                f"no log server runs: this is what the WAL table holds, up to tick {until}. What the log may have behind it is not"
+                " among it; `millrace jobs run` starts the server, and so does whatever appends"
+            ),
+        )
     names = client.service.names()
+    if pchannel not in names:
+        return client, names, 0, None
     try:
-        return client, names, client.tick(pchannel) if pchannel in names else 0
-    except InvalidArgument:
-        return client, names, 0  # no term is open yet: there is nothing
+        return client, names, client.tick(pchannel), None
+    except MillraceError as error:
+        found = client.describe(pchannel)
+        if found["parked"]:
+            words = f"{pchannel} is parked at entry {LogId(*found['position'])}: {found['parked']}"
+            parked = ChannelParked(f"{words}. The scan ends there; `millrace status` says more.")
+            return client, names, int(found["last_tick"]), parked
+        if isinstance(error, InvalidArgument) and not found["term"]:
+            return client, names, 0, None  # no term is open yet: there is nothing
+        raise
 
 
 def _policy(text: str) -> DeliverPolicy:

@@ -135,6 +135,8 @@ def _pchannels(settings: Settings, client: AppendClient | None) -> list[dict[str
     positions = table.sound_positions(in_wal) if table is not None else {}
     in_log = set(client.service.names()) if client is not None else set()
     pending = _pending(client, table, in_log - (in_wal - set(positions))) if client is not None else {}
+    lags = {name: found for name, found in pending.items() if isinstance(found, float)}
+    unread = {name: found for name, found in pending.items() if isinstance(found, str)}
     rows = []
     for name in sorted(in_wal | in_log | set(checkpoints)):
         position = positions.get(name)
@@ -153,17 +155,26 @@ def _pchannels(settings: Settings, client: AppendClient | None) -> list[dict[str
             "rejections": position.totals.rejections if position is not None else 0,
             "flushed_tick": checkpoint.time_tick if checkpoint is not None else 0,
             "flushed_time": moment(checkpoint.time_tick) if checkpoint is not None else None,
-            "lag_seconds": pending.get(name, 0.0) if client is not None else None,
+            "lag_seconds": lags.get(name, 0.0) if client is not None and name not in unread else None,
             "parked": parked[name].error().args[0] if name in parked else None,
         }
         if client is not None and name in in_log:
-            log = client.service.open(name)
-            described = log.describe()
-            log.close()
-            row |= {"log_end": str(described.end), "log_bytes": described.bytes}
+            row |= _logged(client, name)
             row |= _hosted(client, name, row)
+        row["parked"] = row["parked"] or unread.get(name)
         rows.append(row)
     return rows
+
+
+def _logged(client: AppendClient, name: str) -> dict[str, Any]:
+    """What the log itself says; without words where it does not say: whoever follows it does."""
+    try:
+        log = client.service.open(name)
+        described = log.describe()
+        log.close()
+    except MillraceError:
+        return {}
+    return {"log_end": str(described.end), "log_bytes": described.bytes}
 
 
 def _hosted(client: AppendClient, name: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -178,15 +189,18 @@ def _hosted(client: AppendClient, name: str, row: dict[str, Any]) -> dict[str, A
     return found
 
 
-def _pending(client: AppendClient, table: WalTable | None, names: set[str]) -> dict[str, float]:
-    """By PChannel of `names` the age of its oldest entry that the WAL does not have, in seconds."""
+def _pending(client: AppendClient, table: WalTable | None, names: set[str]) -> dict[str, float | str]:
+    """By PChannel of `names` the age of its oldest entry that the WAL does not have, in seconds; or why it is not known."""
     from millrace.client.freshness import lag_seconds
 
-    found: dict[str, float] = {}
+    found: dict[str, float | str] = {}
     for name in sorted(names):
-        log = client.service.open(name)
-        found[name] = lag_seconds(table, log, name)
-        log.close()
+        try:
+            log = client.service.open(name)
+            found[name] = lag_seconds(table, log, name)
+            log.close()
+        except MillraceError as error:
+            found[name] = f"log: {error.code}: {error}"
     return found
 
 

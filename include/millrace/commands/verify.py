@@ -15,9 +15,10 @@ from millrace.commands.command_line import (
     print_json,
     print_rows,
 )
-from millrace.errors import MillraceError
+from millrace.errors import ChannelParked, MillraceError
 
 if TYPE_CHECKING:
+    from millrace.client.append_client import AppendClient
     from millrace.log.protocol import LogService
     from millrace.settings import Settings
 
@@ -27,7 +28,8 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
 
     The log's checksums; time ticks in order; the WAL's rows as they were committed; the log, run through the chain again,
     giving the same rows; each collection's table holding just what became visible, up to the tick that it says it has: where
-    the flusher has not caught up it is "behind", which is no fault. Exit code 3 where something does not hold.
+    the flusher has not caught up it is "behind", which is no fault. Exit code 3 where something does not hold, a parked PChannel
+    among it.
 
     Example: `millrace verify`
     """
@@ -37,12 +39,15 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
 
     settings = load_settings(data)
     channels: list[dict[str, Any]] = []
+    parked = parked_channels(settings, None)
     if open_table(settings.wal_path) is not None:  # no server is started for what has nothing to check
         with AppendClient.connect(
             settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
         ) as client:
             channels = check_channels(settings, log=client.service)
+            parked = parked_channels(settings, client)
     collections = check_collections(settings) if all(each["holds"] for each in channels) else []
+    channels = with_parked(channels, parked)
     holds = all(each["holds"] for each in [*channels, *collections])
     if as_json:
         print_json({"holds": holds, "pchannels": channels, "collections": collections})
@@ -64,6 +69,34 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
         typer.echo("Everything holds." if holds else "Something does not hold: see above.")
     if not holds:
         raise typer.Exit(DOES_NOT_HOLD)
+
+
+def parked_channels(settings: Settings, client: AppendClient | None) -> dict[str, str]:
+    """By PChannel that stands still, in the streaming node or (with `client`) the append host, why."""
+    from millrace.node.parking import read_parked
+
+    found = {each.pchannel: f"{ChannelParked.code}: {each.error()}" for each in read_parked(settings.parked_path)}
+    if client is None:
+        return found
+    for name in client.service.names():
+        try:
+            parked = client.describe(name)["parked"]
+        except MillraceError as error:
+            if error.retriable:
+                raise
+            parked = f"{error.code}: {error}"
+        if parked:
+            found.setdefault(name, f"{ChannelParked.code}: the append host stands still: {parked}")
+    return found
+
+
+def with_parked(channels: list[dict[str, Any]], parked: dict[str, str]) -> list[dict[str, Any]]:
+    """`channels` with those that are parked: what stands in their log behind the entry that parks them holds of nothing."""
+    rows = {each["pchannel"]: each for each in channels}
+    for name, words in sorted(parked.items()):
+        row = rows.setdefault(name, {"pchannel": name, "detail": None})
+        row |= {"holds": False, "detail": "; ".join(filter(None, (words, row["detail"])))}
+    return list(rows.values())
 
 
 def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[str, Any]]:

@@ -137,7 +137,11 @@ class _Reader:
         self.next = first + count
         self._size = max(1, ends[count - 1] // count)
         stamps = [stamp for _, stamp in map(Message.timestamp, taken)]
-        return Run(first, list(map(Message.value, taken)), stamps)  # type: ignore[arg-type]
+        values: list[bytes | None] = list(map(Message.value, taken))
+        if None in values:
+            # A record of another's may have no value. It is an entry all the same, and no more one than empty bytes are.
+            values = [b"" if value is None else value for value in values]
+        return Run(first, values, stamps)  # type: ignore[arg-type]
 
     def _fetch(self, messages: list[Message], max_bytes: int, seconds: float) -> bool:
         """Add what the client has, waiting up to `seconds` for the first. Raises OutOfRange, InvalidSettings."""

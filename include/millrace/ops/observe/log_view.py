@@ -25,7 +25,8 @@ class ChannelLog:
     """One PChannel by its log and the append host."""
 
     description: LogDescription
-    lag_seconds: float
+    lag_seconds: float | None
+    """None where the log cannot be read behind what the WAL has: `parked` says why."""
     term: int
     parked: str | None
 
@@ -95,8 +96,15 @@ def _channels(
             described = log.describe()
             position = positions.get(name)
             begin = (position.position if position is not None else None) or EARLIEST
-            lag = lag_seconds(wal, log, name) if described.end > begin else 0.0
-            yield name, ChannelLog(described, lag, *_hosted(client, name))
+            term, parked = _hosted(client, name)
+            lag: float | None = 0.0
+            try:
+                lag = lag_seconds(wal, log, name) if described.end > begin else 0.0
+            except LogUnavailable:
+                raise
+            except MillraceError as error:
+                lag, parked = None, parked or f"log: {error.code}: {error}"
+            yield name, ChannelLog(described, lag, term, parked)
         finally:
             log.close()
 
