@@ -316,6 +316,12 @@ class CollectionExists(MillraceError):
     code = "COLLECTION_EXISTS"
 
 
+class CatalogDiverged(MillraceError):
+    """The chain has another definition of a collection than the catalog, in a way that the catalog cannot follow."""
+
+    code = "CATALOG_DIVERGED"
+
+
 class DeadlineExceeded(MillraceError):
     """A bounded wait ran out. The effect of the call is unknown unless the message says otherwise."""
 

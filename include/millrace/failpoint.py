@@ -17,6 +17,8 @@ nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore 
 ``backfill.written`` (a slice of a derived table is committed, not recorded),
 ``switch.created``, ``switch.listed``, ``switch.appended``, ``switch.passed``, ``switch.closed`` (millrace.coord.switch_log: behind
 its steps),
+``ddl.planned``, ``ddl.kept``, ``ddl.sent``, ``ddl.acknowledged`` (millrace.coord.coordinator: nothing is kept yet; a broadcast is
+kept; a message is appended, not acknowledged; all are, and the catalog is as it was),
 ``compact.*`` (millrace.ops.compaction: ``written``, a file that replaces others is on disk; ``checked``, ``base``, before and behind
 the base tick is raised; ``replaced``, ``folded``, ``segments``, behind that commit).
 """

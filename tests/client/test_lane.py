@@ -34,6 +34,7 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.metrics import Metrics
 from millrace.node.append_host import AppendHost
 from millrace.node.append_host_outcome import AppendOutcome
+from millrace.node.catalog_calls import OneByOne
 from millrace.settings import Settings
 from millrace.wal.state import ChannelState
 
@@ -141,14 +142,6 @@ class Answer:
         return self.outcome
 
 
-class OneByOne:
-    def __init__(self, host: AppendHost) -> None:
-        self._host = host
-
-    def append_one(self, pchannel: str, entry: bytes) -> int:
-        return self._host.append(pchannel, entry).result().time_tick
-
-
 class Rig:
     """A log, a chain and a collection in this process."""
 
@@ -156,7 +149,7 @@ class Rig:
         self.settings = Settings(data_dir=folder, cache_dir=folder, append_retry_delay=0.0)
         self.service = RocksMQ(folder / "log")
         self.host = AppendHost(self.service, ChannelState.new)
-        self.coordinator = Coordinator(self.settings, log=self.service, append=OneByOne(self.host))
+        self.coordinator = Coordinator(self.settings, log=self.service, append=OneByOne(self.host, 30.0))
         self.coordinator.ensure_pchannels(1)
         self.collection: Collection = self.coordinator.create_collection("c", SCHEMA, vchannels=2)
         self.way = Way(self.host, self.coordinator)

@@ -23,6 +23,7 @@ from millrace.message.wire import encode_entry
 from millrace.node.append_host import AppendHost
 from millrace.settings import Settings
 from millrace.wal.chain import CHAIN_VERSION
+from millrace.wal.definitions import Definitions
 from millrace.wal.state import ChannelState
 
 
@@ -34,6 +35,9 @@ class Hosted:
 
     def append_one(self, pchannel: str, entry: bytes) -> int:
         return self.host.append(pchannel, entry, deadline=5.0).result().time_tick
+
+    def definitions(self, pchannel: str, collection_id: int | None) -> Definitions:
+        return self.host.definitions(pchannel, collection_id, deadline=5.0)
 
     def describe(self, pchannel: str) -> dict[str, Any]:
         return self.host.describe(pchannel)

@@ -36,6 +36,7 @@ from millrace.ops.operation import Progress
 from millrace.settings import Settings
 from millrace.tables.arrow_read import read_arrow
 from millrace.tables.staged import sync_staged
+from millrace.wal.definitions import Definitions
 from tests.tables.staged_files import stage
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "string", True)), "id")
@@ -106,6 +107,9 @@ class World:
 
     def append_one(self, pchannel: str, entry: bytes) -> int:
         return self.host.append(pchannel, [entry], deadline=20.0).result().time_tick
+
+    def definitions(self, pchannel: str, collection_id: int | None) -> Definitions:
+        return self.host.definitions(pchannel, collection_id, deadline=20.0)
 
     def describe(self, pchannel: str) -> dict[str, Any]:
         return self.host.describe(pchannel)

@@ -36,6 +36,7 @@ from millrace.node.append_host_server import LAUNCH, NAME, TIMEOUT, tailed_rows
 from millrace.node.catalog_calls import READS
 from millrace.node.tail_buffer import Evicted, Tailed
 from millrace.pauses import jittered
+from millrace.wal.definitions import Definitions
 
 _MARGIN: Final = 2.0
 """Seconds that a client waits beyond what it lets the server wait: the server's answer is the better one."""
@@ -137,6 +138,13 @@ class AppendClient(Closing):
     def describe(self, pchannel: str) -> dict[str, Any]:
         """Where the append host stands: position, last_tick, term, parked."""
         return self._act("describe", {"pchannel": pchannel}, self.service.deadline)
+
+    def definitions(
+        self, pchannel: str, collection_id: int | None, *, deadline: float = DEFAULT_DEADLINE
+    ) -> Definitions:
+        """What the chain has of collections on a PChannel; see :meth:`millrace.node.append_host.AppendHost.definitions`."""
+        request = {"pchannel": pchannel, "collection_id": collection_id, "deadline": deadline}
+        return Definitions.from_json(self._act("definitions", request, deadline))
 
     def metrics(self) -> str:
         """The host's metrics in the Prometheus text format."""

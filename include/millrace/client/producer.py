@@ -43,6 +43,7 @@ from millrace.client.written import Written
 from millrace.closing import Closing
 from millrace.coord.store import Collection, pchannel_of
 from millrace.errors import InvalidArgument
+from millrace.message.ids import COORDINATOR_ID
 from millrace.message.model import MutableMessage
 from millrace.metrics import Metrics
 from millrace.settings import Settings
@@ -83,6 +84,8 @@ class Producer(Closing):
         self._terms = terms
         self._settings = settings
         self._reader = reader
+        if producer_id == COORDINATOR_ID:
+            raise InvalidArgument(f"producer_id {producer_id} is the coordinator's own: choose another")
         number = producer_id if producer_id is not None else secrets.randbits(62) + 1
         self._identity = Identity(number, terms, owned=producer_id is not None)
         self._lanes: dict[str, Lane] = {}

@@ -88,6 +88,7 @@ def _offline(settings: Settings) -> Iterator[Switch]:
     from millrace.log.generations import open_deployment_log
     from millrace.node.append_host import AppendHost
     from millrace.node.append_host_server import committed_states, launch_of
+    from millrace.node.catalog_calls import OneByOne
 
     launch = launch_of(settings)
     settings.log_path.mkdir(parents=True, exist_ok=True)
@@ -95,7 +96,7 @@ def _offline(settings: Settings) -> Iterator[Switch]:
         held(settings.log_path / LOCK_FILE, deadline=time.monotonic() + 1.0),
         open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings)) as log,
         AppendHost(log, committed_states(settings.wal_path, log)) as host,
+        Coordinator(settings, log=log, append=OneByOne(host, settings.append_deadline)) as coordinator,
     ):
         hosted = _Hosted(host, settings.append_deadline)
-        with Coordinator(settings, log=log, append=hosted) as coordinator:
-            yield Switch(settings.log_path, launch.backend, log, hosted, coordinator)
+        yield Switch(settings.log_path, launch.backend, log, hosted, coordinator)

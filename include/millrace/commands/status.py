@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from millrace.tables.wal_table import WalTable
 
 _COLUMNS = ("pchannel", "term", "log_end", "wal_position", "wal_time", "flushed_time", "lag_seconds", "parked")
+_MOST = 5
+"""Abandoned DDL that is shown."""
 
 
 def status(data: DataFolder = None, as_json: AsJson = False) -> None:
@@ -48,6 +50,8 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
         typer.echo(f"  {each['severity']}: {each['subject']}: {each['words']} ({each['where']})")
     for each in found["operations"]:
         typer.echo(f"Operation      {each['job']}: {each['words'] or 'starting'} ({each['run_id']})")
+    for each in found["ddl"]:
+        typer.echo(f"DDL            {each['kind']} of {each['collection']} {each['state']}: {each['detail']}")
     print_rows(found["pchannels"], columns=_COLUMNS, as_json=False, empty="No PChannels yet.")
 
 
@@ -70,11 +74,34 @@ def gather(settings: Settings) -> dict[str, Any]:
             "collections": len(known_collections(settings)),
             "health": _health(settings),
             "operations": _operations(settings),
+            "ddl": _ddl(settings),
             "pchannels": _pchannels(settings, client),
         }
     finally:
         if client is not None:
             client.close()
+
+
+def _ddl(settings: Settings) -> list[dict[str, Any]]:
+    """Broadcasts that wait, and the newest that were abandoned."""
+    from millrace.coord.store import Store
+
+    path = settings.data_dir / "coord" / "coord.db"
+    if not path.exists():
+        return []
+    with Store(path) as store:
+        troubles = store.troubles()
+    shown = [each for each in troubles if not each.abandoned] + [each for each in troubles if each.abandoned][-_MOST:]
+    return [
+        {
+            "collection": each.collection,
+            "kind": each.kind,
+            "state": "abandoned" if each.abandoned else "waiting",
+            "since": stamp(each.at_ms) if each.at_ms else None,
+            "detail": each.words or "under way",
+        }
+        for each in shown
+    ]
 
 
 def streaming_job(settings: Settings) -> dict[str, Any]:

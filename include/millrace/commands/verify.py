@@ -28,8 +28,8 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
 
     The log's checksums; time ticks in order; the WAL's rows as they were committed; the log, run through the chain again,
     giving the same rows; each collection's table holding just what became visible, up to the tick that it says it has: where
-    the flusher has not caught up it is "behind", which is no fault. Exit code 3 where something does not hold, a parked PChannel
-    among it.
+    the flusher has not caught up it is "behind", which is no fault; the coordinator's catalog having what the chain has. Exit code 3
+    where something does not hold, a parked PChannel among it.
 
     Example: `millrace verify`
     """
@@ -40,17 +40,19 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
     settings = load_settings(data)
     channels: list[dict[str, Any]] = []
     parked = parked_channels(settings, None)
+    catalog: list[dict[str, Any]] = []
     if open_table(settings.wal_path) is not None:  # no server is started for what has nothing to check
         with AppendClient.connect(
             settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
         ) as client:
             channels = check_channels(settings, log=client.service)
             parked = parked_channels(settings, client)
+            catalog = check_catalog(settings, client)
     collections = check_collections(settings) if all(each["holds"] for each in channels) else []
     channels = with_parked(channels, parked)
-    holds = all(each["holds"] for each in [*channels, *collections])
+    holds = all(each["holds"] for each in [*channels, *collections, *catalog])
     if as_json:
-        print_json({"holds": holds, "pchannels": channels, "collections": collections})
+        print_json({"holds": holds, "pchannels": channels, "collections": collections, "catalog": catalog})
     else:
         print_rows(
             channels,
@@ -66,6 +68,8 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
             as_json=False,
             empty="No rows to account for.",
         )  # fmt: skip
+        if catalog:
+            print_rows(catalog, columns=("collection", "id", "holds", "detail"), as_json=False, empty="")
         typer.echo("Everything holds." if holds else "Something does not hold: see above.")
     if not holds:
         raise typer.Exit(DOES_NOT_HOLD)
@@ -144,6 +148,20 @@ def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[s
             }
         )
     return rows
+
+
+def check_catalog(settings: Settings, client: AppendClient) -> list[dict[str, Any]]:
+    """The collections whose entry in the coordinator's catalog is not what the chain has."""
+    from millrace.coord.follow import differences
+    from millrace.coord.store import Store
+
+    path = settings.data_dir / "coord" / "coord.db"
+    if not path.exists():
+        return []
+    with Store(path) as store:
+        names = [each.name for each in store.pchannels()]
+        found = differences(store, names, client.definitions)
+    return [{"collection": each.name, "id": each.id, "holds": False, "detail": each.words} for each in found]
 
 
 def check_collections(settings: Settings) -> list[dict[str, Any]]:

@@ -1,18 +1,37 @@
 """The streaming coordinator: PChannels and their terms, collections, and DDL as persisted, idempotent broadcasts.
 
-A broadcast is kept in the store before its first append (id → append to all → acknowledged by all → catalog changed). A
-coordinator that dies anywhere in between leaves a broadcast that :meth:`Coordinator.resume` completes: a message that is
-appended again is rejected by the chain with a reason that says that it took effect before, and that is an acknowledgement.
+A broadcast is kept in the store before its first append (id → append to all → acknowledged by all → catalog changed), and only
+where its messages can be made and every VChannel can take them. A coordinator that dies anywhere in between leaves a broadcast
+that :meth:`Coordinator.resume` completes, and two coordinators may complete one at the same time: its messages carry its id, by
+which the chain knows a repeat (millrace.coord.ddl). A collection's broadcasts come one after the other. One that cannot be
+completed is abandoned, with its reason kept: it is no wall for others.
+
+The chain's state is the truth. Before DDL of a collection the catalog follows it (millrace.coord.follow).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from millrace.closing import Closing
+from millrace.coord.ddl import check_name, message, standing
+from millrace.coord.follow import Difference, Held, differences, followed, held
 from millrace.coord.store import Broadcast, Collection, PChannel, Store
-from millrace.errors import AppendRejected, ChannelExists, CollectionExists, CollectionNotFound, InvalidArgument
+from millrace.errors import (
+    AppendRejected,
+    CatalogDiverged,
+    ChannelExists,
+    CollectionExists,
+    CollectionNotFound,
+    DeadlineExceeded,
+    EntryTooLarge,
+    InvalidArgument,
+    MillraceError,
+)
+from millrace.failpoint import hit
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.model import MutableMessage
@@ -20,32 +39,41 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire import encode_entry
 from millrace.settings import Settings
 from millrace.wal.chain import CHAIN_VERSION
+from millrace.wal.definitions import Definitions
 from millrace.wal.reasons import Reason
 
-SETTLED: Final[dict[str, frozenset[Reason]]] = {
-    "create_collection": frozenset({Reason.COLLECTION_EXISTS}),
-    "drop_collection": frozenset({Reason.COLLECTION_NOT_FOUND}),
-    "create_partition": frozenset({Reason.PARTITION_EXISTS}),
-    "drop_partition": frozenset({Reason.PARTITION_NOT_FOUND, Reason.COLLECTION_NOT_FOUND}),
-    "schema_change": frozenset({Reason.SCHEMA_MISMATCH}),
-    "manual_flush": frozenset({Reason.NO_EFFECT}),
-}
-"""By kind of broadcast: the rejections of a repeated message that say that it took effect before."""
-
 TERM_ATTEMPTS: Final = 5
+TURNS: Final = 100
+"""How often DDL that other DDL of its collection overtook is planned anew."""
+
+_log = logging.getLogger(__name__)
+_TERMS: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED})
+
+Plan = Callable[[Collection, Held], dict[str, Any]]
+"""From a collection, and what the chain has of it, the change that a broadcast makes. Raises where there is none to make."""
 
 
 class Appending(Protocol):
-    """What the coordinator needs of an append host: append one entry with one message; its time tick, or AppendRejected."""
+    """What the coordinator needs of an append host."""
 
-    def append_one(self, pchannel: str, entry: bytes) -> int: ...
+    def append_one(self, pchannel: str, entry: bytes) -> int:
+        """Append one entry with one message; its time tick (a repeat's: the first one's), or AppendRejected."""
+        ...
+
+    def definitions(self, pchannel: str, collection_id: int | None) -> Definitions:
+        """What the chain has on `pchannel` once it has judged all that the log holds now, in full of one collection."""
+        ...
 
 
 class Coordinator(Closing):
     """DDL of one deployment. Any process may hold one; the store lets them write in turn."""
 
-    def __init__(self, settings: Settings, *, log: LogService, append: Appending) -> None:
+    def __init__(
+        self, settings: Settings, *, log: LogService, append: Appending, seam: Callable[[str], None] = hit
+    ) -> None:
+        """`seam` is called at the places that crash and interleaving tests stop at (see millrace.failpoint)."""
         self._settings = settings
+        self._seam = seam
         self._store = Store(settings.data_dir / "coord" / "coord.db")
         self._log = log
         self._append = append
@@ -56,12 +84,14 @@ class Coordinator(Closing):
     # -- PChannels ----------------------------------------------------------------------------------------------------
 
     def ensure_pchannels(self, count: int) -> list[PChannel]:
-        """Make sure that the deployment has at least `count` PChannels, each with an open term; completes broadcasts."""
+        """Make sure that the deployment has at least `count` PChannels, each with an open term; completes broadcasts, and
+        lets the catalog follow the chain."""
         for number in range(count):
             self.ensure_pchannel(f"dml_{number}")
         for pchannel in self._store.pchannels():
             self.ensure_pchannel(pchannel.name)
         self.resume()
+        self.follow()
         return self._store.pchannels()
 
     def ensure_pchannel(self, name: str) -> PChannel:
@@ -116,10 +146,7 @@ class Coordinator(Closing):
     def collection(self, name: str) -> Collection:
         """Raises CollectionNotFound for one that is not there or not usable yet."""
         found = self._store.collection(name)
-        if found.state == "creating":
-            self.resume()
-            found = self._store.collection(name)
-        return found
+        return found if found.state == "active" else self._settled(name)
 
     def create_collection(
         self,
@@ -129,26 +156,43 @@ class Coordinator(Closing):
         vchannels: int = 1,
         partitions: Sequence[str] = ("_default",),
         exist_ok: bool = False,
+        restored: bool = False,
     ) -> Collection:
-        """Create a collection; usable when all its VChannels have it. Raises CollectionExists.
+        """Create a collection; usable when all its VChannels have it. Raises CollectionExists, InvalidArgument for a name
+        that nothing new may have, and AppendRejected (LIMIT_EXCEEDED) where its PChannels have no room for it.
 
         With `exist_ok` one of that name that has this schema, or had it before fields were added, is given as it is: its
-        VChannels and partitions may be others.
+        VChannels and partitions may be others. With `restored` its partitions may have names from before the rule.
         """
-        if exist_ok and (standing := self._standing(name, schema)):
-            return standing
+        if all(each.name != name for each in self._store.collections()):  # one from before the rule may be asked for
+            check_name(name, "a collection")
+        elif there := self._standing(name, schema):
+            if exist_ok:
+                return there
+            raise CollectionExists(f"a collection {name!r} exists already")
+        for partition in partitions if not restored else ():
+            check_name(partition, "a partition")
+        if isinstance(partitions, str) or not partitions or len(set(partitions)) != len(partitions) or vchannels < 1:
+            raise InvalidArgument(
+                "a collection needs a list of partitions of different names, and at least one VChannel"
+            )
         channels = [pchannel.name for pchannel in self._store.pchannels()]
         if not channels:
             channels = [pchannel.name for pchannel in self.ensure_pchannels(self._settings.pchannels)]
-        if not name or not partitions or len(set(partitions)) != len(partitions) or vchannels < 1:
-            raise InvalidArgument("a collection needs a name, at least one VChannel and partitions of different names")
+        self._check_room(name, channels, vchannels, len(partitions))
+        self._seam("ddl.planned")
         try:
             broadcast = self._store.add_collection(
-                name, schema, vchannels=vchannels, partitions=list(partitions), pchannels=channels
+                name,
+                schema,
+                vchannels=vchannels,
+                partitions=list(partitions),
+                pchannels=channels,
+                check=self._check,
             )
         except CollectionExists:
-            if exist_ok and (standing := self._standing(name, schema)):  # another was as quick
-                return standing
+            if exist_ok and (there := self._standing(name, schema)):  # another was as quick
+                return there
             raise
         self._complete(broadcast)
         return self._store.collection(name)
@@ -163,111 +207,226 @@ class Coordinator(Closing):
             raise CollectionExists(f"a collection {name!r} exists already, with other fields: choose another name")
         return found
 
-    def drop_collection(self, name: str) -> None:
-        self._broadcast(self.collection(name), "drop_collection", {})
+    def _check_room(self, name: str, channels: Sequence[str], vchannels: int, partitions: int) -> None:
+        """Before anything of a new collection is kept: the chain would refuse it at the end, VChannels later."""
+        for place, pchannel in enumerate(channels):
+            wanted = vchannels // len(channels) + (place < vchannels % len(channels))
+            room = self._append.definitions(pchannel, None) if wanted else None
+            if room is not None and room.taken + wanted > room.max_vchannels:
+                raise AppendRejected(
+                    f"{name!r} wants {wanted:,} VChannels on {pchannel}, which has {room.taken:,} of {room.max_vchannels:,}"
+                    " (max_vchannels of the chain's config): it takes no more VChannels; ask for fewer",
+                    reason=Reason.LIMIT_EXCEEDED,
+                )
+            if room is not None and partitions > room.max_partitions:
+                raise AppendRejected(
+                    f"{name!r} wants {partitions:,} partitions; a collection has at most {room.max_partitions:,}"
+                    " (max_partitions of the chain's config)",
+                    reason=Reason.LIMIT_EXCEEDED,
+                )
 
-    def create_partition(self, name: str, partition: str) -> int:
-        """Add a partition; its id. Raises AppendRejected (PARTITION_EXISTS)."""
-        collection = self.collection(name)
-        if partition in collection.partitions:
-            raise AppendRejected(f"{name!r} has a partition {partition!r} already", reason=Reason.PARTITION_EXISTS)
-        number = self._store.take_partition_id(collection.id)
-        self._broadcast(collection, "create_partition", {"name": partition, "id": number})
-        return number
+    def drop_collection(self, name: str) -> None:
+        self._broadcast(name, "drop_collection", lambda collection, there: {})
+
+    def create_partition(self, name: str, partition: str, *, restored: bool = False) -> int:
+        """Add a partition; its id. Raises AppendRejected (PARTITION_EXISTS), and InvalidArgument for a name that nothing new
+        may have; with `restored` it may be one from before that rule."""
+        if not restored:
+            check_name(partition, "a partition")
+
+        def plan(collection: Collection, there: Held) -> dict[str, Any]:
+            if partition in collection.partitions:
+                raise AppendRejected(f"{name!r} has a partition {partition!r} already", reason=Reason.PARTITION_EXISTS)
+            known = [each.partitions for each in there.values() if each is not None]
+            ids = (number for each in known for number, held_name in each.items() if held_name == partition)
+            return {"name": partition, "id": next(ids, None) or self._store.take_partition_id(collection.id)}
+
+        change, _ = self._broadcast(name, "create_partition", plan)
+        return int(change["id"])
 
     def drop_partition(self, name: str, partition: str) -> None:
-        collection = self.collection(name)
-        if partition not in collection.partitions:
-            raise AppendRejected(f"{name!r} has no partition {partition!r}", reason=Reason.PARTITION_NOT_FOUND)
-        self._broadcast(collection, "drop_partition", {"id": collection.partitions[partition]})
+        def plan(collection: Collection, there: Held) -> dict[str, Any]:
+            if partition not in collection.partitions:
+                raise AppendRejected(f"{name!r} has no partition {partition!r}", reason=Reason.PARTITION_NOT_FOUND)
+            return {"id": collection.partitions[partition]}
+
+        self._broadcast(name, "drop_partition", plan)
 
     def add_field(self, name: str, field: FieldSpec) -> int:
         """Add a nullable field; the new schema version."""
-        collection = self.collection(name)
-        changed = collection.schema.with_field(field)
-        version = collection.schema_version + 1
-        change = {"field": field.to_json(), "schema": changed.to_json(), "version": version}
-        self._broadcast(collection, "schema_change", change)
-        return version
+
+        def plan(collection: Collection, there: Held) -> dict[str, Any]:
+            changed = collection.schema.with_field(field)
+            return {"field": field.to_json(), "schema": changed.to_json(), "version": collection.schema_version + 1}
+
+        change, _ = self._broadcast(name, "schema_change", plan)
+        return int(change["version"])
 
     def flush(self, name: str) -> dict[str, int]:
         """Seal and flush what grows in the collection; by VChannel the tick of its ManualFlush, 0 where nothing grew."""
-        return self._broadcast(self.collection(name), "manual_flush", {})
+        return self._broadcast(name, "manual_flush", lambda collection, there: {})[1]
 
     # -- broadcasts ---------------------------------------------------------------------------------------------------
 
     def resume(self) -> int:
-        """Complete the broadcasts that a coordinator left half done; how many there were."""
+        """Complete the broadcasts that a coordinator left half done; how many there were.
+
+        One that cannot be completed now stays for the next call, and is no reason to leave the others.
+        """
         pending = self._store.broadcasts()
         for broadcast in pending:
-            self._complete(broadcast)
+            try:
+                self._complete(broadcast)
+            except MillraceError as error:
+                _log.warning("%s of collection %s: %s", broadcast.kind, broadcast.collection_id, error)
         return len(pending)
 
-    def _broadcast(self, collection: Collection, kind: str, change: dict[str, Any]) -> dict[str, int]:
+    def follow(self) -> None:
+        """Let the catalog follow the chain where another client changed that; what it cannot follow is logged."""
+        for collection in self._store.collections():
+            try:
+                there = followed(collection, held(collection, self._append.definitions))
+                if there != collection and self._store.follow(collection, there):
+                    _log.warning("the catalog's entry of %r follows the chain: %s", collection.name, there)
+            except MillraceError as error:
+                _log.warning("%r cannot be held against the chain: %s: %s", collection.name, error.code, error)
+
+    def differences(self) -> list[Difference]:
+        """What differs between catalog and chain now (millrace.coord.follow)."""
+        return differences(self._store, [each.name for each in self._store.pchannels()], self._append.definitions)
+
+    def _settled(self, name: str) -> Collection:
+        """The collection once its earlier broadcasts are closed. Raises CollectionNotFound, and what keeps them from that."""
+        number = self._store.collection(name).id
         for earlier in self._store.broadcasts():
-            if earlier.collection_id == collection.id:
-                self._complete(earlier)
-        return self._complete(self._store.add_broadcast(collection, kind, change))
+            if earlier.collection_id == number:
+                try:
+                    self._complete(earlier)
+                except MillraceError:
+                    if not self._store.outcome(earlier)[0]:
+                        raise
+        return self._store.collection(name)
+
+    def _broadcast(self, name: str, kind: str, plan: Plan) -> tuple[dict[str, Any], dict[str, int]]:
+        """Plan a change of the collection as it is now, and broadcast it; the change, and the ticks by VChannel.
+
+        Nothing is kept before the plan stands: its messages can be made, and every VChannel can take them (CatalogDiverged).
+        """
+        for _ in range(TURNS):
+            collection = self._settled(name)
+            there = held(collection, self._append.definitions)
+            diverged: CatalogDiverged | None = None
+            if kind != "drop_collection":
+                try:
+                    now = followed(collection, there)
+                except CatalogDiverged as error:
+                    now, diverged = collection, error
+                if now != collection:
+                    self._store.follow(collection, now)
+                    continue
+            change = plan(collection, there)
+            strange = [
+                f"{vchannel} of {name!r} {found.words}: see `millrace verify`"
+                for vchannel, each in there.items()
+                if (found := standing(kind, change, collection, each)).state == "differs"
+            ]
+            if strange and not self._store.settled(collection):
+                continue  # other DDL was on its way to the VChannels
+            if strange:
+                raise diverged or CatalogDiverged(strange[0])
+            self._seam("ddl.planned")
+            broadcast = self._store.add_broadcast(collection, kind, change, self._check)
+            if broadcast is not None:
+                return change, self._complete(broadcast)
+        raise DeadlineExceeded(f"other DDL of {name!r} kept coming: {kind} was planned {TURNS} times; call it again")
+
+    def _check(self, broadcast: Broadcast, collection: Collection) -> None:
+        """Raise where a broadcast's messages cannot be made, or not be appended: they differ in the VChannel's name alone."""
+        made = message(broadcast, collection, max(collection.vchannels, key=len), term=1)
+        size, most = len(encode_entry([made])), self._settings.max_entry_bytes
+        if size > most:
+            raise EntryTooLarge(f"{broadcast.kind} of {collection.name!r} takes {size:,} bytes, an entry {most:,}")
 
     def _complete(self, broadcast: Broadcast) -> dict[str, int]:
-        collection = self._store.collection_by_id(broadcast.collection_id)
-        for vchannel, pchannel in broadcast.waiting:
-            message = _MESSAGES[broadcast.kind](collection, vchannel, self.term(pchannel), broadcast.change)
-            try:
-                tick = self._append_settled(broadcast.kind, pchannel, message)
-            except AppendRejected:
-                undoing = self._store.abandon(broadcast)
-                if undoing is not None:
-                    self._complete(undoing)
-                raise
-            self._store.acked(broadcast.id, vchannel, tick)
-        return self._store.finish(broadcast)
-
-    def _append_settled(self, kind: str, pchannel: str, message: MutableMessage) -> int:
-        """Append one target's message; its tick, or 0 where the chain says that it took effect before."""
+        """Append what waits; the ticks by VChannel. Raises AppendRejected or EntryTooLarge (abandoned), or what to wait for."""
+        self._seam("ddl.kept")
         try:
-            return self._append.append_one(pchannel, encode_entry([message]))
+            collection = self._store.collection_by_id(broadcast.collection_id)
+            for vchannel, pchannel in broadcast.waiting:
+                tick = self._send(broadcast, collection, vchannel, pchannel)
+                self._seam("ddl.sent")
+                self._store.acked(broadcast.id, vchannel, tick)
+        except MillraceError as error:
+            self._failed(broadcast, error)
+        self._seam("ddl.acknowledged")
+        ticks = self._store.finish(broadcast)
+        given_up = self._store.outcome(broadcast)[1]
+        if given_up:
+            raise AppendRejected(f"another coordinator gave {broadcast.kind} up: {given_up}", reason=Reason.NO_EFFECT)
+        return ticks
+
+    def _failed(self, broadcast: Broadcast, error: MillraceError) -> None:
+        """Abandon what was refused for good, note what has to wait, and raise; unless another coordinator completed it."""
+        done, given_up = self._store.outcome(broadcast)
+        if done and not given_up:
+            return
+        if isinstance(error, EntryTooLarge) or (isinstance(error, AppendRejected) and error.reason not in _TERMS):
+            _log.warning("%s of collection %s is given up: %s", broadcast.kind, broadcast.collection_id, error)
+            undoing = self._store.abandon(broadcast, f"{error.code}: {error}")
+            if undoing is not None:
+                self._complete(undoing)
+        elif not done:
+            self._store.note(broadcast, f"{error.code}: {error}")
+        raise error
+
+    def _send(self, broadcast: Broadcast, collection: Collection, vchannel: str, pchannel: str) -> int:
+        """Append one target's message; its tick, or 0 where the VChannel has the effect by another. Raises AppendRejected."""
+        try:
+            made = message(broadcast, collection, vchannel, self.term(pchannel))
+        except InvalidArgument as error:  # kept by a build that did not look first
+            raise AppendRejected(str(error), reason=Reason.MALFORMED) from error
+        if broadcast.kind == "drop_collection":
+            there = self._append.definitions(pchannel, collection.id).vchannels.get(vchannel)
+            if standing(broadcast.kind, broadcast.change, collection, there).state == "done":
+                return 0  # dropped, or another client's collection under this id
+        try:
+            tick = self._append_in_term(pchannel, made)
         except AppendRejected as rejection:
-            if rejection.reason in SETTLED[kind]:
+            if rejection.reason in _TERMS:
+                raise
+            if broadcast.kind == "manual_flush" and rejection.reason == Reason.NO_EFFECT:
                 return 0
-            if rejection.reason in (Reason.TERM_FENCED, Reason.TERM_NOT_OPENED):
-                term = self.term(pchannel)
-                if term != message.term:
-                    return self._append_settled(kind, pchannel, message.with_(term=term))
-            raise
+            there = self._append.definitions(pchannel, collection.id).vchannels.get(vchannel)
+            found = standing(broadcast.kind, broadcast.change, collection, there)
+            if found.state == "done":
+                return 0
+            words = f"{rejection} ({vchannel} {found.words})" if found.words else str(rejection)
+            raise AppendRejected(words, reason=rejection.reason) from rejection
+        if broadcast.kind == "create_collection":
+            self._take_back(broadcast, collection, vchannel, pchannel)
+        return tick
 
+    def _take_back(self, broadcast: Broadcast, collection: Collection, vchannel: str, pchannel: str) -> None:
+        """Drop what was just created, where the collection was dropped while this coordinator slept.
 
-def _create(collection: Collection, vchannel: str, term: int, change: dict[str, Any]) -> MutableMessage:
-    return builders.create_collection(
-        collection.name,
-        collection.schemas[0],
-        vchannel=vchannel,
-        vchannels=collection.vchannels,
-        collection_id=collection.id,
-        partitions=collection.partitions,
-        term=term,
-    )
+        A CreateCollection alone carries no identity that the chain looks at: behind the drop it makes the collection again.
+        """
+        if self._store.collection_by_id(collection.id).state in ("dropping", "dropped"):
+            drop = message(
+                replace(broadcast, kind="drop_collection", change={}), collection, vchannel, self.term(pchannel)
+            )
+            try:
+                self._append_in_term(pchannel, drop)
+            except AppendRejected as rejection:
+                if rejection.reason != Reason.COLLECTION_NOT_FOUND:
+                    raise
 
-
-_MESSAGES: Final[dict[str, Callable[[Collection, str, int, dict[str, Any]], MutableMessage]]] = {
-    "create_collection": _create,
-    "drop_collection": lambda collection, vchannel, term, change: builders.drop_collection(
-        vchannel=vchannel, collection_id=collection.id, term=term
-    ),
-    "create_partition": lambda collection, vchannel, term, change: builders.create_partition(
-        change["name"], vchannel=vchannel, collection_id=collection.id, partition_id=change["id"], term=term
-    ),
-    "drop_partition": lambda collection, vchannel, term, change: builders.drop_partition(
-        vchannel=vchannel, collection_id=collection.id, partition_id=change["id"], term=term
-    ),
-    "schema_change": lambda collection, vchannel, term, change: builders.schema_change(
-        FieldSpec.from_json(change["field"]),
-        vchannel=vchannel,
-        collection_id=collection.id,
-        schema_version=change["version"],
-        term=term,
-    ),
-    "manual_flush": lambda collection, vchannel, term, change: builders.manual_flush(
-        vchannel=vchannel, collection_id=collection.id, term=term
-    ),
-}
+    def _append_in_term(self, pchannel: str, made: MutableMessage) -> int:
+        """Append one message; once more where a newer term was opened meanwhile."""
+        try:
+            return self._append.append_one(pchannel, encode_entry([made]))
+        except AppendRejected as rejection:
+            term = self.term(pchannel)
+            if rejection.reason not in _TERMS or term == made.term:
+                raise
+        return self._append_in_term(pchannel, made.with_(term=term))

@@ -10,12 +10,13 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from millrace.closing import Closing
 from millrace.errors import CollectionExists, CollectionNotFound, ProducerFenced
 from millrace.message.schema import CollectionSchema
 
@@ -36,7 +37,15 @@ create table if not exists target (
     broadcast_id integer not null references broadcast, vchannel text not null, pchannel text not null,
     acked integer not null default 0, time_tick integer not null default 0, primary key (broadcast_id, vchannel));
 create table if not exists begun (broadcast_id integer primary key references broadcast, at real not null);
+create table if not exists trouble (
+    broadcast_id integer primary key references broadcast, at_ms integer not null, words text not null);
 """
+
+_ID_EPOCH: Final = 1_577_836_800
+"""2020, in Unix seconds: ids of broadcasts go up with the clock from there on, and fit into 31 bits until 2088."""
+MAX_ABANDONED: Final = 100
+"""Abandoned broadcasts whose reason is kept."""
+MAX_WORDS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +91,28 @@ class Broadcast:
     """(VChannel, PChannel) of the targets that have not acknowledged."""
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A broadcast that waits, or was given up: `words` say why ("" where it is only under way)."""
+
+    collection: str
+    kind: str
+    at_ms: int
+    """When `words` were written; 0 where there are none."""
+    words: str
+    abandoned: bool
+
+
+Check: TypeAlias = Callable[[Broadcast, Collection], None]
+"""Raises where a broadcast's messages cannot be made: then nothing of it is kept."""
+
+
 def pchannel_of(vchannel: str) -> str:
     """The PChannel in a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
     return vchannel.rpartition("_")[0]
 
 
-class Store:
+class Store(Closing):
     """The coordinator's file. Thread-safe: one connection, one caller at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -178,13 +203,49 @@ class Store:
 
     def collection_by_id(self, collection_id: int) -> Collection:
         """A collection by its id, a dropped one too. Raises CollectionNotFound."""
-        row = self._row("select * from collection where id = ?", (collection_id,))
-        if row is None:
+        found = self.known(collection_id)
+        if found is None:
             raise CollectionNotFound(f"no collection with the id {collection_id}")
-        return _collection(row)
+        return found
+
+    def known(self, collection_id: int) -> Collection | None:
+        """A collection by its id, a dropped one too; None where there never was one."""
+        row = self._row("select * from collection where id = ?", (collection_id,))
+        return None if row is None else _collection(row)
+
+    def settled(self, seen: Collection) -> bool:
+        """Whether the collection is as it was `seen`, and no broadcast of it is under way."""
+        pending = self._row("select 1 from broadcast where collection_id = ? and not done", (seen.id,))
+        now = self.known(seen.id)
+        return pending is None and now is not None and replace(now, next_partition=seen.next_partition) == seen
+
+    def follow(self, seen: Collection, there: Collection) -> bool:
+        """Make the catalog's entry what the chain has, where it is still as it was `seen`; whether it was."""
+        with self.transaction():
+            if not self.settled(seen):
+                return False
+            self._db.execute(
+                "update collection set state = ?, schemas = ?, partitions = ?, next_partition = max(next_partition, ?)"
+                " where id = ?",
+                (
+                    there.state,
+                    json.dumps([schema.to_json() for schema in there.schemas]),
+                    json.dumps(there.partitions),
+                    there.next_partition,
+                    there.id,
+                ),
+            )
+            return True
 
     def add_collection(
-        self, name: str, schema: CollectionSchema, *, vchannels: int, partitions: list[str], pchannels: list[str]
+        self,
+        name: str,
+        schema: CollectionSchema,
+        *,
+        vchannels: int,
+        partitions: list[str],
+        pchannels: list[str],
+        check: Check | None = None,
     ) -> Broadcast:
         """Keep a new collection (state creating) and the broadcast that creates it. Raises CollectionExists."""
         with self.transaction():
@@ -198,7 +259,7 @@ class Store:
                 "insert into collection values (?, ?, 'creating', ?, ?, ?, ?)",
                 (newest + 1, name, json.dumps(names), json.dumps([schema.to_json()]), json.dumps(ids), len(ids) + 1),
             )
-            return self._insert_broadcast(self.collection(name), "create_collection", {})
+            return self._insert_broadcast(self.collection(name), "create_collection", {}, check)
 
     def take_partition_id(self, collection_id: int) -> int:
         """A partition id that was never given before."""
@@ -210,35 +271,87 @@ class Store:
 
     # -- broadcasts ---------------------------------------------------------------------------------------------------
 
-    def add_broadcast(self, collection: Collection, kind: str, change: dict[str, Any]) -> Broadcast:
-        """Keep a broadcast to all VChannels of `collection` before its first message is appended."""
-        with self.transaction():
-            return self._insert_broadcast(collection, kind, change)
+    def add_broadcast(self, seen: Collection, kind: str, change: dict[str, Any], check: Check) -> Broadcast | None:
+        """Keep a broadcast to all VChannels of a collection before its first message is appended.
 
-    def _insert_broadcast(self, collection: Collection, kind: str, change: dict[str, Any]) -> Broadcast:
-        number = self._db.execute(
-            "insert into broadcast (collection_id, kind, change) values (?, ?, ?)",
-            (collection.id, kind, json.dumps(change)),
-        ).lastrowid
-        targets = [(number, vchannel, pchannel_of(vchannel)) for vchannel in collection.vchannels]
-        self._db.executemany("insert into target (broadcast_id, vchannel, pchannel) values (?, ?, ?)", targets)
-        assert number is not None
-        self._db.execute("delete from begun where broadcast_id in (select id from broadcast where done)")
-        self._db.execute("insert into begun values (?, ?)", (number, time.time()))
-        return Broadcast(number, collection.id, kind, change, tuple(target[1:] for target in targets))
-
-    def abandon(self, broadcast: Broadcast) -> Broadcast | None:
-        """A target refused for good: close the broadcast without its change.
-
-        A collection that cannot be created is dropped where it was: the broadcast that does so.
+        None, and nothing is kept, where the collection is not as it was `seen` any more or another broadcast of it is
+        under way: a collection's broadcasts come one after the other, whoever makes them.
         """
         with self.transaction():
+            if not self.settled(seen):
+                return None
+            if kind == "drop_collection":
+                self._set_state(seen.id, "dropping")
+            return self._insert_broadcast(seen, kind, change, check)
+
+    def _insert_broadcast(
+        self, collection: Collection, kind: str, change: dict[str, Any], check: Check | None
+    ) -> Broadcast:
+        # Also above what a copy of this file that is newer than it can have given: the log has seen those.
+        (newest,) = self._row("select coalesce(max(id), 0) from broadcast")
+        number = max(newest + 1, int(time.time()) - _ID_EPOCH)
+        targets = tuple((vchannel, pchannel_of(vchannel)) for vchannel in collection.vchannels)
+        broadcast = Broadcast(number, collection.id, kind, change, targets)
+        if check is not None:
+            check(broadcast, collection)
+        self._db.execute(
+            "insert into broadcast (id, collection_id, kind, change) values (?, ?, ?, ?)",
+            (number, collection.id, kind, json.dumps(change)),
+        )
+        self._db.executemany(
+            "insert into target (broadcast_id, vchannel, pchannel) values (?, ?, ?)",
+            [(number, *target) for target in targets],
+        )
+        self._db.execute("delete from begun where broadcast_id in (select id from broadcast where done)")
+        self._db.execute("insert into begun values (?, ?)", (number, time.time()))
+        return broadcast
+
+    def _set_state(self, collection_id: int, state: str) -> None:
+        self._db.execute("update collection set state = ? where id = ?", (state, collection_id))
+
+    def abandon(self, broadcast: Broadcast, words: str) -> Broadcast | None:
+        """It cannot be completed: close the broadcast without its change, and keep why.
+
+        A collection that cannot be created is dropped where it was made: the broadcast that does so.
+        """
+        with self.transaction():
+            (done,) = self._row("select done from broadcast where id = ?", (broadcast.id,))
+            if done:
+                return None
             self._db.execute("update broadcast set done = 1 where id = ?", (broadcast.id,))
+            self._note(broadcast, words)
+            self._db.execute(
+                "delete from trouble where broadcast_id not in (select id from broadcast where not done)"
+                " and broadcast_id not in (select broadcast_id from trouble order by broadcast_id desc limit ?)",
+                (MAX_ABANDONED,),
+            )
+            if broadcast.kind == "drop_collection":
+                self._set_state(broadcast.collection_id, "active")
             if broadcast.kind != "create_collection":
                 return None
-            self._db.execute("update collection set state = 'dropping' where id = ?", (broadcast.collection_id,))
+            self._set_state(broadcast.collection_id, "dropping")
             collection = self.collection_by_id(broadcast.collection_id)
-            return self._insert_broadcast(collection, "drop_collection", {})
+            return self._insert_broadcast(collection, "drop_collection", {}, None)
+
+    def note(self, broadcast: Broadcast, words: str) -> None:
+        """Keep why a broadcast waits, for people to see."""
+        with self.transaction():
+            self._note(broadcast, words)
+
+    def _note(self, broadcast: Broadcast, words: str) -> None:
+        self._db.execute(
+            "insert or replace into trouble values (?, ?, ?)",
+            (broadcast.id, time.time_ns() // 1_000_000, words[:MAX_WORDS].encode("utf-8", "replace").decode()),
+        )
+
+    def troubles(self) -> list[Trouble]:
+        """Broadcasts that are not done, and those that were given up, the oldest first."""
+        rows = self._rows(
+            "select c.name, b.kind, coalesce(t.at_ms, 0), coalesce(t.words, ''), b.done from broadcast b"
+            " join collection c on c.id = b.collection_id left join trouble t on t.broadcast_id = b.id"
+            " where not b.done or t.words is not null order by b.id"
+        )
+        return [Trouble(name, kind, at_ms, words, bool(done)) for name, kind, at_ms, words, done in rows]
 
     def broadcasts(self) -> list[Broadcast]:
         """Broadcasts that are not done, the oldest first."""
@@ -264,7 +377,7 @@ class Store:
     def acked(self, broadcast_id: int, vchannel: str, time_tick: int) -> None:
         """The message took effect on `vchannel` at `time_tick`."""
         self._rows(
-            "update target set acked = 1, time_tick = ? where broadcast_id = ? and vchannel = ?",
+            "update target set acked = 1, time_tick = max(time_tick, ?) where broadcast_id = ? and vchannel = ?",
             (time_tick, broadcast_id, vchannel),
         )
 
@@ -275,8 +388,15 @@ class Store:
             if not done:
                 self._apply(broadcast)
                 self._db.execute("update broadcast set done = 1 where id = ?", (broadcast.id,))
+                self._db.execute("delete from trouble where broadcast_id = ?", (broadcast.id,))
             rows = self._rows("select vchannel, time_tick from target where broadcast_id = ?", (broadcast.id,))
         return dict(rows)
+
+    def outcome(self, broadcast: Broadcast) -> tuple[bool, str]:
+        """Whether a broadcast is closed, and why it was given up ("" where it was not)."""
+        (done,) = self._row("select done from broadcast where id = ?", (broadcast.id,))
+        trouble = self._row("select words from trouble where broadcast_id = ?", (broadcast.id,))
+        return bool(done), trouble[0] if done and trouble else ""
 
     def _apply(self, broadcast: Broadcast) -> None:
         collection, change = self.collection_by_id(broadcast.collection_id), broadcast.change

@@ -24,6 +24,9 @@ GENERATION_BITS: Final = 48
 
 MAX_TICK: Final = (1 << 63) - 1
 
+COORDINATOR_ID: Final = int.from_bytes(b"Millrace")
+"""The producer id of DDL that the coordinator broadcasts; no other producer has it (random ones lie below it)."""
+
 _BINARY: Final = struct.Struct(">QQII")
 
 

@@ -34,6 +34,7 @@ from millrace.node.append_host_follower import Follower
 from millrace.node.append_host_outcome import AppendOutcome
 from millrace.node.append_host_pending import PendingOutcome
 from millrace.node.tail_buffer import Evicted, Tailed, TailLimits
+from millrace.wal.definitions import Definitions
 from millrace.wal.state import ChannelState
 
 DEFAULT_DEADLINE: Final = 30.0
@@ -176,6 +177,14 @@ class AppendHost(Closing):
             "last_entry": None if state.last_entry is None else list(state.last_entry),
             "parked": None if error is None else f"{error.code}: {error}",
         }
+
+    def definitions(
+        self, pchannel: str, collection_id: int | None, *, deadline: float = DEFAULT_DEADLINE
+    ) -> Definitions:
+        """What the chain has of collections there, once everything that the log holds now is decided."""
+        follower = self._follower(pchannel)
+        follower.reach_end(timeout=deadline)
+        return Definitions.of(follower.state, collection_id)
 
     def restart(self, pchannel: str) -> None:
         """Follow the PChannel anew from `load_state`: for a person who has cured what parked it."""

@@ -12,8 +12,9 @@ What crosses the wire, beside what the log's server says (millrace.log.server):
   (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
 - Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control;
   append/catalog `{"call", "arguments"}`: the coordinator, for clients on other hosts (millrace.node.catalog_calls).
-- Actions append/tick `{"pchannel", "deadline", "persist"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/describe and
-  append/restart `{"pchannel"}`, append/mvcc `{"vchannel"}`.
+- Actions append/tick `{"pchannel", "deadline", "persist"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/definitions
+  `{"pchannel", "collection_id", "deadline"}` (millrace.wal.definitions), append/describe and append/restart `{"pchannel"}`,
+  append/mvcc `{"vchannel"}`.
 """
 
 from __future__ import annotations
@@ -163,6 +164,9 @@ class AppendExtension:
                     answer["tick"] = self._host.confirm(pchannel, int(number(request, "tick", 0)), deadline=deadline)
                 case "describe":
                     answer = self._host.describe(pchannel)
+                case "definitions":
+                    wanted = None if request.get("collection_id") is None else int(number(request, "collection_id", 0))
+                    answer = self._host.definitions(pchannel, wanted, deadline=deadline).to_json()
                 case "restart":
                     self._host.restart(pchannel)
                 case name:
@@ -327,6 +331,8 @@ def append_extension(service: LogService, folder: Path) -> AppendExtension:
     flow = FlowMonitor(settings, host, service, metrics=host.metrics)
     flow.start()
     catalog = Coordinator(settings, log=service, append=OneByOne(host, settings.append_deadline))
+    # DDL that was under way when everything stopped is completed, or given up with a record, before anybody asks for more.
+    threading.Thread(target=catalog.resume, name="resume-ddl", daemon=True).start()
     return AppendExtension(host, retention=retention, flow=flow, catalog=catalog)
 
 

@@ -13,12 +13,15 @@ from millrace.coord.store import Collection
 from millrace.errors import InvalidArgument
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.append_host_outcome import AppendOutcome
+from millrace.wal.definitions import Definitions
 
 
 class Judging(Protocol):
     """An append host, or a client of one."""
 
     def append(self, pchannel: str, entries: Sequence[bytes], *, deadline: float) -> AppendOutcome: ...
+
+    def definitions(self, pchannel: str, collection_id: int | None, *, deadline: float) -> Definitions: ...
 
 
 class OneByOne:
@@ -30,6 +33,9 @@ class OneByOne:
 
     def append_one(self, pchannel: str, entry: bytes) -> int:
         return self._append.append(pchannel, [entry], deadline=self._deadline).result().time_tick
+
+    def definitions(self, pchannel: str, collection_id: int | None) -> Definitions:
+        return self._append.definitions(pchannel, collection_id, deadline=self._deadline)
 
 
 Arguments = Mapping[str, Any]

@@ -101,7 +101,7 @@ def _stage(client: Client, collection: Collection, import_id: str, parts: Iterab
         for part in parts:
             for name in part["_partition"].unique().to_pylist():
                 if name not in collection.partitions:  # dropped since: it comes back, under a new id
-                    client.coordinator.create_partition(collection.name, name)
+                    client.coordinator.create_partition(collection.name, name, restored=True)
                     collection = client.collection(collection.name)
                 chosen = part.filter(pc.equal(part["_partition"], name))
                 fields = [each for each in collection.schema.arrow().names if each in chosen.column_names]

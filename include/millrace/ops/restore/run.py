@@ -183,6 +183,7 @@ def _load(
         plan.schema,
         partitions=names or ["_default"],
         vchannels=len(next(iter(channels)).vchannels),
+        restored=True,
     )
     producer = client.producer()
     for part in parts:

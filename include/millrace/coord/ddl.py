@@ -1,0 +1,157 @@
+"""Kinds of DDL: the message that a broadcast sends to each VChannel, what its effect looks like there, and names.
+
+A message carries its broadcast's id as the epoch of one producer id, with sequence 0. So the chain itself tells a repeat from
+somebody else's message of the same kind (law 8): it answers a repeat with what the first one came to, and refuses a broadcast
+that a later one of the collection has passed.
+
+Where the chain judged a repeat anew, because it has forgotten the producer or (CreateCollection) looks at none, the content
+decides: :func:`standing` says whether a VChannel has the effect already.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple
+
+from millrace.coord.store import Broadcast, Collection
+from millrace.errors import InvalidArgument, MillraceError, UnsupportedVersion
+from millrace.message import builders
+from millrace.message.bodies import MAX_NAME_BYTES
+from millrace.message.ids import COORDINATOR_ID
+from millrace.message.model import MutableMessage
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.wal.definitions import Definition
+
+_MARKS: Final = "_-."
+
+
+def check_name(name: object, what: str) -> None:
+    """Raise InvalidArgument for a name that nothing new may have: it has to be safe in paths, URLs and shells.
+
+    Names from before this rule go on: the chain takes any of 1 to 255 bytes.
+    """
+    if (
+        not isinstance(name, str)
+        or not 0 < len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES
+        or not (name[0].isalnum() or name[0] == "_")
+        or not all(each in _MARKS or unicodedata.category(each)[0] in "LMN" for each in name)
+        or unicodedata.normalize("NFC", name) != name
+    ):
+        raise InvalidArgument(
+            f"{what} is called {name!r}: a name has letters and digits (of any alphabet, composed), {' '.join(_MARKS)},"
+            f" begins with a letter, a digit or _, and has at most {MAX_NAME_BYTES} bytes"
+        )
+
+
+def message(broadcast: Broadcast, collection: Collection, vchannel: str, term: int) -> MutableMessage:
+    """What `broadcast` sends to `vchannel`.
+
+    Raises InvalidArgument for what no message can say, UnsupportedVersion for a kind that a newer build kept.
+    """
+    build = _MESSAGES.get(broadcast.kind)
+    if build is None:
+        raise UnsupportedVersion(f"a broadcast of kind {broadcast.kind!r}: run the build that kept it, or a newer one")
+    try:
+        made = build(collection, vchannel, term, broadcast.change)
+    except (MillraceError, KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"{broadcast.kind} of {collection.name!r}: {error}") from error
+    return made.with_(producer_id=COORDINATOR_ID, epoch=broadcast.id, sequence=0)
+
+
+class Standing(NamedTuple):
+    """How a VChannel stands to a broadcast: open (its message can come), done (the effect is there), or it differs."""
+
+    state: Literal["open", "done", "differs"]
+    words: str = ""
+
+
+_OPEN: Final = Standing("open")
+_DONE: Final = Standing("done")
+
+
+def same_collection(collection: Collection, held: Definition | None) -> bool:
+    """Whether a VChannel has this very collection: another client may have made one under its id."""
+    return held is not None and (held.collection_id, held.name, held.vchannels, held.schemas[0]) == (
+        collection.id,
+        collection.name,
+        collection.vchannels,
+        collection.schemas[0],
+    )
+
+
+def standing(kind: str, change: dict[str, Any], collection: Collection, held: Definition | None) -> Standing:
+    """How a VChannel of `collection` that holds `held` (None: no collection of that id) stands to a broadcast."""
+    if kind == "create_collection":
+        if held is None:
+            return _OPEN
+        return _DONE if same_collection(collection, held) else Standing("differs", "has another collection of that id")
+    if kind == "drop_collection":
+        return _OPEN if same_collection(collection, held) else _DONE
+    if held is None or not same_collection(collection, held):
+        return Standing("differs", "does not have the collection")
+    match kind:
+        case "create_partition":
+            return _partition(change["id"], change["name"], held)
+        case "drop_partition":
+            return _OPEN if change["id"] in held.partitions else _DONE
+        case "schema_change":
+            return _schema(change["version"], CollectionSchema.from_json(change["schema"]), held)
+        case _:
+            return _OPEN
+
+
+def _partition(number: int, name: str, held: Definition) -> Standing:
+    if held.partitions.get(number) == name:
+        return _DONE
+    if number in held.partitions:
+        return Standing("differs", f"has the partition {held.partitions[number]!r} under the id {number}")
+    if name in held.partitions.values():
+        return Standing("differs", f"has the partition {name!r} under another id than {number}")
+    return _OPEN
+
+
+def _schema(version: int, wanted: CollectionSchema, held: Definition) -> Standing:
+    newest = len(held.schemas)
+    if version == newest + 1:
+        return _OPEN
+    if version <= newest and held.schemas[version - 1] == wanted:
+        return _DONE
+    added = ", ".join(each.name for each in held.schemas[-1].fields)
+    return Standing("differs", f"has schema version {newest} ({added}), where version {version} should come next")
+
+
+def _create(collection: Collection, vchannel: str, term: int, change: dict[str, Any]) -> MutableMessage:
+    return builders.create_collection(
+        collection.name,
+        collection.schemas[0],
+        vchannel=vchannel,
+        vchannels=collection.vchannels,
+        collection_id=collection.id,
+        partitions=collection.partitions,
+        term=term,
+    )
+
+
+_MESSAGES: Final[dict[str, Callable[[Collection, str, int, dict[str, Any]], MutableMessage]]] = {
+    "create_collection": _create,
+    "drop_collection": lambda collection, vchannel, term, change: builders.drop_collection(
+        vchannel=vchannel, collection_id=collection.id, term=term
+    ),
+    "create_partition": lambda collection, vchannel, term, change: builders.create_partition(
+        change["name"], vchannel=vchannel, collection_id=collection.id, partition_id=change["id"], term=term
+    ),
+    "drop_partition": lambda collection, vchannel, term, change: builders.drop_partition(
+        vchannel=vchannel, collection_id=collection.id, partition_id=change["id"], term=term
+    ),
+    "schema_change": lambda collection, vchannel, term, change: builders.schema_change(
+        FieldSpec.from_json(change["field"]),
+        vchannel=vchannel,
+        collection_id=collection.id,
+        schema_version=change["version"],
+        term=term,
+    ),
+    "manual_flush": lambda collection, vchannel, term, change: builders.manual_flush(
+        vchannel=vchannel, collection_id=collection.id, term=term
+    ),
+}

@@ -1,0 +1,77 @@
+"""DDL without processes: logs that judge at once by the real chain, and clients that write DDL straight into them."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.errors import AppendRejected, ChannelExists
+from millrace.log.protocol import ENTRY_SCHEMA, LogEntries
+from millrace.message.ids import LogId
+from millrace.message.model import MutableMessage
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.wire import encode_entry
+from millrace.node.append_host_outcome import AppendOutcome, outcome_rows
+from millrace.wal.chain import Chain
+from millrace.wal.definitions import Definitions
+from millrace.wal.state import ChannelState, VChannelState
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
+
+
+class Killed(Exception):
+    """Stands for the death of the coordinator's process between two steps."""
+
+
+class ChainLog:
+    """Logs and append host in one: every entry goes through the real chain at once."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, ChannelState] = {}
+        self.appends = 0
+        self.die_before: int | None = None
+        self.die_after: int | None = None
+
+    def names(self) -> list[str]:
+        return sorted(self.states)
+
+    def create(self, pchannel: str) -> None:
+        if pchannel in self.states:
+            raise ChannelExists(pchannel)
+        self.states[pchannel] = ChannelState.new(pchannel)
+
+    def append_one(self, pchannel: str, entry: bytes) -> int:
+        if self.appends == self.die_before:
+            raise Killed
+        self.appends += 1
+        columns = [np.array([0]), np.array([self.appends]), np.array([time.time_ns() // 1_000_000])]
+        batch = pa.RecordBatch.from_arrays(
+            [*(pa.array(column, pa.int64()) for column in columns), pa.array([entry], pa.large_binary())],
+            schema=ENTRY_SCHEMA,
+        )
+        outcome = Chain().process(self.states[pchannel], LogEntries(batch, LogId(0, self.appends + 1)))
+        self.states[pchannel] = outcome.state
+        if self.appends - 1 == self.die_after:
+            raise Killed
+        return AppendOutcome(outcome_rows(outcome.messages, outcome.rejections)).result().time_tick
+
+    def definitions(self, pchannel: str, collection_id: int | None) -> Definitions:
+        return Definitions.of(self.states[pchannel], collection_id)
+
+    def write(self, message: MutableMessage) -> None:
+        """DDL of a client that knows no coordinator. Raises AppendRejected."""
+        pchannel = message.vchannel.rpartition("_")[0]
+        self.append_one(pchannel, encode_entry([message.with_(term=self.states[pchannel].term)]))
+
+    def refuses(self, message: MutableMessage) -> str:
+        """The reason why the chain rejects a client's message."""
+        try:
+            self.write(message)
+        except AppendRejected as rejection:
+            return str(rejection.reason)
+        return ""
+
+    def channels(self) -> list[VChannelState]:
+        return [channel for state in self.states.values() for channel in state.vchannels.values()]

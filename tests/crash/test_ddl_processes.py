@@ -1,0 +1,67 @@
+"""Processes that change one collection at once, some of them killed in it: catalog and chain are the same in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millrace.client.client import Client
+from millrace.coord.store import Store
+from millrace.message.schema import FieldSpec
+from millrace.settings import Settings
+from tests.coord.ddl_rig import SCHEMA
+
+TURNS = 3
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with Client.connect(Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache")) as made:
+        made.coordinator.ensure_pchannels(2)
+        made.coordinator.create_collection("c", SCHEMA, vchannels=2)
+        yield made
+        made.append.service.shutdown()
+
+
+def start(settings: Settings, number: int, failpoint: str = "") -> subprocess.Popen[bytes]:
+    env = {**os.environ, "MILLRACE_DATA": str(settings.data_dir), "MILLRACE_TEST_FAILPOINTS": failpoint}
+    command = [sys.executable, str(Path(__file__).with_name("ddl_process.py")), str(number), str(TURNS)]
+    return subprocess.Popen(command, env=env)
+
+
+def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_chain_alike(client: Client) -> None:
+    dying = ["ddl.planned@3", "ddl.kept@2", "ddl.sent@5", "ddl.acknowledged@4"]
+    processes = [start(client.settings, number, point) for number, point in enumerate(["", "", *dying])]
+    ended = [process.wait(timeout=120) for process in processes]
+    assert ended == [0, 0, *[-signal.SIGKILL] * 4]
+    client.coordinator.resume()
+    assert client.coordinator.differences() == []
+    found = client.coordinator.collection("c")
+    fields = {each.name for each in found.schema.fields}
+    assert {f"f{number}_{turn}" for number in (0, 1) for turn in range(TURNS)} <= fields
+    assert {f"shared{turn}" for turn in range(TURNS)} <= set(found.partitions)
+    assert len(set(found.partitions.values())) == len(found.partitions)
+    with Store(client.settings.data_dir / "coord" / "coord.db") as store:
+        assert [each for each in store.troubles() if not each.abandoned] == []
+
+
+def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(client: Client, tmp_path: Path) -> None:
+    process = start(client.settings, 0, "ddl.sent")
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    client.append.service.shutdown()
+    with Client.connect(client.settings) as again:
+        again.append.service.ping()
+        with Store(client.settings.data_dir / "coord" / "coord.db") as store:
+            end = time.monotonic() + 60
+            while store.under_way():
+                assert time.monotonic() < end, store.troubles()
+                threading.Event().wait(0.05)
+            assert store.collection("c").schema.fields[-1] == FieldSpec("f0_0", "string", True)
