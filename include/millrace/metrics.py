@@ -79,6 +79,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "wal_committed_rows_total": Family("counter", "Rows committed to the wal table.", ("pchannel", "kind")),
     "wal_lag_seconds": Family("gauge", "Age of the oldest log entry not in the wal table.", ("pchannel",)),
     "log_stored_bytes": Family("gauge", "Bytes of entries that the log holds.", ("pchannel",)),
+    "log_refused_entries_total": Family(
+        "counter", "Entries of appends that the log's server refused for their framing.", ("pchannel",)
+    ),
     "wal_parked": Family("gauge", "1 where an entry that cannot be processed holds the PChannel.", ("pchannel",)),
     "health_findings": Family("gauge", "What is not as it should be now, by kind.", ("severity", "kind")),
     "wal_rate_limit_state": Family("gauge", "1 for the mode that flow control is in.", ("mode",)),
@@ -169,6 +172,7 @@ class Metrics:
         self.wal_committed_rows_total = counter("wal_committed_rows_total")
         self.wal_lag_seconds = gauge("wal_lag_seconds")
         self.log_stored_bytes = gauge("log_stored_bytes")
+        self.log_refused_entries_total = counter("log_refused_entries_total")
         self.wal_parked = gauge("wal_parked")
 
         self.health_findings = gauge("health_findings")

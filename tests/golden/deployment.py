@@ -22,7 +22,7 @@ import tarfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,11 @@ import pyarrow as pa
 from millrace.client.client import Client
 from millrace.client.positions import Positions
 from millrace.errors import LogUnavailable
+from millrace.log.generations import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.rocksmq import RocksMQ
 from millrace.log.rocksmq_settings import RocksMQSettings
+from millrace.message.ids import LogId
 from millrace.msgstream.channels import MsgChannels
 from millrace.msgstream.messages import GenericMsg
 from millrace.msgstream.settings import StreamSettings
@@ -79,25 +81,62 @@ def settings_of(root: Path, data: str = "data") -> Settings:
     )
 
 
+class Server:
+    """The log's server of the deployment in `root`, which runs in that folder."""
+
+    def __init__(self, root: Path, data: str) -> None:
+        self._root = root
+        self._settings = settings_of(root, data)
+        self._start()
+        self.client = _connected(self._settings, self._process)
+
+    def _start(self) -> None:
+        arguments = [f"--set={name}={value}" for name, value in LOG.items()]
+        command = [sys.executable, "-m", "millrace.log.server", "--data", str(self._settings.log_path), *arguments]
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
+        with (self._root / "server.out").open("ab") as output:
+            self._process = subprocess.Popen(
+                [*command, f"--extension={FACTORY}"], cwd=self._root, stdout=output, stderr=output, env=plain
+            )
+
+    def stop(self) -> None:
+        self.client.append.service.shutdown()
+        self._process.wait(timeout=PATIENCE)
+
+    def put_below(self, pchannel: str, values: list[bytes]) -> list[LogId]:
+        """Put bytes that the server would refuse straight into the log; the server starts anew behind it."""
+        self.stop()
+        with (
+            open_deployment_log(self._settings.log_path, settings=LOG) as service,
+            closing(service.open(pchannel)) as log,
+        ):
+            ids = list(log.append(values))
+        self._start()
+        _connected(self._settings, self._process).close()
+        return ids
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def serving(root: Path, data: str = "data") -> Iterator[Server]:
+    """A server of the deployment in `root`, and a client of it."""
+    server = Server(root, data)
+    try:
+        with server.client:
+            yield server
+            server.stop()
+    finally:
+        server.kill()
+
+
 @contextmanager
 def served(root: Path, data: str = "data") -> Iterator[Client]:
     """A client of the deployment in `root`, whose log's server runs in that folder meanwhile."""
-    settings = settings_of(root, data)
-    arguments = [f"--set={name}={value}" for name, value in LOG.items()]
-    command = [sys.executable, "-m", "millrace.log.server", "--data", str(settings.log_path), *arguments]
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
-    with (root / "server.out").open("ab") as output:
-        server = subprocess.Popen(
-            [*command, f"--extension={FACTORY}"], cwd=root, stdout=output, stderr=output, env=plain
-        )
-    try:
-        with _connected(settings, server) as client:
-            yield client
-            client.append.service.shutdown()
-        server.wait(timeout=PATIENCE)
-    finally:
-        server.kill()
-        server.wait()
+    with serving(root, data) as server:
+        yield server.client
 
 
 def _connected(settings: Settings, server: subprocess.Popen[bytes]) -> Client:

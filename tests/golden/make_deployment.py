@@ -56,6 +56,7 @@ from tests.golden.deployment import (
     GROUP,
     STREAMS,
     WRITER,
+    Server,
     of_catalog,
     of_log,
     of_positions,
@@ -63,7 +64,7 @@ from tests.golden.deployment import (
     of_wal,
     people_rows,
     rows,
-    served,
+    serving,
     settings_of,
     streams,
 )
@@ -102,8 +103,9 @@ LEASE_MS = 600_000
 class Maker:
     """The deployment that is being made, through a client of it; ticks to read at are noted on the way."""
 
-    def __init__(self, client: Client, facts: dict[str, Any]) -> None:
-        self.client = client
+    def __init__(self, server: Server, facts: dict[str, Any]) -> None:
+        self.server = server
+        self.client = client = server.client
         self.settings = client.settings
         self.facts = facts
 
@@ -287,9 +289,7 @@ def refused(maker: Maker, people: Collection) -> None:
     maker.append(pchannel, builders.insert(one_row(people, key), **{**sent, "schema_version": 9}))
     maker.append(pchannel, builders.commit_txn(4711, **known))
     maker.append(pchannel, builders.drop_partition(partition_id=4711, **known))
-    log = maker.client.log.open(pchannel)
-    log.append([b"no entry at all", encode_entry([first])[:-1]])
-    log.close()
+    maker.server.put_below(pchannel, [b"no entry at all", encode_entry([first])[:-1]])
     maker.client.append.tick(pchannel)
 
 
@@ -324,9 +324,7 @@ def consumed(client: Client) -> None:
 
 def parked(maker: Maker, pchannel: str) -> None:
     """An entry of a later version of the wire form parks a PChannel."""
-    log = maker.client.log.open(pchannel)
-    (position,) = log.append([poison()])
-    log.close()
+    (position,) = maker.server.put_below(pchannel, [poison()])
     try:
         catch_up(maker.settings, maker.client.log)
     except ChannelParked:
@@ -393,8 +391,8 @@ def trimmed(root: Path) -> dict[str, Any]:
 def make(root: Path) -> dict[str, Any]:
     """Make the deployment in `root`, which must be the current folder; what is known of it."""
     facts: dict[str, Any] = {"millrace": millrace.__version__, "reads": []}
-    with served(root) as client:
-        maker = Maker(client, facts)
+    with serving(root) as server:
+        maker, client = Maker(server, facts), server.client
         made(maker)
         spooled(client, root / "spool")
         facts["catalog"] = of_catalog(client)

@@ -163,6 +163,9 @@ class EchoExtension:
             raise AppendRejected("not today", reason="TOO_LARGE")
         return [action.body.to_pybytes()]
 
+    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
+        return None
+
     def truncated(self, pchannel: str, freed: int) -> None:
         self.freed.append((pchannel, freed))
 

@@ -13,6 +13,16 @@ from hypothesis import strategies as st
 
 from millrace.errors import UnsupportedVersion
 from millrace.message.wire import MutableMessage, decode_entries, encode_entry
+from millrace.message.wire_decode import (
+    NO_MAGIC,
+    TOO_SHORT,
+    UNKNOWN_TAG,
+    WRONG_COLUMNS,
+    WRONG_COUNT,
+    WRONG_SECTIONS,
+    WRONG_VERSION,
+)
+from millrace.message.wire_framing import Refused, check_framing
 from millrace.message.wire_layout import ABSENT, ARRAY, COLUMNS, COLUMNS_START, CONSTANT, RAMP
 from tests.message.samples import entries, messages, runs
 
@@ -190,3 +200,46 @@ def test_many_entries_with_a_dictionary_of_their_own_each_share_one_index() -> N
     column = decode_entries(entries(values)).column("vchannel")
     assert len(column.dictionary) == 50
     assert column.to_pylist() == [f"pc0_{place % 50}v0" for place in range(2000)]
+
+
+FRAMING = {TOO_SHORT, NO_MAGIC, WRONG_VERSION, WRONG_COUNT, WRONG_SECTIONS, UNKNOWN_TAG, WRONG_COLUMNS}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_framing_says_of_a_header_what_the_decoder_says_and_nothing_of_the_rest(name: str) -> None:
+    value, _ = WRONG[name]
+    (row,) = decode_entries(entries([value])).to_pylist()
+    for others in ([], [encode_entry([GOOD])]):
+        run = pa.array([*others, value, *others], pa.large_binary())
+        for cut in (run, pa.concat_arrays([pa.array([b"before"], pa.large_binary()), run]).slice(1)):
+            refused = check_framing(cut)
+            if row["detail"] in FRAMING:
+                assert refused == Refused(len(others), row["detail"], 1)
+            else:
+                assert refused is None
+
+
+@given(st.lists(messages(), min_size=1, max_size=4), st.data())
+def test_what_is_encoded_passes_and_what_is_refused_does_not_decode(
+    run: list[MutableMessage], data: st.DataObject
+) -> None:
+    value = encode_entry(run)
+    assert check_framing(pa.array([value, value], pa.large_binary())) is None
+    draft = bytearray(value)
+    for _ in range(data.draw(st.integers(1, 3))):
+        draft[data.draw(st.integers(0, min(len(draft) - 1, 40)))] = data.draw(st.integers(0, 255))
+    changed = sealed(bytes(draft)) if draft[:4] == b"MLRW" else bytes(draft)
+    alone = check_framing(pa.array([changed], pa.large_binary()))
+    among = check_framing(pa.array([value, changed, None, changed], pa.large_binary()))
+    assert among is not None
+    if alone is None:
+        assert (among.place, among.count) == (2, 1)
+        return
+    assert (among.place, among.cause, among.count) == (1, alone.cause, 3)
+    try:
+        decoded = decode_entries(entries([changed]))
+    except UnsupportedVersion:
+        assert alone.later
+    else:
+        assert decoded.column("type").to_pylist() == [0]
+        assert decoded.column("detail").to_pylist() == [alone.cause]

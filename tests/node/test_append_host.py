@@ -18,6 +18,7 @@ from millrace.errors import (
     InvalidArgument,
     LogRegressed,
     LogUnavailable,
+    Malformed,
     MillraceError,
     UnsupportedVersion,
 )
@@ -26,6 +27,7 @@ from millrace.log.rocksmq import RocksMQ
 from millrace.message import builders
 from millrace.message.ids import LogId, MessageId, compose_tick
 from millrace.message.wire import encode_entry
+from millrace.metrics import Metrics
 from millrace.node.append_host import AppendHost, HostSettings
 from millrace.node.append_host_outcome import OUTCOME_SCHEMA, AppendOutcome, AppendResult, outcome_rows, parse_duplicate
 from millrace.node.tail_buffer import Evicted, TailLimits
@@ -100,7 +102,7 @@ def test_one_append_of_several_entries_is_answered_in_order_whatever_stands_in_t
     keys = keys_of(V0, 3)
     entries = [
         encode_entry([insert(keys[0]), insert(keys[1])]),
-        b"no entry of the wire form",
+        encode_entry([insert(keys[2])])[:-1] + b"?",  # framed as an entry, with another checksum
         encode_entry([insert(keys[2]), insert(keys[2], vchannel=V1), builders.time_tick(term=1)]),
     ]
     outcome = host.append(PCHANNEL, entries)
@@ -109,6 +111,26 @@ def test_one_append_of_several_entries_is_answered_in_order_whatever_stands_in_t
     assert outcome.column("index").tolist() == [0, 1, 0, 0, 1, 2]
     accepted = [each for each in outcome.judged() if isinstance(each, AppendResult)]
     assert [each.time_tick for each in accepted] == sorted({each.time_tick for each in accepted})
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_bytes_that_are_no_entry_are_refused_counted_and_nothing_of_their_append_is_stored(
+    service: RocksMQ, place: int
+) -> None:
+    metrics = Metrics()
+    entries = [encode_entry([insert(key)]) for key in keys_of(V0, 2)]
+    later = entries[0][:8] + b"\x02" + entries[0][9:]
+    with AppendHost(service, ChannelState.new, metrics=metrics) as host:
+        host.append(PCHANNEL, opening()).results()
+        end = service.open(PCHANNEL).describe().end
+        for value, error in ((b"no entry", Malformed), (b"", Malformed), (later, UnsupportedVersion)):
+            with pytest.raises(error, match=f"entry {place} of the append .* nothing was appended"):
+                host.append(PCHANNEL, [*entries[:place], value, *entries[place:], value])
+            with pytest.raises(error):
+                host.append(PCHANNEL, value)
+        assert service.open(PCHANNEL).describe().end == end
+        assert host.append(PCHANNEL, entries).rejected == 0
+    assert metrics.registry.get_sample_value("millrace_log_refused_entries_total", {"pchannel": PCHANNEL}) == 9
 
 
 def test_a_repeated_sequence_gets_the_first_ones_result(host: AppendHost) -> None:

@@ -16,9 +16,17 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from millrace.client.append_client import AppendClient
-from millrace.errors import AppendRejected, ChannelNotFound, InvalidArgument, LogUnavailable, UnsupportedVersion
+from millrace.errors import (
+    AppendRejected,
+    ChannelNotFound,
+    InvalidArgument,
+    LogUnavailable,
+    Malformed,
+    UnsupportedVersion,
+)
 from millrace.log.rocksmq import RocksMQ
 from millrace.log.server_link import ExchangeStream
 from millrace.message import builders
@@ -144,6 +152,42 @@ def test_a_stream_answers_in_order_and_one_appends_failure_leaves_the_others(cli
         found = [future.result().result() for place, future in enumerate(futures) if place != 50]
     assert [each.time_tick for each in found] == sorted(each.time_tick for each in found)
     assert not any(each.duplicate for each in found)
+
+
+def test_no_way_into_a_log_that_the_chain_reads_takes_bytes_that_are_no_entry(client: AppendClient) -> None:
+    (key,) = keys_of(V0, 1)
+    good, junk = encode_entry([insert(key)]), b"no entry"
+    client.service.create("own_form")
+    client.service.open("own_form").append([junk])  # no chain reads it: a message stream's form is its own matter
+    log, before = client.service.open(PCHANNEL), refused(client)
+    end = log.describe().end
+    with pytest.raises(Malformed):
+        client.append(PCHANNEL, [good, junk])
+    with pytest.raises(Malformed):
+        log.append([good, junk])
+    assert good not in log.read(end).batch.column("value").to_pylist()
+    with client.append_stream(PCHANNEL, appends=64) as stream:
+        answers = [stream.submit(junk if place == 20 else good) for place in range(40)]
+        with pytest.raises(Malformed):
+            answers[20].result()
+        assert all(answer.result().rejected == 0 for answer in answers[:20] + answers[21:])
+    with log.pipeline() as pipeline:
+        acknowledged = [pipeline.submit([junk] if place == 20 else [good]) for place in range(40)]
+        with pytest.raises(Malformed):
+            acknowledged[20].result()
+        assert all(len(answer.result()) == 1 for answer in acknowledged[:20] + acknowledged[21:])
+    written = log.read(end).batch.column("value").to_pylist()
+    assert (written.count(good), written.count(junk)) == (78, 0)
+    assert refused(client) - before == 4, "each once, whatever it was merged with"
+
+
+def refused(client: AppendClient) -> float:
+    """Entries that the server refused on PCHANNEL, as its metrics say."""
+    for family in text_string_to_metric_families(client.metrics()):
+        for sample in family.samples:
+            if sample.name == "millrace_log_refused_entries_total" and sample.labels == {"pchannel": PCHANNEL}:
+                return sample.value
+    raise AssertionError("the family is not reported")
 
 
 def test_concurrent_clients_share_one_tail_that_holds_what_all_of_them_appended(

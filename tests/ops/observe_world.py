@@ -80,7 +80,8 @@ def make_world(settings: Settings) -> World:
     name = world.users.vchannels[0]
     producer.send([builders.begin_txn(77, vchannel=name, collection_id=world.users.id, term=0, keepalive_ms=600_000)])
     world.reject(5)
-    client.append.append("dml_1", [b"junk"])
+    tick = encode_entry([builders.time_tick(term=1)])
+    client.append.append("dml_1", [tick[:-1] + b"?"])  # framed as an entry, with another checksum
     for pchannel in ("dml_0", "dml_1"):
         client.append.tick(pchannel)  # so that reads reach past the transaction on both
     world.settle()

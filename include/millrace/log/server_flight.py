@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -72,6 +73,13 @@ class Extension(Protocol):
 
     def do_action(self, action: flight.Action) -> Sequence[bytes]:
         """Answer an action of type `name/...`; one bytes object a result."""
+        ...
+
+    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
+        """Entries are about to be appended past the extension; raising a MillraceError refuses them whole.
+
+        Without `alone` they are several appends: those are refused once more, each by itself.
+        """
         ...
 
     def truncated(self, pchannel: str, freed: int) -> None:
@@ -185,7 +193,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             serve_appends(
                 reader,
                 writer,
-                lambda values: self._append(pchannel, values),
+                partial(self._append, pchannel),
                 pipelined=bool(command.get("pipelined")),
                 cancelled=context.is_cancelled,
             )
@@ -227,9 +235,11 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
 
     # --- appends and reads ----------------------------------------------------------------------------------------------
 
-    def _append(self, pchannel: str, values: pa.LargeBinaryArray) -> Sequence[LogId]:
+    def _append(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool = True) -> Sequence[LogId]:
         with self.gate.entered():
             log = self._open(pchannel)
+            for extension in self._extensions.values():
+                extension.check(pchannel, values, alone=alone)
             try:
                 return log.append(values)
             except LogUnavailable:

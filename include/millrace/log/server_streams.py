@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 from pyarrow import flight
@@ -26,10 +26,15 @@ MERGE_BYTES: Final = 4 << 20
 INBOX_BYTES: Final = 64 << 20
 """What the server holds of one stream before it stops reading from it."""
 
-Append = Callable[[pa.LargeBinaryArray], Sequence[LogId]]
-"""Appends one atomic batch; its ids. Raises NotTaken: the server is stopping."""
-
 _log = logging.getLogger(__name__)
+
+
+class Append(Protocol):
+    """Appends one atomic batch; its ids. Raises NotTaken: the server is stopping."""
+
+    def __call__(self, values: pa.LargeBinaryArray, *, alone: bool = True) -> Sequence[LogId]:
+        """Without `alone` it is several appends made one; where it is refused, each follows by itself."""
+        ...
 
 
 def serve_appends(
@@ -106,7 +111,7 @@ def _merged(append: Append, batches: list[pa.RecordBatch]) -> list[bytes]:
         values = [_values(batch) for batch in batches]
         whole = pa.concat_arrays(values)
         assert isinstance(whole, pa.LargeBinaryArray)
-        ids = append(whole)
+        ids = append(whole, alone=False)
     except (LogUnavailable, NotTaken) as error:
         return [failure_to_bytes(error)] * len(batches)
     except MillraceError:

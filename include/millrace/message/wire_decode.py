@@ -44,14 +44,14 @@ Bytes = npt.NDArray[np.uint8]
 _JOIN_FROM: Final = 256 << 10
 """Bytes from which it costs less to compute with checksums than to make one."""
 
-_TOO_SHORT: Final = "it is shorter than the fixed part of an entry"
-_NO_MAGIC: Final = "it does not begin with the magic bytes"
+TOO_SHORT: Final = "it is shorter than the fixed part of an entry"
+NO_MAGIC: Final = "it does not begin with the magic bytes"
 _WRONG_CHECKSUM: Final = "its checksum does not match"
-_WRONG_VERSION: Final = "its version is 0, or its flags or reserved bytes are set"
-_WRONG_COUNT: Final = "its message count is 0, above 65,536, or too great for its length"
-_WRONG_SECTIONS: Final = "its sections do not fill it exactly"
-_UNKNOWN_TAG: Final = "a header column has an unknown tag"
-_WRONG_COLUMNS: Final = "its header columns do not fill their section exactly"
+WRONG_VERSION: Final = "its version is 0, or its flags or reserved bytes are set"
+WRONG_COUNT: Final = "its message count is 0, above 65,536, or too great for its length"
+WRONG_SECTIONS: Final = "its sections do not fill it exactly"
+UNKNOWN_TAG: Final = "a header column has an unknown tag"
+WRONG_COLUMNS: Final = "its header columns do not fill their section exactly"
 
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
 _COUNT_AT: Final = struct.calcsize("<4sIBBH")
@@ -87,7 +87,7 @@ def framed_counts(values: pa.LargeBinaryArray) -> Int64s:
     counts = np.ones(len(values), dtype=np.int64)
     whole = np.flatnonzero(lengths >= COLUMNS_START)
     if len(whole):
-        counts[whole] = _unaligned(np.frombuffer(values.buffers()[2], np.uint8), np.dtype("<u4"))[
+        counts[whole] = unaligned(np.frombuffer(values.buffers()[2], np.uint8), np.dtype("<u4"))[
             offsets[whole] + _COUNT_AT
         ]
         counts[(counts < 1) | (counts > MAX_MESSAGES) | (counts * BYTES_PER_MESSAGE > lengths)] = 1
@@ -101,7 +101,7 @@ def _framed_count(entry: pa.Buffer) -> int:
     return count if whole else 1
 
 
-def _unaligned(data: Bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def unaligned(data: Bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Every byte offset as a possible start of a value: values stand unaligned, and numpy reads them so."""
     return np.ndarray(shape=(len(data) - dtype.itemsize + 1,), dtype=dtype, buffer=data, strides=(1,))
 
@@ -206,10 +206,10 @@ class _Run:
 
     def _read_prefixes(self) -> None:
         everything = np.arange(len(self.lengths))
-        self._mark(everything, self.lengths < COLUMNS_START, _TOO_SHORT)
+        self._mark(everything, self.lengths < COLUMNS_START, TOO_SHORT)
         entries = everything[self.lengths >= COLUMNS_START]
         prefix = self.data[self.starts[entries, None] + _PREFIX_PLACES].view("<u4").astype(np.int64)
-        self._mark(entries, prefix[:, 0] != _MAGIC, _NO_MAGIC)
+        self._mark(entries, prefix[:, 0] != _MAGIC, NO_MAGIC)
         right = prefix[:, 0] == _MAGIC
         entries, prefix = entries[right], prefix[right]
 
@@ -227,11 +227,11 @@ class _Run:
         tags = self.data[self.starts[entries, None] + _TAG_PLACES]
         sizes = np.where(tags == ARRAY, WIDTHS * counts[:, None], WIDTHS) * (tags != ABSENT)
         wrong_count = (counts < 1) | (counts > MAX_MESSAGES) | (counts * BYTES_PER_MESSAGE > self.lengths[entries])
-        self._mark(entries, prefix[:, 2] != VERSION, _WRONG_VERSION)
-        self._mark(entries, wrong_count, _WRONG_COUNT)
-        self._mark(entries, COLUMNS_START + lengths.sum(axis=1) != self.lengths[entries], _WRONG_SECTIONS)
-        self._mark(entries, (tags > RAMP).any(axis=1), _UNKNOWN_TAG)
-        self._mark(entries, sizes.sum(axis=1) != lengths[:, 0], _WRONG_COLUMNS)
+        self._mark(entries, prefix[:, 2] != VERSION, WRONG_VERSION)
+        self._mark(entries, wrong_count, WRONG_COUNT)
+        self._mark(entries, COLUMNS_START + lengths.sum(axis=1) != self.lengths[entries], WRONG_SECTIONS)
+        self._mark(entries, (tags > RAMP).any(axis=1), UNKNOWN_TAG)
+        self._mark(entries, sizes.sum(axis=1) != lengths[:, 0], WRONG_COLUMNS)
         if self.errors:
             right = np.array([entry not in self.errors for entry in entries.tolist()], dtype=bool)
             entries, counts, lengths, tags, sizes = (
@@ -256,12 +256,12 @@ class _Run:
         """
         start, end = int(self.starts[0]), int(self.ends[0])
         if end - start < COLUMNS_START:
-            self.errors[0] = _TOO_SHORT
+            self.errors[0] = TOO_SHORT
             return
         whole = self.data.data
         magic, crc, version, flags, reserved, count, *sections = PREFIX.unpack_from(whole, start)
         if magic != MAGIC:
-            self.errors[0] = _NO_MAGIC
+            self.errors[0] = NO_MAGIC
             return
         if crc != crc32c.crc32c(whole[start + CRC_START : end]):
             self.errors[0] = _WRONG_CHECKSUM
@@ -270,15 +270,15 @@ class _Run:
         tags = self.data[start + TAGS_START : start + COLUMNS_START]
         sizes = np.where(tags == ARRAY, WIDTHS * count, WIDTHS) * (tags != ABSENT)
         if version != VERSION or flags or reserved:
-            self.errors[0] = _WRONG_VERSION
+            self.errors[0] = WRONG_VERSION
         elif not 1 <= count <= MAX_MESSAGES or count * BYTES_PER_MESSAGE > end - start:
-            self.errors[0] = _WRONG_COUNT
+            self.errors[0] = WRONG_COUNT
         elif COLUMNS_START + sum(sections) != end - start:
-            self.errors[0] = _WRONG_SECTIONS
+            self.errors[0] = WRONG_SECTIONS
         elif tags.max() > RAMP:
-            self.errors[0] = _UNKNOWN_TAG
+            self.errors[0] = UNKNOWN_TAG
         elif sizes.sum() != sections[0]:
-            self.errors[0] = _WRONG_COLUMNS
+            self.errors[0] = WRONG_COLUMNS
         else:
             columns_start = start + COLUMNS_START
             self.places[0] = columns_start + np.cumsum(sizes) - sizes
@@ -340,7 +340,7 @@ class _Run:
         total = int(self.counts.sum())
         if not tags.any():
             return np.zeros(total, dtype=dtype)
-        values = _unaligned(self.data, dtype)
+        values = unaligned(self.data, dtype)
         present = tags != ABSENT
         base = np.where(present, self.places[:, place], 0)
         if (tags <= 1).all():

@@ -25,10 +25,18 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from millrace.closing import Closing
-from millrace.errors import ChannelNotFound, DeadlineExceeded, InvalidArgument, LogUnavailable
+from millrace.errors import (
+    ChannelNotFound,
+    DeadlineExceeded,
+    InvalidArgument,
+    LogUnavailable,
+    Malformed,
+    UnsupportedVersion,
+)
 from millrace.log.protocol import LogService
 from millrace.log.server_pipeline import as_values
 from millrace.message.ids import LOGICAL_BITS
+from millrace.message.wire_framing import check_framing
 from millrace.metrics import Metrics
 from millrace.node.append_host_follower import Follower
 from millrace.node.append_host_outcome import AppendOutcome
@@ -89,7 +97,8 @@ class AppendHost(Closing):
         """Append entries (docs/wire-form.md) as one atomic batch and wait for the chain's decisions, at most `deadline` seconds.
 
         Raises DeadlineExceeded (in the log, undecided), LogUnavailable (in the log once or not at all: repeat it with the
-        same producer sequences), ChannelNotFound, EntryTooLarge, or what parked the PChannel (nothing was appended).
+        same producer sequences), ChannelNotFound, EntryTooLarge, Malformed or UnsupportedVersion (bytes that are no entry by
+        their header), or what parked the PChannel (nothing was appended).
         A rejection is part of the outcome and raised by its typed readers only.
         """
         end = time.monotonic() + deadline
@@ -100,10 +109,35 @@ class AppendHost(Closing):
         return self.submit_all(pchannel, [as_values(entry)])[0]
 
     def submit_all(self, pchannel: str, appends: Sequence[pa.LargeBinaryArray]) -> list[PendingOutcome]:
-        """:meth:`submit` for several appends in order, in the log as one atomic batch; each one's outcome by itself."""
+        """:meth:`submit` for several appends in order, in the log as one atomic batch; each one's outcome by itself.
+
+        Refused entries are counted where their append comes alone: of several the caller hands each one over again.
+        """
         if not all(len(values) for values in appends):
             raise InvalidArgument("an append needs at least one entry")
-        return self._follower(pchannel).submit_all(appends)
+        follower = self._follower(pchannel)
+        for values in appends:
+            self._check(pchannel, values, counted=len(appends) == 1)
+        return follower.submit_all(appends)
+
+    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, counted: bool = True) -> None:
+        """Whether entries may go past the host into a log that it follows. Raises Malformed, UnsupportedVersion.
+
+        Into any other log may go what its readers know how to read: the message streams have a form of their own.
+        """
+        if pchannel in self._followers:
+            self._check(pchannel, values, counted=counted)
+
+    def _check(self, pchannel: str, values: pa.LargeBinaryArray, *, counted: bool) -> None:
+        refused = check_framing(values)
+        if refused is None:
+            return
+        if counted and self.metrics is not None:
+            self.metrics.log_refused_entries_total.labels(pchannel).inc(refused.count)
+        kind = UnsupportedVersion if refused.later else Malformed
+        raise kind(
+            f"entry {refused.place} of the append is none that this build reads: {refused.cause}; nothing was appended"
+        )
 
     def tick(self, pchannel: str, *, persist: bool = True, deadline: float = DEFAULT_DEADLINE) -> int:
         """Append a time tick now; a tick up to which everything in the PChannel is decided, every earlier append included.

@@ -86,6 +86,7 @@ class HostMetrics:
         """By type and status."""
         self._recovering: tuple[LogId, float] | None = None
         metrics.wal_parked.labels(pchannel).set(0)
+        metrics.log_refused_entries_total.labels(pchannel)
 
     def timed(self, link: Interceptor) -> Interceptor:
         """`link` of this PChannel's chain, with its time counted."""

@@ -185,6 +185,9 @@ class AppendExtension:
                 raise NotTaken from None
             raise
 
+    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
+        self._host.check(pchannel, values, counted=alone)
+
     def truncated(self, pchannel: str, freed: int) -> None:
         if self._host.metrics is not None:
             self._host.metrics.truncated_bytes_total.labels(pchannel).inc(freed)
@@ -243,7 +246,7 @@ class _Pipelined:
         except MillraceError as error:
             if error.retriable or len(appends) == 1:
                 return [failure_to_bytes(error)] * len(appends)
-            # Too large, or empty: nothing was appended.
+            # Too large, empty or no entry: nothing was appended.
             return [_settled(partial(self._extension.submit_one, self._pchannel, values)) for values in appends]
         except Exception as error:
             return [failure_to_bytes(error)] * len(appends)

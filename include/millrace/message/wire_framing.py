@@ -1,0 +1,114 @@
+"""Whether bytes are an entry by their header: what is looked at before they go into a log.
+
+Cheap, and no decoding: lengths, the magic, the version, and that the counts and sections fill the entry exactly. Checksums,
+dictionaries, columns and payloads are left to :mod:`millrace.message.wire_decode`, which judges what stands in a log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.message.wire_decode import (
+    NO_MAGIC,
+    TOO_SHORT,
+    UNKNOWN_TAG,
+    WRONG_COLUMNS,
+    WRONG_COUNT,
+    WRONG_SECTIONS,
+    WRONG_VERSION,
+    Bytes,
+    Int64s,
+    unaligned,
+)
+from millrace.message.wire_layout import (
+    ABSENT,
+    ARRAY,
+    BYTES_PER_MESSAGE,
+    COLUMNS_START,
+    MAGIC,
+    MAX_MESSAGES,
+    PREFIX,
+    RAMP,
+    TAGS_START,
+    VERSION,
+    WIDTHS,
+)
+
+LATER: Final = f"its wire form is later than {VERSION}: append it through a newer build"
+
+_HEAD: Final = np.dtype([("prefix", "<u4", TAGS_START // 4), ("tags", "u1", COLUMNS_START - TAGS_START)])
+_MAGIC: Final = int.from_bytes(MAGIC, "little")
+_WIDTHS: Final = tuple(WIDTHS.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Entries of an append that are none: the first one's place and what is wrong with it, and how many there are."""
+
+    place: int
+    cause: str
+    count: int
+
+    @property
+    def later(self) -> bool:
+        """Whether the first one is an entry of a later version."""
+        return self.cause is LATER
+
+
+def check_framing(values: pa.LargeBinaryArray) -> Refused | None:
+    """What is wrong with the framing of an append's entries (docs/wire-form.md); None where nothing is."""
+    if len(values) == 1:
+        cause = _cause(values[0].as_buffer())
+        return None if cause is None else Refused(0, cause, 1)
+    offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, values.offset * 8)
+    lengths = np.diff(offsets)
+    whole = lengths >= COLUMNS_START
+    if values.null_count:
+        whole &= values.is_valid().to_numpy(zero_copy_only=False)
+    right = whole.copy()
+    if whole.any():
+        heads = unaligned(np.frombuffer(values.buffers()[2], np.uint8), _HEAD)[offsets[:-1][whole]]
+        right[whole] = _right(heads["prefix"].astype(np.int64), heads["tags"], lengths[whole])
+    if right.all():
+        return None
+    place = int(np.argmin(right))
+    cause = _cause(values[place].as_buffer())
+    assert cause is not None
+    return Refused(place, cause, int((~right).sum()))
+
+
+def _right(prefix: Int64s, tags: Bytes, lengths: Int64s) -> npt.NDArray[np.bool_]:
+    """Of entries that are long enough, by their fixed parts: whether each one's framing is right."""
+    counts, sections = prefix[:, 3], prefix[:, 4:7]
+    columns = (tags != ABSENT) @ WIDTHS + (tags == ARRAY) @ WIDTHS * (counts - 1)
+    right = (prefix[:, 0] == _MAGIC) & (prefix[:, 2] == VERSION)
+    right &= (counts >= 1) & (counts <= MAX_MESSAGES) & (counts * BYTES_PER_MESSAGE <= lengths)
+    right &= (COLUMNS_START + sections.sum(axis=1) == lengths) & (columns == sections[:, 0])
+    return right & (tags.max(axis=1) <= RAMP)
+
+
+def _cause(entry: pa.Buffer | None) -> str | None:
+    """What is wrong with one entry, in the order of :mod:`millrace.message.wire_decode`."""
+    if entry is None or len(entry) < COLUMNS_START:
+        return TOO_SHORT
+    magic, _, version, flags, reserved, count, columns, names, bodies = PREFIX.unpack_from(entry)
+    tags = bytes(memoryview(entry)[TAGS_START:COLUMNS_START])
+    if magic != MAGIC:
+        return NO_MAGIC
+    if version > VERSION:
+        return LATER
+    if version != VERSION or flags or reserved:
+        return WRONG_VERSION
+    if not 1 <= count <= MAX_MESSAGES or count * BYTES_PER_MESSAGE > len(entry):
+        return WRONG_COUNT
+    if COLUMNS_START + columns + names + bodies != len(entry):
+        return WRONG_SECTIONS
+    if max(tags) > RAMP:
+        return UNKNOWN_TAG
+    filled = sum(width * (count if tag == ARRAY else 1) for tag, width in zip(tags, _WIDTHS, strict=True) if tag)
+    return None if filled == columns else WRONG_COLUMNS
