@@ -22,7 +22,7 @@ from millrace.errors import (
     PositionTruncated,
 )
 from millrace.log.discovery import write_record
-from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
+from millrace.log.protocol import ENTRY_BYTES, ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.log.remote import RemoteLogService
 from millrace.log.server_flight import ReadLimits
 from millrace.message.ids import EARLIEST, LogId
