@@ -22,6 +22,7 @@ from millrace.log.rocksmq import RocksMQ
 from millrace.message.builders import flush_all
 from millrace.message.types import MessageType
 from millrace.message.wire import encode_columns, encode_entry
+from millrace.metrics import Metrics
 from millrace.node.append_host import AppendHost
 from millrace.node.ranges import RangePlan, run_range
 from millrace.tables.wal_table import WalTable
@@ -50,6 +51,9 @@ STORMS: Final[dict[str, Callable[[], list[bytes]]]] = {
     "FlushAll in an entry each": lambda: [encode_entry([flush_all(term=1)])] * MESSAGES,
 }
 
+REFUSED: Final = ("empty entries", "garbage")
+"""What no host takes: it has to stand in the log already, as a broker's other writers may put it there."""
+
 
 def take(folder: Path, host: str, kind: str) -> dict[str, object]:
     """Have a host take the storm in a log of its own, and say what that took."""
@@ -57,10 +61,18 @@ def take(folder: Path, host: str, kind: str) -> dict[str, object]:
     with RocksMQ(folder / "log") as service:
         service.create(PCHANNEL)
         if host == "server":
-            with AppendHost(service, ChannelState.new) as append_host:
+            metrics = Metrics()
+            with AppendHost(service, ChannelState.new, metrics=metrics) as append_host:
                 append_host.append(PCHANNEL, opening()).results()
                 before = _begin()
-                judged = len(append_host.append(PCHANNEL, storm, deadline=300.0))
+                if kind in REFUSED:
+                    service.open(PCHANNEL).append(storm)
+                    append_host.tick(PCHANNEL, persist=False, deadline=300.0)
+                    labels = {"pchannel": PCHANNEL, "reason": "MALFORMED"}
+                    told = metrics.registry.get_sample_value("millrace_wal_rejected_message_total", labels)
+                    judged = int(told or 0)
+                else:
+                    judged = len(append_host.append(PCHANNEL, storm, deadline=300.0))
                 grown = _resident("VmHWM") - before
         else:
             wal = WalTable.create(folder / "wal")
