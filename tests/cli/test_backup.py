@@ -46,4 +46,4 @@ def test_what_is_no_backup_is_said(deployment: Deployment, tmp_path: Path) -> No
     (tmp_path / "backups" / "backup-1").mkdir(parents=True)
     (tmp_path / "backups" / "backup-1" / "manifest.json").write_text("{}")
     result = deployment.run("backup", "verify", str(tmp_path / "backups" / "backup-1"))
-    assert (result.exit_code, result.stderr.split(":")[0]) == (1, "BACKUP_DAMAGED")
+    assert (result.exit_code, result.stderr.split(":")[0]) == (3, "BACKUP_DAMAGED")

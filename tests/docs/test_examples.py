@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.client.client import Client
+from millrace.ops.backup import deployment
 from millrace.ops.checkpoint.store import checkpoints_path as recovery_checkpoints_path
 from millrace.ops.quality.results import quality_path
 from millrace.settings import Settings
@@ -105,6 +106,8 @@ def test_every_folder_of_a_deployment_is_in_the_operating_page(readme: dict[str,
     # What operations add once they have run.
     made |= {recovery_checkpoints_path(settings).name, quality_path(settings).name, "derived", "staged", "restores"}
     made |= {bases_path(settings.wal_path).name, trims_path(settings.wal_path).name}
+    # What the first backup, and people, add.
+    made |= {deployment.FILE, "inbox"}
     cells = [row[0] for row in table("docs/operating.md", "The data folder")]
     assert {place.strip().split("/")[0] for cell in cells for place in cell.split(",")} == made
 

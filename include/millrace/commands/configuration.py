@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +15,6 @@ from millrace.settings import PREFIX, Settings, describe
 app = command_group("Show the settings.")
 
 LIBRARIES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "duckdb")
-
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @app.command()
@@ -56,11 +53,10 @@ def setting_rows(settings: Settings, *, by_option: bool) -> list[dict[str, Any]]
         else:
             source = "default"
         value = getattr(settings, name)
-        shown = _CREDENTIALS.sub("***@", value) if isinstance(value, str) else value
         rows.append(
             {
                 "setting": name,
-                "value": str(shown) if isinstance(shown, Path) else shown,
+                "value": str(value) if isinstance(value, Path) else value,
                 "source": source,
                 "variable": variable,
                 "default": default,
