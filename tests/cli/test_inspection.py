@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,9 @@ from millrace.client import freshness
 from millrace.client.append_client import AppendClient
 from millrace.commands.command_line import find_collection
 from millrace.errors import ChannelParked, UnsupportedVersion
+from millrace.log.generations import open_deployment_log
 from millrace.message.ids import LogId
+from millrace.node.append_host_server import launch_of
 from millrace.node.parking import Parked, park
 from millrace.settings import Settings
 from millrace.tables.collection_table import rows_path
@@ -258,9 +261,11 @@ def test_looking_commands_show_what_they_can_of_a_parked_pchannel_and_say_what_t
     before = deployment.lines("scan", home)
     assert before
     with AppendClient.connect(deployment.settings.data_dir, start=False) as client:
-        log = client.service.open(home)
+        client.service.shutdown()
+    # The log's server would refuse it.
+    with open_deployment_log(deployment.settings.log_path) as service, closing(service.open(home)) as log:
         log.append([poison()])
-        log.close()
+    with AppendClient.connect(deployment.settings.data_dir, launch=launch_of(deployment.settings)) as client:
         with pytest.raises(ChannelParked):
             deployment.catch_up()
         with pytest.raises(UnsupportedVersion):

@@ -191,7 +191,8 @@ def main(record: dict[str, Any]) -> dict[str, Any]:
     except flight.FlightError as error:
         found["errors"]["collection"] = json.loads(error.extra_info)["code"]
     try:
-        streams[pchannel].append(b"x" * (17 << 20))
+        tick = entry([{"type": 1200}])
+        streams[pchannel].append(tick[:24] + struct.pack("<I", 17 << 20) + tick[28:] + bytes(17 << 20))
     except RuntimeError as error:
         found["errors"]["append"] = json.loads(str(error))
     try:
