@@ -24,7 +24,7 @@ from millrace.ops.backfill.staged import Manifest, StagingFolder
 from millrace.ops.operation import Progress
 from millrace.tables import staged
 from millrace.tables.changes import ChangeBatch
-from tests.client.conftest import ITEMS, item_rows
+from tests.client.conftest import ITEMS, item_rows, own_name
 from tests.tables.test_changes import fold
 
 
@@ -32,7 +32,7 @@ from tests.tables.test_changes import fold
 def items(shop: Client, request: pytest.FixtureRequest) -> Collection:
     """A collection of three VChannels on two PChannels, and of two partitions."""
     return shop.coordinator.create_collection(
-        f"changes {request.node.name}", ITEMS, vchannels=3, partitions=["_default", "other"]
+        f"changes_{own_name(request)}", ITEMS, vchannels=3, partitions=["_default", "other"]
     )
 
 

@@ -16,6 +16,7 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flusher_run import flush
 from millrace.node.node_run import catch_up
 from millrace.settings import Settings
+from tests.client.conftest import own_name
 
 SCHEMA = CollectionSchema(
     (FieldSpec("id", "int64", False), FieldSpec("city", "string", False), FieldSpec("note", "string", True)), "id"
@@ -34,7 +35,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 @pytest.fixture
 def collection(client: Client, request: pytest.FixtureRequest) -> Collection:
-    name = request.node.name
+    name = own_name(request)
     return client.coordinator.create_collection(name, SCHEMA, vchannels=3, partitions=["rome", "oslo"])
 
 

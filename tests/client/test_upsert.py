@@ -11,7 +11,8 @@ import pytest
 from millrace.client.client import Client
 from millrace.client.predicate import matching, parse
 from millrace.coord.store import Collection
-from millrace.errors import AppendRejected, InvalidArgument
+from millrace.errors import AppendRejected, InvalidArgument, TickNotReached
+from millrace.node.node_run import catch_up
 from millrace.node.tail_scan import scan
 from tests.client.conftest import ITEMS, item_rows
 
@@ -139,3 +140,13 @@ def test_who_writes_sql_is_told_what_stands_for_it(predicate: str, words: str) -
     with pytest.raises(InvalidArgument) as caught:
         parse(predicate, TABLE.schema)
     assert words in str(caught.value)
+
+
+def test_a_read_at_a_tick_does_not_wait_for_what_comes_behind_it(shop: Client, items: Collection) -> None:
+    producer = shop.producer()
+    at = producer.insert(items, item_rows(*range(20), name="old")).last_tick
+    catch_up(shop.settings, shop.log)
+    producer.insert(items, item_rows(*range(20, 40), name="new"))  # on both PChannels, and in no table
+    assert sorted(shop.read(items.name, at=at, deadline=0.0)["id"].to_pylist()) == list(range(20))
+    with pytest.raises(TickNotReached):
+        shop.read(items.name, deadline=0.0)

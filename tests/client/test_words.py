@@ -13,7 +13,7 @@ from millrace.client.producer import Producer
 from millrace.coord.store import Collection
 from millrace.errors import InvalidArgument
 from millrace.message.schema import CollectionSchema, FieldSpec
-from tests.client.conftest import item_rows
+from tests.client.conftest import item_rows, own_name
 
 Call = Callable[[Producer, Any], Any]
 
@@ -57,7 +57,7 @@ def test_a_column_that_does_not_fit_is_named(
     shop: Client, request: pytest.FixtureRequest, column: pa.Array, words: str
 ) -> None:
     schema = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("tags", "list<string>", True)), "id")
-    made = shop.coordinator.create_collection(f"tags {abs(hash(request.node.name))}".replace(" ", "_"), schema)
+    made = shop.coordinator.create_collection(own_name(request), schema)
     with pytest.raises(InvalidArgument, match=words):
         shop.producer().insert(made, pa.table({"id": [1], "tags": column}))
 
@@ -76,7 +76,7 @@ def test_keys_that_are_none_are_refused(shop: Client, items: Collection, keys: A
 
 def test_a_lone_surrogate_is_no_key(shop: Client, request: pytest.FixtureRequest) -> None:
     schema = CollectionSchema((FieldSpec("id", "string", False),), "id")
-    made = shop.coordinator.create_collection(request.node.name, schema)
+    made = shop.coordinator.create_collection(own_name(request), schema)
     with pytest.raises(InvalidArgument, match="no keys"):
         shop.producer().delete(made, ["\ud800"])
 

@@ -59,10 +59,13 @@ def confirm(
             target = max(ticks.values(), default=0)  # of one clock, but ticks of one millisecond differ by channel
         for name in ticks:
             try:
-                if name not in whole or whole[name] < ticks[name]:
+                wanted = (
+                    ticks[name] if at is None else min(ticks[name], at)
+                )  # what comes behind `at` is none of the read's
+                if whole.get(name, -1) < wanted:
                     log = client.service.open(name)
-                    if not lacks_rows(wal, log, name, up_to=ticks[name]):
-                        whole[name] = ticks[name]
+                    if not lacks_rows(wal, log, name, up_to=wanted):
+                        whole[name] = wanted
                     log.close()
             except MillraceError:
                 continue
