@@ -34,7 +34,7 @@ class Stream:
     def write_metadata(self, answer: pa.Buffer) -> None:
         self.answers.append(answer.to_pybytes())
 
-    def append(self, values: pa.LargeBinaryArray) -> LogIds:
+    def append(self, values: pa.LargeBinaryArray, *, alone: bool = True) -> LogIds:
         assert self.read_all.wait(PATIENCE)
         plain = values.to_pylist()
         if b"ambiguous" in plain:
