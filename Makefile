@@ -30,11 +30,11 @@ $(STAMP): requirements.txt tools/uv.txt tools/make_venv.sh
 
 .PHONY: java
 java: $(STAMP) ## Find Java 17 or 21, or install it where this user may
-	@$(BIN)/python -m millrace.java >/dev/null
+	@$(BIN)/python -m millrace.runtime.java >/dev/null
 
 .PHONY: jars
 jars: java ## Fetch Delta's jars into the cache, once
-	@$(BIN)/python -m millrace.spark_jars >/dev/null
+	@$(BIN)/python -m millrace.runtime.spark_jars >/dev/null
 
 .PHONY: broker-jars
 broker-jars: java ## Fetch the jars of the brokers that tests start into the cache, once
@@ -61,9 +61,10 @@ run: jars ## The demo without Airflow: a year of flights through the whole flow 
 # --- check -----------------------------------------------------------------------------------------------------
 
 .PHONY: lint format test test-all test-slow test-system soak mutants bench
-lint: $(STAMP) ## Lint, check the format, check the types
+lint: $(STAMP) ## Lint, check the format, which room imports which, and the types
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet || { echo "Not formatted as ruff would: run 'make format'." >&2; exit 1; }
+	@said=$$($(BIN)/lint-imports --no-cache) || { sed -n '/^Broken contracts/,$$p' <<<"$$said" >&2; exit 1; }
 	@$(BIN)/mypy
 
 format: $(STAMP) ## Format, and fix what the linter can
@@ -92,9 +93,16 @@ bench: jars broker-jars ## Measure against baselines of the same run (docs/perfo
 
 # --- keep ------------------------------------------------------------------------------------------------------
 
-.PHONY: lock sbom clean clean-data
+.PHONY: lock docs wheel sbom clean clean-data
 lock: $(STAMP) ## Make requirements.txt anew from requirements.in
 	@tools/lock.sh "$(BIN)"
+
+docs: $(STAMP) ## Make the pages into a site in build/site, where no link leads nowhere
+	@$(BIN)/python -m tests.docs.api >/dev/null
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+
+wheel: $(STAMP) ## Build dist/millrace-*.whl, with the extras spark, kafka, pulsar, airflow, all
+	@$(BIN)/uv build -q --wheel --out-dir dist
 
 sbom: $(STAMP) ## Write dist/sbom.cdx.json (CycloneDX) and dist/licences.md: what is installed, from the locks
 	@$(BIN)/python tools/sbom.py dist
@@ -105,6 +113,6 @@ clean: ## Remove the virtual environment and every cache in the checkout (not th
 
 clean-data: ## Remove the data folder: log, tables, Airflow's state (asks; YES=1 does not); stops the system first
 	@if [ ! -e "$(DATA)" ]; then echo "Nothing at $(DATA)."; \
-	elif ! "$$(command -v $(BIN)/python || command -v python3)" -m millrace.data_folder "$(DATA)"; then exit 1; \
+	elif ! "$$(command -v $(BIN)/python || command -v python3)" -m millrace.base.data_folder "$(DATA)"; then exit 1; \
 	else if [ "$${YES:-}" != 1 ]; then read -r -p "Remove $(DATA)? [y/N] " answer; [ "$$answer" = y ] || exit 1; fi; \
 	if [ -d "$(DATA)/airflow" ] && [ -x "$(BIN)/python" ]; then $(BIN)/python -m millrace system down; fi; rm -rf "$(DATA)"; fi

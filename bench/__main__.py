@@ -43,7 +43,7 @@ from bench import (
     restart_bench,
     sink_bench,
 )
-from millrace.log.discovery import read_record
+from millrace.rpc.discovery import read_record
 
 MIB = 1 << 20
 

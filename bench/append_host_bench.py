@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.client.append_client import AppendClient
+from millrace.client.consume.scan import scan
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
 from millrace.message.wire import encode_columns, encode_entry
-from millrace.node.tail_scan import scan
 from millrace.wal.scanner import ImmutableTxn, Latest
 
 PCHANNEL = "p0"
@@ -127,7 +127,7 @@ def append_to_scan(folder: Path, *, count: int = 500) -> dict[str, Any]:
         begun: dict[int, float] = {}
         delivered: dict[int, float] = {}
 
-        with scan(VCHANNEL, Latest(), wal=folder / "wal", tail=client) as found:
+        with scan(VCHANNEL, Latest(), wal=str(folder / "wal"), tail=client) as found:
 
             def read() -> None:
                 for unit in found:

@@ -19,20 +19,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from bench.deployment import deployment
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
 from millrace.client.client import Client
-from millrace.coord.store import Collection
 from millrace.demo.flights import flights
 from millrace.demo.flights_hourly import TABLES
 from millrace.demo.load import ensure_collection
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.ops.backfill import load
-from millrace.ops.backfill.params import BackfillParams, LoadParams
-from millrace.ops.backfill.run import run
-from millrace.ops.operation import Progress
-from millrace.settings import Settings
-from millrace.spark import session
-from millrace.tables.collection_table import rows_path
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.operations.backfill import load
+from millrace.operations.backfill.declaration import BackfillParams, LoadParams
+from millrace.operations.backfill.run import run
+from millrace.runtime.progress import Progress
+from millrace.runtime.spark_session import session
+from millrace.tables.collections.table import rows_uri
 
 START, END = datetime(2013, 2, 2, tzinfo=UTC), datetime(2014, 1, 2, tzinfo=UTC)
 """Days of one cell of the grid that slices of 8,784 hours are cut on."""
@@ -95,7 +95,7 @@ def _plain(
     """What a Spark user would write, in one go or slice by slice; the table's folder."""
     target = str(settings.data_dir / "plain.delta")
     for start, end in parts:
-        source = spark.read.format("delta").load(str(rows_path(settings, collection.id)))
+        source = spark.read.format("delta").load(str(rows_uri(settings, collection.id)))
         within = (F.col("time_hour") >= start) & (F.col("time_hour") < end)
         made = TABLES[0].build(source.where(within)).withColumn("date", F.to_date("hour"))
         writer = made.write.format("delta").mode("overwrite").partitionBy("date")

@@ -15,16 +15,16 @@ import numpy as np
 import pyarrow as pa
 
 from bench.deployment import deployment
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
 from millrace.client.client import Client
-from millrace.coord.store import Collection
 from millrace.log.protocol import Log
 from millrace.message.ids import LogId
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.ops.checkpoint.params import CheckpointParams
-from millrace.ops.checkpoint.run import checkpoint
-from millrace.ops.operation import Progress
-from millrace.settings import Settings
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.operations.checkpoint.declaration import CheckpointParams
+from millrace.operations.checkpoint.run import checkpoint
+from millrace.runtime.progress import Progress
 
 MIB = 1 << 20
 BODY_BYTES = 1000

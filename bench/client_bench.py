@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from bench.deployment import deployment, rows
 from bench.log_bench import Ratio, pairs, plain_append
-from millrace.client.batch_appender import BatchLimits
-from millrace.client.framing import ENTRY_BYTES
+from millrace.client.produce.batch_appender import BatchLimits
+from millrace.client.produce.framing import ENTRY_BYTES
 
 MIB = 1 << 20
 FRAME_ROWS = 65_536
@@ -34,7 +34,7 @@ class SmallAppends:
 def arrow_batches(
     folder: Path, *, row_bytes: int = 1000, total: int = 1024 * MIB, count: int = 7, pchannels: int = 2
 ) -> Ratio:
-    """MB/s of `insert_dataframe` of a stream of Arrow batches over `pchannels`, against the disk in interleaved pairs."""
+    """MB/s of `insert` of a stream of Arrow batches over `pchannels`, against the disk in interleaved pairs."""
     folder.mkdir(parents=True, exist_ok=True)
     with deployment(folder / "data", pchannels=pchannels) as (_, client, collection):
         frame_rows = max(1, min(FRAME_ROWS, 64 * MIB // row_bytes))
@@ -46,7 +46,7 @@ def arrow_batches(
         def subject() -> float:
             stream = pa.RecordBatchReader.from_batches(batches[0].schema, iter(batches * times))
             start = time.perf_counter()
-            written = producer.insert_dataframe(collection, stream)
+            written = producer.insert(collection, stream)
             assert written.rows == times * frame_rows
             return times * size / (time.perf_counter() - start) / 1e6
 

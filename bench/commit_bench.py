@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from bench.deployment import SCHEMA
-from millrace.log.protocol import ENTRY_SCHEMA, LogEntries
 from millrace.message import builders
 from millrace.message.ids import LogId
+from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.wire import encode_entry
-from millrace.node.committer import Committer
-from millrace.node.ranges import RangeReport
-from millrace.node.wal_writer import RangeWriter
-from millrace.tables.wal_table import WalTable
+from millrace.node.ingest.committer import Committer
+from millrace.node.ingest.ranges import RangeReport
+from millrace.node.ingest.wal_writer import RangeWriter
+from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import Chain
 from millrace.wal.state import ChannelState
 
@@ -58,7 +58,7 @@ def commits(folder: Path, *, marks: tuple[int, ...] = (1000, 20_000)) -> dict[st
         )
         outcome = chain.process(state, LogEntries(batch, LogId(0, number + 1)))
         base = committer.table.position("p0")
-        writer = RangeWriter(committer.table.path, "p0")
+        writer = RangeWriter(Path(committer.table.uri), "p0")
         writer.add(outcome)
         actions = writer.finish(outcome.state, base)
         report = RangeReport(

@@ -26,23 +26,24 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from bench.deployment import ROOT, deployment
+from bench.deployment import deployment
 from bench.flusher_bench import _fill
 from bench.freshness_bench import freshness
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.ops.compaction.commits import Replacer
-from millrace.ops.compaction.files import Group, live_files
-from millrace.ops.compaction.params import CompactionParams
-from millrace.ops.compaction.rewrite import Rewritten
-from millrace.ops.compaction.run import run
-from millrace.ops.operation import Progress
-from millrace.settings import Settings
-from millrace.spark import session
-from millrace.tables.arrow_read import read_arrow
-from millrace.tables.collection_table import STATS_COLUMNS, rows_path
-from millrace.tables.delta_files import FileSink
-from millrace.tables.reader import read
+from millrace.base.settings import Settings
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.operations.compaction.commits import Replacer
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.operations.compaction.files import Group, live_files
+from millrace.operations.compaction.rewrite import Rewritten
+from millrace.operations.compaction.run import run
+from millrace.runtime.progress import Progress
+from millrace.runtime.spark_session import session
+from millrace.storage.files import FileSink
+from millrace.storage.table import table_at
+from millrace.tables.collections.table import STATS_COLUMNS, rows_uri
+from millrace.tables.read.arrow import read_arrow
+from millrace.tables.read.spark import read
 
 PARAMS = CompactionParams(fold="never", segments=False, vacuum=False)
 
@@ -55,7 +56,7 @@ def compaction(folder: Path, *, files: int = 1000, pairs: int = 5) -> dict[str, 
         try:
             catch_up(settings, client.log)
             flush(settings)
-            path = rows_path(settings, collection_id)
+            path = Path(rows_uri(settings, collection_id))
             once, small = folder / "once", folder / "small"
             shutil.copytree(path, once)
             rows = _cut(path, files=files)
@@ -71,7 +72,7 @@ def compaction(folder: Path, *, files: int = 1000, pairs: int = 5) -> dict[str, 
                 plain.append(_timed(partial(_optimize, spark, target)))
             found = _reads(spark, settings, collection_id, {"once": once, "small": small, "compacted": path}, pairs)
             ratios = [b / a for a, b in zip(ours, plain, strict=True)][1:]  # the first pair warms both up
-            size = sum(file.size for file in live_files(DeltaTable(str(small)), small))
+            size = sum(file.size for file in live_files(table_at(small)))
             return {
                 "rows": rows,
                 "files": files,
@@ -91,9 +92,9 @@ def compaction(folder: Path, *, files: int = 1000, pairs: int = 5) -> dict[str, 
 
 def _cut(path: Path, *, files: int) -> int:
     """Cut the table's rows, in tick order, into about `files` files, as micro-batches would have left them; the rows."""
-    table = DeltaTable(str(path))
-    live = live_files(table, path)
-    replacer = Replacer.of(table, path)
+    table = table_at(path)
+    live = live_files(table)
+    replacer = Replacer.of(table)
     total = sum(file.rows for file in live)
     each = max(1, total // files)
     done = []
@@ -103,7 +104,7 @@ def _cut(path: Path, *, files: int) -> int:
         key = rows.column_names[0]
         actions = []
         for start in range(0, rows.num_rows, each):
-            sink = FileSink(path, rows.schema, (key, *STATS_COLUMNS))
+            sink = FileSink.at(path, rows.schema, (key, *STATS_COLUMNS))
             sink.write(rows.slice(start, each), dict(file.partition))
             actions += sink.finish()
         done.append(Rewritten(Group((file,)), tuple(actions), rows.num_rows, rows.num_rows))
@@ -114,7 +115,7 @@ def _cut(path: Path, *, files: int) -> int:
 def _restore(source: Path, target: Path) -> None:
     """Put the live files of `source` and its log where `target` is."""
     shutil.rmtree(target, ignore_errors=True)
-    live = {file.path for file in live_files(DeltaTable(str(source)), source)}
+    live = {file.path for file in live_files(table_at(source))}
     shutil.copytree(source / "_delta_log", target / "_delta_log")
     for name in live:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,7 @@ def _reads(
     spark: SparkSession, settings: Settings, collection_id: int, places: dict[str, Path], pairs: int
 ) -> dict[str, Any]:
     """Seconds of whole reads of the collection, by the state of its table, and their ratio to the rows written once."""
-    path = rows_path(settings, collection_id)
+    path = Path(rows_uri(settings, collection_id))
     kept = path.with_name("kept")
     path.rename(kept)
     places = {name: kept if place == path else place for name, place in places.items()}
@@ -186,7 +187,16 @@ def _compaction_job(settings: Settings) -> int:
     result = settings.run_path / "bench-compaction.json"
     params = {"min_files": 2, "fold": "always", "keep_history_hours": 0, "vacuum": False}
     subprocess.run(
-        [sys.executable, str(ROOT / "jobs" / "compaction.py"), "--params", json.dumps(params), "--result", str(result)],
+        [
+            sys.executable,
+            "-m",
+            "millrace.operations",
+            "compaction",
+            "--params",
+            json.dumps(params),
+            "--result",
+            str(result),
+        ],
         env={**os.environ, **settings.environment()},
         stderr=subprocess.DEVNULL,
         check=True,

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
 from millrace.client.client import Client
-from millrace.coord.store import Collection
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.processes import Job
-from millrace.node.streaming import started_path
-from millrace.settings import Settings
+from millrace.runtime.child_processes import Job
+from millrace.runtime.queries import started_path
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
@@ -27,8 +27,8 @@ def deployment(folder: Path, *, pchannels: int = 2) -> Iterator[tuple[Settings, 
     """A new deployment with one collection over `pchannels` PChannels; its log server ends with the block."""
     settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir, pchannels=pchannels)
     with Client.connect(settings) as client:
-        client.coordinator.ensure_pchannels(pchannels)
-        collection = client.coordinator.create_collection(NAME, SCHEMA, vchannels=pchannels)
+        client.catalog.ensure_pchannels(pchannels)
+        collection = client.catalog.create_collection(NAME, SCHEMA, vchannels=pchannels)
         try:
             yield settings, client, collection
         finally:

@@ -12,14 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.deployment import deployment
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.demo.flights import flights
 from millrace.demo.load import Load, ensure_collection
-from millrace.metrics import Metrics
-from millrace.node import flusher_query, streaming
-from millrace.settings import Settings
-from millrace.spark import session
-from millrace.tables.collection_table import deletes_path, rows_path
+from millrace.node.flush import query as flusher_query
+from millrace.node.ingest import streaming
+from millrace.runtime.spark_session import session
+from millrace.tables.collections.table import deletes_uri, rows_uri
 
 TIMES = 3
 DEADLINE = 300
@@ -43,7 +44,7 @@ def flusher(folder: Path, *, pairs: int = 7) -> dict[str, Any]:
                 query.awaitTermination(DEADLINE)
                 ours.append(rows / (time.perf_counter() - start))
                 if not source.exists():
-                    _baseline_source(rows_path(settings, collection_id), source)
+                    _baseline_source(Path(rows_uri(settings, collection_id)), source)
                 target = folder / "baseline.delta"
                 shutil.rmtree(target, ignore_errors=True)
                 start = time.perf_counter()
@@ -73,10 +74,10 @@ def _fill(client: Client) -> tuple[int, int]:
 def _forget(settings: Settings, collection_id: int) -> None:
     """Have the flusher begin at the beginning."""
     for path in (
-        rows_path(settings, collection_id),
-        deletes_path(settings, collection_id),
-        settings.segments_path,
-        settings.checkpoints_path,
+        rows_uri(settings, collection_id),
+        deletes_uri(settings, collection_id),
+        settings.segments_uri,
+        settings.checkpoints_uri,
         settings.spark_checkpoint_path(flusher_query.QUERY_NAME),
     ):
         shutil.rmtree(path, ignore_errors=True)

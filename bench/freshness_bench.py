@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from bench.deployment import deployment, rows, spark_job
-from millrace.coord.store import pchannel_of
+from millrace.base.settings import Settings
+from millrace.catalog.collection import pchannel_of
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
-from millrace.settings import Settings
-from millrace.tables.arrow_read import read_arrow
-from millrace.tables.wal_table import WalTable
+from millrace.tables.read.arrow import read_arrow
+from millrace.tables.wal.table import WalTable
 
 RATE = 2000
 CALL_MESSAGES = 40
@@ -70,7 +70,7 @@ def freshness(
         try:
             stop.wait(WARM_UP_SECONDS)
             with beside(settings):
-                visible = _watch(settings.wal_path, appended, seconds / 2)
+                visible = _watch(Path(settings.wal_uri), appended, seconds / 2)
                 reads = _read(settings, collection.id, appended, seconds / 2)
         finally:
             stop.set()

@@ -26,11 +26,11 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from bench.log_bench import Ratio, batch_of
 from bench.log_server_bench import Latency
+from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.log.kafka import Kafka, open_location
+from millrace.log.kafka.service import Kafka, open_location
 from millrace.log.protocol import Log
 from millrace.message.ids import EARLIEST
-from millrace.settings import Settings
 
 MIB = 1 << 20
 BATCH_BYTES = MIB

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from millrace.log.rocksmq import RocksMQ
-from millrace.log.rocksmq_settings import RocksMQSettings
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message.ids import EARLIEST, LogId
 
 MIB = 1 << 20

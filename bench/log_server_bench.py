@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from millrace.log.discovery import ServerLaunch
 from millrace.log.protocol import Log
-from millrace.log.remote import RemoteLog, RemoteLogService
-from millrace.log.rocksmq import RocksMQ
+from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import EARLIEST
+from millrace.rpc.launch import ServerLaunch
+from millrace.rpc.remote_log import RemoteLog, RemoteLogService
 
 MIB = 1 << 20
 

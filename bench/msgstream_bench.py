@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.log_bench import Ratio, pairs
-from millrace.log.rocksmq import RocksMQ
+from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import EARLIEST
 from millrace.message.types import MessageType
 from millrace.msgstream.messages import GenericMsg, TimeTickMsg

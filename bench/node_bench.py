@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
 from millrace.log.protocol import Log
-from millrace.log.remote import RemoteLogService
 from millrace.message import builders
 from millrace.message.payload import encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
 from millrace.message.wire import encode_columns, encode_entry
-from millrace.metrics import Metrics
-from millrace.node.committer import Committer
-from millrace.node.planner import UNBOUNDED
-from millrace.node.ranges import RangePlan, run_range
-from millrace.settings import Settings
-from millrace.tables.wal_table import WalTable
+from millrace.node.ingest.committer import Committer
+from millrace.node.ingest.planner import UNBOUNDED
+from millrace.node.ingest.ranges import RangePlan, run_range
+from millrace.rpc.remote_log import RemoteLogService
+from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.digest import digest
 
@@ -125,10 +125,10 @@ def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, pa
         messages = fill(log, "p0", message_bytes=message_bytes, total_bytes=total_bytes)
         for number in range(passes):
             table = WalTable.create(folder / f"wal{number}")
-            committer = Committer(WalTable.open(table.path))
+            committer = Committer(WalTable.open(table.uri))
             plan = RangePlan(table.position("p0"), log.describe().end, UNBOUNDED)
             start, start_cpu = time.perf_counter(), time.process_time()
-            report = run_range(plan, log=log, table=table.path)
+            report = run_range(plan, log=log, table=Path(table.uri))
             task, cpu = time.perf_counter() - start, time.process_time() - start_cpu
             assert report.failure is None, report.failure
             assert report.totals.messages >= messages, report.totals
@@ -146,7 +146,7 @@ def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, pa
                     round(commit * 1e3, 1),
                 )
             )
-            shutil.rmtree(table.path)
+            shutil.rmtree(Path(table.uri))
         service.shutdown()
     shutil.rmtree(folder)
     return results
@@ -154,8 +154,8 @@ def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, pa
 
 def node(folder: Path, *, message_bytes: int, total_bytes: int = 1 << 30, pchannels: int = 2) -> dict[str, Any]:
     """The whole node on Spark, catching up on a backlog over `pchannels` PChannels; the session is warm before."""
-    from millrace.node.streaming import start_query
-    from millrace.spark import session
+    from millrace.node.ingest.streaming import start_query
+    from millrace.runtime.spark_session import session
 
     settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir)
     names = [f"p{number}" for number in range(pchannels)]

@@ -13,11 +13,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-import millrace.arrow_start  # noqa: F401 - the baseline has this too
+import millrace.runtime.arrow_start  # noqa: F401 - the baseline has this too
 from millrace.log.registry import open_service
-from millrace.log.remote import RemoteLogService
 from millrace.message.ids import EARLIEST
 from millrace.message.wire import decode_entries
+from millrace.rpc.remote_log import RemoteLogService
 
 READ_BYTES = 32 << 20
 _COLUMNS = [

@@ -24,12 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench.log_bench import MIB, Ratio, batch_of, pairs
+from millrace.base.settings import Settings
 from millrace.brokers.pulsar import PulsarBroker
-from millrace.log.pulsar import PulsarService
-from millrace.log.pulsar_names import topic_of
-from millrace.log.pulsar_settings import PulsarSettings
+from millrace.log.pulsar.names import topic_of
+from millrace.log.pulsar.service import PulsarService
+from millrace.log.pulsar.settings import PulsarSettings
 from millrace.message.ids import EARLIEST
-from millrace.settings import Settings
 
 BATCH_BYTES = 8 * MIB
 WAIT = 120.0

@@ -16,11 +16,11 @@ import psutil
 
 from bench.checkpoint_bench import MIB, Fill
 from bench.deployment import deployment, rows
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
 from millrace.client.client import Client
-from millrace.coord.store import Collection
-from millrace.log.discovery import read_record
-from millrace.node.node_run import catch_up
-from millrace.settings import Settings
+from millrace.node.ingest.in_process import catch_up
+from millrace.rpc.discovery import read_record
 
 
 def restarts(

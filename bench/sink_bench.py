@@ -17,14 +17,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.node_bench import fill
 from bench.plain_source import PlainSource
+from millrace.base.errors import LogUnavailable
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.errors import LogUnavailable
-from millrace.log.remote import RemoteLogService
-from millrace.metrics import Metrics
-from millrace.node.source import connect, source_options
-from millrace.node.streaming import QUERY_NAME, start_query
-from millrace.settings import Settings
-from millrace.spark import session
+from millrace.node.ingest.source import connect, source_options
+from millrace.node.ingest.streaming import QUERY_NAME, start_query
+from millrace.rpc.remote_log import RemoteLogService
+from millrace.runtime.spark_session import session
 
 DEADLINE = 600
 
@@ -60,7 +60,7 @@ def node_against_sink(
             ours: list[_Seconds] = []
             theirs: list[_Seconds] = []
             for _ in range(pairs + 1):
-                shutil.rmtree(settings.wal_path, ignore_errors=True)
+                shutil.rmtree(settings.wal_uri, ignore_errors=True)
                 shutil.rmtree(settings.spark_checkpoint_path(QUERY_NAME), ignore_errors=True)
                 start = time.perf_counter()
                 query = start_query(spark, settings=settings, metrics=Metrics(), available_now=True)

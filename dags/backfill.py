@@ -17,30 +17,23 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import CronDataIntervalTimetable
 
-from millrace.ops.backfill.params import BackfillParams
-from millrace.settings import Settings
-from millrace_airflow.defaults import millrace_dag
-from millrace_airflow.forms import form
+from millrace.base.settings import Settings
+from millrace.operations.backfill.declaration import BACKFILL
+from millrace_airflow.defaults import operation_dag
 from millrace_airflow.operators import JobOperator
 
-OF_THE_RUN = ("start", "end", "at", "parallel", "run_id")
-"""What the run's interval says, not the form."""
-
-with millrace_dag(
-    "backfill",
+with operation_dag(
+    BACKFILL,
     doc=__doc__,
     paused=True,  # its table has to be there; unpause it for a run each day
     schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"),
     start_date=datetime(2000, 1, 1, tzinfo=UTC),  # history can be rebuilt from here on; nothing is caught up by itself
     max_active_runs=Settings.load().backfill_parallel,
-    tags=["backfill", "derived"],
     deadline=timedelta(hours=6),
-    params={name: param for name, param in form(BackfillParams).items() if name not in OF_THE_RUN},
 ) as dag:
     JobOperator(
         task_id="rebuild",
-        job="backfill",
-        params_class=BackfillParams,
+        operation=BACKFILL,
         job_params={
             # Without an interval both are the same moment, and an empty range is refused in words.
             "start": "{{ (dag_run.data_interval_start or dag_run.run_after).isoformat() }}",

@@ -18,10 +18,9 @@ from typing import Any
 
 from airflow.sdk import TriggerRule, task
 
-from millrace.ops.backfill.params import BackfillParams
-from millrace.settings import Settings
-from millrace_airflow.defaults import millrace_dag
-from millrace_airflow.forms import form
+from millrace.base.settings import Settings
+from millrace.operations.backfill.declaration import BACKFILL, BACKFILL_PLAN
+from millrace_airflow.defaults import operation_dag
 from millrace_airflow.operators import JobOperator
 
 
@@ -45,24 +44,20 @@ def summary(plan: dict[str, Any], reports: list[dict[str, Any]] | None = None) -
     }
 
 
-with millrace_dag(
-    "backfill_range",
+with operation_dag(
+    BACKFILL_PLAN,
     doc=__doc__,
     max_active_runs=4,
-    tags=["backfill", "derived"],
     deadline=timedelta(hours=12),
-    params={name: param for name, param in form(BackfillParams).items() if name not in ("parallel", "run_id")},
 ) as dag:
     plan = JobOperator(
         task_id="plan",
-        job="backfill_plan",
-        params_class=BackfillParams,
+        operation=BACKFILL_PLAN,
         job_params={"run_id": "{{ run_id }}/{{ dag_run.clear_number }}"},
     )
     rebuilt = JobOperator.partial(
         task_id="rebuild",
-        job="backfill",
-        params_class=BackfillParams,
+        operation=BACKFILL,
         max_active_tis_per_dagrun=Settings.load().backfill_parallel,
     ).expand(job_params=slices(plan.output))
     summary(plan.output, rebuilt.output)

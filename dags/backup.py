@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from millrace.ops.backup.params import BackupParams
-from millrace.settings import Settings
-from millrace_airflow.defaults import millrace_dag
-from millrace_airflow.forms import form
+from millrace.base.settings import Settings
+from millrace.operations.backup.declaration import BACKUP
+from millrace_airflow.defaults import operation_dag
 from millrace_airflow.operators import JobOperator
 
-with millrace_dag(
-    "backup",
+with operation_dag(
+    BACKUP,
     doc=__doc__,
     schedule="43 2 * * *" if Settings.load().backup_dir else None,
-    tags=["backup"],
-    params=form(BackupParams),
     deadline=timedelta(hours=6),
 ) as dag:
-    JobOperator(task_id="backup", job="backup", params_class=BackupParams)
+    JobOperator(task_id="backup", operation=BACKUP)

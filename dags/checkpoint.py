@@ -12,10 +12,9 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from millrace.ops.checkpoint.params import CheckpointParams
+from millrace.operations.checkpoint.declaration import CHECKPOINT
 from millrace_airflow.assets import checkpoint_written
-from millrace_airflow.defaults import millrace_dag
-from millrace_airflow.forms import form
+from millrace_airflow.defaults import operation_dag
 from millrace_airflow.operators import JobOperator
 
 
@@ -26,18 +25,15 @@ def must_be_confirmed(report: dict[str, Any]) -> None:
         raise AirflowFailException(f"not confirmed: {'; '.join(problems)}. Run the DAG recovery.")
 
 
-with millrace_dag(
-    "checkpoint",
+with operation_dag(
+    CHECKPOINT,
     doc=__doc__,
     schedule="*/5 * * * *",
-    tags=["checkpoint"],
-    params=form(CheckpointParams),
     deadline=timedelta(minutes=30),
 ) as dag:
     JobOperator(
         task_id="checkpoint",
-        job="checkpoint",
-        params_class=CheckpointParams,
+        operation=CHECKPOINT,
         outlets=[checkpoint_written],
         check=must_be_confirmed,
     )

@@ -14,31 +14,29 @@ from typing import Any
 
 from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable, task
 
-from millrace.ops.compaction.params import CompactionParams
+from millrace.operations.compaction.declaration import COMPACTION, CompactionParams
 from millrace_airflow.assets import segments_flushed
-from millrace_airflow.defaults import millrace_dag
-from millrace_airflow.forms import form, values
+from millrace_airflow.defaults import operation_dag
+from millrace_airflow.forms import values
 from millrace_airflow.hooks import MillraceHook
 from millrace_airflow.operators import JobOperator
 
-with millrace_dag(
-    "compaction",
+with operation_dag(
+    COMPACTION,
     doc=__doc__,
     schedule=AssetOrTimeSchedule(
         timetable=CronTriggerTimetable("17 * * * *", timezone="UTC"), assets=[segments_flushed]
     ),
-    tags=["compaction"],
-    params=form(CompactionParams),
     deadline=timedelta(hours=3),
 ) as dag:
 
     @task.short_circuit(task_id="needed")
     def worth_its_cost(params: dict[str, Any] | None = None, dag_run: Any = None) -> bool:
         """Go on where there is enough to do; says why in the log."""
-        from millrace.ops.compaction.need import need
+        from millrace.operations.compaction.need import need
 
         found = need(MillraceHook().settings, CompactionParams.parse(values(CompactionParams, params or {})))
         logging.getLogger(__name__).info("%s", "; ".join(found.why) or "nothing that is worth a run")
         return found.needed or dag_run.run_type == "manual"
 
-    worth_its_cost() >> JobOperator(task_id="compact", job="compaction", params_class=CompactionParams)
+    worth_its_cost() >> JobOperator(task_id="compact", operation=COMPACTION)

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from millrace.ops.backfill.params import LoadParams
-from millrace_airflow.defaults import millrace_dag
-from millrace_airflow.forms import form
+from millrace.operations.backfill.declaration import LOAD
+from millrace_airflow.defaults import operation_dag
 from millrace_airflow.operators import JobOperator
 
-with millrace_dag(
-    "load_files",
+with operation_dag(
+    LOAD,
     doc=__doc__,
     max_active_runs=4,
-    tags=["backfill", "load"],
     deadline=timedelta(hours=12),
-    params=form(LoadParams),
 ) as dag:
-    JobOperator(task_id="load", job="load_files", params_class=LoadParams)
+    JobOperator(task_id="load", operation=LOAD)

@@ -13,10 +13,9 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from millrace.ops.quality.params import QualityParams
+from millrace.operations.quality.declaration import QUALITY
 from millrace_airflow.assets import quality_passed
-from millrace_airflow.defaults import millrace_dag
-from millrace_airflow.forms import form
+from millrace_airflow.defaults import operation_dag
 from millrace_airflow.operators import JobOperator
 
 
@@ -27,12 +26,10 @@ def must_pass(report: dict[str, Any]) -> None:
         raise AirflowFailException(f"critical expectations failed: {', '.join(failed)}; blocks: {report['blocks']}")
 
 
-with millrace_dag(
-    "quality",
+with operation_dag(
+    QUALITY,
     doc=__doc__,
     schedule="12,42 * * * *",
-    tags=["quality"],
-    params=form(QualityParams),
     deadline=timedelta(hours=1),
 ) as dag:
-    JobOperator(task_id="check", job="quality", params_class=QualityParams, outlets=[quality_passed], check=must_pass)
+    JobOperator(task_id="check", operation=QUALITY, outlets=[quality_passed], check=must_pass)

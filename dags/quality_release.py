@@ -10,24 +10,19 @@ from datetime import timedelta
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 
-from millrace.ops.quality.params import ReleaseParams
-from millrace_airflow.defaults import millrace_dag
-from millrace_airflow.forms import form
+from millrace.operations.quality.declaration import RELEASE
+from millrace_airflow.defaults import operation_dag
 from millrace_airflow.operators import JobOperator
 
-with millrace_dag(
-    "quality_release",
+with operation_dag(
+    RELEASE,
     doc=__doc__,
-    schedule=None,
-    tags=["quality"],
-    params=form(ReleaseParams),
     deadline=timedelta(days=1),
-    task_defaults={"retries": 1},
 ) as dag:
     approve = ApprovalOperator(
         task_id="approve",
         subject="Release data that failed a critical expectation",
         body="Blocks: {{ params.blocks | join(', ') }}\n\nAsked by {{ params.by }}: {{ params.note }}",
     )
-    release = JobOperator(task_id="release", job="quality_release", params_class=ReleaseParams)
+    release = JobOperator(task_id="release", operation=RELEASE)
     approve >> release

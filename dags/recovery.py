@@ -16,9 +16,8 @@ from typing import Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import task
 
-from millrace.ops.recovery.params import RecoveryParams
-from millrace_airflow.defaults import millrace_dag
-from millrace_airflow.forms import form
+from millrace.operations.recovery.declaration import RECOVERY
+from millrace_airflow.defaults import operation_dag
 from millrace_airflow.operators import JobOperator
 
 
@@ -29,18 +28,14 @@ def must_be_healthy(report: dict[str, Any]) -> None:
         raise RuntimeError(f"not repaired: {left}. The report of the task says what was tried.")
 
 
-with millrace_dag(
-    "recovery",
+with operation_dag(
+    RECOVERY,
     doc=__doc__,
     schedule="27,57 * * * *",  # not at the minute at which others start: a small machine has two cores
-    tags=["recovery"],
-    params=form(RecoveryParams, mode="repair"),
+    defaults={"mode": "repair"},
     deadline=timedelta(hours=6),
-    task_defaults={"retries": 1},
 ) as dag:
-    diagnose = JobOperator(
-        task_id="diagnose", job="recovery", params_class=RecoveryParams, job_params={"mode": "diagnose"}
-    )
+    diagnose = JobOperator(task_id="diagnose", operation=RECOVERY, job_params={"mode": "diagnose"})
 
     @task.short_circuit(task_id="wrong")
     def something_to_repair(report: dict[str, Any], params: dict[str, Any] | None = None) -> bool:
@@ -49,8 +44,7 @@ with millrace_dag(
 
     rehearse = JobOperator(
         task_id="rehearse",
-        job="recovery",
-        params_class=RecoveryParams,
+        operation=RECOVERY,
         job_params={"mode": "rehearse", "allow_destructive": True},
         check=must_be_healthy,
     )
@@ -72,8 +66,7 @@ with millrace_dag(
 
     repair = JobOperator(
         task_id="repair",
-        job="recovery",
-        params_class=RecoveryParams,
+        operation=RECOVERY,
         job_params={"mode": "repair", "allow_destructive": "{{ ti.xcom_pull(task_ids='diagnose')['needs_approval'] }}"},
         check=must_be_healthy,
         trigger_rule="none_failed_min_one_success",

@@ -16,20 +16,16 @@ from datetime import timedelta
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import task
 
-from millrace.ops.restore.params import RestoreParams
-from millrace_airflow.defaults import millrace_dag
-from millrace_airflow.forms import form
+from millrace.operations.restore.declaration import RESTORE
+from millrace_airflow.defaults import operation_dag
 from millrace_airflow.operators import JobOperator
 
-with millrace_dag(
-    "restore",
+with operation_dag(
+    RESTORE,
     doc=__doc__,
-    schedule=None,
-    tags=["restore"],
-    params={name: param for name, param in form(RestoreParams).items() if name != "run_id"},
     deadline=timedelta(hours=6),
 ) as dag:
-    check = JobOperator(task_id="check", job="restore", params_class=RestoreParams, job_params={"dry_run": True})
+    check = JobOperator(task_id="check", operation=RESTORE, job_params={"dry_run": True})
 
     @task.short_circuit(task_id="for_real", ignore_downstream_trigger_rules=True)
     def not_a_dry_run(params: dict[str, object] | None = None) -> bool:
@@ -52,8 +48,7 @@ with millrace_dag(
     # The tick of the check: both tasks mean the same moment, also where the form said "now".
     restore = JobOperator(
         task_id="restore",
-        job="restore",
-        params_class=RestoreParams,
+        operation=RESTORE,
         job_params={
             "at": "{{ ti.xcom_pull(task_ids='check')['tick'] }}",
             "dry_run": False,

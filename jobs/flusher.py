@@ -8,7 +8,8 @@ settings file (docs/operating.md).
 
 from __future__ import annotations
 
-from millrace.node import flusher_query, job
+from millrace.node.flush import query as flusher_query
+from millrace.runtime import job
 
 
 def main() -> None:

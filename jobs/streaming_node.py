@@ -8,7 +8,9 @@ settings file (docs/operating.md).
 
 from __future__ import annotations
 
-from millrace.node import flusher_query, job, streaming
+from millrace.node.flush import query as flusher_query
+from millrace.node.ingest import streaming
+from millrace.runtime import job
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from millrace.settings import PREFIX, TEST_PREFIX, Settings
+from millrace.base.settings import PREFIX, TEST_PREFIX, Settings
 from tests import running_brokers
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ hypothesis_engine.MAX_SHRINKING_SECONDS = 20
 TOGETHER = {
     "whole systems": ("e2e",),
     "spark": (
-        "docs/test_examples.py", "node/test_flusher_query.py", "node/test_streaming.py", "ops/test_backfill.py",
-        "ops/test_compaction_run.py", "ops/test_launch_on_a_cluster.py", "ops/test_observe_history.py",
-        "ops/test_quality_run.py", "ops/test_restore.py", "tables/test_reader_spark.py", "tables/test_wal_table.py",
+        "docs/test_examples.py", "node/flush/test_query.py", "node/ingest/test_streaming.py", "operations/test_backfill.py",
+        "operations/test_compaction_run.py", "runtime/test_launch_on_a_cluster.py", "observe/test_history.py",
+        "operations/test_quality_run.py", "operations/test_restore.py", "tables/read/test_spark.py", "tables/wal/test_table.py",
         "test_spark.py",
     ),
     "airflow": ("dags", "plugins"),
-    "brokers": ("conformance", "log/test_kafka.py", "log/test_kafka_partitions.py", "log/test_kafka_records.py", "log/test_pulsar.py", "crash/test_log_switch"),
+    "brokers": ("conformance", "log/kafka/test_service.py", "log/kafka/test_markers.py", "log/kafka/test_partitions.py", "log/kafka/test_records.py", "log/pulsar/test_service.py", "crash/test_log_switch"),
 }  # fmt: skip
 """Folders and modules that share what is slow to start: where several processes share a run, each group stays in one."""
 
@@ -131,7 +131,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of a test run, as the jobs have it. Mark tests that use it `spark`."""
     from pyspark import SparkContext
 
-    from millrace.spark import session
+    from millrace.runtime.spark_session import session
 
     data = tmp_path_factory.mktemp("spark-session")
     spark = session("millrace-tests", settings=Settings(data_dir=data, spark_cores=2), light_jvm=True)

@@ -10,10 +10,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from millrace.base.settings import Settings
 from millrace.brokers.broker import Broker
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.pulsar import PulsarBroker
-from millrace.settings import Settings
 
 _RUNNING: dict[str, Broker] = {}
 _FOLDERS: list[Path] = []

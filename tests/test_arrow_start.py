@@ -28,15 +28,15 @@ def as_main(module: str, program: str) -> str:
     [
         ("pyspark.sql.streaming.python_streaming_source_runner", "False"),
         ("pyspark.daemon", "False"),
-        ("millrace.log.server", "False"),
+        ("millrace.log.server.main", "False"),
         ("somebody.elses", "True"),
     ],
 )
 def test_pandas_is_left_out_of_workers_and_servers_and_of_nothing_else(module: str, imported: str) -> None:
-    assert said(as_main(module, f"import millrace.arrow_start\n{MADE}")) == [imported]
+    assert said(as_main(module, f"import millrace.runtime.arrow_start\n{MADE}")) == [imported]
 
 
-@pytest.mark.parametrize("source", ["millrace.node.source", "millrace.node.flusher_source"])
+@pytest.mark.parametrize("source", ["millrace.node.ingest.source", "millrace.node.flush.source"])
 def test_a_sparks_worker_that_imports_a_source_of_ours_imports_no_pandas(source: str) -> None:
     runner = "pyspark.sql.streaming.python_streaming_source_runner"
     assert said(as_main(runner, f"import {source}\n{MADE}")) == ["False"]
@@ -44,7 +44,7 @@ def test_a_sparks_worker_that_imports_a_source_of_ours_imports_no_pandas(source:
 
 def test_frames_come_and_go_where_pandas_was_left_out() -> None:
     program = """
-from millrace.arrow_start import leave_pandas_out
+from millrace.runtime.arrow_start import leave_pandas_out
 leave_pandas_out()
 import pyarrow as pa
 frame = pa.table({"a": [1, None, 3]}).to_pandas()
@@ -60,7 +60,7 @@ def test_a_command_imports_no_pandas() -> None:
     program = """
 import sys
 from typer.testing import CliRunner
-from millrace.cli import app
+from millrace.commands.main import app
 result = CliRunner().invoke(app, ["collections", "list", "--data", "/nowhere"])
 import pyarrow as pa
 pa.array([1])

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from millrace.data_folder import as_file_name
-from millrace.errors import ChannelNotFound
+from millrace.base.data_folder import as_file_name
+from millrace.base.errors import ChannelNotFound
+from millrace.base.settings import Settings
 from millrace.message.ids import LogId
-from millrace.node.parking import Parked, park, read_parked, unpark
-from millrace.ops.restore.records import read_record, restores_path, write_record
-from millrace.settings import Settings
+from millrace.node.range.parking import Parked, park, read_parked, unpark
+from millrace.operations.restore.records import read_record, restores_path, write_record
 
 HOSTILE = ["../../escaped", "/etc/escaped", "a/b", "..", ".", "a\0b", "x" * 255, "ü" * 127, "\udcff", "%2F", "a%2Fb"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.errors import InvalidSettings
-from millrace.java import find_java, install_java, java_version, main
+from millrace.base.errors import InvalidSettings
+from millrace.runtime.java import find_java, install_java, java_version, main
 
 
 def java(home: Path, version: str | None, *, says: str = "") -> Path:
@@ -63,8 +63,8 @@ def test_where_there_is_none_the_error_names_what_was_found_and_what_to_install(
 def test_the_program_says_one_sentence_and_fails_where_nothing_can_be_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("millrace.java._candidates", lambda env, folder: iter([tmp_path]))
-    monkeypatch.setattr("millrace.java.install_java", lambda: False)
+    monkeypatch.setattr("millrace.runtime.java._candidates", lambda env, folder: iter([tmp_path]))
+    monkeypatch.setattr("millrace.runtime.java.install_java", lambda: False)
     assert main() == 1
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -100,6 +100,6 @@ def test_a_user_whose_sudo_would_ask_installs_nothing(tmp_path: Path, monkeypatc
     program(tmp_path, "apt-get", f'echo "$*" >>"{calls}"')
     program(tmp_path, "sudo", "exit 1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("millrace.java.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("millrace.runtime.java.os.geteuid", lambda: 1000)
     assert not install_java()
     assert not calls.exists()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from millrace.metrics import FAMILIES, NAMES, NAMESPACE, Metrics, observe_all
+from millrace.base.metrics import FAMILIES, NAMES, NAMESPACE, Metrics, observe_all
 
 
 def test_every_family_is_an_attribute_and_appears_under_its_full_name() -> None:

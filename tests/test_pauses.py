@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from millrace.pauses import SPREAD, jittered
+from millrace.base.pauses import SPREAD, jittered
 
 RETRIES = re.compile(r"(?:wait|sleep)\((?:self\.)?_?(?:settings\.)?(?:append_)?(?:retry_delay|_PAUSE|pause|delay)\)")
 PACKAGE = Path(__file__).parent.parent / "include" / "millrace"
 ALONE = {
-    "client/transaction.py",
-    "log/kafka.py",
-    "node/append_host_follower.py",
-    "node/periodic.py",
-    "ops/installation_keeper.py",
+    "client/produce/transaction.py",
+    "log/kafka/service.py",
+    "node/append/follower.py",
+    "runtime/periodic.py",
+    "installation/keeper.py",
 }
 """What waits there is no second attempt (a poll of its own, a lease's renewal), or has nobody beside it that fails with it."""
 

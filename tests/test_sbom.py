@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
-from millrace.spark_jars import JARS
+from millrace.runtime.spark_jars import JARS
 
 ROOT = Path(__file__).resolve().parents[1]
 PINNED = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
@@ -35,11 +36,10 @@ def document(made: Path) -> dict[str, Any]:
 def test_every_package_of_the_lock_is_there_with_its_digests_and_its_licence(document: dict[str, Any]) -> None:
     found = {each["purl"]: each for each in document["components"]}
     lock = (ROOT / "requirements.txt").read_text()
+    lines = [line.removesuffix("\\").strip() for line in lock.split("\n") if re.match(r"[a-z0-9]", line)]
     # Those for this Python: some are for others alone.
-    everywhere = [
-        block for block in lock.split("\n") if "==" in block and "'3.12'" not in block and "3.13" not in block
-    ]
-    names = [match.groups() for block in everywhere if (match := PINNED.match(block))]
+    here = [each for line in lines if (each := Requirement(line)).marker is None or each.marker.evaluate()]
+    names = [(each.name, str(each.specifier).removeprefix("==")) for each in here]
     assert len(names) > 100
     for name, version in [*names, *PINNED.findall((ROOT / "tools" / "uv.txt").read_text())]:
         if name in {"cffi", "greenlet"}:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import InvalidSettings
-from millrace.settings import Settings, describe
+from millrace.base.errors import InvalidSettings
+from millrace.base.settings import Settings, describe
 
 HOME = {"HOME": "/somewhere"}
 
@@ -48,10 +48,10 @@ def test_every_place_lies_under_the_data_folder(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     places = [
         settings.log_path,
-        settings.wal_path,
-        settings.segments_path,
-        settings.checkpoints_path,
-        settings.collections_path(7),
+        Path(settings.wal_uri),
+        Path(settings.segments_uri),
+        Path(settings.checkpoints_uri),
+        Path(settings.collections_uri(7)),
         settings.spark_checkpoint_path("streaming-node"),
         settings.run_path,
     ]

@@ -12,9 +12,9 @@ import pytest
 from deltalake import DeltaTable
 
 import millrace
-from millrace.settings import Settings
-from millrace.spark import configuration
-from millrace.spark_jars import JARS
+from millrace.base.settings import Settings
+from millrace.runtime.spark_jars import JARS
+from millrace.runtime.spark_session import configuration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.spark
 def test_a_delta_table_is_written_changed_and_read_back_by_another_reader(
     spark: SparkSession, settings: Settings
 ) -> None:
-    path = str(settings.wal_path)
+    path = str(Path(settings.wal_uri))
     spark.range(5).write.format("delta").save(path)
     spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 3")
     assert sorted(DeltaTable(path).to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 4]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace import jars, spark_jars
-from millrace.errors import DeadlineExceeded, InvalidSettings
-from millrace.settings import Settings
-from millrace.spark_jars import JARS, delta_jars, jars_folder
+from millrace.base.errors import DeadlineExceeded, InvalidSettings
+from millrace.base.settings import Settings
+from millrace.runtime import jars, spark_jars
+from millrace.runtime.spark_jars import JARS, delta_jars, jars_folder
 
 # An Ivy of our own: a shell script in place of java, which writes a file for each dependency of the module.
 FAKE_JAVA = """#!/bin/sh

@@ -29,8 +29,8 @@ from packaging.utils import canonicalize_name
 import millrace
 from millrace.brokers.jars import read_lock
 from millrace.brokers.kinds import KINDS
-from millrace.jars import Jar
-from millrace.spark_jars import JARS
+from millrace.runtime.jars import Jar
+from millrace.runtime.spark_jars import JARS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 UNKNOWN: Final = "not stated"

@@ -25,7 +25,7 @@ with millrace_dag("example_on_segments_flushed", doc=__doc__, schedule=[segments
             for collection in news["collections"]:
                 ticks[collection] = max(ticks.get(collection, 0), news["time_tick"])
         with MillraceHook().client(start=False) as client:
-            names = {each.id: each.name for each in client.coordinator.collections()}
+            names = {each.id: each.name for each in client.catalog.collections()}
             return {names[number]: client.read(names[number], at=tick).num_rows for number, tick in ticks.items()}
 
     count_rows()

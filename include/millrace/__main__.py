@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from millrace.commands.interrupts import Interrupted, Interrupts
-from millrace.data_folder import private
+from millrace.base.data_folder import private
+from millrace.commands.parts.interrupts import Interrupted, Interrupts
 
 
 def main() -> NoReturn:
@@ -31,7 +31,7 @@ def _run(interrupts: Interrupts) -> str | int | None:
     """The command's exit code. Raises Interrupted; what else it raises while a signal ends it is told to nobody."""
     try:
         interrupts.install()
-        from millrace.cli import app
+        from millrace.commands.main import app
 
         app(obj=interrupts)
     except SystemExit as end:

@@ -1,96 +1,47 @@
-"""The Spark session of every job, test and tool of Millrace: Delta on local cores, calm, pinned to this Python."""
+"""Collections for Spark users: read one at a time tick as a DataFrame. The one module of the face that imports Spark.
+
+from millrace.spark import read
+
+flights = read(spark, "flights", at="2026-11-23T10:00:00Z")
+"""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Mapping
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-import millrace
-from millrace.java import find_java
-from millrace.settings import Settings
-from millrace.spark_jars import delta_jars
+from millrace.base.settings import Settings
+from millrace.client.client import Client
+from millrace.message.ids import Moment, resolve_tick
+from millrace.runtime.spark_session import session as session
+from millrace.tables.read import spark as frames
+from millrace.tables.read.freshness import confirm
 
-_PACKAGE_ROOT = str(Path(millrace.__file__).resolve().parent.parent)
-_LOGGING = Path(millrace.__file__).resolve().parent / "log4j2.properties"
-
-_LIGHT_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""A JVM that only plans and keeps books: its optimising compiler took a fifth of a core in a streaming job's first minutes and
-gave nothing back, since the rows are Python's work there (docs/performance.md, "Freshness")."""
-
-TASK_ATTEMPTS = 3
-"""Attempts of one task: a Python worker that was killed is replaced; a poisoned entry parks its channel instead."""
+__all__ = ["read", "session"]
 
 
-def configuration(settings: Settings, *, light_jvm: bool = False) -> dict[str, str]:
-    """Spark's configuration for `settings`: sizes fit the cores, where Spark's defaults fit a cluster."""
-    cores = str(settings.cores)
-    java_options = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
-    return {
-        **_master(settings),
-        "spark.driver.memory": settings.spark_memory,
-        "spark.driver.extraJavaOptions": f"{java_options} {_LIGHT_JVM}" if light_jvm else java_options,
-        "spark.jars": ",".join(delta_jars(settings)),
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.sql.warehouse.dir": str(settings.data_dir / "spark" / "warehouse"),
-        "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop gives files modes of its own, whatever the process's umask
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": cores,
-        "spark.sql.sources.parallelPartitionDiscovery.parallelism": cores,
-        "spark.databricks.delta.snapshotPartitions": cores,
-        "spark.speculation": "false",  # an attempt's files are named for it; a second one at once would be waste
-        "spark.python.worker.reuse": "true",
-        "spark.executorEnv.PYTHONPATH": _python_path(),
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.ui.enabled": str(settings.spark_ui).lower(),
-        "spark.ui.showConsoleProgress": "false",
-    }
+def read(
+    spark: SparkSession,
+    name: str,
+    *,
+    at: Moment | None = None,
+    deadline: float | None = None,
+    where: str | Path | None = None,
+    settings: Settings | None = None,
+) -> DataFrame:
+    """The rows of a collection of the data folder `where` (default: $MILLRACE_DATA) that are visible at `at`.
 
-
-def _master(settings: Settings) -> dict[str, str]:
-    """Where tasks run. In this process nothing listens beyond this machine; executors elsewhere must reach the driver."""
-    if not settings.spark_master:
-        local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        return {"spark.master": f"local[{settings.cores},{TASK_ATTEMPTS}]", **local}
-    return {
-        "spark.master": settings.spark_master,
-        "spark.submit.deployMode": "client",
-        "spark.task.maxFailures": str(TASK_ATTEMPTS),
-        "spark.cores.max": str(settings.cores),
-        "spark.executor.memory": settings.spark_memory,
-    }
-
-
-def session(
-    app_name: str, *, settings: Settings, light_jvm: bool = False, extra: Mapping[str, str] | None = None
-) -> SparkSession:
-    """The Spark session of this process, started if there is none; `extra` is configuration that goes over ours.
-
-    `light_jvm` is for a driver whose JVM reads and writes few rows itself, or ends soon: it starts and plans with less CPU, and
-    scans many rows more slowly.
-    Sets what the JVM and its Python workers inherit in this process's environment (the Python that runs, the path of
-    this package, Java, the Spark of this Python), since Spark reads those from nowhere else. Raises InvalidSettings
-    where Java or Delta's jars are not to be had.
+    `at` is a time tick, a datetime or ISO 8601 text; without one everything counts that was decided before the call, and it
+    waits up to `deadline` seconds for the streaming node to have come that far. Versions are pinned when this returns: the
+    DataFrame stays as it is. Raises TickNotReached, TickTooOld, CollectionNotFound.
     """
-    spark_home = find_spec("pyspark")
-    assert spark_home is not None
-    assert spark_home.origin is not None
-    os.environ["SPARK_HOME"] = str(Path(spark_home.origin).parent)
-    os.environ["JAVA_HOME"] = str(find_java())
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = _python_path()
-    builder = SparkSession.builder.appName(app_name)
-    for key, value in {**configuration(settings, light_jvm=light_jvm), **(extra or {})}.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
-
-
-def _python_path() -> str:
-    """This package's root first, then what PYTHONPATH has already."""
-    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return os.pathsep.join([_PACKAGE_ROOT, *(part for part in inherited if part != _PACKAGE_ROOT)])
+    chosen = settings or Settings.load()
+    chosen = chosen if where is None else replace(chosen, data_dir=Path(where))
+    seconds = chosen.read_deadline if deadline is None else deadline
+    tick = None if at is None else resolve_tick(at)
+    with Client.connect(chosen) as client:
+        collection = client.collection(name)
+        confirmed, _ = confirm(chosen, collection.pchannels, client.append, at=tick, seconds=seconds)
+    return frames.read(spark, chosen, collection.id, at=tick, deadline=0.0, confirmed=confirmed)

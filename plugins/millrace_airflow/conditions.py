@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from millrace.settings import Settings
+    from millrace.base.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ def tick_reached(settings: Settings, *, tick: int, pchannel: str | None = None) 
     By the table alone: on a PChannel where nothing happens it comes only with the next message (:func:`fresh_as_of` asks the
     log too).
     """
-    from millrace.errors import ChannelNotFound
-    from millrace.tables.delta_files import open_table
-    from millrace.tables.wal_table import WalTable
+    from millrace.base.errors import ChannelNotFound
+    from millrace.storage.table import open_table
+    from millrace.tables.wal.table import WalTable
 
-    opened = open_table(settings.wal_path)
+    opened = open_table(settings.wal_uri)
     if opened is None:
         return Answer(False, "there is no wal table yet")
-    table = WalTable(opened, settings.wal_path)
+    table = WalTable(opened)
     names = table.pchannels()
     if pchannel is not None:
         if pchannel not in names:
@@ -63,8 +63,8 @@ def _tick(table: Any, name: str) -> int:
 
 def lag_below(settings: Settings, *, seconds: float) -> Answer:
     """The oldest log entry that the ``wal`` table lacks is younger than `seconds`, on every PChannel that is not parked."""
+    from millrace.base.errors import LogUnavailable
     from millrace.commands.status import gather
-    from millrace.errors import LogUnavailable
 
     status = gather(settings)
     if not status["log_server"]["running"]:
@@ -82,12 +82,12 @@ def segments_in_state(
     """At least `count` segments of a collection came into `state` after `after_tick`."""
     import pyarrow.compute as pc
 
-    from millrace.commands.command_line import find_collection
-    from millrace.tables.delta_files import open_table
-    from millrace.tables.flush_tables import read_segments
+    from millrace.commands.parts.command_line import find_collection
+    from millrace.storage.table import open_table
+    from millrace.tables.collections.flush_tables import read_segments
 
     number = find_collection(settings, collection).id
-    rows = read_segments(open_table(settings.segments_path), settings.segments_path)
+    rows = read_segments(open_table(settings.segments_uri))
     chosen = rows.filter(
         (pc.field("collection_id") == number) & (pc.field("state") == state) & (pc.field("time_tick") > after_tick)
     )
@@ -102,10 +102,12 @@ def fresh_as_of(settings: Settings, *, collection: str, tick: int) -> Answer:
     Asks the log, so a PChannel on which nothing happens does not hold it back.
     """
     from millrace.client.client import Client
-    from millrace.client.freshness import confirm
+    from millrace.tables.read.freshness import confirm
 
     with Client.connect(settings, start=False) as client:
-        confirmed, whole = confirm(settings, client.collection(collection), client.append, at=tick, seconds=0.0)
+        confirmed, whole = confirm(
+            settings, client.collection(collection).pchannels, client.append, at=tick, seconds=0.0
+        )
     words = f"{collection} is {'' if whole else 'not yet '}whole at tick {tick}"
     return Answer(whole, words, {"ticks": confirmed})
 

@@ -1,7 +1,7 @@
 """What every DAG of Millrace has: owner, tags, retries by fault class, a deadline alert, docs from its file's docstring.
 
-with millrace_dag("compaction", doc=__doc__, params=form(CompactionParams), deadline=timedelta(hours=1)) as dag:
-    JobOperator(task_id="compact", job="compaction", params_class=CompactionParams)
+with operation_dag(COMPACTION, doc=__doc__, deadline=timedelta(hours=1)) as dag:
+    JobOperator(task_id="compact", operation=COMPACTION)
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from airflow.sdk import (  # type: ignore[attr-defined] # its stub file leaves t
 )
 from airflow.sdk.definitions.retry_policy import RetryDecision
 
-from millrace.errors import MillraceError
+from millrace.base.errors import MillraceError
+from millrace.operations.operation import Operation
 from millrace_airflow.errors import JobConflict, JobLost, JobUnavailable
+from millrace_airflow.forms import form
 
 OWNER: Final = "millrace"
 TAG: Final = "millrace"
@@ -66,6 +68,24 @@ def default_args(**changes: Any) -> dict[str, Any]:
         "retry_policy": FaultClassPolicy(),
         **changes,
     }
+
+
+def operation_dag(
+    operation: Operation, *, doc: str | None, defaults: Mapping[str, Any] | None = None, **arguments: Any
+) -> DAG:
+    """The DAG of an operation: id, form, tags and retries as it declares them; `arguments` go to :func:`millrace_dag`.
+
+    `defaults` go over those of its parameters, in the form of this DAG alone.
+    """
+    asked = form(operation.params, **(defaults or {}))
+    return millrace_dag(
+        operation.dag_id,
+        doc=doc,
+        params={name: param for name, param in asked.items() if name not in operation.of_the_run},
+        tags=operation.tags or (operation.name,),
+        task_defaults={"retries": operation.retries},
+        **arguments,
+    )
 
 
 def millrace_dag(

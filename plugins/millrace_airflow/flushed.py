@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millrace.settings import Settings
+    from millrace.base.settings import Settings
 
 
 def read_flushed(settings: Settings) -> list[dict[str, Any]]:
     """The newest flushed segments that the progress file names: pchannel, collection_id, segment_id, rows, time_tick."""
-    try:  # written by millrace.node.flushed, which needs Arrow; reading it needs nothing
+    try:  # written by millrace.node.flush.flushed, which needs Arrow; reading it needs nothing
         value = json.loads(settings.progress_path("flushed-segments").read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
         return []

@@ -74,8 +74,9 @@ def form(params: type[BaseModel], *, section: str | None = None, **defaults: Any
 
 def choices(what: str) -> list[str]:
     """What there is to choose from now, as suggestions: what is made later can be typed in. None where it cannot be told."""
-    from millrace.coord.names import collection_names
-    from millrace.errors import MillraceError
+    from millrace.base.errors import MillraceError
+    from millrace.catalog.records import collection_names
+    from millrace.operations.backfill.derived import derived_names
     from millrace_airflow.hooks import load_settings
 
     try:
@@ -83,7 +84,7 @@ def choices(what: str) -> list[str]:
     except MillraceError:
         return []
     if what == "derived tables":
-        return sorted(path.name for path in (settings.data_dir / "derived").glob("[a-z]*"))
+        return derived_names(settings)
     return collection_names(settings.data_dir)
 
 

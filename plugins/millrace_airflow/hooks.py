@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseHook
 
 if TYPE_CHECKING:
+    from millrace.base.settings import Settings
     from millrace.client.client import Client
-    from millrace.ops.launch import Launcher
-    from millrace.settings import Settings
+    from millrace.runtime.launch.launcher import Launcher
 
 
 class MillraceHook(BaseHook):
@@ -42,14 +42,14 @@ class MillraceHook(BaseHook):
 
     def launcher(self) -> Launcher:
         """The launcher of jobs on this data folder."""
-        from millrace.ops.launch import Launcher
+        from millrace.runtime.launch.launcher import Launcher
 
         return Launcher(self.settings)
 
 
 def load_settings(data_dir: str | None = None) -> Settings:
     """The settings of this process, with `data_dir` over the one they name."""
-    from millrace.settings import Settings
+    from millrace.base.settings import Settings
 
     found = Settings.load()
     return found if data_dir is None else replace(found, data_dir=Path(data_dir))

@@ -13,9 +13,9 @@ def make_app() -> FastAPI:
     from fastapi import FastAPI, HTTPException
     from fastapi.responses import PlainTextResponse
 
-    from millrace.errors import MillraceError
-    from millrace.ops.launch import tail
-    from millrace.ops.launch_folder import RunFolder
+    from millrace.base.errors import MillraceError
+    from millrace.runtime.launch.folder import RunFolder
+    from millrace.runtime.launch.launcher import tail
     from millrace_airflow.hooks import load_settings
     from millrace_airflow.ui.access import Reader
     from millrace_airflow.ui.guard import GuardedAnswers

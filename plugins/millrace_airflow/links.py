@@ -96,7 +96,7 @@ class DataDocsLink(BaseOperatorLink):
 
 def spark_ui(run_id: str, *, data_dir: str | None = None) -> str:
     """Where a run's Spark has its interface, as its progress says; empty where it says nothing."""
-    from millrace.ops.launch_folder import RunFolder, read_json
+    from millrace.runtime.launch.folder import RunFolder, read_json
     from millrace_airflow.hooks import load_settings
 
     progress = read_json(RunFolder(load_settings(data_dir), run_id).progress) or {}

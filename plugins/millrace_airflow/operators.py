@@ -1,8 +1,8 @@
-"""Operators: a job of jobs/ as a task.
+"""Operators: an operation as a task.
 
-    JobOperator(task_id="compact", job="compaction", params_class=CompactionParams)
+    JobOperator(task_id="compact", operation=COMPACTION)
 
-The task starts the job detached (millrace.ops.launch), gives its worker slot back and is woken when the job has ended. Its
+The task starts the job detached (millrace.runtime.launch.launcher), gives its worker slot back and is woken when the job has ended. Its
 result is the job's report. A worker or triggerer that dies changes nothing for the job: the task's next try, or the
 trigger's next start, finds the run by its id. Streaming jobs, which do not end, have an operator of their own
 (:mod:`millrace_airflow.streaming`).
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import BaseOperator
 
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
 from millrace_airflow.errors import raise_for
 from millrace_airflow.forms import values
 from millrace_airflow.hooks import MillraceHook
@@ -29,19 +29,18 @@ from millrace_airflow.triggers import JobTrigger
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from millrace.ops.launch import RunStatus
-    from millrace.ops.operation import OperationParams
+    from millrace.operations.operation import Operation
+    from millrace.runtime.launch.launcher import RunStatus
 
 
 class JobOperator(BaseOperator):
-    """Runs a job of jobs/ to its end, without holding a worker slot meanwhile; returns its report.
+    """Runs an operation's job to its end, without holding a worker slot meanwhile; returns its report.
 
-    The parameters are those of the DAG run's form that `params_class` has, with `job_params` (templated) over them; they are
+    The parameters are those of the DAG run's form that the operation has, with `job_params` (templated) over them; they are
     checked before anything starts. An error that a retry cannot cure fails the task at once, any other raises a JobError that
     the retry policy judges. Marking the task failed, or clearing it, stops the job.
 
-    :param job: the file of jobs/ without its suffix.
-    :param params_class: the operation's parameters (a pydantic class that imports nothing heavy).
+    :param operation: its declaration. Who is not registered (millrace.operations.registry) is a file of jobs/ of that name.
     :param job_params: parameters that do not come from the form; templated. A value of None is left out.
     :param timeout: the job is stopped, and the task fails, when it has run this long.
     :param data_dir: another data folder than the settings name; templated.
@@ -57,8 +56,7 @@ class JobOperator(BaseOperator):
     def __init__(
         self,
         *,
-        job: str,
-        params_class: type[OperationParams],
+        operation: Operation,
         job_params: Mapping[str, Any] | None = None,
         timeout: timedelta | None = None,
         data_dir: str | None = None,
@@ -67,8 +65,7 @@ class JobOperator(BaseOperator):
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
-        self.job = job
-        self.params_class = params_class
+        self.operation = operation
         self.job_params = dict(job_params or {})
         self.timeout = timeout
         self.data_dir = data_dir
@@ -77,16 +74,18 @@ class JobOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Start the job, or attach to the one that an earlier try started, and wait for it in the triggerer."""
+        from millrace.operations.registry import find_job
+
         launcher = MillraceHook(data_dir=self.data_dir).launcher()
-        given = values(self.params_class, dict(context["params"]))
+        given = values(self.operation.params, dict(context["params"]))
         given.update({name: value for name, value in self.job_params.items() if value is not None})
         try:
-            chosen = self.params_class.parse(given).model_dump(mode="json")
+            chosen = self.operation.params.parse(given).model_dump(mode="json")
         except InvalidArgument as error:
             raise_for(error.code, str(error), retriable=False)
         run_id = run_id_of(context)
-        status = launcher.start(run_id, self.job, params=chosen)
-        self.log.info("job %s: run %s, attempt %d, log %s", self.job, run_id, status.attempt, status.log)
+        status = launcher.start(run_id, find_job(self.operation.name), params=chosen)
+        self.log.info("job %s: run %s, attempt %d, log %s", status.job, run_id, status.attempt, status.log)
         context["ti"].xcom_push(key="millrace_run_id", value=run_id)
         if status.active:
             stop_at = None if self.timeout is None else time.time() + self.timeout.total_seconds()
@@ -105,10 +104,10 @@ class JobOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """Killed while it starts the job: a job that did start is found by the next try, or stopped by the trigger."""
-        self.log.warning("killed while it started %s", self.job)
+        self.log.warning("killed while it started %s", self.operation.name)
 
     def _ended(self, status: RunStatus, *, late: bool) -> dict[str, Any]:
-        from millrace.ops.launch import RunState
+        from millrace.runtime.launch.launcher import RunState
 
         if status.state is not RunState.FINISHED:
             self.log.error("the job's last lines:\n%s", status.tail())

@@ -1,4 +1,4 @@
-"""Who may start what: Airflow's simple roles, and for each DAG of Millrace the role that may run it.
+"""Who may start what: Airflow's simple roles as Millrace's, and for each DAG of Millrace the role that may run it.
 
 Airflow's own rule is that a *user* may trigger any DAG; but some of ours read paths of the service's user, give data up, or replace
 it. So they need *op*. The rule stands for whatever changes a DAG, its runs and its tasks (trigger, clear, mark, pause, approve),
@@ -14,24 +14,26 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager, SimpleAuthManagerRole
 from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
-ROLES: Final = {
-    "backfill": SimpleAuthManagerRole.USER,
-    "backfill_range": SimpleAuthManagerRole.USER,
-    "quality": SimpleAuthManagerRole.USER,
-    "backup": SimpleAuthManagerRole.OP,
-    "checkpoint": SimpleAuthManagerRole.OP,
-    "compaction": SimpleAuthManagerRole.OP,
-    "load_files": SimpleAuthManagerRole.OP,
-    "quality_release": SimpleAuthManagerRole.OP,
-    "recovery": SimpleAuthManagerRole.OP,
-    "restore": SimpleAuthManagerRole.OP,
-    "streaming": SimpleAuthManagerRole.OP,
+from millrace.access.grants import Role
+from millrace.operations.registry import operations
+
+DAGS: Final = {
+    "streaming": Role.OPERATE,
+    **{operation.dag_id: operation.role for operation in operations().values()},
 }
-"""By DAG of Millrace the least role that may start it: a *user* may check, and rebuild what is derived."""
+"""By DAG of Millrace the role that starts it: who may *produce* may check, and rebuild what is derived."""
+
+AIRFLOW: Final = {
+    Role.READ: SimpleAuthManagerRole.VIEWER,
+    Role.PRODUCE: SimpleAuthManagerRole.USER,
+    Role.OPERATE: SimpleAuthManagerRole.OP,
+    Role.ADMIN: SimpleAuthManagerRole.ADMIN,
+}
+"""By role of Millrace (millrace.access) the least of Airflow's that has it; Airflow's include one another in this order."""
 
 
 class RolesAuthManager(SimpleAuthManager):
-    """Airflow's simple auth manager with ROLES over it. What names no single DAG needs *op*."""
+    """Airflow's simple auth manager with DAGS over it. What names no single DAG needs *op*."""
 
     def is_authorized_dag(
         self,
@@ -45,5 +47,5 @@ class RolesAuthManager(SimpleAuthManager):
         if not allowed or method == "GET":
             return bool(allowed)
         dag_id = details.id if details is not None else None
-        needed = SimpleAuthManagerRole.OP if dag_id is None else ROLES.get(dag_id, SimpleAuthManagerRole.USER)
-        return bool(self._is_authorized(method=method, allow_role=needed, user=user))
+        needed = Role.OPERATE if dag_id is None else DAGS.get(dag_id, Role.PRODUCE)
+        return bool(self._is_authorized(method=method, allow_role=AIRFLOW[needed], user=user))

@@ -47,7 +47,7 @@ class MillraceSensor(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Look once; wait in the triggerer where it is not so yet."""
-        from millrace.errors import MillraceError
+        from millrace.base.errors import MillraceError
         from millrace_airflow.conditions import check
 
         arguments = self.condition_arguments()

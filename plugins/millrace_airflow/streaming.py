@@ -24,7 +24,7 @@ from millrace_airflow.watch import Backoff, StreamingWatch
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from millrace.ops.launch import Launcher, RunStatus
+    from millrace.runtime.launch.launcher import Launcher, RunStatus
 
 
 class StreamingJobOperator(ResumableJobMixin, BaseOperator):
@@ -91,7 +91,7 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         return self.job_run_id
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
-        from millrace.errors import RunNotFound
+        from millrace.base.errors import RunNotFound
 
         try:
             return str(MillraceHook(data_dir=self.data_dir).launcher().poll(str(external_id)).state)
@@ -184,7 +184,7 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
 
     def _launched(self, launcher: Launcher) -> bool:
         """Whether a job that the launcher started runs: it is adopted."""
-        from millrace.errors import RunNotFound
+        from millrace.base.errors import RunNotFound
 
         try:
             return launcher.poll(self.job_run_id).active

@@ -53,7 +53,7 @@ class JobTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        from millrace.ops.launch import Launcher
+        from millrace.runtime.launch.launcher import Launcher
 
         launcher = Launcher(load_settings(self.data_dir))
         began = time.monotonic()
@@ -73,7 +73,7 @@ class JobTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """The task was marked failed or succeeded, or cleared: its job ends too."""
-        from millrace.ops.launch import Launcher
+        from millrace.runtime.launch.launcher import Launcher
 
         await asyncio.to_thread(Launcher(load_settings(self.data_dir)).stop, self.run_id)
 
@@ -110,7 +110,7 @@ class ConditionTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        from millrace.errors import MillraceError
+        from millrace.base.errors import MillraceError
         from millrace_airflow.conditions import check
 
         settings = load_settings(self.data_dir)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from millrace.ops.launch import JobError, RunStatus
-    from millrace.settings import Settings
+    from millrace.base.settings import Settings
+    from millrace.runtime.launch.launcher import JobError, RunStatus
 
 LONGEST_PAUSE: Final = 300.0
 FIRST_PAUSE: Final = 2.0
@@ -32,19 +32,19 @@ class Backoff:
 
     def failed(self, why: str) -> None:
         """The job failed now; one failure more, unless the last one is long ago."""
-        from millrace.ops.operation import write_json
+        from millrace.base.files import replace_json
 
         kept = self._kept()
         forgiven = time.time() - kept["at"] > WELL_AFTER + LONGEST_PAUSE
         failures = 1 if forgiven else kept["failures"] + 1
-        write_json(self._path, {"failures": failures, "at": time.time(), "why": why[:500]})
+        replace_json(self._path, {"failures": failures, "at": time.time(), "why": why[:500]})
 
     def well(self) -> None:
         """The job has run long enough: the next failure is a first one."""
         self._path.unlink(missing_ok=True)
 
     def _kept(self) -> dict[str, Any]:
-        from millrace.ops.launch_folder import read_json
+        from millrace.runtime.launch.folder import read_json
 
         kept = read_json(self._path) or {}
         return {"failures": int(kept.get("failures", 0)), "at": float(kept.get("at", 0.0))}
@@ -114,11 +114,11 @@ class StreamingWatch:
 
     def foreign(self) -> int | None:
         """The process id of a job that beats now and that the launcher did not start (`millrace jobs run`, say)."""
-        from millrace.ops.launch_folder import read_json
-        from millrace.ops.launch_process import process_start
+        from millrace.base.process import look
+        from millrace.runtime.launch.folder import read_json
 
         beat = read_json(self._heartbeat)
-        if beat is None or time.time() - beat["at"] > self._stale_after or process_start(beat["pid"]) is None:
+        if beat is None or time.time() - beat["at"] > self._stale_after or look(beat["pid"]) is None:
             return None
         return int(beat["pid"])
 
@@ -143,7 +143,7 @@ class StreamingWatch:
 
     def _beat(self, status: RunStatus) -> dict[str, Any] | None:
         """The heartbeat of this very process."""
-        from millrace.ops.launch_folder import read_json
+        from millrace.runtime.launch.folder import read_json
 
         beat = read_json(self._heartbeat)
         return beat if beat is not None and beat.get("pid") == status.pid and beat["at"] >= status.started_at else None

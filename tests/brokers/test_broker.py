@@ -16,10 +16,10 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from millrace.base.errors import InvalidSettings
+from millrace.base.settings import Settings
 from millrace.brokers.broker import RECORD, answers
 from millrace.brokers.kafka import KafkaBroker
-from millrace.errors import InvalidSettings
-from millrace.settings import Settings
 
 DEADLINE = 60.0
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.base.errors import LogUnavailable
+from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
-from millrace.errors import LogUnavailable
-from millrace.log.remote import RemoteLogService
-from millrace.settings import Settings
+from millrace.rpc.remote_log import RemoteLogService
 from tests.cli.deployment import Deployment
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from millrace.cli import app
-from millrace.log.remote import RemoteLogService
-from millrace.node import flusher_run
-from millrace.node.node_run import catch_up
-from millrace.settings import Settings
+from millrace.base.settings import Settings
+from millrace.commands.main import app
+from millrace.node.flush import in_process as flusher_run
+from millrace.node.ingest.in_process import catch_up
+from millrace.rpc.remote_log import RemoteLogService
 
 
 @dataclass(frozen=True)

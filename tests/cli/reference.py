@@ -16,7 +16,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from millrace.cli import app
+from millrace.commands.main import app
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 MARK = "<!-- From here on the page is made by `python -m tests.cli.reference`. -->\n"

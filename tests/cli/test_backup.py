@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millrace.log.remote import RemoteLogService
-from millrace.settings import Settings
+from millrace.base.settings import Settings
+from millrace.rpc.remote_log import RemoteLogService
 from tests.cli.deployment import Deployment
 
 
@@ -17,6 +17,7 @@ def test_a_backup_is_made_while_all_runs_and_the_restored_deployment_goes_on(
     deployment.produce({"id": 1, "name": "Ada"}, {"id": 2, "name": "Grace"})
     deployment.catch_up()
     deployment.produce({"id": 3, "name": "Mary"})
+    deployment.ok("tokens", "add", "shop", "--role", "read")
     planned = deployment.as_json("backup", "make", "--to", root, "--dry-run")
     assert planned["id"] == ""
     assert "There is no backup" in deployment.ok("backup", "list", "--in", root)
@@ -28,6 +29,7 @@ def test_a_backup_is_made_while_all_runs_and_the_restored_deployment_goes_on(
     assert "is not empty" in deployment.fails("BACKUP_REFUSED", "backup", "restore", root)
     restored = Deployment(Settings(data_dir=tmp_path / "restored"))
     assert restored.as_json("backup", "restore", root)["id"] == made["id"]
+    assert "no tokens" in restored.ok("tokens", "list"), "what lets somebody in is in no backup"
     try:
         restored.produce({"id": 5, "name": "Emmy"})
         restored.catch_up()

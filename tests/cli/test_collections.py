@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from millrace.commands.collection_schema import make_schema, parse_field
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
+from millrace.commands.parts.collection_schema import make_schema, parse_field
 from millrace.message.schema import FieldSpec
 from tests.cli.deployment import Deployment
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from millrace.cli import app
+from millrace.base.settings import Settings
 from millrace.commands import status
-from millrace.settings import Settings
+from millrace.commands.main import app
 from tests.cli import reference
 from tests.cli.deployment import Deployment
 
@@ -60,7 +60,7 @@ def test_a_group_without_a_command_shows_its_help_and_counts_as_wrong_usage(path
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, millrace.cli; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    code = "import sys, millrace.commands.main; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     found = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True)
     assert not HEAVY & set(found.stdout.split())
@@ -134,6 +134,7 @@ def test_an_error_is_one_line_with_its_code_and_starts_no_server(
         "checkpoints",
         "config show",
         "log stop",
+        "log clock",
     ],
 )
 def test_looking_into_an_empty_folder_is_no_error_and_makes_nothing_there(settings: Settings, arguments: str) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.base.errors import TableDamaged
+from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
-from millrace.errors import TableDamaged
-from millrace.node.tail_scan import scan
-from millrace.settings import Settings
+from millrace.client.consume.scan import scan
 from tests.cli.deployment import Deployment
 
 
@@ -77,7 +77,7 @@ def test_a_damaged_file_of_a_collection(users: Deployment, harm: Callable[[Path]
 
 def test_a_damaged_file_of_the_wal(users: Deployment, harm: Callable[[Path], None]) -> None:
     newest = max(
-        (users.settings.wal_path / "kind=message").rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns
+        (Path(users.settings.wal_uri) / "kind=message").rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns
     )
     harm(newest)
     damaged(users, "verify")
@@ -87,7 +87,7 @@ def test_a_damaged_file_of_the_wal(users: Deployment, harm: Callable[[Path], Non
 
 def test_a_scan_of_a_wal_file_that_is_gone_ends_and_does_not_look_for_ever(users: Deployment) -> None:
     settings: Settings = users.settings
-    path = a_file(settings.wal_path / "kind=message")
+    path = a_file(Path(settings.wal_uri) / "kind=message")
     data = path.read_bytes()
     path.unlink()
     try:
@@ -95,7 +95,7 @@ def test_a_scan_of_a_wal_file_that_is_gone_ends_and_does_not_look_for_ever(users
             until = client.tick("dml_0")
             with (
                 pytest.raises(TableDamaged),
-                scan("dml_0", wal=settings.wal_path, tail=client, until_tick=until) as units,
+                scan("dml_0", wal=Path(settings.wal_uri), tail=client, until_tick=until) as units,
             ):
                 list(units)
     finally:

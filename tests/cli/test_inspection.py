@@ -11,17 +11,18 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
-from millrace.client import freshness
+from millrace.base.errors import ChannelParked, UnsupportedVersion
+from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
-from millrace.commands.command_line import find_collection
-from millrace.errors import ChannelParked, UnsupportedVersion
-from millrace.log.generations import open_deployment_log
+from millrace.commands.parts.command_line import find_collection
+from millrace.log.generations.service import open_deployment_log
+from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import LogId
-from millrace.node.append_host_server import launch_of
-from millrace.node.parking import Parked, park
-from millrace.settings import Settings
-from millrace.tables.collection_table import rows_path
-from millrace.tables.wal_table import WalTable
+from millrace.node.range.parking import Parked, park
+from millrace.rpc.launch import launch_of
+from millrace.tables.collections.table import rows_uri
+from millrace.tables.read import freshness
+from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import CHAIN_VERSION
 from tests.cli.deployment import Deployment
 from tests.node.log_samples import poison
@@ -63,7 +64,7 @@ def test_ticks_without_news_are_no_lag(users: Deployment) -> None:
     with AppendClient.connect(users.settings.data_dir, start=False) as client:
         client.tick("dml_0")
         tick = client.tick("dml_0")
-        wal = WalTable.open(users.settings.wal_path)
+        wal = WalTable.open(Path(users.settings.wal_uri))
         log = client.service.open("dml_0")
         assert wal.last_tick("dml_0") < tick
         assert not freshness.lacks_rows(wal, log, "dml_0", up_to=tick)
@@ -161,14 +162,14 @@ def test_rows_that_are_gone_from_a_table_or_the_wal_end_a_check_with_3(deploymen
     deployment.produce({"id": 1})
     deployment.catch_up()
     collection = find_collection(deployment.settings, "users")
-    DeltaTable(str(rows_path(deployment.settings, collection.id))).delete("id = 1")
+    DeltaTable(str(Path(rows_uri(deployment.settings, collection.id)))).delete("id = 1")
     result = deployment.run("verify", "--json")
     assert result.exit_code == 3
     found = json.loads(result.stdout)
     assert all(each["holds"] for each in found["pchannels"])
     assert found["collections"][0]["state"] == "differs"
 
-    DeltaTable(str(deployment.settings.wal_path)).delete("kind = 'message' and type = 'INSERT'")
+    DeltaTable(str(Path(deployment.settings.wal_uri))).delete("kind = 'message' and type = 'INSERT'")
     result = deployment.run("wal", "verify", "--json")
     assert result.exit_code == 3
     [dml_0] = [each for each in json.loads(result.stdout) if each["pchannel"] == "dml_0"]
@@ -249,6 +250,50 @@ def test_commands_that_look_start_no_server_and_say_what_they_cannot_show(deploy
     for command in (["status"], ["collections", "list"], ["collections", "describe", "users"], ["segments"]):
         deployment.ok(*command)
     assert not record.exists(), "nobody started it"
+
+
+def test_the_log_is_checked_and_read_without_a_server_and_left_as_it_is(deployment: Deployment) -> None:
+    assert deployment.as_json("log", "describe") == deployment.as_json("log", "verify") == []
+    assert not deployment.settings.log_path.exists(), "a look makes nothing"
+    deployment.create_users()
+    deployment.produce(*({"id": number} for number in range(5)))
+    deployment.catch_up()
+    deployment.produce({"id": 5})
+    commands = (
+        ["verify"], ["log", "describe"], ["log", "verify"], ["log", "truncate", "--dry-run"], ["log", "read", "dml_0", "--rows"],
+    )  # fmt: skip
+
+    def looks() -> list[str]:
+        return [deployment.ok(*command) for command in commands]
+
+    with_server = looks()
+    deployment.ok("log", "stop")
+    before = _contents(deployment.settings.log_path)
+    assert looks() == with_server
+    assert _contents(deployment.settings.log_path) == before
+    deployment.fails("LOG_UNAVAILABLE", "log", "read", "dml_0", "--follow")
+    assert "dml_0" in deployment.fails("CHANNEL_NOT_FOUND", "log", "read", "dml_77")
+    assert not (deployment.settings.log_path / "server.json").exists(), "nobody started it"
+    assert deployment.produce({"id": 6})["accepted"] == 1
+
+
+def test_a_check_without_a_server_tells_what_an_append_host_would_not_get_beyond(deployment: Deployment) -> None:
+    deployment.create_users()
+    deployment.produce({"id": 1})
+    deployment.catch_up()
+    deployment.ok("log", "stop")
+    with RocksMQ(deployment.settings.log_path) as log:
+        log.open("dml_0").append([poison()])
+    result = deployment.run("verify", "--json")
+    assert result.exit_code == 3
+    [found] = [each for each in json.loads(result.stdout)["pchannels"] if not each["holds"]]
+    assert found["pchannel"] == "dml_0"
+    assert "CHANNEL_PARKED" in found["detail"]
+    assert "UNSUPPORTED_VERSION" in found["detail"]
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_looking_commands_show_what_they_can_of_a_parked_pchannel_and_say_what_they_cannot(

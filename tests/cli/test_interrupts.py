@@ -20,7 +20,7 @@ SECONDS = 15.0
 
 LOST = """
 import sys, time
-import millrace.cli
+import millrace.commands.main
 from millrace.__main__ import main
 from millrace.commands import status
 
@@ -38,12 +38,12 @@ main()
 """
 """A command that swallows what the signal's handler raises, and goes on. It sleeps for the signal to find it there."""
 
-MADE_ANOTHER = LOST.replace("pass", "raise millrace.commands.command_line.InvalidArgument('no') from None")
+MADE_ANOTHER = LOST.replace("pass", "raise millrace.commands.parts.command_line.InvalidArgument('no') from None")
 """A command in which a library makes an error of its own of it."""
 
 IN_FINALISER = """
 import sys, time
-import millrace.cli
+import millrace.commands.main
 from millrace.__main__ import main
 from millrace.commands import status
 
@@ -64,7 +64,7 @@ main()
 
 
 TOLD = """
-from millrace.commands.interrupts import Interrupts
+from millrace.commands.parts.interrupts import Interrupts
 from millrace.__main__ import main
 install = Interrupts.install
 def told(self):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.ops.launch import Launcher
-from millrace.settings import Settings
+from millrace.base.settings import Settings
+from millrace.runtime.launch.launcher import Launcher
 from tests.cli.deployment import Deployment
 
 
@@ -19,7 +19,7 @@ def there(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A data folder, and a checkout whose jobs/ has the light job."""
     jobs = tmp_path / "home" / "jobs"
     jobs.mkdir(parents=True)
-    shutil.copy(Path(__file__).parents[1] / "ops" / "light_job.py", jobs / "light.py")
+    shutil.copy(Path(__file__).parents[1] / "runtime" / "light_job.py", jobs / "light.py")
     (jobs / "streaming_node.py").touch()
     monkeypatch.setenv("MILLRACE_HOME", str(jobs.parent))
     yield Deployment(settings)
@@ -57,5 +57,5 @@ def test_the_log_of_a_run_is_printed(there: Deployment) -> None:
 def test_wrong_parameters_are_said_before_anything_starts(there: Deployment) -> None:
     there.fails("INVALID_ARGUMENT", "jobs", "start", "light", "--params", "{")
     there.fails("INVALID_ARGUMENT", "jobs", "start", "light", "--params", "[1]")
-    assert "jobs are light" in there.fails("INVALID_ARGUMENT", "jobs", "start", "heavy")
+    assert ", light, load_files," in there.fails("INVALID_ARGUMENT", "jobs", "start", "heavy")
     assert there.as_json("jobs", "list") == []

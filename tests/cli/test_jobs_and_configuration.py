@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from millrace.cli import app
+from millrace.base.settings import Settings, describe
 from millrace.commands import configuration, jobs
-from millrace.settings import Settings, describe
+from millrace.commands.main import app
 from tests.cli.deployment import Deployment
 
 

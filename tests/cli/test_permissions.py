@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.errors import LogUnavailable
-from millrace.log.remote import RemoteLogService
-from millrace.settings import Settings
+from millrace.base.errors import LogUnavailable
+from millrace.base.settings import Settings
+from millrace.rpc.remote_log import RemoteLogService
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,7 +63,7 @@ def test_nobody_else_can_read_what_processes_make(data: Path, tmp_path: Path) ->
     millrace(data, "collections", "create", "users", "--field", "id:int64", "--key", "id")
     millrace(data, "produce", "users", "-", stdin='{"id": 1}\n')
     millrace(data, "backup", "make", "--to", str(root))
-    done = process(data, "jobs/backup.py", "--params", json.dumps({"to": str(root)}))
+    done = process(data, "-m", "millrace.operations", "backup", "--params", json.dumps({"to": str(root)}))
     assert done.returncode == 0, done.stderr
     millrace(restored, "backup", "restore", str(root))
     for folder in (data, root, restored):
@@ -85,8 +85,8 @@ def test_nothing_starts_on_a_folder_that_others_can_write_to(mode: int, data: Pa
     data.mkdir(parents=True)
     data.chmod(mode)
     command = process(data, "-m", "millrace", "collections", "create", "users", "--field", "id:int64", "--key", "id")
-    job = process(data, "jobs/backup.py", "--params", '{"to": "/nowhere"}')
-    server = process(data, "-m", "millrace.log.server", "--data", str(data))
+    job = process(data, "-m", "millrace.operations", "backup", "--params", '{"to": "/nowhere"}')
+    server = process(data, "-m", "millrace.log.server.main", "--data", str(data))
     assert [each.returncode for each in (command, job, server)] == [1, 1, 1]
     assert command.stderr.startswith("UNSAFE_DATA_FOLDER: ")
     assert json.loads(job.stdout)["error"]["code"] == "UNSAFE_DATA_FOLDER"

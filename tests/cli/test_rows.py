@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from millrace.commands.rows_in import InputFormat, read_batches
-from millrace.commands.rows_out import write_csv, write_json_lines, write_parquet
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
+from millrace.client.produce.row_files import InputFormat, read_batches
+from millrace.commands.parts.rows_out import write_csv, write_json_lines, write_parquet
 from millrace.message.schema import CollectionSchema, FieldSpec
 
 SCALARS: dict[str, st.SearchStrategy[Any]] = {

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from millrace.commands import produce
-from millrace.commands.command_line import find_collection
+from millrace.commands.parts.command_line import find_collection
 from tests.cli.deployment import Deployment
 
 ADA, BOB = {"id": 1, "name": "Ada", "at": "2026-11-21T10:00:00.000000Z"}, {"id": 2, "name": "Bob", "at": None}

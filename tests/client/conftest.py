@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from millrace.base.errors import TickNotReached
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
 from millrace.client.client import Client
-from millrace.coord.store import Collection
-from millrace.errors import TickNotReached
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.node_run import catch_up
-from millrace.settings import Settings
+from millrace.node.ingest.in_process import catch_up
 
 ITEMS = CollectionSchema(
     (
@@ -38,7 +38,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         data_dir=folder / "data", cache_dir=folder / "cache", append_retry_delay=0.05, append_deadline=10.0
     )
     with Client.connect(settings) as made:
-        made.coordinator.ensure_pchannels(2)
+        made.catalog.ensure_pchannels(2)
         yield made
         made.append.service.shutdown()
 
@@ -46,7 +46,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 @pytest.fixture
 def items(shop: Client, request: pytest.FixtureRequest) -> Collection:
     """A collection of two VChannels, one on each PChannel."""
-    return shop.coordinator.create_collection(own_name(request), ITEMS, vchannels=2)
+    return shop.catalog.create_collection(own_name(request), ITEMS, vchannels=2)
 
 
 def item_rows(*keys: int, name: str = "new", price: float = 1.0) -> pa.Table:

@@ -9,24 +9,25 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from millrace.client.client import Client
-from millrace.client.remote_client import RemoteClient
-from millrace.errors import (
+from millrace.base.errors import (
     AppendRejected,
     CollectionExists,
     CollectionNotFound,
     InvalidArgument,
     InvalidSettings,
     LogUnavailable,
+    NotSupportedRemotely,
     ProducerFenced,
+    TickNotReached,
 )
-from millrace.log.discovery import read_record
+from millrace.base.settings import Settings
+from millrace.client.client import Client
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.settings import Settings
-from millrace.tables.arrow_read import read_arrow
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.rpc.discovery import read_record
+from millrace.tables.read.arrow import read_arrow
 from tests.certificates import certificate
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "string", True)), "id")
@@ -54,7 +55,7 @@ def local(settings: Settings) -> Iterator[Client]:
         patch.setenv("MILLRACE_SERVER_TOKEN", TOKEN)
         client = Client.connect(settings)
     with client:
-        client.coordinator.ensure_pchannels(2)
+        client.catalog.ensure_pchannels(2)
         yield client
         client.append.service.shutdown()
 
@@ -69,43 +70,77 @@ def address(local: Client, settings: Settings) -> str:
 
 def connected(
     address: str, settings: Settings, token: str = TOKEN, *, deadline: float = 30.0, **options: object
-) -> RemoteClient:
+) -> Client:
     env = {"MILLRACE_SERVER_TOKEN": token, "HOME": str(settings.cache_dir)}
-    return RemoteClient.connect(address, roots=settings.log_tls_cert, env=env, deadline=deadline, **options)  # type: ignore[arg-type]
+    return Client.at(address, roots=settings.log_tls_cert, env=env, deadline=deadline, **options)  # type: ignore[arg-type]
 
 
 def test_rows_that_are_appended_from_elsewhere_are_in_the_tables_once(
     address: str, settings: Settings, local: Client
 ) -> None:
     with connected(address, settings) as client:
-        made = client.coordinator.create_collection("users", SCHEMA, vchannels=2, partitions=["eu", "us"])
+        made = client.catalog.create_collection("users", SCHEMA, vchannels=2, partitions=["eu", "us"])
         assert made == client.collection("users") == local.collection("users")
         rows = pa.table({"id": list(range(1000)), "body": [f"row {key}" for key in range(1000)]})
         written = client.producer().insert(made, rows, partition="eu")
         assert written.rows == 1000
         assert all(result.time_tick for result in written.results)
         client.producer().delete(made, [1, 2, 3])
-        client.coordinator.flush("users")
+        client.catalog.flush("users")
     catch_up(settings, local.log)
     flush(settings)
     assert sorted(read_arrow(settings, made.id)["id"].to_pylist()) == [0, *range(4, 1000)]
+
+
+def test_a_collection_is_read_from_elsewhere_as_on_the_spot(address: str, settings: Settings, local: Client) -> None:
+    with connected(address, settings) as client:
+        made = client.catalog.create_collection("read", SCHEMA, vchannels=2)
+        producer = client.producer()
+        producer.insert(made, pa.table({"id": list(range(3000)), "body": ["x" * 5000] * 3000}))
+        catch_up(settings, local.log)
+        flush(settings)
+        then = max(local.append.tick(name) for name in made.pchannels)
+        producer.delete(made, list(range(1000)))
+        producer.insert(made, pa.table({"id": [7], "body": ["again"]}))
+        catch_up(settings, local.log)
+        for at in (None, then):
+            here, there = (each.read("read", at=at, deadline=20.0).sort_by("id") for each in (local, client))
+            assert there == here
+            assert there.num_rows == (3000 if at else 2001)
+        assert producer.delete_where(made, "body == 'again'").keys == 1
+        client.catalog.create_collection("empty", SCHEMA)
+        catch_up(settings, local.log)
+        assert client.read("empty", deadline=20.0) == local.read("empty")
+        with pytest.raises(CollectionNotFound):
+            client.read("nobody")
+        producer.insert(made, pa.table({"id": [8], "body": ["the tables lack it"]}))
+        with pytest.raises(TickNotReached):
+            client.read("read", deadline=0.1)
+
+
+def test_what_needs_the_files_says_that_they_are_elsewhere(address: str, settings: Settings) -> None:
+    with connected(address, settings) as client:
+        made = client.catalog.create_collection("files", SCHEMA)
+        for call in (client.consumer, client.changes):
+            with pytest.raises(NotSupportedRemotely, match="server's host"):
+                call(made)
 
 
 def test_errors_are_those_of_a_client_on_the_spot(address: str, settings: Settings) -> None:
     with connected(address, settings) as client:
         with pytest.raises(CollectionNotFound):
             client.collection("nobody")
-        made = client.coordinator.create_collection("once", SCHEMA)
+        made = client.catalog.create_collection("once", SCHEMA)
         with pytest.raises(CollectionExists):
-            client.coordinator.create_collection("once", replace_key(SCHEMA))
-        client.coordinator.drop_collection("once")
+            client.catalog.create_collection("once", replace_key(SCHEMA))
+        client.catalog.drop_collection("once")
         with pytest.raises(AppendRejected) as refused:
             client.producer().insert(made, pa.table({"id": [1], "body": ["x"]}))
         assert refused.value.reason == "COLLECTION_NOT_FOUND"
         with pytest.raises(InvalidArgument, match="knows no call 'rm'"):
-            client.append.catalog("rm", {})
+            client.append.catalog("rm", {}, repeat=False)
         with pytest.raises(InvalidArgument, match="arguments"):
-            client.append.catalog("collection", {"nme": "users"})
+            client.append.catalog("collection", {"nme": "users"}, repeat=True)
 
 
 def replace_key(schema: CollectionSchema) -> CollectionSchema:
@@ -114,7 +149,7 @@ def replace_key(schema: CollectionSchema) -> CollectionSchema:
 
 def test_ddl_of_every_kind_can_be_done_from_elsewhere(address: str, settings: Settings) -> None:
     with connected(address, settings) as client:
-        catalog = client.coordinator
+        catalog = client.catalog
         catalog.create_collection("ddl", SCHEMA)
         assert catalog.create_partition("ddl", "new") == catalog.collection("ddl").partitions["new"]
         catalog.drop_partition("ddl", "new")
@@ -127,7 +162,7 @@ def test_a_program_that_makes_its_collection_where_it_is_missing_can_run_again(
     address: str, settings: Settings
 ) -> None:
     with connected(address, settings) as client:
-        catalog = client.coordinator
+        catalog = client.catalog
         made = catalog.create_collection("again", SCHEMA, exist_ok=True)
         assert catalog.create_collection("again", SCHEMA, exist_ok=True) == made
         with pytest.raises(CollectionExists, match="other fields"):
@@ -140,11 +175,11 @@ def test_a_program_that_makes_its_collection_where_it_is_missing_can_run_again(
 
 def test_a_fenced_producer_takes_no_newer_epoch_of_its_id(address: str, settings: Settings, local: Client) -> None:
     with connected(address, settings) as client:
-        older = client.coordinator.next_epoch(77)
-        newer = local.coordinator.next_epoch(77)
+        older = client.catalog.next_epoch(77)
+        newer = local.catalog.next_epoch(77)
         with pytest.raises(ProducerFenced):
-            client.coordinator.next_epoch(77, held=older)
-        assert client.coordinator.next_epoch(77, held=newer) == newer + 1, "the one that runs may go on"
+            client.catalog.next_epoch(77, held=older)
+        assert client.catalog.next_epoch(77, held=newer) == newer + 1, "the one that runs may go on"
 
 
 @pytest.mark.parametrize("token", ["", "another-token-altogether"])

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.catalog.collection import Collection
 from millrace.client.client import Client
-from millrace.client.producer import Producer
-from millrace.coord.store import Collection
-from millrace.errors import InvalidArgument
+from millrace.client.produce.producer import Producer
 from millrace.message.schema import CollectionSchema, FieldSpec
 from tests.client.conftest import item_rows, own_name
 
@@ -19,7 +19,6 @@ Call = Callable[[Producer, Any], Any]
 
 CALLS: dict[str, Call] = {
     "insert": lambda producer, it: producer.insert(it, item_rows(1)),
-    "insert_dataframe": lambda producer, it: producer.insert_dataframe(it, item_rows(1)),
     "upsert": lambda producer, it: producer.upsert(it, item_rows(1)),
     "delete": lambda producer, it: producer.delete(it, [1], partition="_default"),
     "delete_where": lambda producer, it: producer.delete_where(it, "id == 1"),
@@ -30,16 +29,16 @@ CALLS: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_collections_name_is_not_its_definition(shop: Client, name: str) -> None:
+def test_what_names_no_collection_is_refused(shop: Client, name: str) -> None:
+    with pytest.raises(CollectionNotFound):
+        CALLS[name](shop.producer(), "nobody")
     with pytest.raises(InvalidArgument, match=r"client\.collection\(name\)"):
-        CALLS[name](shop.producer(), "items")
+        CALLS[name](shop.producer(), 7)
 
 
-@pytest.mark.parametrize(
-    "rows", [[{"id": 1}], {"id": [1]}, None, pa.array([1])], ids=["dicts", "columns", "none", "array"]
-)
-def test_rows_that_are_no_table_are_told_how_to_become_one(shop: Client, items: Collection, rows: Any) -> None:
-    with pytest.raises(InvalidArgument, match="from_pylist"):
+@pytest.mark.parametrize("rows", [None, pa.array([1]), [1], "id"], ids=["none", "array", "numbers", "text"])
+def test_rows_that_are_none_are_told_what_rows_are(shop: Client, items: Collection, rows: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"DataFrame|record batches"):
         shop.producer().insert(items, rows)
 
 
@@ -57,7 +56,7 @@ def test_a_column_that_does_not_fit_is_named(
     shop: Client, request: pytest.FixtureRequest, column: pa.Array, words: str
 ) -> None:
     schema = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("tags", "list<string>", True)), "id")
-    made = shop.coordinator.create_collection(own_name(request), schema)
+    made = shop.catalog.create_collection(own_name(request), schema)
     with pytest.raises(InvalidArgument, match=words):
         shop.producer().insert(made, pa.table({"id": [1], "tags": column}))
 
@@ -76,7 +75,7 @@ def test_keys_that_are_none_are_refused(shop: Client, items: Collection, keys: A
 
 def test_a_lone_surrogate_is_no_key(shop: Client, request: pytest.FixtureRequest) -> None:
     schema = CollectionSchema((FieldSpec("id", "string", False),), "id")
-    made = shop.coordinator.create_collection(own_name(request), schema)
+    made = shop.catalog.create_collection(own_name(request), schema)
     with pytest.raises(InvalidArgument, match="no keys"):
         shop.producer().delete(made, ["\ud800"])
 

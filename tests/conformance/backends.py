@@ -4,7 +4,7 @@ A factory opens (or makes) the deployment that lives in a directory, with MAX_EN
 as small as the backend allows. Closing the service and calling the factory again with the same directory is a restart. On a
 broker, which all tests of a run share, the directory's name is the deployment's.
 
-Where backends keep the protocol in different ways, PROMISES says which way is whose: nothing is left out silently.
+Where backends keep the protocol in different ways, `promises_of` says which way is whose: nothing is left out silently.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from millrace.log.discovery import ServerRecord, remove_record, write_record
+from millrace.base.log_backends import LogBackend, backend_of
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
-from millrace.log.remote import RemoteLogService
-from millrace.log.rocksmq import RocksMQ
-from millrace.log.rocksmq_settings import RocksMQSettings
-from millrace.log.server_flight import LogServer
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.log.rocksmq.settings import RocksMQSettings
+from millrace.log.server.flight import LogServer
+from millrace.rpc.discovery import ServerRecord, remove_record, write_record
+from millrace.rpc.remote_log import RemoteLogService
 from tests import running_brokers
 from tests.conformance.switching import Switching, behind_an_empty_generation
 
@@ -97,22 +98,15 @@ BACKENDS: dict[str, Callable[[Path], LogService]] = {
 class Promises:
     """How a backend keeps what the protocol leaves to it."""
 
+    declared: LogBackend
+    """What it says of itself: the suite holds it to that."""
     dense: bool = False
     """Its ids are (0, 0), (0, 1) and so on, so that EARLIEST may be an entry's id."""
-    frees_at_once: bool = True
-    """Truncation frees files before it returns, and says how much; a broker frees them later."""
     destroys: bool = True
     """dml_0 can be destroyed; a partition of a topic cannot, and that is refused."""
-    one_owner: bool = True
-    """While a service is open no other one opens over the same data; a broker lets them, and the terms decide."""
 
 
-PROMISES: dict[str, Promises] = {
-    "rocksmq": Promises(),
-    "rocksmq behind its server": Promises(),
-    "rocksmq behind an empty generation": Promises(),
-    "rocksmq switched under way": Promises(),
-    "kafka": Promises(dense=True, frees_at_once=False, one_owner=False),
-    "kafka with partitions": Promises(dense=True, frees_at_once=False, one_owner=False, destroys=False),
-    "pulsar": Promises(frees_at_once=False, one_owner=False),
-}
+def promises_of(backend: str) -> Promises:
+    """By the name of BACKENDS, whose first word is the backend's scheme."""
+    declared = backend_of(backend.split()[0])
+    return Promises(declared, dense=declared.scheme == "kafka", destroys=backend != "kafka with partitions")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.log.protocol import Log, LogService
-from tests.conformance.backends import BACKENDS, PROMISES, Promises
+from tests.conformance.backends import BACKENDS, Promises, promises_of
 
 
 class Deployment:
@@ -17,7 +17,7 @@ class Deployment:
     def __init__(self, backend: str, directory: Path) -> None:
         self._backend = backend
         self._directory = directory
-        self.promises: Promises = PROMISES[backend]
+        self.promises: Promises = promises_of(backend)
         self.service: LogService = BACKENDS[backend](directory)
 
     def another(self) -> LogService:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from millrace.log.protocol import ENTRY_SCHEMA, Log
+from millrace.log.protocol import Log
 from millrace.message.ids import EARLIEST, LogId
+from millrace.message.log_entries import ENTRY_SCHEMA
 
 Entry = tuple[LogId, bytes]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from millrace.errors import ChannelExists
-from millrace.log.generation_list import EMBEDDED
-from millrace.log.generation_log import GenerationLog
-from millrace.log.generations import GenerationsService
+from millrace.base.errors import ChannelExists
+from millrace.base.log_backends import EMBEDDED
+from millrace.log.generations.log import GenerationLog
+from millrace.log.generations.service import GenerationsService
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from millrace.errors import ChannelNotFound, InvalidArgument, LogUnavailable, PositionTruncated
+from millrace.base.errors import ChannelNotFound, InvalidArgument, LogUnavailable, PositionTruncated
 from millrace.log.protocol import Log
 from millrace.message.ids import EARLIEST, LogId
 from tests.conformance.conftest import Deployment

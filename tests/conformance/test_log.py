@@ -9,7 +9,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from millrace.errors import EntryTooLarge, InvalidArgument, LogUnavailable, PositionTruncated
+from millrace.base.errors import EntryTooLarge, InvalidArgument, LogUnavailable, PositionTruncated
 from millrace.log.protocol import Log
 from millrace.message.ids import EARLIEST, LogId
 from tests.conformance.backends import MAX_ENTRY_BYTES
@@ -206,7 +206,7 @@ def test_truncation_says_what_it_freed_and_the_embedded_log_frees_whole_files_at
     ids = [log.append([b"x" * 50_000])[0] for _ in range(20)]
     before = log.describe().bytes
     freed = log.truncate(ids[-1])
-    assert (freed > 0) == deployment.promises.frees_at_once
+    assert (freed > 0) == deployment.promises.declared.retains
     assert log.describe().bytes == before - freed
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from millrace.errors import PositionTruncated
+from millrace.base.errors import PositionTruncated
 from millrace.message.ids import EARLIEST, LogId
 from tests.conformance.backends import BACKENDS
 from tests.conformance.conftest import Deployment

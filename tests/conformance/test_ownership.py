@@ -5,20 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from millrace.errors import AppendRejected, LogBusy, LogFenced
+from millrace.base.errors import AppendRejected, LogBusy, LogFenced
+from millrace.base.metrics import Metrics
 from millrace.message import builders
 from millrace.message.wire import encode_entry
-from millrace.metrics import Metrics
-from millrace.node.append_host import AppendHost, HostSettings
-from millrace.node.tail_buffer import Evicted
+from millrace.node.append.host import AppendHost, HostSettings
+from millrace.rpc.tail import Evicted
 from millrace.wal.reasons import Reason
 from millrace.wal.state import ChannelState
 from tests.conformance.conftest import Deployment
-from tests.node.append_host_samples import PCHANNEL, insert, opening
+from tests.node.append.samples import PCHANNEL, insert, opening
 
 SECONDS = 20.0
 
@@ -35,7 +36,7 @@ def opens(host: AppendHost, term: int) -> None:
 
 
 def writes(host: AppendHost, key: int, term: int) -> None:
-    host.append(PCHANNEL, encode_entry([insert(key).with_(term=term)])).results()
+    host.append(PCHANNEL, encode_entry([replace(insert(key), term=term)])).results()
 
 
 def is_refused(host: AppendHost, key: int, term: int) -> None:
@@ -45,11 +46,30 @@ def is_refused(host: AppendHost, key: int, term: int) -> None:
     assert getattr(raised.value, "reason", Reason.TERM_FENCED) == Reason.TERM_FENCED
 
 
+def test_of_two_writers_one_alone_can_append_where_the_backend_fences(deployment: Deployment) -> None:
+    deployment.service.create(PCHANNEL)
+    declared = deployment.promises.declared
+    if declared.local:  # held by one process: nobody else comes as far as a log
+        assert declared.fences
+        with pytest.raises(LogBusy):
+            deployment.another()
+        return
+    first = deployment.service.open(PCHANNEL)
+    first.append([b"first"])
+    with deployment.another() as other:
+        other.open(PCHANNEL).append([b"second"])
+        if declared.fences:
+            with pytest.raises(LogFenced):
+                first.append([b"third"])
+        else:
+            first.append([b"third"])
+
+
 def test_an_owner_that_was_taken_over_from_follows_on_and_goes_on_once_it_opens_a_newer_term(
     deployment: Deployment,
 ) -> None:
     deployment.service.create(PCHANNEL)
-    if deployment.promises.one_owner:
+    if deployment.promises.declared.local:
         with pytest.raises(LogBusy):
             deployment.another()
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.errors import ChannelExists, ChannelNotFound, LogUnavailable
+from millrace.base.errors import ChannelExists, ChannelNotFound, LogUnavailable
 from millrace.message.ids import EARLIEST
 from tests.conformance.conftest import Deployment
 from tests.conformance.reading import read_all

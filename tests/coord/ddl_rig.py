@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
-from millrace.errors import AppendRejected, ChannelExists
-from millrace.log.protocol import ENTRY_SCHEMA, LogEntries
+from millrace.base.errors import AppendRejected, ChannelExists
 from millrace.message.ids import LogId
+from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire import encode_entry
-from millrace.node.append_host_outcome import AppendOutcome, outcome_rows
+from millrace.rpc.outcome import AppendOutcome, outcome_rows
 from millrace.wal.chain import Chain
 from millrace.wal.definitions import Definitions
 from millrace.wal.state import ChannelState, VChannelState
@@ -63,7 +64,7 @@ class ChainLog:
     def write(self, message: MutableMessage) -> None:
         """DDL of a client that knows no coordinator. Raises AppendRejected."""
         pchannel = message.vchannel.rpartition("_")[0]
-        self.append_one(pchannel, encode_entry([message.with_(term=self.states[pchannel].term)]))
+        self.append_one(pchannel, encode_entry([replace(message, term=self.states[pchannel].term)]))
 
     def refuses(self, message: MutableMessage) -> str:
         """The reason why the chain rejects a client's message."""

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from millrace.coord.coordinator import Coordinator
-from millrace.coord.store import MAX_ABANDONED, Store, Trouble
-from millrace.errors import (
+from millrace.base.errors import (
     AppendRejected,
     CatalogDiverged,
     CollectionNotFound,
@@ -22,10 +20,12 @@ from millrace.errors import (
     InvalidArgument,
     LogUnavailable,
 )
+from millrace.base.settings import Settings
+from millrace.coord.coordinator import Coordinator
+from millrace.coord.store import MAX_ABANDONED, Store, Trouble
 from millrace.message import builders
 from millrace.message.ids import COORDINATOR_ID
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.settings import Settings
 from tests.coord.ddl_rig import SCHEMA, ChainLog
 
 Q = FieldSpec("q", "string", True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.base.errors import AppendRejected, CollectionExists, CollectionNotFound
+from millrace.base.settings import Settings
 from millrace.coord.coordinator import Coordinator
-from millrace.errors import AppendRejected, CollectionExists, CollectionNotFound
 from millrace.message.schema import FieldSpec
-from millrace.settings import Settings
 from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
 
 

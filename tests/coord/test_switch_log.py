@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
+from millrace.base.errors import InvalidArgument, InvalidSettings, LogBusy, LogUnavailable
+from millrace.base.file_lock import held
+from millrace.base.settings import Settings
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.switch_log import LOCK, Switch
-from millrace.errors import InvalidArgument, InvalidSettings, LogBusy, LogUnavailable
-from millrace.log.discovery import held
-from millrace.log.generation_list import FILE
-from millrace.log.generations import GenerationsService, open_deployment_log
+from millrace.log.generations.listing import FILE
+from millrace.log.generations.service import GenerationsService, open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
 from millrace.message import builders
-from millrace.message.ids import generation_start
+from millrace.message.ids import LogId, generation_start
+from millrace.message.tombstones import Tombstone
 from millrace.message.wire import encode_entry
-from millrace.node.append_host import AppendHost
-from millrace.settings import Settings
+from millrace.node.append.host import AppendHost
 from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.definitions import Definitions
 from millrace.wal.state import ChannelState
@@ -206,6 +207,30 @@ def test_a_term_that_knows_no_alter_wal_is_followed_by_one_that_does(deployment:
     state = deployment.host.state("dml_0")
     assert (state.term, state.chain_version) == (term + 1, CHAIN_VERSION)
     assert deployment.coordinator.term("dml_1") == 1
+
+
+def test_a_switch_that_is_taken_back_keeps_a_tombstone_that_came_meanwhile(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    file = deployment.log.file
+    tombstone = Tombstone("dml_0", LogId(0, 5), "0" * 64, "ada", "INC-1", "2026-11-23T07:00:00+00:00", True)
+
+    class Unreachable:
+        """The log's service, which cannot open the target."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(deployment.log, name)
+
+        def names(self) -> list[str]:
+            if file.refresh().newest == 0:
+                return deployment.log.names()
+            file.change(lambda list_: list_.with_tombstone(tombstone))
+            raise LogUnavailable("the target cannot be reached")
+
+    with pytest.raises(LogUnavailable):
+        deployment.switching(log=Unreachable()).run(place(tmp_path))
+    assert file.refresh().newest == 0
+    assert file.generations.tombstones == {"dml_0": {tombstone.entry: tombstone}}
 
 
 def test_one_switch_at_a_time(deployment: Deployment, tmp_path: Path) -> None:

@@ -6,29 +6,29 @@ import sys
 import threading
 from pathlib import Path
 
-from millrace.errors import MillraceError
+from millrace.base.errors import MillraceError
+from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
-from millrace.log.remote import RemoteLogService
-from millrace.node.append_host_server import launch_of
-from millrace.node.committer import Committer
-from millrace.node.planner import START, Planner
-from millrace.node.ranges import run_range
-from millrace.settings import Settings
-from millrace.tables.wal_table import WalTable
+from millrace.node.ingest.committer import Committer
+from millrace.node.ingest.planner import START, Planner
+from millrace.node.ingest.ranges import run_range
+from millrace.rpc.launch import launch_of
+from millrace.rpc.remote_log import RemoteLogService
+from millrace.tables.wal.table import WalTable
 
 
 def commit_what_is_there(settings: Settings, log: LogService, planner: Planner) -> int:
     """Plan one micro-batch, run its ranges, commit them; how many PChannels moved."""
     plans = planner.plan(planner.latest(START))
-    reports = [run_range(plan, log=log.open(plan.base.pchannel), table=settings.wal_path) for plan in plans]
+    reports = [run_range(plan, log=log.open(plan.base.pchannel), table=Path(settings.wal_uri)) for plan in plans]
     failures = [report.failure for report in reports if report.failure is not None and not report.failure.retriable]
     assert not failures, failures
-    return len(Committer(WalTable.open(settings.wal_path)).commit(reports).committed)
+    return len(Committer(WalTable.open(Path(settings.wal_uri))).commit(reports).committed)
 
 
 def main() -> None:
     settings = Settings(data_dir=Path(sys.argv[1]))
-    table = WalTable.create(settings.wal_path)
+    table = WalTable.create(Path(settings.wal_uri))
     with RemoteLogService.connect(settings.log_path, launch=launch_of(settings)) as log:
         planner = Planner(log, table, parked=settings.parked_path)
         while True:

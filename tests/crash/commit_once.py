@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from millrace.log.rocksmq import RocksMQ
-from millrace.node.committer import Committer
-from millrace.node.planner import START, Planner
-from millrace.node.ranges import run_range
-from millrace.tables.wal_table import WalTable
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.node.ingest.committer import Committer
+from millrace.node.ingest.planner import START, Planner
+from millrace.node.ingest.ranges import run_range
+from millrace.tables.wal.table import WalTable
 
 
 def commit_once(log: Path, wal: Path) -> int:

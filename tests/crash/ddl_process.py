@@ -10,20 +10,27 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from millrace.client.client import Client
-from millrace.errors import AppendRejected
+from millrace.base.errors import AppendRejected
+from millrace.base.settings import Settings
+from millrace.client.append_client import AppendClient
+from millrace.coord.appending import OneByOne
+from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 
 
 def main() -> None:
     """Add partitions and fields of its own, and partitions that all want."""
     number, turns = sys.argv[1], int(sys.argv[2])
-    with Client.connect(start=False) as client:
+    settings = Settings.load()
+    with (
+        AppendClient.connect(settings.data_dir, start=False) as append,
+        Coordinator(settings, log=append.service, append=OneByOne(append, settings.append_deadline)) as coordinator,
+    ):
         for turn in range(turns):
-            client.coordinator.add_field("c", FieldSpec(f"f{number}_{turn}", "string", True))
-            client.coordinator.create_partition("c", f"p{number}_{turn}")
+            coordinator.add_field("c", FieldSpec(f"f{number}_{turn}", "string", True))
+            coordinator.create_partition("c", f"p{number}_{turn}")
             with contextlib.suppress(AppendRejected):  # one of them makes it
-                client.coordinator.create_partition("c", f"shared{turn}")
+                coordinator.create_partition("c", f"shared{turn}")
 
 
 if __name__ == "__main__":

@@ -19,25 +19,28 @@ from typing import Any
 
 import pyarrow as pa
 
+from millrace.access.grants import MACHINE
+from millrace.base.errors import LogUnavailable, MillraceError, RateLimited, TableUnavailable
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
 from millrace.client.client import Client
-from millrace.coord.store import Collection
-from millrace.errors import LogUnavailable, MillraceError, RateLimited, TableUnavailable
-from millrace.log.rocksmq import RocksMQ
-from millrace.log.rocksmq_settings import RocksMQSettings
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire import encode_entry
-from millrace.node.append_host import AppendHost
-from millrace.node.append_host_server import AppendExtension, committed_states
-from millrace.node.flow_monitor import FlowMonitor
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.settings import Settings
-from millrace.tables.arrow_read import read_arrow
+from millrace.node.append.door import EntryDoor
+from millrace.node.append.flow_monitor import FlowMonitor
+from millrace.node.append.host import AppendHost
+from millrace.node.append.server import AppendExtension, committed_states
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.tables.read.arrow import read_arrow
 
 MIB = 1 << 20
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
 P = "dml_0"
+DOOR = EntryDoor(MACHINE, lambda vchannel: None)
 DEADLINE = 120.0
 
 
@@ -62,7 +65,7 @@ class Writer:
             sequence=key,
         )
         values = pa.array([encode_entry([message])], pa.large_binary())
-        extension.submit_one(P, values).outcome(timeout=DEADLINE).result()
+        extension.submit_one(P, values, DOOR).outcome(timeout=DEADLINE).result()
         self.acknowledged.append(key)
 
 
@@ -150,13 +153,13 @@ def main(folder: Path) -> None:
         flow_memory_reject=0,
     )
     with Client.connect(settings) as client:
-        client.coordinator.ensure_pchannels(1)
-        writer = Writer(client.coordinator.create_collection("c", SCHEMA), client.coordinator.term(P))
+        client.catalog.ensure_pchannels(1)
+        writer = Writer(client.catalog.create_collection("c", SCHEMA), client.catalog.term(P))
         client.append.service.shutdown()
     log_settings = RocksMQSettings(segment_bytes=1 * MIB, spare_files=0)
     with (
         RocksMQ(settings.log_path, settings=log_settings) as engine,
-        AppendHost(engine, committed_states(settings.wal_path, engine)) as host,
+        AppendHost(engine, committed_states(Path(settings.wal_uri), engine)) as host,
     ):
         host.tick(P)
         seen = until_refused(settings, engine, host, writer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from millrace.errors import LogUnavailable
+from millrace.base.errors import LogUnavailable
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST, LogId
 

@@ -18,10 +18,10 @@ from typing import TextIO
 
 import pyarrow as pa
 
+from millrace.base.errors import AppendRejected, AppendUnresolved, MillraceError
+from millrace.catalog.collection import Collection
 from millrace.client.client import Client
-from millrace.client.producer import Producer
-from millrace.coord.store import Collection
-from millrace.errors import AppendRejected, AppendUnresolved, MillraceError
+from millrace.client.produce.producer import Producer
 from millrace.message.keys import vchannel_index
 
 

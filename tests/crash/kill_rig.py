@@ -22,22 +22,22 @@ from pathlib import Path
 
 import duckdb
 
+from millrace.base.errors import MillraceError
+from millrace.base.settings import Settings
 from millrace.brokers.broker import Broker
+from millrace.catalog.collection import pchannel_of
 from millrace.client.append_client import AppendClient
 from millrace.client.client import Client
-from millrace.coord.store import pchannel_of
-from millrace.errors import MillraceError
-from millrace.log.discovery import read_record
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.processes import Job
-from millrace.node.streaming import started_path
-from millrace.settings import Settings
-from millrace.tables.collection_table import rows_path
-from millrace.tables.delta_files import open_table
-from millrace.tables.flush_tables import read_checkpoints
-from millrace.tables.verify import verify_channel, verify_collections
-from millrace.tables.wal_reader import WalSnapshot
-from millrace.tables.wal_table import WalTable
+from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.rpc.discovery import read_record
+from millrace.runtime.child_processes import Job
+from millrace.runtime.queries import started_path
+from millrace.storage.table import open_table
+from millrace.tables.collections.flush_tables import read_checkpoints
+from millrace.tables.collections.table import rows_uri
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalTable
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("word", "string", True)), "id")
@@ -161,10 +161,10 @@ def wait_for_progress(deployment: Deployment, before: int, *, deadline: float = 
 
 
 def wait_flushed(deployment: Deployment, ticks: dict[str, int], *, deadline: float = START_SECONDS) -> None:
-    path = deployment.settings.checkpoints_path
+    path = Path(deployment.settings.checkpoints_uri)
     end = time.monotonic() + deadline
     while True:
-        found = read_checkpoints(open_table(path), path)
+        found = read_checkpoints(open_table(path))
         if all(found[pchannel_of(v)].time_tick >= tick for v, tick in ticks.items() if pchannel_of(v) in found) and len(
             found
         ) == len({pchannel_of(v) for v in ticks}):
@@ -176,7 +176,7 @@ def wait_flushed(deployment: Deployment, ticks: dict[str, int], *, deadline: flo
 
 
 def check(settings: Settings, client: Client, noted: list[tuple[int, str, list[int]]], seed: int) -> None:
-    files = open_table(rows_path(settings, client.collection("kills").id)).file_uris()  # type: ignore[union-attr]
+    files = open_table(Path(rows_uri(settings, client.collection("kills").id))).file_uris()  # type: ignore[union-attr]
     with duckdb.connect() as db:
         stored = db.execute(
             "select id, _vchannel, _time_tick, _write_tick from read_parquet(?, hive_partitioning=false)", [files]
@@ -194,8 +194,8 @@ def check(settings: Settings, client: Client, noted: list[tuple[int, str, list[i
         lane = (key // SPACE, vchannel)
         assert write_tick >= last.get(lane, 0), f"seed {seed}: row {key} stands before an earlier one of its producer"
         last[lane] = write_tick
-    snapshot = WalSnapshot.open(settings.wal_path)
-    wal = WalTable.open(settings.wal_path)
+    snapshot = WalSnapshot.open(Path(settings.wal_uri))
+    wal = WalTable.open(Path(settings.wal_uri))
     assert snapshot is not None
     for pchannel in snapshot.pchannels():
         report = verify_channel(snapshot, wal, client.log, pchannel)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from millrace.base.errors import SpoolFull
 from millrace.client.client import Client
-from millrace.errors import SpoolFull
 
 KEYS = 5
 

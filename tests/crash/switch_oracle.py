@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pyarrow as pa
 
+from millrace.base.errors import AppendRejected, MillraceError
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
-from millrace.coord.store import Collection, pchannel_of
-from millrace.errors import AppendRejected, MillraceError
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.payload import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
 from millrace.message.wire import encode_entry
-from millrace.settings import Settings
-from millrace.tables.verify import verify_channel
-from millrace.tables.wal_reader import WalSnapshot
-from millrace.tables.wal_table import WalTable
+from millrace.operations.verify.run import verify_channel
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalTable
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("sequence", "int64", False)), "id")
 PATIENCE = 60.0
@@ -86,7 +87,7 @@ class KeyWriter:
             vchannel=self.vchannel,
             collection_id=self.collection.id,
             partition_id=self.collection.partitions["_default"],
-            term=client.coordinator.term(pchannel),
+            term=client.catalog.term(pchannel),
             producer_id=self.number + 1,
             epoch=1,
             sequence=sequence,
@@ -100,7 +101,7 @@ class KeyWriter:
                     return
                 if rejection.reason != "TERM_FENCED":
                     raise
-                message = message.with_(term=client.coordinator.term(pchannel))
+                message = replace(message, term=client.catalog.term(pchannel))
             except MillraceError as error:
                 if not error.retriable or time.monotonic() > until:
                     raise
@@ -110,7 +111,7 @@ class KeyWriter:
 
 def stored_sequences(settings: Settings, pchannel: str, collection: Collection) -> dict[int, list[int]]:
     """By key, the sequences of the collection's accepted inserts in the WAL, in the order of their ticks."""
-    snapshot = WalSnapshot.open(settings.wal_path)
+    snapshot = WalSnapshot.open(Path(settings.wal_uri))
     assert snapshot is not None
     found: dict[int, list[int]] = {}
     for messages in snapshot.messages(pchannel):
@@ -131,7 +132,7 @@ def check(settings: Settings, client: Client, writers: list[KeyWriter]) -> None:
         sequences = stored[writer.key]
         assert sequences == list(range(len(sequences))), f"key {writer.key}: lost, doubled or out of order"
         assert len(sequences) - writer.acknowledged in (0, 1), f"key {writer.key}: {len(sequences)} for {writer}"
-    snapshot, wal = WalSnapshot.open(settings.wal_path), WalTable.open(settings.wal_path)
+    snapshot, wal = WalSnapshot.open(Path(settings.wal_uri)), WalTable.open(Path(settings.wal_uri))
     assert snapshot is not None
     for pchannel in snapshot.pchannels():
         report = verify_channel(snapshot, wal, client.log, pchannel)

@@ -11,24 +11,24 @@ from pathlib import Path
 import pytest
 
 import millrace
-from millrace.failpoint import VARIABLE
-from millrace.log.generations import open_deployment_log
-from millrace.ops.backup.manifest import backups
-from millrace.ops.backup.params import BackupParams
-from millrace.ops.backup.restore import restore
-from millrace.ops.backup.run import backup
-from millrace.ops.backup.verify import verify
-from millrace.ops.operation import Progress
-from millrace.settings import Settings
-from tests.ops.backup_world import World, settings_in
+from millrace.base.failpoint import VARIABLE
+from millrace.base.settings import Settings
+from millrace.log.generations.service import open_deployment_log
+from millrace.operations.backup.declaration import BackupParams
+from millrace.operations.backup.manifest import backups
+from millrace.operations.backup.restore import restore
+from millrace.operations.backup.run import backup
+from millrace.operations.backup.verify import verify
+from millrace.runtime.progress import Progress
+from tests.operations.backup_world import World, settings_in
 
 BACKUP = """
 import sys
-from millrace.log.generations import open_deployment_log
-from millrace.ops.backup.params import BackupParams
-from millrace.ops.backup.run import backup
-from millrace.ops.operation import Progress
-from millrace.settings import Settings
+from millrace.log.generations.service import open_deployment_log
+from millrace.operations.backup.declaration import BackupParams
+from millrace.operations.backup.run import backup
+from millrace.runtime.progress import Progress
+from millrace.base.settings import Settings
 settings = Settings.load()
 with open_deployment_log(settings.log_path) as log:
     backup(settings, log, BackupParams(to=sys.argv[1], keep=1), Progress())
@@ -36,8 +36,8 @@ with open_deployment_log(settings.log_path) as log:
 RESTORE = """
 import sys
 from pathlib import Path
-from millrace.ops.backup.restore import restore
-from millrace.settings import Settings
+from millrace.operations.backup.restore import restore
+from millrace.base.settings import Settings
 restore(Settings.load(), Path(sys.argv[1]))
 """
 

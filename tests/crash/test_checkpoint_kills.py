@@ -11,25 +11,25 @@ from pathlib import Path
 import pytest
 
 import millrace
-from millrace.failpoint import VARIABLE
-from millrace.node.flusher_run import flush
-from millrace.ops.checkpoint import store
-from millrace.ops.checkpoint.params import CheckpointParams
-from millrace.ops.checkpoint.run import checkpoint
-from millrace.ops.operation import Progress
-from millrace.tables.arrow_read import read_arrow
-from millrace.tables.verify import verify_channel, verify_collections
-from millrace.tables.wal_reader import WalSnapshot
-from millrace.tables.wal_table import WalTable
-from tests.ops.log_maker import LOG, Things
+from millrace.base.failpoint import VARIABLE
+from millrace.node.flush.in_process import flush
+from millrace.operations.checkpoint import store
+from millrace.operations.checkpoint.declaration import CheckpointParams
+from millrace.operations.checkpoint.run import checkpoint
+from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.runtime.progress import Progress
+from millrace.tables.read.arrow import read_arrow
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalTable
+from tests.operations.log_maker import LOG, Things
 
 RUN = """
-from millrace.log.rocksmq import RocksMQ
-from millrace.log.rocksmq_settings import RocksMQSettings
-from millrace.ops.checkpoint.params import CheckpointParams
-from millrace.ops.checkpoint.run import checkpoint
-from millrace.ops.operation import Progress
-from millrace.settings import Settings
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.log.rocksmq.settings import RocksMQSettings
+from millrace.operations.checkpoint.declaration import CheckpointParams
+from millrace.operations.checkpoint.run import checkpoint
+from millrace.runtime.progress import Progress
+from millrace.base.settings import Settings
 settings = Settings.load()
 log = RocksMQ(settings.log_path, settings=RocksMQSettings(segment_bytes={segment}, spare_files=2, max_entry_bytes={entry}))
 checkpoint(settings, log, CheckpointParams(), Progress())
@@ -67,7 +67,7 @@ def test_a_killed_run_is_completed_by_the_next(place: str, tmp_path: Path) -> No
         assert report.ok
         assert all(channel.by_log for channel in report.channels), "the log was not cut before the last checkpoint"
         flush(settings)
-        snapshot, wal = WalSnapshot.open(settings.wal_path), WalTable.open(settings.wal_path)
+        snapshot, wal = WalSnapshot.open(Path(settings.wal_uri)), WalTable.open(Path(settings.wal_uri))
         assert snapshot is not None
         assert all(verify_channel(snapshot, wal, None, name).ok for name in wal.pchannels())
         assert all(found.ok for found in verify_collections(settings).values())

@@ -20,14 +20,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from millrace.client.batch_appender import BatchLimits
+from millrace.base.failpoint import VARIABLE
+from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.failpoint import VARIABLE
-from millrace.log.discovery import read_record
+from millrace.client.produce.batch_appender import BatchLimits
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.node_run import catch_up
-from millrace.node.processes import Job
-from millrace.settings import Settings
+from millrace.node.ingest.in_process import catch_up
+from millrace.rpc.discovery import read_record
+from millrace.runtime.child_processes import Job
 from tests.crash.spool_producer import KEYS
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("number", "int64", False)), "id")
@@ -128,7 +128,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
     try:
         with Client.connect(made.settings) as client:
-            client.coordinator.create_collection("spooled", SCHEMA, vchannels=2)
+            client.catalog.create_collection("spooled", SCHEMA, vchannels=2)
         yield made
     finally:
         if made.producer is not None and made.producer.running():

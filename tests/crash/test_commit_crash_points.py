@@ -12,10 +12,10 @@ import pytest
 from deltalake import DeltaTable
 
 import millrace
-from millrace.errors import InvalidSettings
-from millrace.failpoint import VARIABLE, parse
-from millrace.log.rocksmq import RocksMQ
-from millrace.tables.wal_table import WalTable
+from millrace.base.errors import InvalidSettings
+from millrace.base.failpoint import VARIABLE, parse
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.tables.wal.table import WalTable
 from millrace.wal.digest import digest
 from tests.crash.commit_once import commit_once
 from tests.node.log_samples import accepted, opening, rejected, tick

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from millrace.errors import MillraceError
-from millrace.node.committer import CommitResult, Committer
-from millrace.node.ranges import RangeReport
-from millrace.tables.wal_table import WalTable
+from millrace.base.errors import MillraceError
+from millrace.node.ingest.committer import CommitResult, Committer
+from millrace.node.ingest.ranges import RangeReport
+from millrace.tables.wal.table import WalTable
 from millrace.wal.digest import digest
 from tests.node.wal_samples import inserts, message, outcome, rejection, write_range
 
@@ -166,7 +166,7 @@ def test_two_committers_leave_no_lost_and_no_doubled_row_in_any_order(tmp_path: 
     for schedule in itertools.product((0, 1), repeat=5):
         if any(taken.startswith("".join("AB"[index] for index in schedule)) for taken in seen):
             continue
-        path = WalTable.create(tmp_path / f"wal{number}").path
+        path = Path(WalTable.create(tmp_path / f"wal{number}").uri)
         number += 1
         taken, actors = _drive(path, ranges, schedule)
         _check(path, actors)
@@ -176,7 +176,7 @@ def test_two_committers_leave_no_lost_and_no_doubled_row_in_any_order(tmp_path: 
 
 
 def test_a_zombie_that_wakes_up_after_its_successor_changes_nothing(tmp_path: Path) -> None:
-    path = WalTable.create(tmp_path / "wal").path
+    path = Path(WalTable.create(tmp_path / "wal").uri)
     base = WalTable.open(path).position("p0")
     zombie = Actor(path, [inserts(path, base, 1, 2)])
     zombie.step()  # it has checked, and now sleeps
@@ -194,7 +194,7 @@ def test_a_zombie_that_wakes_up_after_its_successor_changes_nothing(tmp_path: Pa
 
 
 def test_a_zombie_with_a_fresh_handle_and_an_old_base_changes_nothing(tmp_path: Path) -> None:
-    path = WalTable.create(tmp_path / "wal").path
+    path = Path(WalTable.create(tmp_path / "wal").uri)
     base = WalTable.open(path).position("p0")
     late = inserts(path, base, 1)
     Committer(WalTable.open(path)).commit([inserts(path, base, 1, 2)])
@@ -204,7 +204,7 @@ def test_a_zombie_with_a_fresh_handle_and_an_old_base_changes_nothing(tmp_path: 
 
 
 def test_many_commits_of_two_committers_at_once_lose_none(tmp_path: Path) -> None:
-    path = WalTable.create(tmp_path / "wal").path
+    path = Path(WalTable.create(tmp_path / "wal").uri)
     rounds = 15
     errors: list[MillraceError] = []
 

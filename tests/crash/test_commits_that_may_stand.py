@@ -14,22 +14,22 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from millrace.node.flusher_run import flush
-from millrace.ops.checkpoint.params import CheckpointParams
-from millrace.ops.checkpoint.run import checkpoint
-from millrace.ops.checkpoint.store import checkpoints_path
-from millrace.ops.compaction.params import CompactionParams
-from millrace.ops.compaction.run import compact
-from millrace.ops.operation import Progress
-from millrace.ops.quality.outcome import Check, Outcome, TableOutcome
-from millrace.ops.quality.results import record_run
-from millrace.settings import Settings
-from millrace.tables.bases import bases_path
-from millrace.tables.collection_table import deletes_path, rows_path
-from millrace.tables.quality_state import results_path
-from tests.ops.conftest import short as short
-from tests.ops.conftest import things as things
-from tests.ops.log_maker import Things
+from millrace.base.settings import Settings
+from millrace.node.flush.in_process import flush
+from millrace.operations.checkpoint.declaration import CheckpointParams
+from millrace.operations.checkpoint.run import checkpoint
+from millrace.operations.checkpoint.store import checkpoints_uri
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.operations.compaction.run import compact
+from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
+from millrace.operations.quality.results import record_run
+from millrace.runtime.progress import Progress
+from millrace.tables.collections.bases import bases_uri
+from millrace.tables.collections.table import deletes_uri, rows_uri
+from millrace.tables.quality_state import results_uri
+from tests.operations.conftest import short as short
+from tests.operations.conftest import things as things
+from tests.operations.log_maker import Things
 
 
 @contextmanager
@@ -87,11 +87,11 @@ def flushed(things: Things) -> None:
 
 
 WORK: dict[str, tuple[Callable[[Settings], Path], Callable[[Things], None]]] = {
-    "flush: rows": (lambda settings: rows_path(settings, 1), flushed),
-    "flush: deletes": (lambda settings: deletes_path(settings, 1), flushed),
-    "compaction": (lambda settings: rows_path(settings, 1), rewritten),
-    "checkpoint": (checkpoints_path, checkpointed),
-    "quality": (results_path, recorded),
+    "flush: rows": (lambda settings: Path(rows_uri(settings, 1)), flushed),
+    "flush: deletes": (lambda settings: Path(deletes_uri(settings, 1)), flushed),
+    "compaction": (lambda settings: Path(rows_uri(settings, 1)), rewritten),
+    "checkpoint": (lambda settings: Path(checkpoints_uri(settings)), checkpointed),
+    "quality": (lambda settings: Path(results_uri(settings)), recorded),
 }
 
 
@@ -109,6 +109,6 @@ def test_the_files_of_a_commit_that_may_stand_stay(work: str, things: Things) ->
 
 def test_the_file_of_a_base_that_may_stand_stays(things: Things, short: Settings) -> None:
     things.fill(2)
-    with overtaken(bases_path(short.wal_path)) as versions:
+    with overtaken(Path(bases_uri(Path(short.wal_uri)))) as versions:
         checkpoint(short, things.log, CheckpointParams.parse({}), Progress())
-    assert lost_files(bases_path(short.wal_path), versions[0]) == []
+    assert lost_files(Path(bases_uri(Path(short.wal_uri))), versions[0]) == []

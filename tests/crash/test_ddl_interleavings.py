@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from millrace.base.errors import MillraceError
+from millrace.base.settings import Settings
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.follow import followed, held
 from millrace.coord.store import Store
-from millrace.errors import MillraceError
 from millrace.message.schema import FieldSpec
-from millrace.settings import Settings
 from tests.coord.ddl_rig import SCHEMA, ChainLog
 
 PATIENCE = 20.0

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from millrace.base.settings import Settings
 from millrace.client.client import Client
+from millrace.coord.appending import OneByOne
+from millrace.coord.coordinator import Coordinator
 from millrace.coord.store import Store
 from millrace.message.schema import FieldSpec
-from millrace.settings import Settings
 from tests.coord.ddl_rig import SCHEMA
 
 TURNS = 3
@@ -25,8 +27,8 @@ TURNS = 3
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
     with Client.connect(Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache")) as made:
-        made.coordinator.ensure_pchannels(2)
-        made.coordinator.create_collection("c", SCHEMA, vchannels=2)
+        made.catalog.ensure_pchannels(2)
+        made.catalog.create_collection("c", SCHEMA, vchannels=2)
         yield made
         made.append.service.shutdown()
 
@@ -42,9 +44,11 @@ def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_ch
     processes = [start(client.settings, number, point) for number, point in enumerate(["", "", *dying])]
     ended = [process.wait(timeout=120) for process in processes]
     assert ended == [0, 0, *[-signal.SIGKILL] * 4]
-    client.coordinator.resume()
-    assert client.coordinator.differences() == []
-    found = client.coordinator.collection("c")
+    append = OneByOne(client.append, client.settings.append_deadline)
+    with Coordinator(client.settings, log=client.log, append=append) as coordinator:
+        coordinator.resume()
+        assert coordinator.differences() == []
+    found = client.catalog.collection("c")
     fields = {each.name for each in found.schema.fields}
     assert {f"f{number}_{turn}" for number in (0, 1) for turn in range(TURNS)} <= fields
     assert {f"shared{turn}" for turn in range(TURNS)} <= set(found.partitions)

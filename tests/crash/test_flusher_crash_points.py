@@ -17,15 +17,15 @@ import pytest
 from deltalake import DeltaTable
 
 import millrace
-from millrace.failpoint import VARIABLE
+from millrace.base.failpoint import VARIABLE
+from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
-from millrace.node.flusher_run import flush
-from millrace.settings import Settings
-from millrace.tables.arrow_read import read_arrow
-from millrace.tables.collection_table import deletes_path, rows_path
-from millrace.tables.delta_files import open_table
-from millrace.tables.flush_tables import read_checkpoints, read_segments
+from millrace.node.flush.in_process import flush
+from millrace.storage.table import open_table
+from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
+from millrace.tables.collections.table import deletes_uri, rows_uri
+from millrace.tables.read.arrow import read_arrow
 from tests.client.medium import Medium
 from tests.tables.wal_maker import Collection, WalMaker
 
@@ -87,12 +87,12 @@ class Deployment:
 def contents(settings: Settings) -> dict[str, Counter[Any]]:
     """What stands in every table of a deployment, file names aside."""
     found = {}
-    for name, path in (("rows", rows_path(settings, 1)), ("deletes", deletes_path(settings, 1))):
+    for name, path in (("rows", Path(rows_uri(settings, 1))), ("deletes", Path(deletes_uri(settings, 1)))):
         table = DeltaTable(str(path)).to_pyarrow_dataset().to_table()
         found[name] = Counter(tuple(sorted(row.items())) for row in table.to_pylist())
-    segments = DeltaTable(str(settings.segments_path)).to_pyarrow_dataset().to_table()
+    segments = DeltaTable(str(Path(settings.segments_uri))).to_pyarrow_dataset().to_table()
     found["segments"] = Counter(tuple(sorted(row.items())) for row in segments.to_pylist())
-    checkpoints = read_checkpoints(open_table(settings.checkpoints_path), settings.checkpoints_path)
+    checkpoints = read_checkpoints(open_table(Path(settings.checkpoints_uri)))
     found["checkpoints"] = Counter(
         (each.pchannel, each.time_tick, each.confirmed, each.term, each.catalog_bytes) for each in checkpoints.values()
     )
@@ -171,7 +171,12 @@ def test_a_flush_that_counts_is_on_the_disk_with_its_files(
     settings = deployment.copy(tmp_path)
     medium = Medium(monkeypatch)
     flush(settings)
-    for path in (rows_path(settings, 1), deletes_path(settings, 1), settings.segments_path, settings.checkpoints_path):
+    for path in (
+        Path(rows_uri(settings, 1)),
+        Path(deletes_uri(settings, 1)),
+        Path(settings.segments_uri),
+        Path(settings.checkpoints_uri),
+    ):
         table = DeltaTable(str(path))
         added = _added(path, table.version())
         assert added
@@ -183,7 +188,12 @@ def test_what_a_fenced_flusher_wrote_is_gone_and_what_is_live_is_there(deploymen
     number = places(deployment, tmp_path / "names").index("flush.deletes")
     settings = deployment.copy(tmp_path / "two")
     flush(settings, seam=stopping_at(number, lambda: flush(settings)))
-    for path in (rows_path(settings, 1), deletes_path(settings, 1), settings.segments_path, settings.checkpoints_path):
+    for path in (
+        Path(rows_uri(settings, 1)),
+        Path(deletes_uri(settings, 1)),
+        Path(settings.segments_uri),
+        Path(settings.checkpoints_uri),
+    ):
         table = DeltaTable(str(path))
         named = {file for version in range(table.version() + 1) for file in _added(path, version)}
         assert named == {
@@ -198,17 +208,17 @@ def _added(table: Path, version: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "place", ["flush.written", "flush.checked@2", "flush.rows", "flush.segments", "flush.checkpoints"]
+    "place", ["flush.written", "commit.checked@2", "flush.rows", "flush.segments", "flush.checkpoints"]
 )
 def test_a_killed_process_leaves_what_the_next_one_completes(
     place: str, deployment: Deployment, clean: dict[str, Counter[Any]], tmp_path: Path
 ) -> None:
     settings = deployment.copy(tmp_path)
-    code = "from millrace.node.flusher_run import flush; from millrace.settings import Settings; flush(Settings.load())"
+    code = "from millrace.node.flush.in_process import flush; from millrace.base.settings import Settings; flush(Settings.load())"
     env = {**os.environ, **settings.environment(), VARIABLE: place}
     env["PYTHONPATH"] = str(Path(millrace.__file__).resolve().parent.parent)
     killed = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60)
     assert killed.returncode == -9, killed.stderr.decode()
     flush(settings)
     assert contents(settings) == clean
-    assert read_segments(open_table(settings.segments_path), settings.segments_path).num_rows
+    assert read_segments(open_table(Path(settings.segments_uri))).num_rows

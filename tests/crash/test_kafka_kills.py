@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.log.registry import open_service
-from millrace.node.committer import Committer
-from millrace.node.planner import START, Planner
-from millrace.node.ranges import RangeReport, run_range
-from millrace.settings import Settings
-from millrace.tables.wal_table import WalTable
+from millrace.node.ingest.committer import Committer
+from millrace.node.ingest.planner import START, Planner
+from millrace.node.ingest.ranges import RangeReport, run_range
+from millrace.tables.wal.table import WalTable
 from tests.conformance.reading import read_all
 from tests.crash.kafka_rig import Appender, Follower, wait_for
 from tests.node.log_samples import accepted, opening, tick
@@ -75,7 +75,7 @@ class Node:
 
     def __init__(self, broker: KafkaBroker, folder: Path) -> None:
         self.service = open_service(broker.url)
-        self.path = WalTable.create(folder / "wal").path
+        self.path = Path(WalTable.create(folder / "wal").uri)
         self.planner = Planner(self.service, WalTable.open(self.path), parked=folder / "parked")
 
     def work(self) -> list[RangeReport]:

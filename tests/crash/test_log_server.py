@@ -16,10 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millrace.log.discovery import ServerLaunch, read_record
 from millrace.log.protocol import Log
-from millrace.log.remote import RemoteLogService
 from millrace.message.ids import EARLIEST, LogId
+from millrace.rpc.discovery import read_record
+from millrace.rpc.launch import ServerLaunch
+from millrace.rpc.remote_log import RemoteLogService
 
 PATIENCE = 60.0
 LAUNCH = ServerLaunch(idle_timeout=60.0, settings=(("segment_bytes", str(1 << 20)),))
@@ -28,8 +29,8 @@ PRODUCER = """
 import functools
 import select
 import sys
-from millrace.errors import LogUnavailable
-from millrace.log.remote import RemoteLogService
+from millrace.base.errors import LogUnavailable
+from millrace.rpc.remote_log import RemoteLogService
 
 folder, name, way = sys.argv[1:4]
 padding = b"." * 700

@@ -18,14 +18,14 @@ from uuid import uuid4
 
 import pytest
 
+from millrace.base.failpoint import VARIABLE
+from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.failpoint import VARIABLE
-from millrace.log.discovery import read_record
 from millrace.message.ids import LogId
-from millrace.node.planner import START, Planner
-from millrace.node.processes import Job
-from millrace.settings import Settings
-from millrace.tables.wal_table import WalTable
+from millrace.node.ingest.planner import START, Planner
+from millrace.rpc.discovery import read_record
+from millrace.runtime.child_processes import Job
+from millrace.tables.wal.table import WalTable
 from tests import running_brokers
 from tests.crash.commit_loop import commit_what_is_there
 from tests.crash.kill_rig import end_server
@@ -60,8 +60,8 @@ class Deployment:
 
     def start(self) -> None:
         with Client.connect(self.settings) as client:
-            client.coordinator.ensure_pchannels(2)
-            collection = client.coordinator.create_collection("keys", SCHEMA, vchannels=2)
+            client.catalog.ensure_pchannels(2)
+            collection = client.catalog.create_collection("keys", SCHEMA, vchannels=2)
         self.writers = [KeyWriter(self.settings, collection, collection.vchannels[n % 2], n) for n in range(4)]
         self.start_node()
         for writer in self.writers:
@@ -117,12 +117,12 @@ class Deployment:
         assert self.node is not None
         assert self.node.running(), self.node.tail()
         self.node.kill()
-        planner = Planner(client.log, WalTable.create(self.settings.wal_path), parked=self.settings.parked_path)
+        planner = Planner(client.log, WalTable.create(Path(self.settings.wal_uri)), parked=self.settings.parked_path)
         ends = planner.log_ends()
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             commit_what_is_there(self.settings, client.log, planner)
-            positions = WalTable.open(self.settings.wal_path).positions(sorted(ends))
+            positions = WalTable.open(Path(self.settings.wal_uri)).positions(sorted(ends))
             left = {name: end for name, end in ends.items() if (positions[name].position or LogId(0, 0)) < end}
             if not left or planner.latest(START) is START:
                 return

@@ -20,11 +20,11 @@ from uuid import uuid4
 import duckdb
 import pytest
 
+from millrace.base.failpoint import VARIABLE
 from millrace.client.client import Client
-from millrace.failpoint import VARIABLE
-from millrace.tables.collection_table import rows_path
-from millrace.tables.delta_files import open_table
-from millrace.tables.wal_table import WalTable
+from millrace.storage.table import open_table
+from millrace.tables.collections.table import rows_uri
+from millrace.tables.wal.table import WalTable
 from tests import running_brokers
 from tests.crash import kill_rig, switch_oracle
 from tests.crash.kill_rig import Deployment, deployed, wait_flushed, wait_for_progress
@@ -45,9 +45,9 @@ class Switched:
         self.settings = deployment.settings
         self.generation = 0
         with Client.connect(self.settings) as client:
-            client.coordinator.ensure_pchannels(2)
-            client.coordinator.create_collection("kills", kill_rig.SCHEMA, vchannels=2)
-            self.keys = client.coordinator.create_collection("keys", switch_oracle.SCHEMA, vchannels=2)
+            client.catalog.ensure_pchannels(2)
+            client.catalog.create_collection("kills", kill_rig.SCHEMA, vchannels=2)
+            self.keys = client.catalog.create_collection("keys", switch_oracle.SCHEMA, vchannels=2)
         self.writers = [KeyWriter(self.settings, self.keys, self.keys.vchannels[n % 2], n) for n in range(WRITERS)]
         deployment.start_job()
         deployment.start_producer()
@@ -90,17 +90,17 @@ class Switched:
             writer.stop()
         with Client.connect(self.settings) as client:
             for name in ("kills", "keys"):
-                wait_flushed(self.deployment, client.coordinator.flush(name))
+                wait_flushed(self.deployment, client.catalog.flush(name))
             assert self.deployment.job is not None
             assert self.deployment.job.stop(deadline=60) == 0
-            wal, pchannels = WalTable.open(self.settings.wal_path), client.log.names()
+            wal, pchannels = WalTable.open(Path(self.settings.wal_uri)), client.log.names()
             reached = {wal.position(name).position.generation for name in pchannels}  # type: ignore[union-attr]
             assert reached == {self.generation}, "the WAL goes on in the new backend"
             noted = self.deployment.noted()
             assert {what for _, what, _ in noted} >= {"acknowledged", "rolled-back"}
             kill_rig.check(self.settings, client, noted, seed=0)
             switch_oracle.check(self.settings, client, self.writers)
-        files = open_table(rows_path(self.settings, self.keys.id)).file_uris()  # type: ignore[union-attr]
+        files = open_table(Path(rows_uri(self.settings, self.keys.id))).file_uris()  # type: ignore[union-attr]
         with duckdb.connect() as db:
             query = "select sequence from read_parquet(?, hive_partitioning=false) where id = ? order by _time_tick"
             for writer in self.writers:

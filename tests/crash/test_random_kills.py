@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.pulsar import PulsarBroker
 from millrace.client.client import Client
-from millrace.settings import Settings
 from tests.crash.kill_rig import PRODUCERS, SCHEMA, Deployment, check, deployed, wait_flushed, wait_for_progress
 
 
@@ -22,8 +22,8 @@ def run_kills(deployment: Deployment, *, seed: int, victims: list[str]) -> None:
     chance = random.Random(seed)
     settings = deployment.settings
     with Client.connect(settings) as client:
-        client.coordinator.ensure_pchannels(2)
-        client.coordinator.create_collection("kills", SCHEMA, vchannels=2)
+        client.catalog.ensure_pchannels(2)
+        client.catalog.create_collection("kills", SCHEMA, vchannels=2)
     deployment.start_job()
     for _ in range(PRODUCERS):
         deployment.start_producer()
@@ -35,7 +35,7 @@ def run_kills(deployment: Deployment, *, seed: int, victims: list[str]) -> None:
     for producer in deployment.producers:
         producer.kill()
     with Client.connect(settings) as client:
-        ticks = client.coordinator.flush("kills")
+        ticks = client.catalog.flush("kills")
         wait_flushed(deployment, ticks)
         assert deployment.job is not None
         assert deployment.job.stop(deadline=60) == 0

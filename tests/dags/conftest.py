@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.ops.launch import Launcher
-from millrace.settings import Settings
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.runtime.launch.launcher import Launcher
 from tests.airflow_home import HOME, ROOT
 
 
@@ -115,8 +115,8 @@ def client(settings: Settings) -> Iterator[Client]:
     """A deployment with nine flushed rows, ids 0 to 8, in collection `c` on one PChannel."""
     schema = CollectionSchema((FieldSpec("id", "int64", False),), "id")
     with Client.connect(settings) as made:
-        made.coordinator.ensure_pchannels(1)
-        made.producer().insert(made.coordinator.create_collection("c", schema), pa.table({"id": list(range(9))}))
+        made.catalog.ensure_pchannels(1)
+        made.producer().insert(made.catalog.create_collection("c", schema), pa.table({"id": list(range(9))}))
         catch_up(settings, made.log)
         flush(settings)
         yield made

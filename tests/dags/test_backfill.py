@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.ops.backfill.derived import derived_path
-from millrace.ops.backfill.slices import recorded
-from millrace.settings import Settings
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.operations.backfill.derived import derived_uri
+from millrace.operations.backfill.slices import recorded
 from tests.dags.conftest import RunDag, load_dag
 
 START = datetime(2013, 1, 2, tzinfo=UTC)
@@ -40,7 +40,7 @@ def of_flights(settings: Settings) -> Iterator[Settings]:
     """A deployment with the flights of the first days of the year."""
     settings = replace(settings, spark_memory="700m")
     with Client.connect(settings) as client:
-        client.coordinator.ensure_pchannels(2)
+        client.catalog.ensure_pchannels(2)
         collection = ensure_collection(client)
         rows = flights()
         rows = rows.filter(pc.less(rows["time_hour"], START + timedelta(days=3)))
@@ -103,5 +103,5 @@ def test_files_are_loaded_once(
 
 
 def _hours(settings: Settings) -> list[Any]:
-    table = DeltaTable(str(derived_path(settings, "flights_hourly"))).to_pyarrow_table()
+    table = DeltaTable(str(Path(derived_uri(settings, "flights_hourly")))).to_pyarrow_table()
     return list(table["hour"].to_pylist())

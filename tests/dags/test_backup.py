@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from millrace.client.client import Client
-from millrace.ops.backup.manifest import backups
-from millrace.ops.backup.restore import restore
+from millrace.operations.backup.manifest import backups
+from millrace.operations.backup.restore import restore
 from tests.dags.conftest import RunDag, load_dag
 
 

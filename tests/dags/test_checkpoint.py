@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +25,7 @@ def test_a_checkpoint_is_written_and_the_log_truncated(run_dag: RunDag, client: 
 
 @pytest.mark.slow
 def test_a_replay_that_differs_fails_the_task_and_removes_nothing(run_dag: RunDag, client: Client) -> None:
-    table = DeltaTable(str(client.settings.wal_path))
+    table = DeltaTable(str(Path(client.settings.wal_uri)))
     victim = next(uri for uri in table.file_uris() if "kind=message" in uri).removeprefix("file://")
     rows = pq.ParquetFile(victim).read()
     place = rows.schema.get_field_index("term")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
-from millrace.ops.compaction.params import CompactionParams
-from millrace.settings import Settings
-from millrace.tables.collection_table import rows_path
+from millrace.base.settings import Settings
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.tables.collections.table import rows_uri
 from tests.dags.conftest import RunDag, load_dag
-from tests.ops.test_compaction_beside_writers import Filled, filled, rows
+from tests.operations.test_compaction_beside_writers import Filled, filled, rows
 
 __all__ = ["filled"]
 
@@ -58,4 +59,4 @@ def test_only_a_person_starts_a_run_that_gains_too_little(
 
 
 def files(settings: Settings) -> int:
-    return len(DeltaTable(str(rows_path(settings, 1))).file_uris())
+    return len(DeltaTable(str(Path(rows_uri(settings, 1)))).file_uris())

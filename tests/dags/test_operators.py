@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.ops.launch import Launcher, RunState
-from millrace.ops.launch_history import FAILURES, OPERATIONS, history_path, read
-from millrace.settings import Settings
+from millrace.base.settings import Settings
+from millrace.runtime.launch.history import FAILURES, OPERATIONS, history_path, read
+from millrace.runtime.launch.launcher import Launcher, RunState
 from tests.airflow_home import ROOT
 from tests.dags.conftest import Ran, RunDag
 
@@ -19,7 +19,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout whose jobs/ has the light job."""
     jobs = tmp_path / "home" / "jobs"
     jobs.mkdir(parents=True)
-    shutil.copy(ROOT / "tests" / "ops" / "light_job.py", jobs / "light.py")
+    shutil.copy(ROOT / "tests" / "runtime" / "light_job.py", jobs / "light.py")
     (jobs / "streaming_node.py").touch()
     monkeypatch.setenv("MILLRACE_HOME", str(jobs.parent))
 

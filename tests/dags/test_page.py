@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace.settings import Settings
+from millrace.base.settings import Settings
 from tests.docs.pages import python_blocks
 
 
@@ -17,7 +17,7 @@ def executed(text: str) -> dict[str, Any]:
 
 
 def test_the_examples_of_the_page_are_dags(airflow: object) -> None:
-    dags = [executed(block.text)["dag"] for block in python_blocks("docs/airflow.md") if "millrace_dag(" in block.text]
+    dags = [executed(block.text)["dag"] for block in python_blocks("docs/airflow.md") if "_dag(" in block.text]
     assert [dag.dag_id for dag in dags] == ["my_report", "mine"]
     report = dags[0]
     assert report.get_task("report").upstream_task_ids == {"fresh"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from deltalake import DeltaTable
 
-from millrace.node.flusher_run import flush
-from millrace.ops.quality.gate import blocked
-from millrace.settings import Settings
+from millrace.base.settings import Settings
+from millrace.node.flush.in_process import flush
+from millrace.operations.quality.gate import blocked
 from tests.dags.conftest import RunDag
 from tests.tables.wal_maker import Collection, WalMaker
 
@@ -27,7 +29,7 @@ def test_a_failed_law_fails_the_run_and_a_person_releases_it(run_dag: RunDag, se
     flush(settings)
     ran = run_dag("quality", {"tables": ["checkpoints"]})
     assert (ran.state, ran.results["check"]["passed"]) == ("success", True)
-    DeltaTable(str(settings.checkpoints_path)).update(updates={"term": "-1"})
+    DeltaTable(str(Path(settings.checkpoints_uri))).update(updates={"term": "-1"})
     ran = run_dag("quality", {"tables": ["checkpoints"]})
     assert ran.tasks["check"] == "failed"
     (block,) = blocked(settings)

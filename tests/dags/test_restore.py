@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millrace.client.client import Client
-from millrace.node.node_run import catch_up
+from millrace.node.ingest.in_process import catch_up
 from tests.dags.conftest import RunDag, load_dag
 
 

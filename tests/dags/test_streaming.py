@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
+from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.heartbeat import heartbeat_path
-from millrace.ops.launch import Launcher, RunState, RunStatus
-from millrace.ops.launch_folder import read_json
-from millrace.ops.launch_process import processes_of
-from millrace.settings import Settings
+from millrace.runtime.heartbeat import heartbeat_path
+from millrace.runtime.launch.folder import read_json
+from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
+from millrace.runtime.launch.process import processes_of
 from tests.dags.conftest import RunDag
 
 RUN = "streaming-node"
@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 @pytest.fixture
 def client(settings: Settings) -> Iterator[Client]:
     with Client.connect(settings) as made:
-        made.coordinator.ensure_pchannels(1)
-        made.coordinator.create_collection("c", SCHEMA)
+        made.catalog.ensure_pchannels(1)
+        made.catalog.create_collection("c", SCHEMA)
         yield made
         made.append.service.shutdown()
 

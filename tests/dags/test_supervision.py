@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.ops.launch import Launcher, RunState
-from millrace.ops.launch_history import FAILURES, history_path, read
-from millrace.settings import Settings
+from millrace.base.settings import Settings
+from millrace.runtime.launch.history import FAILURES, history_path, read
+from millrace.runtime.launch.launcher import Launcher, RunState
 from tests.airflow_home import ROOT
 from tests.dags.conftest import RunDag
 
@@ -29,7 +29,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout whose streaming job beats and does nothing else."""
     jobs = tmp_path / "home" / "jobs"
     jobs.mkdir(parents=True)
-    shutil.copy(ROOT / "tests" / "ops" / "beating_job.py", jobs / "streaming_node.py")
+    shutil.copy(ROOT / "tests" / "runtime" / "beating_job.py", jobs / "streaming_node.py")
     monkeypatch.setenv("MILLRACE_HOME", str(jobs.parent))
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from millrace.base.errors import InvalidSettings
+from millrace.base.settings import Settings
 from millrace.demo.__main__ import BROKERS, logged
-from millrace.errors import InvalidSettings
-from millrace.settings import Settings
-from millrace.tables.wal_table import WalTable
+from millrace.tables.wal.table import WalTable
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_a_log_of_another_kind_than_the_settings_name_is_refused(settings: Setti
 
 
 def test_a_data_folder_of_one_log_is_not_used_with_another(settings: Settings) -> None:
-    WalTable.create(settings.wal_path)
+    WalTable.create(Path(settings.wal_uri))
     with pytest.raises(InvalidSettings, match="LOG=rocksmq"), logged(settings, "kafka", Console(quiet=True)):
         pass
     (settings.data_dir / BROKERS / "kafka").mkdir(parents=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.settings import Settings
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
 
 
 def commit_what_the_logs_hold(client: Client, settings: Settings) -> None:

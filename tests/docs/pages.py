@@ -10,6 +10,11 @@ from tests.docs.code_facts import ROOT
 PAGES = (
     "README.md",
     "SECURITY.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/access.md",
+    "docs/api.md",
+    "docs/testing.md",
     "docs/concepts.md",
     "docs/architecture.md",
     "docs/operating.md",

@@ -1,4 +1,4 @@
-"""The tables of docs/operating.md that are made from the code: settings, metrics, thresholds of the chain.
+"""The tables of the pages that are made from the code: settings, metrics, thresholds of the chain, who may call what.
 
 python -m tests.docs.reference    # rewrites them; a test fails where the page has anything else
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 
-from millrace.metrics import FAMILIES, NAMESPACE
-from millrace.settings import describe
+from millrace.access.calls import CALLS, MESSAGES, Need, Over
+from millrace.access.grants import Kind
+from millrace.base.metrics import FAMILIES, NAMESPACE
+from millrace.base.settings import describe
 from millrace.wal.config import BOUNDS, ChainConfig
 from tests.docs.code_facts import ROOT, settings_read
 
-PAGE = "docs/operating.md"
+OPERATING = "docs/operating.md"
+ACCESS = "docs/access.md"
 
 
 def _row(*cells: str) -> str:
@@ -45,26 +48,56 @@ def thresholds_table() -> str:
     return text
 
 
-TABLES = {"Settings": settings_table, "Metrics": metrics_table, "Thresholds of the chain": thresholds_table}
-"""By heading of the page: what makes the first table under it."""
+def calls_table() -> str:
+    """A row a call of the log's server."""
+    text = _row("call", "role", "over", "what it does") + "|---|---|---|---|\n"
+    for name, need in CALLS.items():
+        text += _row(f"`{name}`", _roles(need), _over(need), need.words)
+    return text
+
+
+def messages_table() -> str:
+    """A row a type of message."""
+    text = _row("type", "role", "over") + "|---|---|---|\n"
+    for kind, need in MESSAGES.items():
+        text += _row(f"`{kind.name}`", _roles(need), "its VChannel" if need.over is Kind.VCHANNEL else _over(need))
+    return text
+
+
+def _roles(need: Need) -> str:
+    return " or ".join(f"`{role}`" for role in need.roles)
+
+
+def _over(need: Need) -> str:
+    if isinstance(need.over, Kind):
+        return f"that {need.over}"
+    return "any" if need.over is Over.ANYTHING else "all"
+
+
+TABLES = {
+    (OPERATING, "Settings"): settings_table,
+    (OPERATING, "Metrics"): metrics_table,
+    (OPERATING, "Thresholds of the chain"): thresholds_table,
+    (ACCESS, "Calls"): calls_table,
+    (ACCESS, "Messages in an append"): messages_table,
+}
+"""By page and heading: what makes the first table under it."""
 
 
 def with_table(page: str, heading: str, table: str) -> str:
     """`page` with `table` as the first table under `heading`."""
     start = re.search(rf"^#+ {re.escape(heading)}$", page, re.MULTILINE)
-    assert start is not None, f"{PAGE} has no heading {heading!r}"
+    assert start is not None, f"no heading {heading!r}"
     old = re.compile(r"(?:^\|.*\n)+", re.MULTILINE).search(page, start.end())
-    assert old is not None, f"{PAGE} has no table under {heading!r}"
+    assert old is not None, f"no table under {heading!r}"
     return page[: old.start()] + table + page[old.end() :]
 
 
 def main() -> None:
-    """Rewrite the page."""
-    path = ROOT / PAGE
-    text = path.read_text(encoding="utf-8")
-    for heading, make in TABLES.items():
-        text = with_table(text, heading, make())
-    path.write_text(text, encoding="utf-8")
+    """Rewrite the pages."""
+    for (page, heading), make in TABLES.items():
+        path = ROOT / page
+        path.write_text(with_table(path.read_text(encoding="utf-8"), heading, make()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.node.node_run import catch_up
-from millrace.settings import Settings
+from millrace.node.ingest.in_process import catch_up
 from tests.docs.pages import python_blocks
 from tests.docs.test_examples import run
 

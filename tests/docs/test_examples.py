@@ -6,21 +6,22 @@ import contextlib
 import io
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
+from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.ops.backup import deployment
-from millrace.ops.checkpoint.store import checkpoints_path as recovery_checkpoints_path
-from millrace.ops.quality.results import quality_path
-from millrace.settings import Settings
-from millrace.tables.arrow_read import read_arrow
-from millrace.tables.bases import bases_path
-from millrace.tables.wal_reader import WalSnapshot
-from millrace.tables.wal_table import WalTable
-from millrace.tables.wal_trims import trims_path
+from millrace.operations.backup import deployment
+from millrace.operations.checkpoint.store import checkpoints_uri as recovery_checkpoints_uri
+from millrace.operations.quality.results import quality_path
+from millrace.tables.collections.bases import bases_uri
+from millrace.tables.read.arrow import read_arrow
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalTable
+from millrace.tables.wal.trims import trims_uri
 from tests.docs.deployment import commit_what_the_logs_hold, flush_what_is_committed
 from tests.docs.pages import python_blocks, table
 
@@ -71,11 +72,9 @@ def test_the_readmes_example_runs_and_its_read_gives_what_it_says(
     readme: dict[str, Any], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MILLRACE_DATA", str(settings.data_dir))
-    first, second = ([line.split()[1] for line in each.splitlines()] for each in readme["printed"])
-    assert (first[-1], second[-1]) == ("ImmutableTxn", "ImmutableTxn")
-    assert [each.count("ImmutableTxn") for each in (first, second)] == [2, 4], (
-        "each run has an upsert and a transaction"
-    )
+    first, second = ([line.split()[0] for line in each.splitlines()] for each in readme["printed"])
+    once = ["delete", "insert", "delete", "delete", "insert"]  # an upsert, a delete, a transaction
+    assert (first, second) == (once, once * 2)
     caught_up(settings, flushed=False)
     printed = run(python_blocks("README.md")[1].text, readme)
     assert "Cyd" in printed
@@ -104,8 +103,14 @@ def test_every_folder_of_a_deployment_is_in_the_operating_page(readme: dict[str,
     made = {path.name for path in settings.data_dir.iterdir()}
     made |= {settings.run_path.name, settings.spark_checkpoint_path("q").parent.name, settings.parked_path.name}
     # What operations add once they have run.
-    made |= {recovery_checkpoints_path(settings).name, quality_path(settings).name, "derived", "staged", "restores"}
-    made |= {bases_path(settings.wal_path).name, trims_path(settings.wal_path).name}
+    made |= {
+        Path(recovery_checkpoints_uri(settings)).name,
+        quality_path(settings).name,
+        "derived",
+        "staged",
+        "restores",
+    }
+    made |= {Path(bases_uri(Path(settings.wal_uri))).name, Path(trims_uri(Path(settings.wal_uri))).name}
     # What the first backup, and people, add.
     made |= {deployment.FILE, "inbox"}
     cells = [row[0] for row in table("docs/operating.md", "The data folder")]
@@ -132,9 +137,9 @@ def test_tables_that_the_operating_page_calls_computable_come_back_the_same(
 
     def content() -> tuple[list[Any], dict[str, Any], int]:
         rows = read_arrow(settings, readme["users"].id, with_ticks=True)
-        wal = WalTable.open(settings.wal_path)
+        wal = WalTable.open(Path(settings.wal_uri))
         totals = {name: wal.position(name).totals for name in wal.pchannels()}
-        snapshot = WalSnapshot.open(settings.wal_path)
+        snapshot = WalSnapshot.open(Path(settings.wal_uri))
         assert snapshot is not None
         return sorted(map(str, rows.to_pylist())), totals, max(map(snapshot.last_tick, snapshot.pchannels()))
 

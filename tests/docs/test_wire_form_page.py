@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from millrace.base.settings import Settings
+from millrace.catalog.calls import CALLS
 from millrace.client.client import Client
 from millrace.message.types import BEHAVIOUR, MessageType
-from millrace.node.append_host_outcome import OUTCOME_SCHEMA
-from millrace.node.catalog_calls import CALLS
-from millrace.node.node_run import catch_up
-from millrace.settings import Settings
+from millrace.node.ingest.in_process import catch_up
+from millrace.rpc.outcome import OUTCOME_SCHEMA
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "wire-form.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ def test_a_client_that_knows_the_page_alone_writes_to_the_log_and_reads_it(tmp_p
     settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache")
     with Client.connect(settings) as client:
         try:
-            client.coordinator.ensure_pchannels(2)
+            client.catalog.ensure_pchannels(2)
             record = settings.log_path / "server.json"
             done = subprocess.run(
                 [sys.executable, "-I", str(STRANGER), str(record)], capture_output=True, text=True, timeout=120

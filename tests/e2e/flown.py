@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import duckdb
@@ -10,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.demo.flights import flights
 from millrace.demo.load import COLLECTION, ensure_collection
-from millrace.ops.backfill.derived import derived_path
-from millrace.settings import Settings
+from millrace.operations.backfill.derived import derived_uri
 
 START: Final = datetime(2013, 1, 2, tzinfo=UTC)
 BATCH_ROWS: Final = 700
@@ -39,14 +40,14 @@ def days(count: int, *, first: int = 0) -> pa.Table:
 def fly(settings: Settings, rows: pa.Table) -> int:
     """Insert the flights in a few micro-batches, delete those to LAX, and flush; how many are visible then."""
     with Client.connect(settings) as client:
-        client.coordinator.ensure_pchannels(settings.pchannels)
+        client.catalog.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
         producer = client.producer()
         for start in range(0, len(rows), BATCH_ROWS):
             producer.insert(collection, rows.slice(start, BATCH_ROWS), partition_by="origin")
             client.read(COLLECTION, deadline=120.0)  # it is in the WAL: the next rows are another micro-batch
         producer.delete(collection, rows.filter(pc.equal(rows["dest"], "LAX"))["id"].combine_chunks())
-        client.coordinator.flush(COLLECTION)
+        client.catalog.flush(COLLECTION)
         return client.read(COLLECTION, deadline=120.0).num_rows
 
 
@@ -78,7 +79,7 @@ def hourly(rows: pa.Table, *, first: int, count: int) -> list[tuple[Any, ...]]:
 
 def derived(settings: Settings) -> tuple[list[tuple[Any, ...]], int]:
     """The derived table's rows in the same order and columns, and the table's version."""
-    table = DeltaTable(str(derived_path(settings, "flights_hourly")))
+    table = DeltaTable(str(Path(derived_uri(settings, "flights_hourly"))))
     flown = table.to_pyarrow_table()
     with duckdb.connect() as db:
         db.register("flown", flown)

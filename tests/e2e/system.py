@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from millrace.errors import AirflowUnavailable
-from millrace.ops.installation import Installation
-from millrace.ops.installation_api import AirflowApi
-from millrace.ops.installation_processes import Seen
-from millrace.settings import Settings
+from millrace.base.errors import AirflowUnavailable
+from millrace.base.process import Seen
+from millrace.base.settings import Settings
+from millrace.installation.api import AirflowApi
+from millrace.installation.system import Installation
 
 ROOT: Final = Path(__file__).parents[2]
 POLL_SECONDS: Final = 0.5

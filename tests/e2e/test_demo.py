@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millrace.errors import LogUnavailable
-from millrace.log.remote import RemoteLogService
-from millrace.settings import Settings
+from millrace.base.errors import LogUnavailable
+from millrace.base.settings import Settings
+from millrace.rpc.remote_log import RemoteLogService
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--rows", "3000", "--seconds", "2", "--times", "1"]

@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millrace.base.settings import Settings
 from millrace.client.client import Client
+from millrace.installation.api import AirflowApi
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.ops.installation_api import AirflowApi
-from millrace.settings import Settings
 from tests.e2e.system import System, said
 
 GIB = 1 << 30
@@ -44,8 +44,8 @@ def status_of(url: str) -> int:
 def append(settings: Settings, ids: list[int]) -> list[int]:
     """Append rows with these ids; the ids that a read gives then."""
     with Client.connect(settings) as client:
-        if "users" not in [each.name for each in client.coordinator.collections()]:
-            client.coordinator.create_collection("users", CollectionSchema((FieldSpec("id", "int64", False),), "id"))
+        if "users" not in [each.name for each in client.catalog.collections()]:
+            client.catalog.create_collection("users", CollectionSchema((FieldSpec("id", "int64", False),), "id"))
         users = client.collection("users")
         client.producer().insert(users, pa.table({"id": ids}))
         return sorted(client.read("users", deadline=120.0)["id"].to_pylist())

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from millrace.errors import AirflowUnavailable
+from millrace.base.errors import AirflowUnavailable
 from tests.e2e.flown import START, days, derived, fly, hourly, visible
 from tests.e2e.system import ENDED, Airflow, System, until
 

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from millrace.catalog.collection import pchannel_of
 from millrace.client.client import Client
-from millrace.coord.store import pchannel_of
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.ops.quality.gate import blocked
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.operations.quality.gate import blocked
 from tests.e2e.flown import START, days, derived, fly, hourly, read, same_rows, visible
 from tests.e2e.system import Airflow, System, until
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.ops.installation import STREAMING_DAG
-from millrace.ops.installation_processes import Seen, look_at_all
-from millrace.ops.launch import Launcher, RunStatus
+from millrace.base.process import Seen, look_at_all
+from millrace.installation.system import STREAMING_DAG
+from millrace.runtime.launch.launcher import Launcher, RunStatus
 from tests.e2e.flown import START, days, derived, fly, hourly, read
 from tests.e2e.system import Airflow, System, kill, until
 

@@ -28,25 +28,25 @@ from typing import Any
 
 import pyarrow as pa
 
+from millrace.base.errors import LogUnavailable
+from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.client.positions import Positions
-from millrace.errors import LogUnavailable
-from millrace.log.generations import open_deployment_log
+from millrace.client.consume.positions import Positions
+from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
-from millrace.log.rocksmq import RocksMQ
-from millrace.log.rocksmq_settings import RocksMQSettings
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message.ids import LogId
 from millrace.msgstream.channels import MsgChannels
 from millrace.msgstream.messages import GenericMsg
 from millrace.msgstream.settings import StreamSettings
 from millrace.msgstream.stream import LogMsgStream
 from millrace.msgstream.tick_stream import LogTtMsgStream
-from millrace.node.append_host_name import FACTORY
-from millrace.settings import Settings
-from millrace.tables.arrow_read import read_arrow
-from millrace.tables.delta_files import open_table
-from millrace.tables.flush_tables import read_checkpoints
-from millrace.tables.wal_table import WalTable
+from millrace.rpc.launch import APPEND_HOST
+from millrace.storage.table import open_table
+from millrace.tables.collections.flush_tables import read_checkpoints
+from millrace.tables.read.arrow import read_arrow
+from millrace.tables.wal.table import WalTable
 
 HERE = Path(__file__).parent
 ARCHIVE = HERE / "deployment-1.tar.xz"
@@ -92,11 +92,11 @@ class Server:
 
     def _start(self) -> None:
         arguments = [f"--set={name}={value}" for name, value in LOG.items()]
-        command = [sys.executable, "-m", "millrace.log.server", "--data", str(self._settings.log_path), *arguments]
+        command = [sys.executable, "-m", "millrace.log.server.main", "--data", str(self._settings.log_path), *arguments]
         plain = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
         with (self._root / "server.out").open("ab") as output:
             self._process = subprocess.Popen(
-                [*command, f"--extension={FACTORY}"], cwd=self._root, stdout=output, stderr=output, env=plain
+                [*command, f"--extension={APPEND_HOST}"], cwd=self._root, stdout=output, stderr=output, env=plain
             )
 
     def stop(self) -> None:
@@ -160,10 +160,10 @@ def rows(settings: Settings, collection: int, *, at: int | None = None) -> list[
 
 def of_wal(settings: Settings) -> dict[str, Any]:
     """By PChannel what its WAL says: rows, their digest, position, a digest of its state, rejections by reason."""
-    wal = WalTable.open(settings.wal_path)
-    checkpoints = read_checkpoints(open_table(settings.checkpoints_path), settings.checkpoints_path)
+    wal = WalTable.open(Path(settings.wal_uri))
+    checkpoints = read_checkpoints(open_table(Path(settings.checkpoints_uri)))
     reasons: dict[str, Counter[str]] = {}
-    rejections = wal.delta.to_pyarrow_table(columns=["pchannel", "reason"], filters=[("kind", "=", "rejection")])
+    rejections = wal.table.delta.to_pyarrow_table(columns=["pchannel", "reason"], filters=[("kind", "=", "rejection")])
     for row in rejections.to_pylist():
         reasons.setdefault(row["pchannel"], Counter())[row["reason"]] += 1
     found = {}
@@ -198,9 +198,9 @@ def of_catalog(client: Client) -> dict[str, Any]:
                 "schemas": [schema.to_json() for schema in each.schemas],
                 "partitions": each.partitions,
             }
-            for each in client.coordinator.collections(dropped=True)
+            for each in client.catalog.collections(dropped=True)
         ],
-        "terms": {each.name: each.term for each in client.coordinator.pchannels()},
+        "terms": {each.name: each.term for each in client.catalog.pchannels()},
     }
 
 

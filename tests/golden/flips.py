@@ -20,25 +20,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.client.positions import Positions
-from millrace.client.spool import Spool
+from millrace.access.token_file import TokenFile
+from millrace.base.errors import BackupDamaged, MillraceError, WalGap
+from millrace.base.settings import Settings
+from millrace.client.consume.positions import Positions
+from millrace.client.spool.queue import Spool
 from millrace.commands.verify import check_channels, check_collections
 from millrace.coord.store import Store
-from millrace.errors import BackupDamaged, MillraceError, WalGap
-from millrace.log.generation_list import GenerationFile
-from millrace.log.rocksmq import RocksMQ
-from millrace.log.rocksmq_settings import RocksMQSettings
-from millrace.node.parking import read_parked
-from millrace.ops.backup.manifest import Manifest
-from millrace.ops.backup.verify import verify as verify_backup
-from millrace.ops.checkpoint import store
-from millrace.settings import Settings
-from millrace.tables.bases import read_bases
-from millrace.tables.delta_files import open_table
-from millrace.tables.flush_tables import read_checkpoints, read_segments
-from millrace.tables.wal_reader import WalSnapshot
-from millrace.tables.wal_table import WalTable
-from millrace.tables.wal_trims import trimmed_totals
+from millrace.log.generations.listing import GenerationFile
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.log.rocksmq.settings import RocksMQSettings
+from millrace.node.range.parking import read_parked
+from millrace.operations.backup.manifest import Manifest
+from millrace.operations.backup.verify import verify as verify_backup
+from millrace.operations.checkpoint import store
+from millrace.storage.table import open_table
+from millrace.tables.collections.bases import read_bases
+from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalTable
+from millrace.tables.wal.trims import trimmed_totals
 from tests.golden.deployment import LOG, rows, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,8 +121,8 @@ TICKS: dict[int, int] = {}
 
 def flush_tables(data: Path) -> Any:
     settings = settings_at(data)
-    checkpoints = read_checkpoints(open_table(settings.checkpoints_path), settings.checkpoints_path)
-    segments = read_segments(open_table(settings.segments_path), settings.segments_path)
+    checkpoints = read_checkpoints(open_table(Path(settings.checkpoints_uri)))
+    segments = read_segments(open_table(Path(settings.segments_uri)))
     return {name: (each.time_tick, each.confirmed, each.catalog.to_bytes()) for name, each in checkpoints.items()}, (
         segments.to_pylist()
     )
@@ -161,6 +162,10 @@ def generations(folder: Path) -> Any:
     return GenerationFile(folder, "").generations
 
 
+def tokens(folder: Path) -> Any:
+    return TokenFile(folder.parent).tokens()
+
+
 def parked(folder: Path) -> Any:
     return read_parked(folder)
 
@@ -183,6 +188,7 @@ KINDS = [
         "log: index (RocksDB)", "data/log", "generation-2/index/*", lambda f: log(f / "generation-2"), answers=("same",)
     ),
     Kind("log: positions of groups", "data/log", "groups/*/*", log, answers=("same", "other")),
+    Kind("log: clock", "data/log", "generation-2/clock.json", lambda f: log(f / "generation-2"), answers=("same",)),
     Kind("log: list of generations", "data/log", "generations.json", generations),
     Kind("message streams", "streams", "channels/*/*", log),
     Kind(
@@ -222,6 +228,7 @@ KINDS = [
     Kind("spool", "spool", "*/*.spool", spool, answers=("same", "error SPOOL_CORRUPTED", "other")),
     Kind("coord.db", "data/coord", "coord.db", coordinator, answers=("same", "other", "error", "untyped")),
     Kind("consumers.db", "data/coord", "consumers.db", consumers, answers=("same", "other", "untyped")),
+    Kind("tokens", "data/access", "tokens.json", tokens, answers=("same", "error TOKEN_FILE_REFUSED")),
     Kind("parked", "data/parked", "*.json", parked, answers=("same", "other")),
     Kind("backup: manifest", "backups", "*/manifest.json", backup_manifest),
     Kind("backup: files", "backups", "*/data/**/*.parquet", backup),

@@ -22,12 +22,12 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 import millrace
+from millrace.base.errors import AppendRejected, ChannelParked, LogUnavailable, MillraceError, TickTooOld
+from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
-from millrace.client.producer import Producer
-from millrace.client.spooling import SpoolSender
-from millrace.coord.store import Collection, pchannel_of
+from millrace.client.produce.producer import Producer
+from millrace.client.spool.sender import SpoolSender
 from millrace.coord.switch_log import Switch
-from millrace.errors import AppendRejected, ChannelParked, LogUnavailable, MillraceError, TickTooOld
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
@@ -37,19 +37,19 @@ from millrace.message.wire import encode_entry
 from millrace.msgstream.channels import CreateChannelRequest, DestroyChannelRequest, MsgChannels, OwnerDescription
 from millrace.msgstream.stream import LogMsgStream
 from millrace.msgstream.tick_stream import LogTtMsgStream
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.node.parking import Parked, park
-from millrace.node.ranges import Failure
-from millrace.ops.backfill.load import run as load_files
-from millrace.ops.backfill.params import LoadParams
-from millrace.ops.backup.params import BackupParams
-from millrace.ops.backup.run import backup
-from millrace.ops.checkpoint.params import CheckpointParams
-from millrace.ops.checkpoint.run import checkpoint
-from millrace.ops.compaction.params import CompactionParams
-from millrace.ops.compaction.run import compact
-from millrace.ops.operation import Progress
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.ranges import Failure
+from millrace.node.range.parking import Parked, park
+from millrace.operations.backfill.declaration import LoadParams
+from millrace.operations.backfill.load import run as load_files
+from millrace.operations.backup.declaration import BackupParams
+from millrace.operations.backup.run import backup
+from millrace.operations.checkpoint.declaration import CheckpointParams
+from millrace.operations.checkpoint.run import checkpoint
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.operations.compaction.run import compact
+from millrace.runtime.progress import Progress
 from tests.golden.deployment import (
     ARCHIVE,
     FACTS,
@@ -70,7 +70,7 @@ from tests.golden.deployment import (
 )
 from tests.msgstream.messages import append as append_to_stream
 from tests.node.log_samples import poison
-from tests.ops.log_maker import Things
+from tests.operations.log_maker import Things
 
 PEOPLE = CollectionSchema(
     (
@@ -141,12 +141,12 @@ class Maker:
             def describe(self, pchannel: str) -> dict[str, Any]:
                 return client.append.describe(pchannel)
 
-        Switch(self.settings.log_path, self.settings.log, client.log, Host(), client.coordinator).run(to)
+        Switch(self.settings.log_path, self.settings.log, client.log, Host(), client.catalog).run(to)
 
 
 def made(maker: Maker) -> None:
     """Everything that happens to the deployment, but for what needs it to stand still."""
-    client, coordinator = maker.client, maker.client.coordinator
+    client, coordinator = maker.client, maker.client.catalog
     coordinator.ensure_pchannels(2)
     people = coordinator.create_collection("people", PEOPLE, vchannels=2, partitions=("eu", "us"))
     gone = coordinator.create_collection("gone", NOTES, vchannels=2)
@@ -238,7 +238,7 @@ def people_tick(maker: Maker) -> int:
 
 
 def every_type(maker: Maker) -> None:
-    every = maker.client.coordinator.create_collection("every", EVERY, vchannels=1)
+    every = maker.client.catalog.create_collection("every", EVERY, vchannels=1)
     values = {
         "key": ["a", "b", "\U0001f30a"],
         "at": pa.array([0, 1_700_000_000_000_000, 1_750_000_000_000_000], pa.timestamp("us", tz="UTC")),
@@ -257,7 +257,7 @@ def stamps(client: Client, collection: Collection, vchannel: str) -> dict[str, A
     return {
         "vchannel": vchannel,
         "collection_id": collection.id,
-        "term": client.coordinator.term(pchannel_of(vchannel)),
+        "term": client.catalog.term(pchannel_of(vchannel)),
     }
 
 
@@ -347,7 +347,7 @@ def spooled(client: Client, folder: Path) -> None:
     people = client.collection("people")
     sender = SpoolSender(folder, retry_delay=60.0)
     way: Any = Unreachable()
-    with Producer(way, client.coordinator, client.settings, producer_id=WRITER + 1, spool=sender) as producer:
+    with Producer(way, client.catalog, client.settings, producer_id=WRITER + 1, spool=sender) as producer:
         for key in (601, 602, 603, 604):
             written = producer.insert(
                 people, people_rows(key, city="spooled", age=pa.nulls(1, pa.int32())), partition="us"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from millrace.access.grants import Grant, Role
+from millrace.access.token_file import TokenFile
 from tests.golden.flips import FOOTERS, KINDS, ROOT, answers
 from tests.golden.make_deployment import make
 
@@ -25,6 +27,7 @@ def test_every_kind_of_file_gives_the_answers_that_its_table_says(
     scratch.mkdir()
     monkeypatch.chdir(root)
     (root / "facts.json").write_text(json.dumps(make(root)))
+    TokenFile(root / "data").add("shop", (Grant(Role.PRODUCE, ("users",)),))
     os.chdir(ROOT)
     found = answers(root, scratch, FLIPS)
     wrong = {}

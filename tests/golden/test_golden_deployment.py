@@ -13,25 +13,25 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millrace.base.errors import ChannelParked, TickTooOld
+from millrace.catalog.collection import pchannel_of
 from millrace.client.client import Client
 from millrace.commands.verify import check_channels, check_collections
-from millrace.coord.store import pchannel_of
-from millrace.errors import ChannelParked, TickTooOld
-from millrace.log.generations import open_deployment_log
+from millrace.log.generations.service import open_deployment_log
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
 from millrace.message.wire import encode_entry
-from millrace.node.append_host_outcome import AppendResult
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.node.parking import read_parked, unpark
-from millrace.ops.backup.manifest import find
-from millrace.ops.backup.restore import restore
-from millrace.ops.backup.verify import verify
-from millrace.ops.checkpoint.params import CheckpointParams
-from millrace.ops.checkpoint.run import checkpoint
-from millrace.ops.operation import Progress
-from millrace.tables.wal_table import WalTable
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.node.range.parking import read_parked, unpark
+from millrace.operations.backup.manifest import find
+from millrace.operations.backup.restore import restore
+from millrace.operations.backup.verify import verify
+from millrace.operations.checkpoint.declaration import CheckpointParams
+from millrace.operations.checkpoint.run import checkpoint
+from millrace.rpc.outcome import AppendResult
+from millrace.runtime.progress import Progress
+from millrace.tables.wal.table import WalTable
 from tests.golden.deployment import (
     GROUP,
     LOG,
@@ -52,7 +52,7 @@ from tests.golden.deployment import (
 )
 from tests.golden.make_deployment import keys_of, one_row, stamps
 from tests.msgstream.messages import append as append_to_stream
-from tests.ops.log_maker import Things
+from tests.operations.log_maker import Things
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = facts()
@@ -103,7 +103,7 @@ def ids(client: Client) -> set[int]:
 
 def repeated(client: Client) -> AppendResult:
     """The first insert of a producer that there was, sent again."""
-    people = client.coordinator.collection("people")
+    people = client.catalog.collection("people")
     vchannel = people.vchannels[0]
     old = replace(people, schemas=people.schemas[:1])
     message = builders.insert(
@@ -181,14 +181,14 @@ def test_its_backup_verifies_and_restores_to_a_deployment_that_goes_on(untouched
 def test_the_real_jobs_go_on_with_it(restored: Path) -> None:
     settings = settings_of(restored)
     with served(restored) as client:
-        client.coordinator.add_field("people", FieldSpec("email", "string", True))
+        client.catalog.add_field("people", FieldSpec("email", "string", True))
         people = client.collection("people")
         more = {"age": pa.nulls(1, pa.int32()), "email": ["a@b"]}
         client.producer(producer_id=WRITER).insert(people, people_rows(1001, **more), partition="eu")
         driver = [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), "--available-now", "--with-flusher"]
         environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(ROOT / "include")}
         subprocess.run(driver, env=environment, check=True, timeout=300, cwd=restored)
-        table = WalTable.open(settings.wal_path)
+        table = WalTable.open(Path(settings.wal_uri))
         assert all(table.last_tick(name) > FACTS["wal"][name]["flushed_tick"] for name in ("dml_0", "dml_1"))
         up_to_date(client)  # the flusher's look may have come before the node's last commit
         holds(client)
@@ -212,14 +212,14 @@ def test_the_spool_is_sent_and_everything_goes_on(root: Path) -> None:
         writer = client.producer(producer_id=WRITER)
         writer.insert(people, people_rows(1001, 1002, age=pa.array([1, 2], pa.int32())), partition="eu")
         writer.delete(people, [1, 306, 601])
-        client.coordinator.add_field("people", FieldSpec("email", "string", True))
-        client.coordinator.create_partition("people", "africa")
-        client.coordinator.create_collection("later", people.schemas[0], vchannels=2)
+        client.catalog.add_field("people", FieldSpec("email", "string", True))
+        client.catalog.create_partition("people", "africa")
+        client.catalog.create_collection("later", people.schemas[0], vchannels=2)
         people = client.collection("people")
         (key,) = keys_of(people, 0, (1100, 1200))[:1]
         with writer.transaction(people) as txn:
             txn.insert(people_rows(key, age=pa.nulls(1, pa.int32()), email=["a@b"]), partition="africa")
-        client.coordinator.drop_partition("people", "us")
+        client.catalog.drop_partition("people", "us")
         up_to_date(client)
         kept = {row["id"] for row in READS[-1]["rows"] if row["city"] not in ("Lima", "Rome", "in the WAL")}
         found = ids(client)

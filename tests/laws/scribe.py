@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace.log.protocol import ENTRY_SCHEMA, LogEntries
 from millrace.message.ids import LogId
+from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType as T
 from millrace.message.wire import encode_entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from millrace.errors import UnsupportedVersion
+from millrace.base.errors import UnsupportedVersion
 from millrace.message.types import MessageType as T
 from tests.laws.ops import ENTRIES
 from tests.laws.parts import Msg

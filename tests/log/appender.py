@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from millrace.log.rocksmq import RocksMQ
+from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import LogId
 from tests.log.crash_images import CHANNEL, SETTINGS
 

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.log.channel_log import ChannelLog
-from millrace.log.disk import Disk, OsDisk
-from millrace.log.index import Pointer
-from millrace.log.manifest import Manifest, file_name
-from millrace.log.rocksmq import RocksMQ, RocksMQLog
-from millrace.log.rocksmq_settings import RocksMQSettings
-from millrace.log.segment import read_opening, walk
+from millrace.log.rocksmq.channel_log import ChannelLog
+from millrace.log.rocksmq.disk import Disk, OsDisk
+from millrace.log.rocksmq.index import Pointer
+from millrace.log.rocksmq.manifest import Manifest, file_name
+from millrace.log.rocksmq.segment import read_opening, walk
+from millrace.log.rocksmq.service import RocksMQ, RocksMQLog
+from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message.ids import EARLIEST, LogId
 
 CHANNEL = "c"

@@ -14,20 +14,22 @@ from typing import Self
 import pyarrow as pa
 from pyarrow import flight
 
-from millrace.errors import (
+from millrace.access.calls import CALLS, Need, Over
+from millrace.access.grants import Caller, Role
+from millrace.base.errors import (
     AppendRejected,
     ChannelExists,
     ChannelNotFound,
     EntryTooLarge,
     PositionTruncated,
 )
-from millrace.log.discovery import ServerRecord, write_record
-from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
-from millrace.log.remote import RemoteLog, RemoteLogService
-from millrace.log.server_connections import ConnectionLimits
-from millrace.log.server_flight import LogServer, ReadLimits
-from millrace.log.server_link import Link, Watchdog
+from millrace.log.server.connections import ConnectionLimits
+from millrace.log.server.flight import LogServer, ReadLimits
 from millrace.message.ids import LogId
+from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
+from millrace.rpc.discovery import ServerRecord, write_record
+from millrace.rpc.link import Link, Watchdog
+from millrace.rpc.remote_log import RemoteLog, RemoteLogService
 
 LARGEST = 1 << 20
 PATIENCE = 20.0
@@ -115,6 +117,9 @@ class MemoryService:
         if self.logs.pop(pchannel, None) is None:
             raise ChannelNotFound(pchannel)
 
+    def denied(self, call: str) -> None:
+        return None
+
     def close(self) -> None:
         self.closed = True
 
@@ -135,6 +140,9 @@ def until(condition: Callable[[], bool], what: str) -> None:
         threading.Event().wait(0.01)
 
 
+ECHOED = ("echo/do_exchange", "echo/do_get", "echo/back", "echo/refuse")
+
+
 class EchoExtension:
     name = "echo"
 
@@ -149,15 +157,16 @@ class EchoExtension:
         descriptor: flight.FlightDescriptor,
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
+        caller: Caller,
     ) -> None:
         for chunk in reader:
             assert self.may_answer.wait(PATIENCE)
             writer.write_metadata(chunk.app_metadata)
 
-    def do_get(self, ticket: flight.Ticket) -> flight.FlightDataStream:
+    def do_get(self, ticket: flight.Ticket, caller: Caller) -> flight.FlightDataStream:
         return flight.RecordBatchStream(pa.table({"ticket": [ticket.ticket]}))
 
-    def do_action(self, action: flight.Action) -> Sequence[bytes]:
+    def do_action(self, action: flight.Action, caller: Caller) -> Sequence[bytes]:
         assert self.may_answer.wait(PATIENCE)
         if action.type == "echo/refuse":
             raise AppendRejected("not today", reason="TOO_LARGE")
@@ -189,6 +198,7 @@ class Rig:
         self.server = LogServer(
             self.engine,
             tokens=[self.record.token],
+            calls=CALLS | dict.fromkeys(ECHOED, Need((Role.ADMIN,), Over.EVERYTHING)),
             extensions=[self.extension],
             limits=limits or ReadLimits(),
             connections=connections,

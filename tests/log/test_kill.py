@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from millrace.log.rocksmq import RocksMQ
+from millrace.log.rocksmq.service import RocksMQ
 from tests.log.appender import THREADS, values
 from tests.log.crash_images import CHANNEL, SETTINGS, Entry, begin, read
 

@@ -1,14 +1,33 @@
-"""A URL with a secret in it is refused wherever one is given, and no error repeats it."""
+"""Backends by scheme: who registers one, that nobody else knows their names; a URL with a secret in it is refused, and never repeated."""
 
 from __future__ import annotations
 
+import ast
+import sys
 from pathlib import Path
 
 import pytest
 
-from millrace.errors import InvalidSettings
+from millrace.base.errors import InvalidSettings
+from millrace.base.log_backends import BUILT_IN, backend_of
+from millrace.base.settings import Settings, without_credentials
 from millrace.log.registry import open_service
-from millrace.settings import Settings, without_credentials
+from millrace.message.ids import EARLIEST
+
+PACKAGE = Path(__file__).resolve().parents[2] / "include" / "millrace"
+KNOW_NAMES = {
+    *(f"log/{each.scheme}/" for each in BUILT_IN),
+    "base/log_backends.py",  # declares them
+    "brokers/",  # the programs that tests start are called so
+    "msgstream/factory.py",  # chapter 4 asks for a factory by each name
+}
+
+ELSEWHERE = """
+from millrace.base.log_backends import LogBackend
+from millrace.log.rocksmq.service import open_location
+
+BACKEND = LogBackend(scheme="mine", opener="elsewhere:open_location", form="mine:///folder", retains=True)
+"""
 
 SECRET = "hunter2"
 WITH_ONE = [
@@ -55,3 +74,62 @@ def test_what_is_malformed_is_not_repeated_either(url: str) -> None:
 def test_a_folder_may_be_called_as_it_likes() -> None:
     for url in ("rocksmq", "rocksmq:///data/me@host/log", "kafka://a:1,b:2/p?client.id=x", "pulsar://h:1/t/n"):
         assert without_credentials(url, "it") == url
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed package that registers the backend `mine`; its metadata, to spoil."""
+    metadata = tmp_path / "site" / "elsewhere-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    points = metadata / "entry_points.txt"
+    points.write_text("[millrace.log_backends]\nmine = elsewhere:BACKEND\n")
+    (metadata.parent / "elsewhere.py").write_text(ELSEWHERE)
+    monkeypatch.syspath_prepend(str(metadata.parent))
+    monkeypatch.delitem(sys.modules, "elsewhere", raising=False)
+    return points
+
+
+def test_a_package_registers_a_backend_and_settings_and_registry_take_it(elsewhere: Path, tmp_path: Path) -> None:
+    url = f"mine://{tmp_path}/log"
+    assert Settings(data_dir=tmp_path / "data", log=url).log == url
+    assert backend_of(url).retains
+    assert not backend_of(url).local
+    with open_service(url) as service:
+        service.create("dml_0")
+        service.open("dml_0").append([b"one"])
+    with open_service(f"rocksmq://{tmp_path}/log") as service:
+        assert service.open("dml_0").read(EARLIEST).batch.num_rows == 1
+
+
+def test_a_scheme_that_nobody_registered_is_refused_with_those_there_are(elsewhere: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="known are kafka, mine, pulsar, rocksmq"):
+        open_service("other://host/log")
+    with pytest.raises(InvalidSettings, match=r"MILLRACE_LOG .*allowed is rocksmq, .* or mine:///folder"):
+        Settings.load(env={"HOME": "/somewhere", "MILLRACE_LOG": "other://host/log"})
+
+
+@pytest.mark.parametrize(
+    "target, words", [("elsewhere:NOTHING", "does not load"), ("elsewhere:open_location", "is no LogBackend")]
+)
+def test_an_entry_point_that_is_wrong_is_named(elsewhere: Path, target: str, words: str) -> None:
+    elsewhere.write_text(f"[millrace.log_backends]\nmine = {target}\n")
+    with pytest.raises(InvalidSettings, match=f"mine = {target} .* {words}"):
+        open_service("mine:///somewhere")
+
+
+def test_no_other_module_knows_a_backend_by_name() -> None:
+    names = {each.scheme for each in BUILT_IN}
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        inside = str(path.relative_to(PACKAGE))
+        if inside.startswith(tuple(KNOW_NAMES)):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            compared = isinstance(node, ast.Compare) and "EMBEDDED" in {
+                getattr(each, "id", "") for each in ast.walk(node)
+            }
+            if compared or text in names or (text.partition("://")[0] in names and " " not in text):
+                found.append(f"{inside}:{node.lineno}: {text or 'EMBEDDED'}")
+    assert not found, "ask millrace.base.log_backends what a log can do, not what it is called:\n" + "\n".join(found)

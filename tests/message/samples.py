@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from millrace.log.protocol import ENTRY_SCHEMA
+from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import MutableMessage
 from millrace.message.schema import SCALAR_TYPES, CollectionSchema, FieldSpec
 
@@ -77,7 +78,7 @@ def runs() -> st.SearchStrategy[list[MutableMessage]]:
 
     def producer_run(base: MutableMessage, count: int) -> list[MutableMessage]:
         first = min(base.sequence, INT63 - count)
-        return [base.with_(sequence=first + place) for place in range(count)]
+        return [replace(base, sequence=first + place) for place in range(count)]
 
     return st.one_of(
         st.lists(messages(), min_size=1, max_size=12), st.builds(producer_run, messages(), st.integers(1, 40))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import InvalidArgument, Malformed
+from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.bodies import MAX_BODY_BYTES, encode_body, parse_body
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import BEHAVIOUR, Flag

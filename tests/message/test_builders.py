@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
 from millrace.message import builders
 from millrace.message.bodies import ImportFile, parse_body
 from millrace.message.model import MutableMessage
@@ -132,5 +133,5 @@ def test_what_the_chain_would_find_malformed_is_refused_before_it_is_appended(
 
 def test_a_changed_copy_leaves_the_message_as_it_was() -> None:
     message = builders.flush_all(term=1)
-    assert message.with_(term=2).term == 2
+    assert replace(message, term=2).term == 2
     assert message.term == 1

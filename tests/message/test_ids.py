@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
 from millrace.message.ids import LogId, LogIds, compose_tick, resolve_tick, tick_physical_ms
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
 from millrace.message.keys import key_hash, key_hashes, vchannel_index
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import InvalidArgument, Malformed
+from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.model import Payload
 from millrace.message.payload import decode_many, decode_rows, encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec

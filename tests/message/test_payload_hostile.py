@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.errors import Malformed
+from millrace.base.errors import Malformed
 from millrace.message.payload import decode_many, decode_rows, encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from tests.message.samples import batches, column, schemas
@@ -39,13 +39,18 @@ def rows(count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=ALL.arrow())
 
 
+def same(left: pa.RecordBatch | pa.Table, right: pa.RecordBatch | pa.Table) -> bool:
+    """Equal columns and values; a NaN, which mutated bytes may make, is one here."""
+    return left.schema.equals(right.schema) and repr(left.to_pydict()) == repr(right.to_pydict())
+
+
 def judge_both_ways(payloads: list[bytes], schema: pa.Schema) -> int:
     """How many are good; asserts that decoding many says of each what decoding it alone says, whatever columns are asked for."""
     found = decode_many(pa.array(payloads, pa.large_binary()), schema)
     for name in (schema.names[0], schema.names[-1]):
         part = decode_many(pa.array(payloads, pa.large_binary()), schema, columns=[name])
         assert (part.errors, part.counts.tolist()) == (found.errors, found.counts.tolist())
-        assert part.rows.equals(found.rows.select([name]))
+        assert same(part.rows, found.rows.select([name]))
     found.rows.validate(full=True)
     alone: list[pa.RecordBatch] = []
     errors: dict[int, str] = {}
@@ -58,7 +63,7 @@ def judge_both_ways(payloads: list[bytes], schema: pa.Schema) -> int:
             errors[place] = str(error)
     assert found.errors == errors
     assert found.counts.tolist() == counts
-    assert pa.Table.from_batches([found.rows]).equals(pa.Table.from_batches(alone, schema=schema).combine_chunks())
+    assert same(found.rows, pa.Table.from_batches(alone, schema=schema))
     for field in schema:
         assert field.nullable or found.rows.column(field.name).null_count == 0
     return len(alone)

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from millrace.errors import InvalidArgument, Malformed, MillraceError
+from millrace.base.errors import InvalidArgument, Malformed, MillraceError
 from millrace.message.schema import MAX_FIELDS, SCALAR_TYPES, TYPES, CollectionSchema, FieldSpec
 from tests.message.samples import schemas
 

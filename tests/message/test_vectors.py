@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from millrace.errors import EntryTooLarge
-from millrace.log.server_wire import NotTaken, ack_from_bytes
+from millrace.base.errors import EntryTooLarge
 from millrace.message.keys import KEY_HASH_VERSION, key_hash, vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.payload import decode_rows
 from millrace.message.schema import CollectionSchema
 from millrace.message.wire import decode_entries, encode_entry
+from millrace.rpc.wire import NotTaken, ack_from_bytes
 from tests.message import vectors
 from tests.message.samples import entries
 

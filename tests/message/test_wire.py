@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import crc32c
 import numpy as np
 import pyarrow as pa
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
 from millrace.message.batch import MESSAGE_SCHEMA
 from millrace.message.crc_join import joined_crc
 from millrace.message.wire import MutableMessage, decode_entries, encode_columns, encode_entry, entry_crc
@@ -120,7 +122,7 @@ def test_the_crc_of_an_entry_is_over_all_its_bytes() -> None:
 )
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_the_wire_form_cannot_carry_is_refused_when_it_is_written(changes: dict[str, object], count: int) -> None:
-    message = MutableMessage(type=400).with_(**changes)  # type: ignore[arg-type]
+    message = replace(MutableMessage(type=400), **changes)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument):
         encode_entry([message] * count)
 
@@ -136,6 +138,7 @@ def test_what_the_wire_form_cannot_carry_is_refused_when_it_is_written(changes: 
         {"vchannel": pa.array(["a", None])},
         {"payloads": pa.array([b"a", None], pa.large_binary())},
         {"payloads": []},
+        {"terms": 1},
     ],
 )
 def test_columns_that_do_not_fit_are_refused(columns: dict[str, object]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.errors import UnsupportedVersion
+from millrace.base.errors import UnsupportedVersion
 from millrace.message.wire import MutableMessage, decode_entries, encode_entry
 from millrace.message.wire_decode import (
     NO_MAGIC,

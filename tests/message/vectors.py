@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
 
-from millrace.errors import EntryTooLarge
-from millrace.log.server_wire import NotTaken, failure_to_bytes
+from millrace.base.errors import EntryTooLarge
 from millrace.message import builders
 from millrace.message.bodies import encode_body
 from millrace.message.keys import KEY_HASH_VERSION, key_hash
@@ -23,6 +23,7 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import BEHAVIOUR
 from millrace.message.wire import decode_entries, encode_entry
 from millrace.message.wire_layout import COLUMNS, VERSION
+from millrace.rpc.wire import NotTaken, failure_to_bytes
 from tests.message.samples import HEADER, entries
 from tests.message.test_wire_hostile import WRONG
 
@@ -53,7 +54,7 @@ def good_entries() -> dict[str, list[MutableMessage]]:
         "one TimeTick": [builders.time_tick(term=1)],
         "one Insert of three rows": [insert],
         "a producer's run: ramp in sequence": [
-            insert.with_(sequence=41 + place, payload=b"p%d" % place) for place in range(4)
+            replace(insert, sequence=41 + place, payload=b"p%d" % place) for place in range(4)
         ],
         "arrays, two VChannels, payloads of other lengths": [
             MutableMessage(type=400, vchannel="pc0_7v1", term=2, collection_id=7, rows=5, payload=b"abc"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from millrace.errors import DeadlineExceeded, StreamClosed
+from millrace.base.errors import DeadlineExceeded, StreamClosed
 from millrace.log.protocol import LogService
 from millrace.msgstream.aio import AsyncMsgStream
 from millrace.msgstream.messages import TimeTickMsg

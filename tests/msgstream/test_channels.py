@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.errors import ChannelNotFound, InvalidArgument, InvalidSettings, LogUnavailable, Malformed
+from millrace.base.errors import ChannelNotFound, InvalidArgument, InvalidSettings, LogUnavailable, Malformed
 from millrace.log.protocol import LogService
-from millrace.log.remote import RemoteLogService
-from millrace.log.rocksmq import RocksMQ
+from millrace.log.rocksmq.service import RocksMQ
 from millrace.msgstream.channels import (
     REGISTRY,
     CreateChannelRequest,
@@ -20,6 +19,7 @@ from millrace.msgstream.channels import (
 )
 from millrace.msgstream.factory import KafkaMsgStreamFactory, LogMsgStreamFactory, RmqMsgStreamFactory
 from millrace.msgstream.pack import MsgPack
+from millrace.rpc.remote_log import RemoteLogService
 from tests.msgstream.messages import append, consumed, ids, message
 
 OWNER = OwnerDescription("proxy", "10.0.0.1:19530", "inserts of ä")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.log.remote import RemoteLogService
 from millrace.msgstream.factory import RmqMsgStreamFactory
 from millrace.msgstream.messages import TimeTickMsg
 from millrace.msgstream.pack import MsgPack
+from millrace.rpc.remote_log import RemoteLogService
 from tests.docs.code_facts import ROOT
 from tests.msgstream.messages import message
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from millrace.errors import BufferFull, DeadlineExceeded, InvalidArgument, LogUnavailable, PositionTruncated
+from millrace.base.errors import BufferFull, DeadlineExceeded, InvalidArgument, LogUnavailable, PositionTruncated
 from millrace.message.ids import LogId
 from millrace.msgstream.channels import CreateChannelRequest, OwnerDescription
 from millrace.msgstream.factory import MemMsgStreamFactory

@@ -14,7 +14,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import InvalidArgument, Malformed, MillraceError, UnsupportedMessageType, UnsupportedVersion
+from millrace.base.errors import InvalidArgument, Malformed, MillraceError, UnsupportedMessageType, UnsupportedVersion
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.msgstream import wire
 from millrace.msgstream.messages import (

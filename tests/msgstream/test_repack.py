@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
 from millrace.log.protocol import LogService
 from millrace.msgstream.messages import DeleteMsg, InsertMsg
 from millrace.msgstream.pack import MsgPack

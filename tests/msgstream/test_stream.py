@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from millrace.errors import ChannelNotFound, DeadlineExceeded, EntryTooLarge, InvalidArgument, StreamClosed
+from millrace.base.errors import ChannelNotFound, DeadlineExceeded, EntryTooLarge, InvalidArgument, StreamClosed
 from millrace.log.protocol import LogService
 from millrace.message.types import MessageType
 from millrace.msgstream.messages import GenericMsg, TimeTickMsg

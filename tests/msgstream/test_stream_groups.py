@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
 from millrace.msgstream.settings import StreamSettings

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from millrace.log.disk import OsDisk
 from millrace.log.protocol import LogService
-from millrace.log.rocksmq import RocksMQ
+from millrace.log.rocksmq.disk import OsDisk
+from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import LogId
 from millrace.msgstream.pack import MsgPack
 from millrace.msgstream.settings import StreamSettings

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from millrace.errors import DeadlineExceeded, MessagesRefused, PackTooLarge, PositionTruncated, StreamClosed
+from millrace.base.errors import DeadlineExceeded, MessagesRefused, PackTooLarge, PositionTruncated, StreamClosed
 from millrace.log.protocol import LogService
 from millrace.msgstream.pack import MsgPosition
 from millrace.msgstream.settings import StreamSettings

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.log.rocksmq import RocksMQ
+from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.settings import Settings
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
 
@@ -21,8 +21,8 @@ def filled(tmp_path: Path) -> Settings:
     """A deployment with 20 rows of 200 KB in collection `c` on `dml_0`, in its log alone, whose server has ended."""
     made = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_file_bytes=1 << 20)
     with Client.connect(made) as client:
-        client.coordinator.ensure_pchannels(1)
-        client.coordinator.create_collection("c", SCHEMA)
+        client.catalog.ensure_pchannels(1)
+        client.catalog.create_collection("c", SCHEMA)
         for key in range(20):
             client.producer().insert(client.collection("c"), pa.table({"id": [key], "body": [b"x" * 200_000]}))
         client.append.service.shutdown()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
 
 import crc32c
 import pyarrow as pa
 
 from millrace.message.builders import flush_all, insert, term_opening, time_tick
-from millrace.message.wire import encode_entry
+from millrace.message.columns import Columns
+from millrace.message.wire import decode_columns, encode_entry
 from millrace.message.wire_layout import CRC_START, PREFIX
 from millrace.wal.chain import CHAIN_VERSION
 
@@ -44,3 +48,18 @@ def poison() -> bytes:
     data[version_at - 4 : version_at] = crc32c.crc32c(bytes(data[CRC_START:])).to_bytes(4, "little")
     assert len(data) > PREFIX.size
     return bytes(data)
+
+
+@contextmanager
+def later_build() -> Iterator[None]:
+    """The chain of this process is that of a later build: it reads `poison` as it reads `accepted`."""
+
+    def decode(entries: pa.RecordBatch) -> Columns:
+        values = [accepted() if value == poison() else value for value in entries.column("value").to_pylist()]
+        read = pa.RecordBatch.from_arrays(
+            [*entries.columns[:3], pa.array(values, pa.large_binary())], schema=entries.schema
+        )
+        return decode_columns(read)
+
+    with mock.patch("millrace.wal.chain.decode_columns", decode):
+        yield

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from millrace.message.ids import LogId, compose_tick
-from millrace.node.ranges import RangeReport
-from millrace.node.wal_writer import RangeWriter
-from millrace.tables.wal_table import WalPosition
+from millrace.node.ingest.ranges import RangeReport
+from millrace.node.ingest.wal_writer import RangeWriter
+from millrace.tables.wal.table import WalPosition
 from millrace.wal.chain import Outcome
 from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.state import ChannelState

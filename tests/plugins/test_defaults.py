@@ -11,9 +11,9 @@ import pytest
 from airflow.sdk import RetryAction
 from airflow.sdk.exceptions import AirflowFailException
 
-from millrace.errors import CommitFenced, TickTooOld
-from millrace.ops.launch_history import FAILURES, history_path, read
-from millrace.settings import Settings
+from millrace.base.errors import CommitFenced, TickTooOld
+from millrace.base.settings import Settings
+from millrace.runtime.launch.history import FAILURES, history_path, read
 from millrace_airflow import listener
 from millrace_airflow.alerts import deadline_missed
 from millrace_airflow.defaults import FaultClassPolicy, millrace_dag

@@ -13,11 +13,11 @@ from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import ParamValidationError
 from pydantic import Field
 
+from millrace.base.errors import InvalidArgument
 from millrace.coord.store import Store
-from millrace.errors import InvalidArgument
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.ops.operation import OperationParams
-from millrace.ops.restore.params import RestoreParams
+from millrace.operations.operation import OperationParams
+from millrace.operations.restore.declaration import RestoreParams
 from millrace_airflow.forms import form, values
 
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from millrace.settings import Settings
+from millrace.base.settings import Settings
 from millrace_airflow.job_logs import make_app
 from tests.airflow_home import ROOT
 

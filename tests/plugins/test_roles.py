@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManagerRole
 from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
-from millrace_airflow.roles import ROLES, RolesAuthManager
+from millrace.access.grants import Role
+from millrace_airflow.roles import AIRFLOW, DAGS, RolesAuthManager
 from millrace_airflow.standalone import Standalone
 from tests.airflow_home import ROOT
 
@@ -28,10 +30,10 @@ def may(
 
 
 def test_every_dag_of_ours_has_its_role() -> None:
-    assert set(ROLES) == {path.stem for path in (ROOT / "dags").glob("*.py")}
+    assert set(DAGS) == {path.stem for path in (ROOT / "dags").glob("*.py")}
 
 
-@pytest.mark.parametrize("dag_id", sorted(ROLES))
+@pytest.mark.parametrize("dag_id", sorted(DAGS))
 def test_a_dag_is_changed_by_who_may_start_it_in_any_way(dag_id: str) -> None:
     user_may = dag_id in {"backfill", "backfill_range", "quality"}
     for method in CHANGES:
@@ -40,6 +42,11 @@ def test_a_dag_is_changed_by_who_may_start_it_in_any_way(dag_id: str) -> None:
                 False, False, user_may, True, True,
             ], (method, entity)  # fmt: skip
     assert [may(role, "GET", dag_id) for role in (None, "viewer", "user")] == [False, True, True]
+
+
+def test_airflows_roles_are_those_of_the_project_in_order() -> None:
+    assert [AIRFLOW[role] for role in Role] == sorted(AIRFLOW.values(), key=lambda role: role.order)
+    assert set(AIRFLOW.values()) == set(SimpleAuthManagerRole)
 
 
 def test_what_names_no_dag_needs_op_and_dags_of_yours_are_as_airflow_has_them() -> None:

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
+from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flusher_run import flush
-from millrace.node.node_run import catch_up
-from millrace.settings import Settings
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
 from millrace_airflow.macros import moment_of, tick_of, ticks_between
 from millrace_airflow.sensors import FreshnessSensor, LagSensor, SegmentSensor, TimeTickSensor
 from millrace_airflow.triggers import ConditionTrigger
@@ -29,10 +29,10 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     settings = Settings(data_dir=tmp_path_factory.mktemp("sensors"), spark_cores=2)
     with Client.connect(settings) as client:
         try:
-            client.coordinator.ensure_pchannels(1)
-            collection = client.coordinator.create_collection("c", SCHEMA)
+            client.catalog.ensure_pchannels(1)
+            collection = client.catalog.create_collection("c", SCHEMA)
             client.producer().insert(collection, pa.table({"id": list(range(9))}))
-            client.coordinator.flush("c")
+            client.catalog.flush("c")
             catch_up(settings, client.log)
             flush(settings)
             yield client

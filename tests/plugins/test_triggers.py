@@ -13,10 +13,10 @@ import pytest
 from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import BaseTrigger
 
-from millrace.errors import LogUnavailable, TickTooOld
-from millrace.ops.launch import Launcher, RunState
-from millrace.ops.operation import write_json
-from millrace.settings import Settings
+from millrace.base.errors import LogUnavailable, TickTooOld
+from millrace.base.files import replace_json
+from millrace.base.settings import Settings
+from millrace.runtime.launch.launcher import Launcher, RunState
 from millrace_airflow import conditions
 from millrace_airflow.conditions import Answer
 from millrace_airflow.triggers import ConditionTrigger, JobTrigger, SegmentsFlushedTrigger
@@ -40,7 +40,7 @@ def here(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
 def launcher(here: Settings, tmp_path: Path) -> Iterator[Launcher]:
     jobs = tmp_path / "jobs"
     jobs.mkdir()
-    shutil.copy(ROOT / "tests" / "ops" / "light_job.py", jobs / "light.py")
+    shutil.copy(ROOT / "tests" / "runtime" / "light_job.py", jobs / "light.py")
     made = Launcher(here, jobs=jobs)
     yield made
     for status in made.runs():
@@ -137,7 +137,7 @@ def flushed(here: Settings, *segments: tuple[int, int, int]) -> None:
         {"pchannel": "dml_0", "collection_id": collection, "segment_id": segment, "rows": 10, "time_tick": tick}
         for collection, segment, tick in segments
     ]
-    write_json(here.progress_path("flushed-segments"), {"segments": rows})
+    replace_json(here.progress_path("flushed-segments"), {"segments": rows})
 
 
 def watcher(store: Store, **arguments: Any) -> SegmentsFlushedTrigger:

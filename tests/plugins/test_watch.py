@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from millrace.ops.launch import JobError, RunState, RunStatus
-from millrace.ops.operation import write_json
-from millrace.settings import Settings
+from millrace.base.files import replace_json
+from millrace.base.settings import Settings
+from millrace.runtime.launch.launcher import JobError, RunState, RunStatus
 from millrace_airflow.watch import Backoff, StreamingWatch
 
 APP = "millrace-streaming-node"
@@ -61,7 +61,7 @@ def beat(settings: Settings, *, age: float = 0.0, pid: int = PID, busy: float = 
         "parked": [],
     }
     value = {"pid": pid, "at": time.time() - age, "spark_ui": None, "queries": {"streaming-node": query}}
-    write_json(settings.run_path / f"{APP}.heartbeat.json", value)
+    replace_json(settings.run_path / f"{APP}.heartbeat.json", value)
 
 
 def test_a_job_with_a_fresh_heartbeat_is_well_and_says_how_it_is(settings: Settings) -> None:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from millrace.log.protocol import ENTRY_SCHEMA, LogEntries
+from millrace.base.settings import Settings
 from millrace.message import builders, wire
 from millrace.message.bodies import ImportFile
 from millrace.message.ids import LogId
 from millrace.message.keys import vchannel_index
+from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.committer import Committer
-from millrace.node.ranges import RangeReport
-from millrace.node.wal_writer import RangeWriter
-from millrace.settings import Settings
-from millrace.tables.wal_table import WalTable
+from millrace.node.ingest.committer import Committer
+from millrace.node.ingest.ranges import RangeReport
+from millrace.node.ingest.wal_writer import RangeWriter
+from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import CHAIN_VERSION, Chain
 from millrace.wal.state import ChannelState
 from tests.tables.staged_files import stage
@@ -38,7 +39,7 @@ class WalMaker:
         self.pending: dict[str, list[tuple[int, int, bytes]]] = {name: [] for name in pchannels}
         self.entries = dict.fromkeys(pchannels, 0)
         self.ms = START_MS
-        self._table = WalTable.create(settings.wal_path)
+        self._table = WalTable.create(Path(settings.wal_uri))
         self._committer = Committer(self._table)
         self.rejected: list[dict[str, object]] = []
         self.accepted: dict[str, list[dict[str, Any]]] = {name: [] for name in pchannels}
@@ -80,7 +81,7 @@ class WalMaker:
         self.rejected.extend(outcome.rejections.select(["reason", "detail", "type"]).to_pylist())
         self._table.refresh()
         base = self._table.position(name)
-        writer = RangeWriter(self.settings.wal_path, name)
+        writer = RangeWriter(Path(self.settings.wal_uri), name)
         writer.add(outcome)
         if writer.rows == 0:
             writer.abort()

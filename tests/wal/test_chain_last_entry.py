@@ -7,8 +7,8 @@ from itertools import permutations
 import crc32c
 import pytest
 
-from millrace.log.protocol import LogEntries
 from millrace.message.ids import LogId
+from millrace.message.log_entries import LogEntries
 from millrace.wal.chain import Chain
 from millrace.wal.state import ChannelState
 from tests.message.samples import entries

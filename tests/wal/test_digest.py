@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.errors import Malformed
+from millrace.base.errors import Malformed
 from millrace.wal.digest import Digest, digest, payload_hashes
 from millrace.wal.schema import ROW_SCHEMA
 from tests.node.wal_samples import message, rejection, wal_rows

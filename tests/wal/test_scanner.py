@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.errors import WalGap
+from millrace.base.errors import WalGap
 from millrace.message.ids import MessageId
 from millrace.message.types import MessageType
 from millrace.wal.scanner import Filter, ImmutableTxn, Scanner, TickAbove, TickFrom, Types, VChannels, messages

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from millrace.errors import WalGap
+from millrace.base.errors import WalGap
 from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 

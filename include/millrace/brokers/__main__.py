@@ -12,11 +12,11 @@ import sys
 import threading
 from pathlib import Path
 
+from millrace.base.errors import MillraceError
+from millrace.base.settings import Settings
 from millrace.brokers.broker import Broker
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.kinds import KINDS, broker
-from millrace.errors import MillraceError
-from millrace.settings import Settings
 
 
 def main() -> int:

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from millrace.java import find_java
-from millrace.node.processes import Job, JobFailed
-from millrace.settings import Settings
+from millrace.base.settings import Settings
+from millrace.runtime.child_processes import Job, JobFailed
+from millrace.runtime.java import find_java
 
 RECORD: Final = "broker.json"
 OUTPUT: Final = "broker.log"

@@ -1,4 +1,4 @@
-"""The jars of a broker, by its lock file: every one listed, pinned by digest, none transitive (millrace.jars fetches them).
+"""The jars of a broker, by its lock file: every one listed, pinned by digest, none transitive (millrace.runtime.jars fetches them).
 
 ``python -m millrace.brokers.jars kafka pulsar`` fetches them ahead of time.
 """
@@ -9,9 +9,9 @@ import hashlib
 import sys
 from importlib.resources import files
 
-from millrace.errors import InvalidSettings
-from millrace.jars import Jar, exit_code, fetched
-from millrace.settings import Settings
+from millrace.base.errors import InvalidSettings
+from millrace.base.settings import Settings
+from millrace.runtime.jars import Jar, exit_code, fetched
 
 
 def read_lock(name: str) -> tuple[Jar, ...]:
@@ -30,7 +30,7 @@ def read_lock(name: str) -> tuple[Jar, ...]:
 def broker_jars(name: str, settings: Settings, *, deadline: float = 300) -> list[str]:
     """Paths of the jars of broker `name` ("kafka", ...); fetched first where the cache lacks one.
 
-    Raises InvalidSettings or DeadlineExceeded, as :func:`millrace.jars.fetched` says.
+    Raises InvalidSettings or DeadlineExceeded, as :func:`millrace.runtime.jars.fetched` says.
     """
     jars = read_lock(name)
     # A lock that changed is another folder, so that an older checkout keeps its own.

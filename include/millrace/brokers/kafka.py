@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from millrace.base.errors import InvalidSettings
+from millrace.base.settings import Settings
 from millrace.brokers.broker import Broker, java_command
 from millrace.brokers.jars import broker_jars
-from millrace.errors import InvalidSettings
-from millrace.settings import Settings
 
 USER: Final = "millrace"
 CLUSTER: Final = "bWlsbHJhY2UtYnJva2VyMQ"

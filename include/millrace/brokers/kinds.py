@@ -6,9 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from millrace.base.errors import InvalidSettings
+from millrace.base.settings import Settings
 from millrace.brokers.broker import Broker
-from millrace.errors import InvalidSettings
-from millrace.settings import Settings
 
 KINDS: Final[dict[str, str]] = {
     "kafka": "millrace.brokers.kafka:KafkaBroker",

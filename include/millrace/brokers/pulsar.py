@@ -12,7 +12,7 @@ from typing import Final
 
 from millrace.brokers.broker import Broker, java_command
 from millrace.brokers.jars import broker_jars
-from millrace.log.protocol import DEFAULT_MAX_ENTRY_BYTES
+from millrace.message.log_entries import DEFAULT_MAX_ENTRY_BYTES
 
 _MAIN: Final = "org.apache.pulsar.PulsarStandaloneStarter"
 _OPENED: Final = (

@@ -22,22 +22,27 @@ from typing import Any, Final, Self
 import pyarrow as pa
 from pyarrow import flight
 
-from millrace.closing import Closing
-from millrace.data_folder import claim
-from millrace.errors import InvalidArgument, MillraceError
-from millrace.log.discovery import ServerLaunch
-from millrace.log.remote import RemoteLogService
-from millrace.log.server_link import CONNECTION_FAILURES, ConnectionLost, ExchangeStream, Link, lost
-from millrace.log.server_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Pipeline, as_values
-from millrace.log.server_wire import ack_from_bytes
-from millrace.node.append_host import DEFAULT_DEADLINE, Entries, Mvcc
-from millrace.node.append_host_outcome import AppendOutcome
-from millrace.node.append_host_server import LAUNCH, NAME, TIMEOUT, tailed_rows
-from millrace.node.catalog_calls import READS
-from millrace.node.tail_buffer import Evicted, Tailed
-from millrace.pauses import jittered
+from millrace.base.closing import Closing
+from millrace.base.data_folder import claim
+from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError
+from millrace.base.pauses import jittered
+from millrace.catalog.collection import Collection
+from millrace.message.ids import LogId
+from millrace.message.tombstones import Tombstone
+from millrace.rpc.launch import LAUNCH, ServerLaunch
+from millrace.rpc.link import CONNECTION_FAILURES, ConnectionLost, ExchangeStream, Link, lost
+from millrace.rpc.outcome import AppendOutcome
+from millrace.rpc.pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Entries, Pipeline, as_values
+from millrace.rpc.remote_log import RemoteLogService
+from millrace.rpc.tail import Evicted, Mvcc, Tailed, tailed_rows
+from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE, TIMEOUT, ack_from_bytes
 from millrace.wal.definitions import Definitions
 
+TOMBSTONE_SECONDS: Final = 120.0
+"""What replacing an entry may take: a commit to the ``wal`` table is part of it."""
+
+READ_SECONDS: Final = 600.0
+"""How long the rows of a collection may take on their way."""
 _MARGIN: Final = 2.0
 """Seconds that a client waits beyond what it lets the server wait: the server's answer is the better one."""
 
@@ -142,7 +147,7 @@ class AppendClient(Closing):
     def definitions(
         self, pchannel: str, collection_id: int | None, *, deadline: float = DEFAULT_DEADLINE
     ) -> Definitions:
-        """What the chain has of collections on a PChannel; see :meth:`millrace.node.append_host.AppendHost.definitions`."""
+        """What the chain has of collections on a PChannel; see :meth:`millrace.node.append.host.AppendHost.definitions`."""
         request = {"pchannel": pchannel, "collection_id": collection_id, "deadline": deadline}
         return Definitions.from_json(self._act("definitions", request, deadline))
 
@@ -152,7 +157,7 @@ class AppendClient(Closing):
         def call(link: Link, deadline: float) -> str:
             try:
                 (found,) = link.client.do_action(
-                    flight.Action(f"{NAME}/metrics", b""), link.options(self.service.deadline)
+                    flight.Action(f"{APPEND_ROLE}/metrics", b""), link.options(self.service.deadline)
                 )
             except CONNECTION_FAILURES as error:
                 raise lost(error) from error
@@ -164,18 +169,18 @@ class AppendClient(Closing):
         """The state of the host's flow control: mode, rate (bytes/s, or None), why, readings, levels, delayed, refused."""
         return self._act("flow", {}, self.service.deadline)
 
-    def catalog(self, call: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """A call of the coordinator beside the host (millrace.node.catalog_calls). Raises what that call raises.
+    def catalog(self, call: str, arguments: Mapping[str, Any], *, repeat: bool) -> dict[str, Any]:
+        """A call of the catalog beside the host (millrace.catalog.calls). Raises what that call raises.
 
-        One that changes something is not repeated where its answer was lost: LogUnavailable says that it may have taken
-        effect.
+        One that changes something is not to be repeated where its answer was lost: LogUnavailable then says that it may
+        have taken effect.
         """
         request, seconds = {"call": call, "arguments": dict(arguments)}, self.service.deadline
 
         def act(link: Link, deadline: float) -> dict[str, Any]:
-            return link.act(f"{NAME}/catalog", request, timeout=seconds)
+            return link.act(f"{APPEND_ROLE}/catalog", request, timeout=seconds)
 
-        if call in READS:
+        if repeat:
             return self.service.repeated(act, seconds=seconds)
         return self.service.sent_once(act, seconds=seconds, what=f"whether {call} took effect is unknown")
 
@@ -183,10 +188,19 @@ class AppendClient(Closing):
         """Have the host follow the PChannel anew, once what parked it is cured."""
         self._act("restart", {"pchannel": pchannel}, self.service.deadline)
 
+    def entry_that_parks(self, pchannel: str, entry: LogId) -> dict[str, Any]:
+        """What stands at `entry`, of which a tombstone may be made: see :meth:`millrace.node.append.tombstones.Tombstones.look`."""
+        return self._act("tombstone", {"pchannel": pchannel, "entry": list(entry)}, self.service.deadline)
+
+    def place_tombstone(self, pchannel: str, entry: LogId, *, sha256: str, author: str, reason: str) -> Tombstone:
+        """Replace the entry that parks a PChannel; see :meth:`millrace.node.append.tombstones.Tombstones.place`."""
+        request = {"pchannel": pchannel, "entry": list(entry), "sha256": sha256, "author": author, "reason": reason}
+        return Tombstone.from_json(pchannel, self._act("tombstone", request, TOMBSTONE_SECONDS))
+
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed | Evicted:
         """The messages behind `after_tick` from the host's buffer; waits up to `timeout` seconds (at most 10) for some."""
         request = {
-            "extension": NAME,
+            "extension": APPEND_ROLE,
             "tail": pchannel,
             "after": after_tick,
             "timeout": timeout,
@@ -200,6 +214,18 @@ class AppendClient(Closing):
             return Evicted(int(metadata["evicted"]))
         return Tailed([tailed_rows(batch) for batch in batches if batch.num_rows], int(metadata["confirmed"]))
 
+    def read(self, collection: Collection, *, at: int | None, seconds: float) -> pa.Table:
+        """The rows of a collection at a tick, or as of now, from the server's tables; it waits up to `seconds` (at most 60) for
+        them. Raises what a read there raises, ServerFull, LogUnavailable."""
+        request = {"extension": APPEND_ROLE, "read": collection.name, "at": at, "deadline": seconds}
+        batches, metadata = self.service.repeated(
+            lambda link, deadline: link.get(request, timeout=seconds + READ_SECONDS), seconds=seconds + READ_SECONDS
+        )
+        rows = pa.Table.from_batches(batches)
+        if rows.num_rows != metadata.get("rows"):
+            raise LogUnavailable(f"the server's answer broke off behind {rows.num_rows:,} rows: read again")
+        return rows
+
     def close(self) -> None:
         """Release the connection; the server goes on. Idempotent."""
         with self._lock:
@@ -211,7 +237,8 @@ class AppendClient(Closing):
 
     def _act(self, name: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         return self.service.repeated(
-            lambda link, deadline: link.act(f"{NAME}/{name}", request, timeout=seconds + _MARGIN), seconds=seconds
+            lambda link, deadline: link.act(f"{APPEND_ROLE}/{name}", request, timeout=seconds + _MARGIN),
+            seconds=seconds,
         )
 
     def _append_once(self, pchannel: str, values: pa.LargeBinaryArray, seconds: float) -> AppendOutcome:
@@ -270,7 +297,7 @@ class _Stream(ExchangeStream):
     """A stream of appends to the append host, each answered by what the chain decided."""
 
     def __init__(self, link: Link, pchannel: str, *, pipelined: bool) -> None:
-        super().__init__(link, {"extension": NAME, "pchannel": pchannel, "pipelined": pipelined})
+        super().__init__(link, {"extension": APPEND_ROLE, "pchannel": pchannel, "pipelined": pipelined})
 
     def send(self, values: pa.LargeBinaryArray, *, deadline: float) -> None:
         """Send one append that the server may wait for until `deadline` (monotonic). Raises ConnectionLost."""

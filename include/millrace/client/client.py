@@ -1,51 +1,82 @@
-"""The client of a deployment: collections, producers, all from one data folder.
+"""The client of a deployment, which lies in a data folder here or behind a server elsewhere: collections, producers, consumers.
 
-with Client.connect() as client:
-    client.coordinator.create_collection("users", schema, partitions=["eu", "us"])
-    client.producer().insert(client.collection("users"), batch, partition="eu")
+    with Client.connect() as client:                    # or Client.at("grpc+tls://log.example.net:7700", roots="ca.pem")
+        client.catalog.create_collection("users", schema, partitions=["eu", "us"])
+        client.producer().insert(client.collection("users"), batch, partition="eu")
+
+Catalog, DDL and appends go through the server wherever it is, and reads of a collection where it is elsewhere. What else tables are
+needed for (consumers, changes) takes a client of the data folder: NotSupportedRemotely.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import pyarrow as pa
 
+from millrace.base.closing import Closing
+from millrace.base.errors import CollectionNotFound, InvalidSettings, LogUnavailable, NotSupportedRemotely
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.catalog.calls import ServedCatalog
+from millrace.catalog.collection import Collection
+from millrace.catalog.port import Catalog
 from millrace.client.append_client import AppendClient
-from millrace.client.changes import ChangeStream
-from millrace.client.consumer import COMMIT_INTERVAL, Consumer
-from millrace.client.freshness import confirm
-from millrace.client.positions import Positions
-from millrace.client.producer import Producer
-from millrace.client.spool import DEFAULT_BYTES
-from millrace.client.spooling import OnRejected, SpoolSender
-from millrace.closing import Closing
-from millrace.coord.coordinator import Coordinator
-from millrace.coord.store import Collection, pchannel_of
-from millrace.errors import CollectionNotFound, InvalidArgument, TickNotReached
+from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer
+from millrace.client.consume.delivery import Imports
+from millrace.client.consume.scan import History
+from millrace.client.produce.producer import Producer
+from millrace.client.spool.queue import DEFAULT_BYTES
+from millrace.client.spool.sender import OnRejected, SpoolSender
+from millrace.client.tables_served import TablesServed
 from millrace.log.protocol import LogService
 from millrace.message.ids import Moment, resolve_tick
-from millrace.metrics import Metrics
-from millrace.node.append_host_server import launch_of
-from millrace.node.catalog_calls import OneByOne
-from millrace.settings import Settings
-from millrace.tables.arrow_read import read_arrow
-from millrace.tables.changes import Position
+from millrace.rpc.launch import launch_of
+from millrace.rpc.remote_log import RemoteLogService
+from millrace.rpc.wire import DEFAULT_DEADLINE, TOKEN_VARIABLE
 from millrace.wal.scanner import DeliverPolicy, Filter
+
+if TYPE_CHECKING:  # these bring the libraries of tables, which a producer for a server elsewhere does not load
+    from millrace.client.consume.changes import ChangeStream
+    from millrace.client.consume.positions import Positions
+
+
+class Tables(Protocol):
+    """Where a client's reads come from."""
+
+    def history(self) -> History | None:
+        """The newest version of the ``wal`` table; None where there is none yet."""
+        ...
+
+    def imports(self) -> Imports:
+        """Where the rows of Import messages are found."""
+        ...
+
+    def positions(self) -> Positions:
+        """Where consumer groups stand."""
+        ...
+
+    def read(self, collection: Collection, *, at: int | None, seconds: float) -> pa.Table:
+        """The rows of a collection at a tick; without one, all that was decided before the call. Waits up to `seconds` for it."""
+        ...
 
 
 class Client(Closing):
-    """A connection to the log's server and its append host, which it starts where none runs."""
+    """A connection to a deployment's server. Thread-safe."""
 
-    def __init__(self, settings: Settings, append: AppendClient) -> None:
+    def __init__(self, settings: Settings, append: AppendClient, *, here: bool = True) -> None:
+        """`here`: the deployment lies in ``settings.data_dir``."""
         self.settings = settings
         self.append = append
         self.log: LogService = append.service
-        self.coordinator = Coordinator(settings, log=self.log, append=OneByOne(append, settings.append_deadline))
+        self.catalog: Catalog = ServedCatalog(append, pchannels=settings.pchannels if here else None)
+        self._here = here
         self._producers: list[Producer] = []
         self._consumers: list[Consumer | ChangeStream] = []
         self._definitions: dict[int, Collection] = {}
@@ -63,19 +94,55 @@ class Client(Closing):
         )
         return cls(settings, append)
 
+    @classmethod
+    def at(
+        cls,
+        address: str,
+        *,
+        token: str = "",
+        roots: str | Path = "",
+        tls_name: str = "",
+        settings: Settings | None = None,
+        env: Mapping[str, str] | None = None,
+        deadline: float = DEFAULT_DEADLINE,
+    ) -> Self:
+        """Connect to ``grpc://host:port`` or ``grpc+tls://host:port``; `roots` is a PEM file of trusted certificates.
+
+        The token is MILLRACE_SERVER_TOKEN in the environment (of both sides) unless it is given; `settings` give attempts and
+        deadlines of appends. Raises InvalidSettings without a token, and LogUnavailable where the server cannot be reached or
+        refuses it.
+        """
+        token = token or (os.environ if env is None else env).get(TOKEN_VARIABLE, "")
+        if not token:
+            raise InvalidSettings(f"{TOKEN_VARIABLE} is not set: give it the token that the server has under that name")
+        service = RemoteLogService.at(address, token=token, roots=roots, tls_name=tls_name, deadline=deadline)
+        return cls(settings or Settings.load(env=env), AppendClient(service), here=False)
+
     def close(self) -> None:
         """Close its consumers and producers, then the connection. Raises DeadlineExceeded where rows could not be sent."""
         with ExitStack() as closing:
-            for close in (self.log.close, self.append.close, self.coordinator.close):
-                closing.callback(close)
+            closing.callback(self.append.close)
             for producer in self._producers:
                 closing.callback(producer.close)
             for consumer in self._consumers:
                 closing.callback(consumer.close)
 
     def collection(self, name: str) -> Collection:
-        """The definition of a collection. Raises CollectionNotFound."""
-        return self.coordinator.collection(name)
+        """The definition of a collection. Raises CollectionNotFound.
+
+        While the server is away: as the data folder has it, if that is here, so that a producer with a spool can begin.
+        """
+        try:
+            return self.catalog.collection(name)
+        except LogUnavailable:
+            if not self._here:
+                raise
+            from millrace.catalog.records import known_collections
+
+            for each in known_collections(self.settings.data_dir):
+                if each.name == name and each.state == "active":
+                    return each
+            raise
 
     def producer(
         self,
@@ -93,7 +160,7 @@ class Client(Closing):
         )
         producer = Producer(
             self.append,
-            self.coordinator,
+            self.catalog,
             self.settings,
             producer_id=producer_id,
             reader=self._read_for,
@@ -123,11 +190,11 @@ class Client(Closing):
         if isinstance(source, str):
             source = self.collection(source)
         channels = source.vchannels if isinstance(source, Collection) else source
-        positions = None if group is None else Positions(self.settings.data_dir / "coord")
+        positions = None if group is None else self._tables.positions()
         try:
             made = Consumer(
                 channels,
-                wal=self.settings.wal_path,
+                wal=self._tables.history,
                 tail=self.append,
                 group=group,
                 positions=positions,
@@ -135,7 +202,7 @@ class Client(Closing):
                 filters=filters,
                 until_tick=until_tick,
                 definitions=self._definition,
-                staged=self.settings.staged_path,
+                imports=self._tables.imports(),
                 metrics=metrics,
                 commit_interval=commit_interval,
             )
@@ -160,36 +227,45 @@ class Client(Closing):
         or back from JSON), and go on until the stream is closed or has given everything up to `until_tick`.
         Raises CollectionNotFound, InvalidArgument; a poll raises PositionTruncated where the WAL has been trimmed behind `after`.
         """
-        collection = self.collection(source) if isinstance(source, str) else source
-        by_pchannel: dict[str, list[str]] = {}
-        for vchannel in collection.vchannels:
-            by_pchannel.setdefault(pchannel_of(vchannel), []).append(vchannel)
-        made = ChangeStream(
-            collection.id,
-            by_pchannel,
+        if not self._here:
+            raise NotSupportedRemotely(
+                "changes are read from the tables, which lie on the server's host: read them there"
+            )
+        from millrace.client.consume.changes import ChangeStream
+
+        made = ChangeStream.of(
+            self.collection(source) if isinstance(source, str) else source,
             settings=self.settings,
             tail=self.append,
-            after=_positions(after, by_pchannel),
+            after=after,
             until_tick=until_tick,
             metrics=metrics,
         )
         self._consumers.append(made)
         return made
 
+    @cached_property
+    def _tables(self) -> Tables:
+        if not self._here:
+            return TablesServed(self.append)
+        from millrace.client.tables_here import TablesHere
+
+        return TablesHere(self.settings, self.append)
+
     def _definition(self, collection_id: int, version: int) -> Collection:
         """A collection that has a schema version, a dropped one too. Raises CollectionNotFound."""
         found = self._definitions.get(collection_id)
         if found is None or found.schema_version < version:
-            self._definitions = {each.id: each for each in self.coordinator.collections(dropped=True)}
+            self._definitions = {each.id: each for each in self.catalog.collections(dropped=True)}
             found = self._definitions.get(collection_id)
         if found is None or found.schema_version < version:
-            raise CollectionNotFound(f"the coordinator knows no schema version {version} of collection {collection_id}")
+            raise CollectionNotFound(f"the catalog has no schema version {version} of collection {collection_id}")
         return found
 
     def _read_for(self, collection: Collection, at: int | None) -> tuple[int, pa.Table]:
         """A collection at a tick; without one at a tick of now, which lies behind every append that was answered."""
         if at is None:
-            at = max(self.append.tick(name) for name in {pchannel_of(vchannel) for vchannel in collection.vchannels})
+            at = max(self.append.tick(name) for name in collection.pchannels)
         return at, self.read(collection.name, at=at)
 
     def read(
@@ -205,35 +281,12 @@ class Client(Closing):
         Has a tick appended on each PChannel of the collection, so that one on which nothing happens does not hold the read
         back, and waits up to `deadline` seconds (default: ``read_deadline``) for the streaming node to have come that far.
         No JVM. `metrics` are told how long it took. Raises TickNotReached, TickTooOld, CollectionNotFound;
-        :func:`millrace.tables.reader.read` is the same for Spark.
+        :func:`millrace.tables.read.spark.read` is the same for Spark.
         """
         began = time.perf_counter()
         collection = self.collection(name)
-        tick = None if at is None else resolve_tick(at)
         seconds = self.settings.read_deadline if deadline is None else deadline
-        confirmed, whole = confirm(self.settings, collection, self.append, at=tick, seconds=seconds)
-        if not whole:
-            raise TickNotReached(
-                f"the wal table does not hold all of {name!r} after {seconds:.1f} s: is the streaming node running"
-                " (`millrace status`)? Or read at an older tick"
-            )
-        rows = read_arrow(self.settings, collection.id, at=tick, deadline=0.0, confirmed=confirmed)
+        rows = self._tables.read(collection, at=None if at is None else resolve_tick(at), seconds=seconds)
         if metrics is not None:
             metrics.read_duration_seconds.observe(time.perf_counter() - began)
         return rows
-
-
-def _positions(
-    after: Moment | Mapping[str, Sequence[Any]] | None, pchannels: Mapping[str, object]
-) -> dict[str, Position]:
-    """By PChannel where changes begin. Raises InvalidArgument for what is no position."""
-    if after is None:
-        return {}
-    if not isinstance(after, Mapping):
-        return dict.fromkeys(pchannels, Position(resolve_tick(after)))
-    for name, place in after.items():
-        if name not in pchannels:
-            raise InvalidArgument(f"the collection has no VChannel on {name!r}: these are positions of another one")
-        if not 1 <= len(place) <= 2 or any(not isinstance(part, int) or part < 0 for part in place):
-            raise InvalidArgument(f"a position is [tick, rows], as the stream's positions have it, not {place!r}")
-    return {name: Position(*place) for name, place in after.items()}

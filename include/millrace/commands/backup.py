@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from millrace.commands.command_line import (
+from millrace.base.errors import InvalidArgument
+from millrace.commands.parts.command_line import (
     DOES_NOT_HOLD,
+    RUN,
     AsJson,
     DataFolder,
     command_group,
@@ -17,9 +19,8 @@ from millrace.commands.command_line import (
     print_json,
     print_rows,
 )
-from millrace.errors import InvalidArgument
 
-app = command_group("Back up the whole deployment while it runs, and restore it.")
+app = command_group("backup", RUN, "Back up the whole deployment while it runs, and restore it.")
 
 Backups = Annotated[
     Path | None,
@@ -50,9 +51,9 @@ def make(
 
     Example: `millrace backup make --to /mnt/backups/millrace`
     """
-    from millrace.ops.backup.params import BackupParams
-    from millrace.ops.backup.run import run
-    from millrace.ops.operation import Progress
+    from millrace.operations.backup.declaration import BackupParams
+    from millrace.operations.backup.run import run
+    from millrace.runtime.progress import Progress
 
     folder = "" if to is None else str(to.expanduser().absolute())
     params = BackupParams.parse({"to": folder, "keep": keep, "verify": verify, "dry_run": dry_run})
@@ -65,7 +66,7 @@ def list_(folder: Backups = None, data: DataFolder = None, as_json: AsJson = Fal
 
     Example: `millrace backup list --in /mnt/backups/millrace`
     """
-    from millrace.ops.backup.manifest import backups
+    from millrace.operations.backup.manifest import backups
 
     rows = [
         {
@@ -89,7 +90,7 @@ def verify(backup: OneBackup = None, data: DataFolder = None, as_json: AsJson = 
 
     Example: `millrace backup verify /mnt/backups/millrace`
     """
-    from millrace.ops.backup.verify import verify as read_back
+    from millrace.operations.backup.verify import verify as read_back
 
     found = read_back(_place(backup, data))
     if as_json:
@@ -108,7 +109,7 @@ def restore(backup: OneBackup = None, data: DataFolder = None, as_json: AsJson =
 
     Example: `millrace backup restore /mnt/backups/millrace --data /srv/millrace`
     """
-    from millrace.ops.backup.restore import restore as bring_back
+    from millrace.operations.backup.restore import restore as bring_back
 
     print_facts(bring_back(load_settings(data), _place(backup, data)).to_json(), as_json=as_json)
 

@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.commands.command_line import (
+from millrace.base.errors import DeadlineExceeded, InvalidArgument
+from millrace.catalog.records import known_collections
+from millrace.commands.parts.command_line import (
+    ROWS,
     AsJson,
     CollectionName,
     DataFolder,
     command_group,
     find_collection,
-    known_collections,
     load_settings,
     moment,
     print_facts,
     print_rows,
 )
-from millrace.errors import DeadlineExceeded, InvalidArgument
 
 if TYPE_CHECKING:
-    from millrace.coord.store import Collection
-    from millrace.settings import Settings
+    from millrace.base.settings import Settings
+    from millrace.catalog.collection import Collection
 
-app = command_group("Make, show, change and drop collections.")
+app = command_group("collections", ROWS, "Make, show, change and drop collections.")
 
 _POLL_SECONDS = 0.1
 
@@ -43,7 +44,7 @@ def list_collections(
     Example: `millrace collections list --json`
     """
     print_rows(
-        [_summary(each) for each in known_collections(load_settings(data), dropped=dropped)],
+        [_summary(each) for each in known_collections(load_settings(data).data_dir, dropped=dropped)],
         columns=("name", "id", "state", "vchannels", "partitions", "fields", "primary_key", "schema_version"),
         as_json=as_json,
         empty="No collections yet: `millrace collections create --help` tells how to make one.",
@@ -80,13 +81,11 @@ def create(
     Example: `millrace collections create flights --from flights.csv --key id --vchannels 4 --partition EWR --partition JFK`
     """
     from millrace.client.client import Client
-    from millrace.commands.collection_schema import make_schema
+    from millrace.commands.parts.collection_schema import make_schema
 
     schema = make_schema(fields=field or [], source=source, key=key, event_time=event_time)
     with Client.connect(load_settings(data)) as client:
-        made = client.coordinator.create_collection(
-            name, schema, vchannels=vchannels, partitions=partition or ["_default"]
-        )
+        made = client.catalog.create_collection(name, schema, vchannels=vchannels, partitions=partition or ["_default"])
     if as_json:
         print_facts(_summary(made) | {"schema": schema.to_json()}, as_json=True)
     else:
@@ -99,11 +98,11 @@ def describe(name: CollectionName, data: DataFolder = None, as_json: AsJson = Fa
 
     Example: `millrace collections describe users`
     """
-    from millrace.tables.collection_table import rows_path
+    from millrace.tables.collections.table import rows_uri
 
     settings = load_settings(data)
     found = find_collection(settings, name)
-    facts = _summary(found) | {"event_time": found.schema.event_time, "table": str(rows_path(settings, found.id))}
+    facts = _summary(found) | {"event_time": found.schema.event_time, "table": str(rows_uri(settings, found.id))}
     if as_json:
         facts |= {"fields": found.schema.to_json()["fields"], "partition_ids": found.partitions}
         print_facts(facts, as_json=True)
@@ -135,7 +134,7 @@ def drop(
     if not yes:
         typer.confirm(f"Drop {name} (id {found.id}) in {settings.data_dir}?", abort=True)
     with _client(settings) as client:
-        client.coordinator.drop_collection(name)
+        client.catalog.drop_collection(name)
     typer.echo(f"Dropped {name} (id {found.id}).")
 
 
@@ -156,7 +155,7 @@ def flush(
     settings = load_settings(data)
     find_collection(settings, name)
     with _client(settings) as client:
-        ticks = client.coordinator.flush(name)
+        ticks = client.catalog.flush(name)
     if wait:
         _wait_flushed(settings, ticks, timeout)
     rows = [{"vchannel": vchannel, "tick": tick, "time": moment(tick)} for vchannel, tick in sorted(ticks.items())]
@@ -175,7 +174,7 @@ def add_field(
 
     Example: `millrace collections add-field users 'email:string?'`
     """
-    from millrace.commands.collection_schema import parse_field
+    from millrace.commands.parts.collection_schema import parse_field
 
     spec = parse_field(field)
     settings = load_settings(data)
@@ -183,7 +182,7 @@ def add_field(
     if not spec.nullable:
         raise InvalidArgument(f"the rows that are there have no {spec.name!r}: write it as '{field}?'")
     with _client(settings) as client:
-        version = client.coordinator.add_field(name, spec)
+        version = client.catalog.add_field(name, spec)
     typer.echo(f"Added {spec.name} ({spec.type}) to {name}: schema version {version}.")
 
 
@@ -200,7 +199,7 @@ def add_partition(
     settings = load_settings(data)
     find_collection(settings, name)
     with _client(settings) as client:
-        number = client.coordinator.create_partition(name, partition)
+        number = client.catalog.create_partition(name, partition)
     typer.echo(f"Added the partition {partition} (id {number}) to {name}.")
 
 
@@ -220,7 +219,7 @@ def drop_partition(
     if not yes:
         typer.confirm(f"Drop the partition {partition} of {name} with its rows?", abort=True)
     with _client(settings) as client:
-        client.coordinator.drop_partition(name, partition)
+        client.catalog.drop_partition(name, partition)
     typer.echo(f"Dropped the partition {partition} of {name}.")
 
 
@@ -245,16 +244,16 @@ def _summary(found: Collection) -> dict[str, Any]:
 
 def _wait_flushed(settings: Settings, ticks: dict[str, int], timeout: float) -> None:
     """Wait until the checkpoints are at or behind the tick of each VChannel's flush. Raises DeadlineExceeded."""
-    from millrace.coord.store import pchannel_of
-    from millrace.tables.delta_files import open_table
-    from millrace.tables.flush_tables import read_checkpoints
+    from millrace.catalog.collection import pchannel_of
+    from millrace.storage.table import open_table
+    from millrace.tables.collections.flush_tables import read_checkpoints
 
     wanted: Counter[str] = Counter()
     for vchannel, tick in ticks.items():
         wanted[pchannel_of(vchannel)] = max(wanted[pchannel_of(vchannel)], tick)
-    path, end = settings.checkpoints_path, time.monotonic() + timeout
+    path, end = settings.checkpoints_uri, time.monotonic() + timeout
     while True:
-        found = read_checkpoints(open_table(path), path)
+        found = read_checkpoints(open_table(path))
         behind = [name for name, tick in wanted.items() if tick and (name not in found or found[name].time_tick < tick)]
         if not behind:
             return

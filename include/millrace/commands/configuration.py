@@ -8,11 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-import millrace
-from millrace.commands.command_line import AsJson, DataFolder, command_group, load_settings, print_facts, print_rows
-from millrace.settings import PREFIX, Settings, describe
+from millrace.base.package import VERSION
+from millrace.base.settings import PREFIX, Settings, describe
+from millrace.commands.parts.command_line import (
+    RUN,
+    AsJson,
+    DataFolder,
+    command_group,
+    load_settings,
+    print_facts,
+    print_rows,
+    root,
+)
 
-app = command_group("Show the settings.")
+app = command_group("config", RUN, "Show the settings.")
 
 LIBRARIES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "duckdb")
 
@@ -66,6 +75,7 @@ def setting_rows(settings: Settings, *, by_option: bool) -> list[dict[str, Any]]
     return rows
 
 
+@root.command(rich_help_panel=RUN)
 def version(as_json: AsJson = False) -> None:
     """Show the version of Millrace, of its chain and wire form, and of the libraries below it.
 
@@ -78,7 +88,7 @@ def version(as_json: AsJson = False) -> None:
     from millrace.wal.chain import CHAIN_VERSION
 
     facts: dict[str, Any] = {
-        "millrace": millrace.__version__,
+        "millrace": VERSION,
         "chain_version": CHAIN_VERSION,
         "python": platform.python_version(),
     }

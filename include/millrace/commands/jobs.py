@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-import millrace
-from millrace.commands import runs
-from millrace.commands.command_line import DataFolder, command_group, load_settings
-from millrace.errors import ChannelNotFound, LogUnavailable
-from millrace.ops.launch_command import jobs_folder
+from millrace.base.errors import ChannelNotFound, LogUnavailable
+from millrace.base.package import ROOT
+from millrace.commands.parts.command_line import RUN, DataFolder, command_group, load_settings, root
+from millrace.runtime.launch.command import jobs_folder
 
-app = command_group("Run jobs: the streaming node in the foreground, any job detached.")
-app.command()(runs.start)
-app.command("list")(runs.list_runs)
-app.command()(runs.stop)
-app.command()(runs.log)
+app = command_group("jobs", RUN, "Run jobs: the streaming node in the foreground, any job detached.")
 
 
 @app.command()
@@ -45,7 +39,7 @@ def run(
     command = [sys.executable, str(script)]
     command += ["--with-flusher"] if with_flusher else []
     command += ["--available-now"] if available_now else []
-    package = str(Path(millrace.__file__).resolve().parent.parent)
+    package = str(ROOT)
     paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     # In place of this process: the job gets Ctrl-C and SIGTERM itself, and its exit code is ours.
     sys.stdout.flush()
@@ -53,6 +47,7 @@ def run(
     os.execve(command[0], command, os.environ | settings.environment() | {"PYTHONPATH": paths})
 
 
+@root.command(rich_help_panel=RUN)
 def unpark(
     pchannel: Annotated[str, typer.Argument(metavar="PCHANNEL", help="The PChannel, such as dml_0.")],
     data: DataFolder = None,
@@ -64,7 +59,7 @@ def unpark(
     Example: `millrace unpark dml_0`
     """
     from millrace.client.append_client import AppendClient
-    from millrace.node.parking import unpark as unpark_node
+    from millrace.node.range.parking import unpark as unpark_node
 
     settings = load_settings(data)
     freed = []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.commands.command_line import (
+from millrace.base.errors import ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError
+from millrace.commands.parts.command_line import (
     DOES_NOT_HOLD,
+    LOOK,
     AsJson,
     DataFolder,
     command_group,
@@ -16,17 +19,15 @@ from millrace.commands.command_line import (
     print_rows,
     stamp,
 )
-from millrace.commands.log_switch import switch
-from millrace.errors import ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError
+from millrace.commands.parts.looking import log_to_look
 from millrace.message.ids import LogId
 
 if TYPE_CHECKING:
+    from millrace.base.settings import Settings
     from millrace.client.append_client import AppendClient
-    from millrace.settings import Settings
+    from millrace.log.protocol import LogService
 
-app = command_group("Look into the ingress log, check it, stop its server.")
-
-app.command()(switch)
+app = command_group("log", LOOK, "Look into the ingress log, check it, stop its server.")
 
 READ_BYTES = 4 << 20
 _FOLLOW_SECONDS = 1.0
@@ -41,9 +42,9 @@ def describe(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson 
     Example: `millrace log describe`
     """
     rows = []
-    with _client(load_settings(data)) as client:
-        for name in _names(client, pchannel):
-            log = client.service.open(name)
+    with log_to_look(load_settings(data)) as (service, _):
+        for name in _names(service, pchannel):
+            log = service.open(name)
             found = log.describe()
             newest = max(found.begin, LogId(found.end.ledger, max(0, found.end.entry - 1)))
             last = log.read(newest, max_bytes=1).batch
@@ -68,9 +69,9 @@ def verify(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = 
     Example: `millrace log verify dml_0`
     """
     rows: list[dict[str, Any]] = []
-    with _client(load_settings(data)) as client:
-        for name in _names(client, pchannel):
-            log = client.service.open(name)
+    with log_to_look(load_settings(data)) as (service, _):
+        for name in _names(service, pchannel):
+            log: Any = service.open(name)
             try:
                 report = log.verify()
                 rows.append(
@@ -105,16 +106,20 @@ def truncate(
 
     Example: `millrace log truncate --dry-run`
     """
-    from millrace.node.truncation import truncate_log
-    from millrace.ops.quality.gate import require_open
-    from millrace.tables.wal_table import WalTable
+    from millrace.node.retention.truncation import truncate_log
+    from millrace.operations.quality.gate import require_open
+    from millrace.tables.wal.table import WalTable
 
     settings = load_settings(data)
     if not dry_run:
         require_open(settings, what="truncation of the log")
     rows: list[dict[str, Any]] = []
-    if WalTable.exists(settings.wal_path):
-        with _client(settings) as client:
+    if WalTable.exists(settings.wal_uri):
+        with ExitStack() as stack:
+            if dry_run:
+                service, _ = stack.enter_context(log_to_look(settings))
+            else:
+                service = stack.enter_context(_client(settings)).service
             rows = [
                 {
                     "pchannel": found.pchannel,
@@ -122,7 +127,7 @@ def truncate(
                     "position": str(found.position if found.moves else found.begin),
                     "freed_bytes": found.freed_bytes,
                 }
-                for found in truncate_log(settings, client.service, dry_run=dry_run)
+                for found in truncate_log(settings, service, dry_run=dry_run)
             ]
     columns = ("pchannel", "begin", "position", "freed_bytes")
     print_rows(rows, columns=columns, as_json=as_json, empty="Nothing was flushed yet: the log keeps everything.")
@@ -134,7 +139,7 @@ def stop(data: DataFolder = None) -> None:
 
     Example: `millrace log stop`
     """
-    from millrace.log.remote import RemoteLogService
+    from millrace.rpc.remote_log import RemoteLogService
 
     settings = load_settings(data)
     try:
@@ -147,6 +152,43 @@ def stop(data: DataFolder = None) -> None:
         typer.echo(f"No log server runs for {settings.data_dir}.")
         return
     typer.echo(f"Stopped the log server (process {pid}).")
+
+
+@app.command()
+def clock(
+    accept: Annotated[bool, typer.Option("--accept", help="Believe the wall clock, however far it leapt.")] = False,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the clock that the embedded log stamps by: wall clock, stamps, and whether a leap ahead is held. Starts no server.
+
+    Example: `millrace log clock --accept`
+    """
+    from millrace.rpc.remote_log import RemoteLogService
+
+    settings = load_settings(data)
+    rows: list[dict[str, Any]] = []
+    try:
+        with RemoteLogService.connect(settings.log_path, start=False, deadline=5.0) as service:
+            found = service.clock(accept=accept)
+    except LogUnavailable as error:
+        if accept or "no log server runs" not in str(error):
+            raise
+    else:
+        held = found.held_since_ms
+        rows.append(
+            {
+                "wall_clock": stamp(found.wall_ms),
+                "stamps": stamp(found.stamp_ms),
+                "ahead_seconds": found.ahead_seconds,
+                "held": held is not None,
+                "held_since": None if held is None else stamp(held),
+                "leap_seconds": found.leap_seconds,
+            }
+        )
+    columns = ("wall_clock", "stamps", "ahead_seconds", "held", "held_since", "leap_seconds")
+    empty = f"No log server runs for {settings.data_dir}: nothing is stamped now."
+    print_rows(rows, columns=columns, as_json=as_json, empty=empty)
 
 
 @app.command()
@@ -164,13 +206,15 @@ def read(
 
     Example: `millrace log read dml_0 --from 0:17 --limit 3`
     """
-    from millrace.commands.messages_out import log_json, payload_reader
+    from millrace.commands.parts.messages_out import log_json, payload_reader
 
     settings = load_settings(data)
     payload = payload_reader(settings) if rows else None
     shown = 0
-    with _client(settings) as client:
-        log = client.service.open(_names(client, pchannel)[0])
+    with log_to_look(settings) as (service, client):
+        if follow and client is None:
+            raise LogUnavailable(f"no log server runs for {settings.data_dir}, so nothing comes that could be followed")
+        log = service.open(_names(service, pchannel)[0])
         found = log.describe()
         position = {"earliest": found.begin, "latest": found.end}.get(start) or _position(start)
         while follow or position < found.end:
@@ -192,13 +236,13 @@ def read(
 
 def _client(settings: Settings) -> AppendClient:
     from millrace.client.append_client import AppendClient
-    from millrace.node.append_host_server import launch_of
+    from millrace.rpc.launch import launch_of
 
     return AppendClient.connect(settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings))
 
 
-def _names(client: AppendClient, pchannel: str | None) -> list[str]:
-    known = client.service.names()
+def _names(service: LogService, pchannel: str | None) -> list[str]:
+    known = service.names()
     if pchannel is None:
         return known
     if pchannel not in known:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.commands.command_line import AsJson, DataFolder, load_settings, print_rows
+from millrace.commands.log import app
+from millrace.commands.parts.command_line import AsJson, DataFolder, load_settings, print_rows
 
 if TYPE_CHECKING:
+    from millrace.base.settings import Settings
     from millrace.coord.switch_log import Switch
-    from millrace.node.append_host import AppendHost
-    from millrace.settings import Settings
+    from millrace.node.append.host import AppendHost
 
 
+@app.command()
 def switch(
     to: Annotated[
         str, typer.Option("--to", metavar="URL", help="kafka://…, pulsar://…, rocksmq:///folder or rocksmq.")
@@ -76,26 +78,28 @@ def _online(settings: Settings) -> Iterator[Switch]:
             return client.append.describe(pchannel)
 
     with Client.connect(settings) as client:
-        yield Switch(settings.log_path, settings.log, client.log, Host(), client.coordinator)
+        yield Switch(settings.log_path, settings.log, client.log, Host(), client.catalog)
 
 
 @contextmanager
 def _offline(settings: Settings) -> Iterator[Switch]:
     """The switch in this process alone. Raises LogBusy where the log's server runs."""
+    from millrace.base.file_lock import held
+    from millrace.coord.appending import OneByOne
     from millrace.coord.coordinator import Coordinator
     from millrace.coord.switch_log import Switch
-    from millrace.log.discovery import LOCK_FILE, held
-    from millrace.log.generations import open_deployment_log
-    from millrace.node.append_host import AppendHost
-    from millrace.node.append_host_server import committed_states, launch_of
-    from millrace.node.catalog_calls import OneByOne
+    from millrace.log.generations.service import open_deployment_log
+    from millrace.node.append.host import AppendHost
+    from millrace.node.append.server import committed_states
+    from millrace.rpc.discovery import LOCK_FILE
+    from millrace.rpc.launch import launch_of
 
     launch = launch_of(settings)
     settings.log_path.mkdir(parents=True, exist_ok=True)
     with (
         held(settings.log_path / LOCK_FILE, deadline=time.monotonic() + 1.0),
         open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings)) as log,
-        AppendHost(log, committed_states(settings.wal_path, log)) as host,
+        AppendHost(log, committed_states(settings.wal_uri, log)) as host,
         Coordinator(settings, log=log, append=OneByOne(host, settings.append_deadline)) as coordinator,
     ):
         hosted = _Hosted(host, settings.append_deadline)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from millrace.commands.command_line import (
+from millrace.base.errors import InvalidArgument, MillraceError
+from millrace.commands.parts.command_line import (
     FAILED,
+    ROWS,
     AsJson,
     CollectionName,
     DataFolder,
@@ -25,14 +27,14 @@ from millrace.commands.command_line import (
     load_settings,
     moment,
     print_json,
+    root,
 )
-from millrace.errors import InvalidArgument, MillraceError
 
 if TYPE_CHECKING:
-    from millrace.client.producer import Producer
-    from millrace.client.written import Written
-    from millrace.commands.rows_in import Batch
-    from millrace.coord.store import Collection
+    from millrace.catalog.collection import Collection
+    from millrace.client.produce.producer import Producer
+    from millrace.client.produce.row_files import Batch
+    from millrace.client.produce.written import Written
 
 BATCH_ROWS = 50_000
 SHOWN_BAD_ROWS = 20
@@ -77,6 +79,7 @@ class Tally:
         self.last_tick = max(self.last_tick, written.last_tick)
 
 
+@root.command(rich_help_panel=ROWS)
 def produce(
     name: CollectionName,
     source: Annotated[
@@ -110,7 +113,7 @@ def produce(
     Example: `millrace produce users gone.csv --delete`
     """
     from millrace.client.client import Client
-    from millrace.commands.rows_in import InputFormat, format_of, read_batches
+    from millrace.client.produce.row_files import InputFormat, format_of, read_batches
 
     if partition is not None and partition_by is not None:
         raise typer.BadParameter("--partition and --partition-by: give one of them")

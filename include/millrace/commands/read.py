@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.commands.command_line import (
+from millrace.base.errors import CollectionNotFound, InvalidArgument, LogUnavailable
+from millrace.commands.parts.command_line import (
+    ROWS,
     CollectionName,
     DataFolder,
     find_collection,
     load_settings,
     print_rows,
+    root,
     stamp,
 )
-from millrace.errors import CollectionNotFound, InvalidArgument, LogUnavailable
 from millrace.message.ids import resolve_tick, tick_physical_ms
 
 if TYPE_CHECKING:
-    from millrace.coord.store import Collection
-    from millrace.settings import Settings
+    from millrace.base.settings import Settings
+    from millrace.catalog.collection import Collection
 
 TABLE_ROWS = 50
 """Rows that a table on the screen has unless --limit asks for another number."""
@@ -48,6 +50,7 @@ _SUFFIXES = {
 }
 
 
+@root.command(rich_help_panel=ROWS)
 def read(
     name: CollectionName,
     at: Annotated[
@@ -108,9 +111,9 @@ def read(
 def _rows(settings: Settings, found: Collection, tick: int | None, wait: float | None) -> Any:
     """The rows as an Arrow table. Where the streaming job is behind a read of now: as of the newest tick that is whole."""
     from millrace.client.append_client import AppendClient
-    from millrace.client.freshness import confirm
     from millrace.commands.status import streaming_job
-    from millrace.tables.arrow_read import read_arrow
+    from millrace.tables.read.arrow import read_arrow
+    from millrace.tables.read.freshness import confirm
 
     running = streaming_job(settings)["running"]
     seconds = wait if wait is not None else settings.read_deadline if running else 0.0
@@ -118,7 +121,7 @@ def _rows(settings: Settings, found: Collection, tick: int | None, wait: float |
     why = "the streaming job is behind" + ("." if running else ", and it does not run (`millrace jobs run`).")
     try:
         with AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline) as client:
-            confirmed, whole = confirm(settings, found, client, at=tick, seconds=seconds)
+            confirmed, whole = confirm(settings, found.pchannels, client, at=tick, seconds=seconds)
     except LogUnavailable:
         why = "no log server runs, which alone knows what the tables lack (`millrace jobs run` starts it)."
     if not whole and tick is None:
@@ -153,7 +156,7 @@ def _write(table: Any, chosen: Format, file: Any) -> None:
         rows = [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
         print_rows(rows, columns=table.column_names, as_json=False, empty="No rows.")
         return
-    from millrace.commands.rows_out import write_csv, write_json_lines, write_parquet
+    from millrace.commands.parts.rows_out import write_csv, write_json_lines, write_parquet
 
     target = sys.stdout.buffer if file is None else file
     {Format.JSONL: write_json_lines, Format.CSV: write_csv, Format.PARQUET: write_parquet}[chosen](table, target)

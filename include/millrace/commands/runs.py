@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.commands.command_line import AsJson, DataFolder, load_settings, print_json, print_rows, stamp
-from millrace.errors import DeadlineExceeded, InvalidArgument
-from millrace.node.processes import JobFailed
+from millrace.base.errors import DeadlineExceeded
+from millrace.commands.jobs import app
+from millrace.commands.parts.command_line import (
+    AsJson,
+    DataFolder,
+    json_object,
+    load_settings,
+    print_json,
+    print_rows,
+    stamp,
+)
+from millrace.runtime.child_processes import JobFailed
 
 if TYPE_CHECKING:
-    from millrace.ops.launch import RunStatus
+    from millrace.runtime.launch.launcher import RunStatus
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run id, as `millrace jobs list` shows it.")]
 
 _COLUMNS = ("run_id", "job", "state", "attempt", "pid", "started", "progress")
 
 
+@app.command()
 def start(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A file of jobs/ without its suffix, such as compaction.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="An operation, or a file of jobs/ without its suffix.")],
     params: Annotated[
         str | None, typer.Option("--params", metavar="JSON", help="The job's parameters, for jobs that take them.")
     ] = None,
@@ -42,17 +51,13 @@ def start(
 
     Example: `millrace jobs start streaming_node --run streaming-node --argument=--with-flusher`
     """
-    from millrace.ops.launch import Launcher, RunState
+    from millrace.operations.registry import find_job
+    from millrace.runtime.launch.launcher import Launcher, RunState
 
-    try:
-        chosen = json.loads(params) if params is not None else None
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(f"--params is not JSON: {error}") from None
-    if chosen is not None and not isinstance(chosen, dict):
-        raise InvalidArgument("--params takes a JSON object, such as '{\"dry_run\": true}'")
+    chosen = None if params is None else json_object(params)
     launcher = Launcher(load_settings(data))
     name = run_id or job.replace("_", "-")
-    status = launcher.start(name, job, params=chosen, arguments=argument or ())
+    status = launcher.start(name, find_job(job), params=chosen, arguments=argument or ())
     if wait and status.active:
         try:
             status = launcher.wait(name, deadline=wait)
@@ -67,16 +72,18 @@ def start(
     _print([status], as_json=as_json)
 
 
+@app.command("list")
 def list_runs(data: DataFolder = None, as_json: AsJson = False) -> None:
     """Show the runs of jobs, newest first: what is running, and what ended in the last days.
 
     Example: `millrace jobs list`
     """
-    from millrace.ops.launch import Launcher
+    from millrace.runtime.launch.launcher import Launcher
 
     _print(Launcher(load_settings(data)).runs(), as_json=as_json)
 
 
+@app.command()
 def stop(
     run_id: RunId,
     deadline: Annotated[
@@ -91,11 +98,12 @@ def stop(
 
     Example: `millrace jobs stop compaction`
     """
-    from millrace.ops.launch import Launcher
+    from millrace.runtime.launch.launcher import Launcher
 
     _print([Launcher(load_settings(data)).stop(run_id, deadline=deadline)], as_json=as_json)
 
 
+@app.command()
 def log(
     run_id: RunId,
     lines: Annotated[int, typer.Option("--lines", min=1, help="How many of its last lines.")] = 100,
@@ -105,7 +113,7 @@ def log(
 
     Example: `millrace jobs log streaming-node --lines 30`
     """
-    from millrace.ops.launch import Launcher
+    from millrace.runtime.launch.launcher import Launcher
 
     typer.echo(Launcher(load_settings(data)).poll(run_id).tail(lines))
 

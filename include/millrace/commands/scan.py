@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millrace.commands.command_line import DataFolder, known_collections, load_settings, print_json
-from millrace.errors import ChannelNotFound, ChannelParked, InvalidArgument, LogUnavailable, MillraceError
+from millrace.base.errors import ChannelNotFound, ChannelParked, InvalidArgument, LogUnavailable, MillraceError
+from millrace.catalog.records import known_collections
+from millrace.commands.parts.command_line import ROWS, DataFolder, load_settings, print_json, root
 from millrace.message.ids import LogId, MessageId
 from millrace.message.types import BEHAVIOUR, MessageType
 
 if TYPE_CHECKING:
+    from millrace.base.settings import Settings
     from millrace.client.append_client import AppendClient
-    from millrace.node.tail_buffer import Tailed
-    from millrace.node.tail_scan import TailSource
-    from millrace.settings import Settings
+    from millrace.client.consume.scan import TailSource
+    from millrace.rpc.tail import Tailed
     from millrace.wal.scanner import DeliverPolicy
 
 _VCHANNEL = re.compile(r"(?P<pchannel>.+)_\d+v\d+")
 
 
+@root.command(rich_help_panel=ROWS)
 def scan(
     channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="A PChannel (dml_0) or a VChannel (dml_0_1v0).")],
     start: Annotated[
@@ -56,13 +58,13 @@ def scan(
     settings = load_settings(data)
     vchannel = _VCHANNEL.fullmatch(channel)
     if vchannel is not None:
-        known = [name for each in known_collections(settings, dropped=True) for name in each.vchannels]
+        known = [name for each in known_collections(settings.data_dir, dropped=True) for name in each.vchannels]
         if channel not in known:
             raise ChannelNotFound(f"no VChannel {channel!r}; those there are: {', '.join(known) or 'none yet'}")
     pchannel = channel if vchannel is None else vchannel["pchannel"]
     from millrace.client.append_client import AppendClient
-    from millrace.commands.messages_out import payload_reader, unit_json
-    from millrace.node.tail_scan import scan as start_scan
+    from millrace.client.consume.scan import scan as start_scan
+    from millrace.commands.parts.messages_out import payload_reader, unit_json
     from millrace.wal.scanner import Types
 
     payload = payload_reader(settings) if rows else None
@@ -75,7 +77,7 @@ def scan(
     with client or nullcontext():
         tail, names, until, stopped = _sources(settings, client, pchannel)
         if pchannel not in names:
-            of = {each.name: each.vchannels for each in known_collections(settings)}
+            of = {each.name: each.vchannels for each in known_collections(settings.data_dir)}
             if channel in of:
                 raise ChannelNotFound(
                     f"{channel!r} is a collection; scan one of its channels: {', '.join(of[channel])}"
@@ -84,7 +86,7 @@ def scan(
         with start_scan(
             channel,
             policy,
-            wal=settings.wal_path,
+            wal=settings.wal_uri,
             tail=tail,
             filters=[Types(wanted)],
             until_tick=None if follow else until,
@@ -101,7 +103,7 @@ class _NoTail:
     """The tail of a scan without a server, which ends with the table."""
 
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed:
-        from millrace.node.tail_buffer import Tailed
+        from millrace.rpc.tail import Tailed
 
         return Tailed([], after_tick)
 
@@ -113,10 +115,10 @@ def _sources(
     settings: Settings, client: AppendClient | None, pchannel: str
 ) -> tuple[TailSource, list[str], int, MillraceError | None]:
     """What to tail, the PChannels there are, a tick behind everything that can be shown now, and why that is not all."""
-    from millrace.tables.wal_reader import WalSnapshot
+    from millrace.tables.wal.reader import WalSnapshot
 
     if client is None:
-        wal = WalSnapshot.open(settings.wal_path)
+        wal = WalSnapshot.open(settings.wal_uri)
         names = [] if wal is None else wal.pchannels()
         until = 0 if wal is None else wal.last_tick(pchannel)
         return (

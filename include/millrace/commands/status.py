@@ -7,28 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from millrace.commands.command_line import (
+from millrace.base.errors import LogUnavailable, MillraceError
+from millrace.base.process import wrote
+from millrace.catalog.records import known_collections
+from millrace.commands.parts.command_line import (
+    LOOK,
     AsJson,
     DataFolder,
-    known_collections,
     load_settings,
     moment,
     print_json,
     print_rows,
+    root,
     stamp,
 )
-from millrace.errors import LogUnavailable, MillraceError
 
 if TYPE_CHECKING:
+    from millrace.base.settings import Settings
     from millrace.client.append_client import AppendClient
-    from millrace.settings import Settings
-    from millrace.tables.wal_table import WalTable
+    from millrace.tables.wal.table import WalTable
 
 _COLUMNS = ("pchannel", "term", "log_end", "wal_position", "wal_time", "flushed_time", "lag_seconds", "parked")
 _MOST = 5
 """Abandoned DDL that is shown."""
 
 
+@root.command(rich_help_panel=LOOK)
 def status(data: DataFolder = None, as_json: AsJson = False) -> None:
     """Show the log server, the streaming job, what is not as it should be, and how far each PChannel is.
 
@@ -71,7 +75,7 @@ def gather(settings: Settings) -> dict[str, Any]:
             "data": str(settings.data_dir),
             "log_server": server,
             "streaming_job": streaming_job(settings),
-            "collections": len(known_collections(settings)),
+            "collections": len(known_collections(settings.data_dir)),
             "health": _health(settings),
             "operations": _operations(settings),
             "ddl": _ddl(settings),
@@ -86,10 +90,10 @@ def _ddl(settings: Settings) -> list[dict[str, Any]]:
     """Broadcasts that wait, and the newest that were abandoned."""
     from millrace.coord.store import Store
 
-    path = settings.data_dir / "coord" / "coord.db"
-    if not path.exists():
+    store = Store.to_look(settings.data_dir)
+    if store is None:
         return []
-    with Store(path) as store:
+    with store:
         troubles = store.troubles()
     shown = [each for each in troubles if not each.abandoned] + [each for each in troubles if each.abandoned][-_MOST:]
     return [
@@ -106,20 +110,13 @@ def _ddl(settings: Settings) -> list[dict[str, Any]]:
 
 def streaming_job(settings: Settings) -> dict[str, Any]:
     """The streaming node by its progress file: whether its process lives, and what it said last."""
-    import psutil
-
     try:
         progress = json.loads(settings.progress_path("streaming-node").read_text(encoding="utf-8"))
         pid, at = int(progress["pid"]), float(progress["at"])
     except (FileNotFoundError, ValueError, KeyError):
         return {"running": False}
-    try:
-        # A reused process id belongs to a process that began behind the file's last word.
-        running = psutil.Process(pid).create_time() <= at and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        running = False
     return {
-        "running": running,
+        "running": wrote(pid, at),
         "pid": pid,
         "last_batch": stamp(int(at * 1000)),
         "batches": progress.get("batches", 0),
@@ -129,14 +126,14 @@ def streaming_job(settings: Settings) -> dict[str, Any]:
 
 def _operations(settings: Settings) -> list[dict[str, Any]]:
     """The operations that run now, or wait for a place, with what they say."""
-    from millrace.ops.observe.maintenance import running_operations
+    from millrace.observe.maintenance import running_operations
 
     return [each.model_dump(include={"job", "run_id", "words", "done"}) for each in running_operations(settings)]
 
 
 def _health(settings: Settings) -> dict[str, Any]:
     """What is not as it should be, and where to go with it."""
-    from millrace.ops.observe.observer import Observer
+    from millrace.observe.observer import Observer
 
     observer = Observer(settings)
     try:
@@ -149,14 +146,14 @@ def _health(settings: Settings) -> dict[str, Any]:
 
 
 def _pchannels(settings: Settings, client: AppendClient | None) -> list[dict[str, Any]]:
-    from millrace.node.parking import read_parked
-    from millrace.tables.delta_files import open_table
-    from millrace.tables.flush_tables import read_checkpoints
-    from millrace.tables.wal_table import WalTable
+    from millrace.node.range.parking import read_parked
+    from millrace.storage.table import open_table
+    from millrace.tables.collections.flush_tables import read_checkpoints
+    from millrace.tables.wal.table import WalTable
 
-    wal = open_table(settings.wal_path)
-    table = None if wal is None else WalTable(wal, settings.wal_path)
-    checkpoints = read_checkpoints(open_table(settings.checkpoints_path), settings.checkpoints_path)
+    wal = open_table(settings.wal_uri)
+    table = None if wal is None else WalTable(wal)
+    checkpoints = read_checkpoints(open_table(settings.checkpoints_uri))
     parked = {each.pchannel: each for each in read_parked(settings.parked_path)}
     in_wal = set(table.pchannels()) if table is not None else set()
     positions = table.sound_positions(in_wal) if table is not None else {}
@@ -218,7 +215,7 @@ def _hosted(client: AppendClient, name: str, row: dict[str, Any]) -> dict[str, A
 
 def _pending(client: AppendClient, table: WalTable | None, names: set[str]) -> dict[str, float | str]:
     """By PChannel of `names` the age of its oldest entry that the WAL does not have, in seconds; or why it is not known."""
-    from millrace.client.freshness import lag_seconds
+    from millrace.tables.read.freshness import lag_seconds
 
     found: dict[str, float | str] = {}
     for name in sorted(names):

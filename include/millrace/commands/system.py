@@ -14,14 +14,22 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from millrace.commands.command_line import AsJson, DataFolder, command_group, console, load_settings, print_json
-from millrace.errors import MillraceError
+from millrace.base.errors import MillraceError
+from millrace.commands.parts.command_line import (
+    RUN,
+    AsJson,
+    DataFolder,
+    command_group,
+    console,
+    load_settings,
+    print_json,
+)
 
 if TYPE_CHECKING:
-    from millrace.ops.installation import Installation, Running
-    from millrace.ops.installation_status import Status
+    from millrace.installation.status import Status
+    from millrace.installation.system import Installation, Running
 
-app = command_group("Run the whole system: Airflow, the log, the streaming jobs.")
+app = command_group("system", RUN, "Run the whole system: Airflow, the log, the streaming jobs.")
 
 LOOK_SECONDS: Final = 2.0
 """Pause between two looks of the live status on a terminal."""
@@ -50,9 +58,9 @@ def up(
 
     Example: `millrace system up --detach --port 0`
     """
-    from millrace.java import find_java
-    from millrace.ops.installation import Installation
-    from millrace.spark_jars import delta_jars
+    from millrace.installation.system import Installation
+    from millrace.runtime.java import find_java
+    from millrace.runtime.spark_jars import delta_jars
 
     settings = load_settings(data)
     installation = Installation(settings)
@@ -88,7 +96,7 @@ def down(data: DataFolder = None) -> None:
 
     Example: `millrace system down`
     """
-    from millrace.ops.installation import Installation
+    from millrace.installation.system import Installation
 
     _down(Installation(load_settings(data)))
 
@@ -99,10 +107,10 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
 
     Example: `millrace system status --json`
     """
-    from millrace.commands.command_line import DOES_NOT_HOLD
-    from millrace.ops.installation import Installation
-    from millrace.ops.installation_status import look_at
-    from millrace.ops.observe.observer import Observer
+    from millrace.commands.parts.command_line import DOES_NOT_HOLD
+    from millrace.installation.status import look_at
+    from millrace.installation.system import Installation
+    from millrace.observe.observer import Observer
 
     settings = load_settings(data)
     installation = Installation(settings)
@@ -131,7 +139,7 @@ def airflow(
 
     Example: `millrace system airflow dags list`
     """
-    from millrace.ops.installation import Installation
+    from millrace.installation.system import Installation
 
     environment = Installation(load_settings(data)).environment()
     sys.stdout.flush()
@@ -201,8 +209,8 @@ def _watch(installation: Installation, stop: threading.Event) -> bool:
     from rich.live import Live
     from rich.text import Text
 
-    from millrace.ops.installation_status import look_at
-    from millrace.ops.observe.observer import Observer
+    from millrace.installation.status import look_at
+    from millrace.observe.observer import Observer
 
     out = console()
     observer = Observer(installation.settings)
@@ -232,7 +240,7 @@ def _watch(installation: Installation, stop: threading.Event) -> bool:
 
 
 def _say_where(installation: Installation, running: Running | None) -> None:
-    from millrace.ops.installation_secrets import PASSWORDS_FILE, USER
+    from millrace.installation.secrets import PASSWORDS_FILE, USER
 
     running = running or installation.running()
     if running is None:

@@ -6,21 +6,24 @@ from typing import Annotated
 
 import typer
 
-from millrace.commands.command_line import (
+from millrace.base.errors import InvalidArgument
+from millrace.catalog.records import known_collections
+from millrace.commands.parts.command_line import (
+    LOOK,
     AsJson,
     DataFolder,
     complete_collection,
     find_collection,
-    known_collections,
     load_settings,
     moment,
     print_rows,
+    root,
 )
-from millrace.errors import InvalidArgument
 
 STATES = ("growing", "flushed", "dropped")
 
 
+@root.command(rich_help_panel=LOOK)
 def segments(
     name: Annotated[
         str | None,
@@ -34,20 +37,20 @@ def segments(
 
     Example: `millrace segments flights --state flushed`
     """
-    from millrace.tables.delta_files import open_table
-    from millrace.tables.flush_tables import read_segments
+    from millrace.storage.table import open_table
+    from millrace.tables.collections.flush_tables import read_segments
 
     if state is not None and state not in STATES:
         raise InvalidArgument(f"no state {state!r}; states are {', '.join(STATES)}")
     settings = load_settings(data)
     vchannels = None if name is None else find_collection(settings, name).vchannels
-    names = {each.id: each.name for each in known_collections(settings, dropped=True)}
+    names = {each.id: each.name for each in known_collections(settings.data_dir, dropped=True)}
     partitions = {
         (each.id, number): partition
-        for each in known_collections(settings, dropped=True)
+        for each in known_collections(settings.data_dir, dropped=True)
         for partition, number in each.partitions.items()
     }
-    table = read_segments(open_table(settings.segments_path), settings.segments_path, vchannels=vchannels)
+    table = read_segments(open_table(settings.segments_uri), vchannels=vchannels)
     rows = [
         row
         | {
@@ -65,15 +68,16 @@ def segments(
     print_rows(rows, columns=columns, as_json=as_json, empty="No segments: the flusher has seen none yet.")
 
 
+@root.command(rich_help_panel=LOOK)
 def checkpoints(data: DataFolder = None, as_json: AsJson = False) -> None:
     """Show how far the flusher is on each PChannel.
 
     Example: `millrace checkpoints`
     """
-    from millrace.tables.delta_files import open_table
-    from millrace.tables.flush_tables import read_checkpoints
+    from millrace.storage.table import open_table
+    from millrace.tables.collections.flush_tables import read_checkpoints
 
-    path = load_settings(data).checkpoints_path
+    path = load_settings(data).checkpoints_uri
     rows = [
         {
             "pchannel": name,
@@ -83,7 +87,7 @@ def checkpoints(data: DataFolder = None, as_json: AsJson = False) -> None:
             "term": found.term,
             "flush_ticks": found.flush_ticks,
         }
-        for name, found in sorted(read_checkpoints(open_table(path), path).items())
+        for name, found in sorted(read_checkpoints(open_table(path)).items())
     ]
     columns = ("pchannel", "time_tick", "time", "last_confirmed", "term", "flush_ticks")
     print_rows(rows, columns=columns, as_json=as_json, empty="No checkpoints: the flusher has committed nothing yet.")

@@ -6,23 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from millrace.commands.command_line import (
+from millrace.base.errors import ChannelParked, MillraceError
+from millrace.catalog.records import known_collections, pchannel_names
+from millrace.commands.parts.command_line import (
     DOES_NOT_HOLD,
+    LOOK,
     AsJson,
     DataFolder,
-    known_collections,
     load_settings,
     print_json,
     print_rows,
+    root,
 )
-from millrace.errors import ChannelParked, MillraceError
 
 if TYPE_CHECKING:
+    from millrace.base.settings import Settings
     from millrace.client.append_client import AppendClient
+    from millrace.coord.follow import Ask
     from millrace.log.protocol import LogService
-    from millrace.settings import Settings
 
 
+@root.command(rich_help_panel=LOOK)
 def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
     """Check log, WAL and collections against each other, by content. Reads everything; changes nothing.
 
@@ -33,21 +37,19 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
 
     Example: `millrace verify`
     """
-    from millrace.client.append_client import AppendClient
-    from millrace.node.append_host_server import launch_of
-    from millrace.tables.delta_files import open_table
+    from millrace.commands.parts.looking import chain_of, log_to_look
+    from millrace.storage.table import open_table
 
     settings = load_settings(data)
     channels: list[dict[str, Any]] = []
     parked = parked_channels(settings, None)
     catalog: list[dict[str, Any]] = []
-    if open_table(settings.wal_path) is not None:  # no server is started for what has nothing to check
-        with AppendClient.connect(
-            settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
-        ) as client:
-            channels = check_channels(settings, log=client.service)
-            parked = parked_channels(settings, client)
-            catalog = check_catalog(settings, client)
+    if open_table(settings.wal_uri) is not None:  # else there is nothing to check
+        with log_to_look(settings) as (service, client):
+            ask = chain_of(settings, service) if client is None else client.definitions
+            channels = check_channels(settings, log=service)
+            parked = parked_channels(settings, client) if client is not None else parked | standing_still(settings, ask)
+            catalog = check_catalog(settings, ask)
     collections = check_collections(settings) if all(each["holds"] for each in channels) else []
     channels = with_parked(channels, parked)
     holds = all(each["holds"] for each in [*channels, *collections, *catalog])
@@ -77,7 +79,7 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
 
 def parked_channels(settings: Settings, client: AppendClient | None) -> dict[str, str]:
     """By PChannel that stands still, in the streaming node or (with `client`) the append host, why."""
-    from millrace.node.parking import read_parked
+    from millrace.node.range.parking import read_parked
 
     found = {each.pchannel: f"{ChannelParked.code}: {each.error()}" for each in read_parked(settings.parked_path)}
     if client is None:
@@ -94,6 +96,19 @@ def parked_channels(settings: Settings, client: AppendClient | None) -> dict[str
     return found
 
 
+def standing_still(settings: Settings, ask: Ask) -> dict[str, str]:
+    """By PChannel that an append host would not get beyond, why: where none runs, the chain itself is asked."""
+    found = {}
+    for name in sorted(pchannel_names(settings.data_dir)):
+        try:
+            ask(name, None)
+        except MillraceError as error:
+            if error.retriable:
+                raise
+            found[name] = f"{ChannelParked.code}: the chain stands still: {error.code}: {error}"
+    return found
+
+
 def with_parked(channels: list[dict[str, Any]], parked: dict[str, str]) -> list[dict[str, Any]]:
     """`channels` with those that are parked: what stands in their log behind the entry that parks them holds of nothing."""
     rows = {each["pchannel"]: each for each in channels}
@@ -105,16 +120,16 @@ def with_parked(channels: list[dict[str, Any]], parked: dict[str, str]) -> list[
 
 def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[str, Any]]:
     """Each PChannel of the WAL: whether its rows are those that were committed and, with `log`, what the log gives again."""
-    from millrace.tables.delta_files import open_table
-    from millrace.tables.verify import verify_channel
-    from millrace.tables.wal_reader import WalSnapshot
-    from millrace.tables.wal_table import WalTable
+    from millrace.operations.verify.run import verify_channel
+    from millrace.storage.table import open_table
+    from millrace.tables.wal.reader import WalSnapshot
+    from millrace.tables.wal.table import WalTable
 
-    table = open_table(settings.wal_path)
+    table = open_table(settings.wal_uri)
     if table is None:
         return []
-    wal = WalTable(table, settings.wal_path)
-    snapshot = WalSnapshot.open(settings.wal_path, version=wal.version)
+    wal = WalTable(table)
+    snapshot = WalSnapshot.open(settings.wal_uri, version=wal.version)
     assert snapshot is not None
     rows: list[dict[str, Any]] = []
     for name in wal.pchannels():
@@ -150,25 +165,25 @@ def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[s
     return rows
 
 
-def check_catalog(settings: Settings, client: AppendClient) -> list[dict[str, Any]]:
+def check_catalog(settings: Settings, ask: Ask) -> list[dict[str, Any]]:
     """The collections whose entry in the coordinator's catalog is not what the chain has."""
     from millrace.coord.follow import differences
     from millrace.coord.store import Store
 
-    path = settings.data_dir / "coord" / "coord.db"
-    if not path.exists():
+    store = Store.to_look(settings.data_dir)
+    if store is None:
         return []
-    with Store(path) as store:
+    with store:
         names = [each.name for each in store.pchannels()]
-        found = differences(store, names, client.definitions)
+        found = differences(store, names, ask)
     return [{"collection": each.name, "id": each.id, "holds": False, "detail": each.words} for each in found]
 
 
 def check_collections(settings: Settings) -> list[dict[str, Any]]:
     """Each collection: its rows by what became of them, and whether its table holds just those that became visible."""
-    from millrace.tables.verify import verify_collections
+    from millrace.operations.verify.run import verify_collections
 
-    known = {each.id: each for each in known_collections(settings, dropped=True)}
+    known = {each.id: each for each in known_collections(settings.data_dir, dropped=True)}
     reports = verify_collections(settings)
     rows = []
     for number, found in sorted(reports.items()):

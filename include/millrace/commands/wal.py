@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.commands.command_line import (
+from millrace.base.errors import InvalidArgument
+from millrace.commands.parts.command_line import (
     DOES_NOT_HOLD,
+    LOOK,
     AsJson,
     DataFolder,
     command_group,
@@ -19,13 +20,12 @@ from millrace.commands.command_line import (
     print_rows,
     stamp,
 )
-from millrace.errors import InvalidArgument
 from millrace.wal.reasons import Reason
 
 if TYPE_CHECKING:
-    from millrace.tables.wal_table import WalTable
+    from millrace.tables.wal.table import WalTable
 
-app = command_group("Look into the WAL table, check it, search what was rejected.")
+app = command_group("wal", LOOK, "Look into the WAL table, check it, search what was rejected.")
 
 _NONE = "The WAL is empty: the streaming job has committed nothing yet."
 
@@ -36,15 +36,14 @@ def describe(data: DataFolder = None, as_json: AsJson = False) -> None:
 
     Example: `millrace wal describe`
     """
-    import pyarrow as pa
 
-    path = load_settings(data).wal_path
+    path = load_settings(data).wal_uri
     wal = _open(path)
     rows: list[dict[str, Any]] = []
     files: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     if wal is not None:
-        actions = pa.table(wal.delta.get_add_actions(flatten=True))
+        actions = wal.table.actions()
         for kind, size in zip(actions["partition.kind"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True):
             files[kind] += 1
             sizes[kind] += size
@@ -116,7 +115,7 @@ def rejections(
     Example: `millrace wal rejections --counts`
     """
     wanted = [_reason(text) for text in reason or []]
-    wal = _open(load_settings(data).wal_path)
+    wal = _open(load_settings(data).wal_uri)
     rows = [] if wal is None else _search(wal, wanted, pchannel, limit, counts)
     columns = ("reason", "messages", "rows") if counts else (
         "reason", "pchannel", "id", "time", "type", "vchannel", "rows", "producer_id", "sequence", "detail",
@@ -124,12 +123,12 @@ def rejections(
     print_rows(rows, columns=columns, as_json=as_json, empty="Nothing was rejected" + (" so." if wanted else "."))
 
 
-def _open(path: Path) -> WalTable | None:
-    from millrace.tables.delta_files import open_table
-    from millrace.tables.wal_table import WalTable
+def _open(uri: str) -> WalTable | None:
+    from millrace.storage.table import open_table
+    from millrace.tables.wal.table import WalTable
 
-    table = open_table(path)
-    return None if table is None else WalTable(table, path)
+    table = open_table(uri)
+    return None if table is None else WalTable(table)
 
 
 def _reason(text: str) -> str:
@@ -143,17 +142,19 @@ def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int,
     """The rows of the ``wal`` table's rejections. DuckDB keeps no more than `limit` of them at a time."""
     import duckdb
 
-    files = [
-        uri
-        for uri in wal.delta.file_uris(file_pruning_predicate="kind = 'rejection'")
-        if pchannel is None or f"/pchannel={pchannel}/" in uri
-    ]
-    if not files:
-        return []
-    source = "read_parquet($files, hive_partitioning=true, hive_types_autocast=false)"
-    where = "where reason in (select unnest($reasons::varchar[]))" if reasons else ""
-    given: dict[str, Any] = {"files": files} | ({"reasons": reasons} if reasons else {})
+    from millrace.message.tombstones import MAX_VALUE_BYTES, words
+
+    conditions = ["kind = 'rejection'"]
+    if pchannel is not None:
+        conditions.append("pchannel = $pchannel")
+    if reasons:
+        conditions.append("reason in (select unnest($reasons::varchar[]))")
+    source, where = "wal_rows", "where " + " and ".join(conditions)
+    given: dict[str, Any] = ({"pchannel": pchannel} if pchannel is not None else {}) | (
+        {"reasons": reasons} if reasons else {}
+    )
     with duckdb.connect() as db:
+        db.register("wal_rows", wal.table.dataset())
         if counts:
             found = db.execute(
                 f"select reason, count(*) as messages, sum(rows)::bigint as rows from {source} {where} "
@@ -164,7 +165,8 @@ def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int,
             found = db.execute(
                 'select reason, pchannel, ledger, entry, "index", ordinal, time_tick, physical_ms, type, vchannel, term, '
                 "collection_id, partition_id, rows, txn_id, producer_id, epoch, sequence, detail, "
-                f"octet_length(payload) as bytes from {source} {where} "
+                f"octet_length(payload) as bytes, case when reason = '{Reason.MALFORMED}' and octet_length(payload) <= "
+                f"{MAX_VALUE_BYTES} then payload end as head from {source} {where} "
                 f'order by physical_ms desc, pchannel, ledger desc, entry desc, "index" desc, ordinal desc limit {limit}',
                 given,
             )
@@ -179,6 +181,7 @@ def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int,
             "id": ":".join(str(row[part]) for part in ("ledger", "entry", "index", "ordinal")),
             "time": stamp(row["physical_ms"]),
         }
-        | {name: value for name, value in row.items() if name not in {"ledger", "entry", "index", "ordinal"}}
+        | {name: value for name, value in row.items() if name not in {"ledger", "entry", "index", "ordinal", "head"}}
+        | {"detail": words(row["head"] or b"") or row["detail"]}
         for row in rows
     ]

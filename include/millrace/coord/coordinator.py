@@ -14,13 +14,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from millrace.closing import Closing
-from millrace.coord.ddl import check_name, message, standing
-from millrace.coord.follow import Difference, Held, differences, followed, held
-from millrace.coord.store import Broadcast, Collection, PChannel, Store
-from millrace.errors import (
+from millrace.base.closing import Closing
+from millrace.base.errors import (
     AppendRejected,
     CatalogDiverged,
     ChannelExists,
@@ -31,15 +28,20 @@ from millrace.errors import (
     InvalidArgument,
     MillraceError,
 )
-from millrace.failpoint import hit
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection, PChannel
+from millrace.catalog.records import catalog_path
+from millrace.coord.appending import Appending
+from millrace.coord.ddl import check_name, message, standing
+from millrace.coord.follow import Difference, Held, differences, followed, held
+from millrace.coord.store import Broadcast, Store
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire import encode_entry
-from millrace.settings import Settings
 from millrace.wal.chain import CHAIN_VERSION
-from millrace.wal.definitions import Definitions
 from millrace.wal.reasons import Reason
 
 TERM_ATTEMPTS: Final = 5
@@ -53,28 +55,16 @@ Plan = Callable[[Collection, Held], dict[str, Any]]
 """From a collection, and what the chain has of it, the change that a broadcast makes. Raises where there is none to make."""
 
 
-class Appending(Protocol):
-    """What the coordinator needs of an append host."""
-
-    def append_one(self, pchannel: str, entry: bytes) -> int:
-        """Append one entry with one message; its time tick (a repeat's: the first one's), or AppendRejected."""
-        ...
-
-    def definitions(self, pchannel: str, collection_id: int | None) -> Definitions:
-        """What the chain has on `pchannel` once it has judged all that the log holds now, in full of one collection."""
-        ...
-
-
 class Coordinator(Closing):
-    """DDL of one deployment. Any process may hold one; the store lets them write in turn."""
+    """Catalog and DDL of one deployment (millrace.catalog.port). Any process may hold one; the store lets them write in turn."""
 
     def __init__(
         self, settings: Settings, *, log: LogService, append: Appending, seam: Callable[[str], None] = hit
     ) -> None:
-        """`seam` is called at the places that crash and interleaving tests stop at (see millrace.failpoint)."""
+        """`seam` is called at the places that crash and interleaving tests stop at (see millrace.base.failpoint)."""
         self._settings = settings
         self._seam = seam
-        self._store = Store(settings.data_dir / "coord" / "coord.db")
+        self._store = Store(catalog_path(settings.data_dir))
         self._log = log
         self._append = append
 
@@ -142,6 +132,12 @@ class Coordinator(Closing):
 
     def collections(self, *, dropped: bool = False) -> list[Collection]:
         return self._store.collections(dropped=dropped)
+
+    def collection_of(self, vchannel: str) -> str | None:
+        """The name of the collection that a VChannel belongs to, a dropped one's too; None where there is none."""
+        number = vchannel.rpartition("_")[2].partition("v")[0]
+        found = self._store.known(int(number)) if number.isascii() and number.isdigit() and len(number) < 19 else None
+        return found.name if found is not None and vchannel in found.vchannels else None
 
     def collection(self, name: str) -> Collection:
         """Raises CollectionNotFound for one that is not there or not usable yet."""
@@ -429,4 +425,4 @@ class Coordinator(Closing):
             term = self.term(pchannel)
             if rejection.reason not in _TERMS or term == made.term:
                 raise
-        return self._append_in_term(pchannel, made.with_(term=term))
+        return self._append_in_term(pchannel, replace(made, term=term))

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
 
-from millrace.coord.store import Broadcast, Collection
-from millrace.errors import InvalidArgument, MillraceError, UnsupportedVersion
+from millrace.base.errors import InvalidArgument, MillraceError, UnsupportedVersion
+from millrace.catalog.collection import Collection
+from millrace.coord.store import Broadcast
 from millrace.message import builders
 from millrace.message.bodies import MAX_NAME_BYTES
 from millrace.message.ids import COORDINATOR_ID
@@ -56,7 +58,7 @@ def message(broadcast: Broadcast, collection: Collection, vchannel: str, term: i
         made = build(collection, vchannel, term, broadcast.change)
     except (MillraceError, KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{broadcast.kind} of {collection.name!r}: {error}") from error
-    return made.with_(producer_id=COORDINATOR_ID, epoch=broadcast.id, sequence=0)
+    return replace(made, producer_id=COORDINATOR_ID, epoch=broadcast.id, sequence=0)
 
 
 class Standing(NamedTuple):

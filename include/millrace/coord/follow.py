@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from millrace.base.errors import CatalogDiverged, MillraceError
+from millrace.catalog.collection import Collection, pchannel_of
 from millrace.coord.ddl import same_collection
-from millrace.coord.store import Collection, Store, pchannel_of
-from millrace.errors import CatalogDiverged, MillraceError
+from millrace.coord.store import Store
 from millrace.wal.definitions import Definition, Definitions
 
 Ask = Callable[[str, int | None], Definitions]

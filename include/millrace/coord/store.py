@@ -7,6 +7,7 @@ processes of one machine that write in turn. Nothing about rows or positions sta
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import threading
 import time
@@ -14,10 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
-from millrace.closing import Closing
-from millrace.errors import CollectionExists, CollectionNotFound, ProducerFenced
+from millrace.base.closing import Closing
+from millrace.base.errors import CollectionExists, CollectionNotFound, ProducerFenced
+from millrace.catalog.collection import Collection, PChannel, pchannel_of
+from millrace.catalog.records import collection_of, collections_in, look
 from millrace.message.schema import CollectionSchema
 
 BUSY_SECONDS: Final = 30.0
@@ -41,42 +44,13 @@ create table if not exists trouble (
     broadcast_id integer primary key references broadcast, at_ms integer not null, words text not null);
 """
 
+_TABLE: Final = re.compile(r"create table if not exists (\w+) ([^;]+);")
+
 _ID_EPOCH: Final = 1_577_836_800
 """2020, in Unix seconds: ids of broadcasts go up with the clock from there on, and fit into 31 bits until 2088."""
 MAX_ABANDONED: Final = 100
 """Abandoned broadcasts whose reason is kept."""
 MAX_WORDS: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class PChannel:
-    """A PChannel of the deployment; `opened` says whether the opening of its newest term was acknowledged."""
-
-    name: str
-    term: int
-    opened: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Collection:
-    """A collection as the coordinator knows it. `state` is creating, active, dropping or dropped."""
-
-    id: int
-    name: str
-    state: str
-    vchannels: tuple[str, ...]
-    schemas: tuple[CollectionSchema, ...]
-    """Version v is schemas[v - 1]."""
-    partitions: dict[str, int]
-    next_partition: int
-
-    @property
-    def schema(self) -> CollectionSchema:
-        return self.schemas[-1]
-
-    @property
-    def schema_version(self) -> int:
-        return len(self.schemas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +81,6 @@ Check: TypeAlias = Callable[[Broadcast, Collection], None]
 """Raises where a broadcast's messages cannot be made: then nothing of it is kept."""
 
 
-def pchannel_of(vchannel: str) -> str:
-    """The PChannel in a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
-    return vchannel.rpartition("_")[0]
-
-
 class Store(Closing):
     """The coordinator's file. Thread-safe: one connection, one caller at a time."""
 
@@ -122,6 +91,20 @@ class Store(Closing):
         self._db.execute("pragma journal_mode=wal")
         self._db.execute("pragma synchronous=full")
         self._db.executescript(_SCHEMA)
+
+    @classmethod
+    def to_look(cls, data_dir: Path) -> Self | None:
+        """The file of a deployment, of which nothing is changed; None where no coordinator was at work yet."""
+        db = look(data_dir)
+        if db is None:
+            return None
+        store = cls.__new__(cls)
+        store._lock, store._db = threading.RLock(), db
+        there = {name for (name,) in db.execute("select name from sqlite_master")}
+        for name, columns in _TABLE.findall(_SCHEMA):
+            if name not in there:  # a file of an earlier build: the table is empty, in this connection alone
+                db.execute(f"create temp table {name} {columns}")
+        return store
 
     def close(self) -> None:
         self._db.close()
@@ -191,15 +174,15 @@ class Store(Closing):
 
     def collections(self, *, dropped: bool = False) -> list[Collection]:
         """Collections by name; with `dropped` those too that are gone."""
-        where = "" if dropped else "where state != 'dropped'"
-        return [_collection(row) for row in self._rows(f"select * from collection {where} order by name, id")]
+        with self._lock:
+            return collections_in(self._db, dropped=dropped)
 
     def collection(self, name: str) -> Collection:
         """The collection called `name`. Raises CollectionNotFound."""
         row = self._row("select * from collection where name = ? and state != 'dropped'", (name,))
         if row is None:
             raise CollectionNotFound(f"no collection {name!r}; `millrace collections list` shows those there are")
-        return _collection(row)
+        return collection_of(row)
 
     def collection_by_id(self, collection_id: int) -> Collection:
         """A collection by its id, a dropped one too. Raises CollectionNotFound."""
@@ -211,7 +194,7 @@ class Store(Closing):
     def known(self, collection_id: int) -> Collection | None:
         """A collection by its id, a dropped one too; None where there never was one."""
         row = self._row("select * from collection where id = ?", (collection_id,))
-        return None if row is None else _collection(row)
+        return None if row is None else collection_of(row)
 
     def settled(self, seen: Collection) -> bool:
         """Whether the collection is as it was `seen`, and no broadcast of it is under way."""
@@ -418,16 +401,3 @@ class Store(Closing):
                 return
         for column, value in values.items():
             self._db.execute(f"update collection set {column} = ? where id = ?", (value, collection.id))
-
-
-def _collection(row: tuple[Any, ...]) -> Collection:
-    number, name, state, vchannels, schemas, partitions, next_partition = row
-    return Collection(
-        id=number,
-        name=name,
-        state=state,
-        vchannels=tuple(json.loads(vchannels)),
-        schemas=tuple(CollectionSchema.from_json(schema) for schema in json.loads(schemas)),
-        partitions=json.loads(partitions),
-        next_partition=next_partition,
-    )

@@ -1,7 +1,7 @@
 """Switching the backend of a deployment's log: every PChannel goes on in another one, and nothing is lost or doubled.
 
     check that the target can be written, make the PChannels' logs there
-    → add the generation to the list (millrace.log.generation_list): from here on the switch is under way
+    → add the generation to the list (millrace.log.generations.listing): from here on the switch is under way
     → for each PChannel: append AlterWAL; where the chain accepts it, the log of this generation ends; keep that position
     → close the generation: nothing is left that could pass
 
@@ -20,19 +20,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from millrace.errors import AppendRejected, ChannelExists, DeadlineExceeded, InvalidArgument, MillraceError
-from millrace.failpoint import hit
-from millrace.log.discovery import held
-from millrace.log.generation_list import GenerationFile, Generations, same_place
-from millrace.log.generation_positions import local
-from millrace.log.generations import backend_url
+from millrace.base.errors import AppendRejected, ChannelExists, DeadlineExceeded, InvalidArgument, MillraceError
+from millrace.base.failpoint import hit
+from millrace.base.file_lock import held
+from millrace.base.pauses import jittered
+from millrace.log.generations.listing import GenerationFile, Generations, same_place
+from millrace.log.generations.positions import local
+from millrace.log.generations.service import backend_url
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
 from millrace.message import builders
 from millrace.message.ids import EARLIEST, LogId, generation_start
 from millrace.message.types import SINCE, MessageType
 from millrace.message.wire import encode_entry
-from millrace.pauses import jittered
 from millrace.wal.reasons import Reason
 
 LOCK: Final = "switch.lock"
@@ -148,7 +148,7 @@ class Switch:
         try:
             self.log.names()  # whoever serves the log opens the target for it: what keeps it from that must show now
         except MillraceError:
-            file.change(lambda list_: replace(before, first=list_.first))
+            file.change(lambda list_: replace(before, first=list_.first, tombstones=list_.tombstones))
             raise
 
     def _end(self, name: str) -> LogId:

@@ -21,22 +21,22 @@ from pathlib import Path
 
 from rich.console import Console
 
+from millrace.base.data_folder import private, strange
+from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
+from millrace.base.log_backends import EMBEDDED, in_own_folder
+from millrace.base.settings import Settings
 from millrace.brokers.kinds import KINDS, broker
 from millrace.client.client import Client
-from millrace.data_folder import private, strange
 from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
 from millrace.demo.summary import JOB, Interrupted, Watch, summarise
-from millrace.errors import InvalidSettings, LogUnavailable, MillraceError
-from millrace.log.generation_list import EMBEDDED
-from millrace.log.remote import RemoteLogService
-from millrace.node.processes import Job
-from millrace.node.streaming import started_path
-from millrace.ops.installation_config import state_of
-from millrace.ops.installation_keeper import read_record
-from millrace.settings import Settings
-from millrace.tables.wal_table import WalTable
+from millrace.installation.config import state_of
+from millrace.installation.keeper import read_record
+from millrace.rpc.remote_log import RemoteLogService
+from millrace.runtime.child_processes import Job
+from millrace.runtime.queries import started_path
+from millrace.tables.wal.table import WalTable
 
 ROOT = Path(__file__).parents[3]
 BROKERS = "brokers"
@@ -83,12 +83,12 @@ def logged(settings: Settings, kind: str, console: Console) -> Iterator[Settings
     folder = settings.data_dir / BROKERS
     started = [name for name in KINDS if (folder / name).exists()]
     kind = kind or named
-    if kind == named and (kind != EMBEDDED or not started):
+    if kind == named and not (in_own_folder(kind) and started):
         yield settings
         return
-    if named != EMBEDDED:
+    if not in_own_folder(settings.log):
         raise InvalidSettings(f"LOG={kind}, but MILLRACE_LOG is {settings.log}: choose one of them")
-    if WalTable.exists(settings.wal_path) and kind not in started:
+    if WalTable.exists(settings.wal_uri) and kind not in started:
         raise InvalidSettings(
             f"{settings.data_dir} was made with the log {started[0] if started else EMBEDDED}: continue with"
             f" LOG={started[0] if started else EMBEDDED}, begin anew with ARGS=--fresh, or choose another MILLRACE_DATA"
@@ -103,7 +103,7 @@ def _run(settings: Settings, options: argparse.Namespace, console: Console, stop
     console.print(f"Data folder: [bold]{settings.data_dir}[/]")
     log_file = settings.run_path / "streaming-node.log"
     with Client.connect(settings) as client, _serving(client):
-        client.coordinator.ensure_pchannels(settings.pchannels)
+        client.catalog.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
         table = flights().slice(0, options.rows)
         console.print(f"Log and append host are up; starting Spark with streaming node and flusher (log: {log_file}) …")

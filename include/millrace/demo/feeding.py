@@ -15,8 +15,8 @@ import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from millrace.catalog.collection import Collection
 from millrace.client.client import Client
-from millrace.coord.store import Collection
 from millrace.demo.load import Load
 from millrace.demo.summary import Watch, Watched
 
@@ -42,7 +42,7 @@ def feed(
         update = partial(progress.update, task)
         for name, work in phases:
             watch.drive(name, work, load, job, update)
-        waited = watch.wait_flushed(client.coordinator.flush(collection.name), load, job, update)
+        waited = watch.wait_flushed(client.catalog.flush(collection.name), load, job, update)
     console.print(f"Everything lies in the collection's table, {waited:.1f} s after the last append.")
     return load
 

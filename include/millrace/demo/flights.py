@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from millrace.errors import InvalidSettings
+from millrace.base.errors import InvalidSettings
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 

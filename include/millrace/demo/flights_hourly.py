@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from millrace.ops.backfill.derived import DerivedTable
+from millrace.operations.backfill.derived import DerivedTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

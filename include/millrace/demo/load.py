@@ -10,20 +10,20 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base.errors import CollectionNotFound
+from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
-from millrace.client.producer import Producer
-from millrace.client.rows import conform
-from millrace.client.written import Written
-from millrace.coord.store import Collection, pchannel_of
+from millrace.client.produce.producer import Producer
+from millrace.client.produce.rows import conform
+from millrace.client.produce.written import Written
 from millrace.demo.flights import flights_schema
-from millrace.errors import CollectionNotFound
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
@@ -77,7 +77,7 @@ def ensure_collection(client: Client) -> Collection:
         return client.collection(COLLECTION)
     except CollectionNotFound:
         schema = CollectionSchema(tuple(FieldSpec(*column) for column in flights_schema()), "id")
-        return client.coordinator.create_collection(COLLECTION, schema, vchannels=VCHANNELS, partitions=PARTITIONS)
+        return client.catalog.create_collection(COLLECTION, schema, vchannels=VCHANNELS, partitions=PARTITIONS)
 
 
 class Load:
@@ -135,7 +135,7 @@ class Load:
             pass
         self._repeat(rows.slice(0, 1))
         self._misplace(producer, rows.slice(0, 1))
-        self._client.coordinator.flush(COLLECTION)
+        self._client.catalog.flush(COLLECTION)
 
     def _replay(self, producer: Producer, number: int, seconds: float) -> None:
         mine = self._flights.take(pa.array(np.arange(number, len(self._flights), PRODUCERS)))
@@ -165,8 +165,8 @@ class Load:
         vchannel = self._collection.vchannels[home]
         pchannel = pchannel_of(vchannel)
         message = self._insert(_keyed(rows, pa.array([key])), vchannel, self._collection.partitions["EWR"])
-        message = message.with_(
-            term=self._client.coordinator.term(pchannel), producer_id=self._client.producer().id, epoch=1
+        message = replace(
+            message, term=self._client.catalog.term(pchannel), producer_id=self._client.producer().id, epoch=1
         )
         for _ in range(2):
             result = self._client.append.append(pchannel, [encode_entry([message])]).result()

@@ -14,16 +14,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from millrace.base.errors import MillraceError
+from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
 from millrace.demo.flights import flights
 from millrace.demo.load import COLLECTION, ensure_collection
 from millrace.demo.summary import Interrupted, Watch, summarise
-from millrace.errors import MillraceError
-from millrace.node.processes import JobFailed
-from millrace.ops.installation import STREAMING_DAG, Installation
-from millrace.ops.installation_secrets import USER
-from millrace.settings import Settings
+from millrace.installation.secrets import USER
+from millrace.installation.system import STREAMING_DAG, Installation
+from millrace.runtime.child_processes import JobFailed
 
 TIMES = 5
 """How often the year is sent at full speed, unless it is said: enough for a picture in the charts."""
@@ -74,7 +74,7 @@ def _run(
         if done.returncode:
             raise JobFailed("the system could not be started; what it said stands above")
     with Client.connect(settings) as client:
-        client.coordinator.ensure_pchannels(settings.pchannels)
+        client.catalog.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
         watch = Watch(settings, client, stop)
         table = flights().slice(0, options.rows)

@@ -13,20 +13,21 @@ from typing import Any, Final, Protocol
 from rich.console import Console
 from rich.table import Table
 
+from millrace.base.errors import DeadlineExceeded
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
-from millrace.coord.store import Collection, pchannel_of
 from millrace.demo.load import Counts, Load
-from millrace.errors import DeadlineExceeded
 from millrace.message.ids import tick_physical_ms
-from millrace.node.processes import Job, JobFailed
-from millrace.node.streaming import progress_path, started_path
-from millrace.settings import Settings
-from millrace.tables.collection_table import rows_path
-from millrace.tables.delta_files import open_table
-from millrace.tables.flush_tables import read_checkpoints, read_segments
-from millrace.tables.verify import ChannelReport, CollectionReport, verify_channel, verify_collections
-from millrace.tables.wal_reader import WalSnapshot
-from millrace.tables.wal_table import WalTable
+from millrace.node.ingest.streaming import progress_path
+from millrace.operations.verify.run import ChannelReport, CollectionReport, verify_channel, verify_collections
+from millrace.runtime.child_processes import Job, JobFailed
+from millrace.runtime.queries import started_path
+from millrace.storage.table import open_table
+from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
+from millrace.tables.collections.table import rows_uri
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalTable
 
 JOB: Final = "millrace-streaming-node"
 POLL_SECONDS: Final = 0.25
@@ -97,9 +98,9 @@ class Watch:
         for vchannel, tick in ticks.items():
             wanted[pchannel_of(vchannel)] = max(wanted[pchannel_of(vchannel)], tick)
         start = time.monotonic()
-        path = self._settings.checkpoints_path
+        path = self._settings.checkpoints_uri
         while True:
-            found = read_checkpoints(open_table(path), path)
+            found = read_checkpoints(open_table(path))
             behind = [p for p, tick in wanted.items() if p not in found or found[p].time_tick < tick]
             if not behind:
                 return time.monotonic() - start
@@ -139,8 +140,8 @@ def summarise(
 ) -> int:
     """Check everything and print what was found; 0 where all of it holds, else 2."""
     console.print("Checking log, WAL and collection against each other …")
-    snapshot = WalSnapshot.open(settings.wal_path)
-    wal = WalTable.open(settings.wal_path)
+    snapshot = WalSnapshot.open(settings.wal_uri)
+    wal = WalTable.open(settings.wal_uri)
     assert snapshot is not None
     channels = [verify_channel(snapshot, wal, client.log, pchannel) for pchannel in snapshot.pchannels()]
     report = verify_collections(settings)[collection.id]
@@ -218,8 +219,8 @@ def _print_channels(channels: list[ChannelReport], console: Console) -> None:
 
 
 def _print_segments(settings: Settings, collection: Collection, console: Console) -> None:
-    path = settings.segments_path
-    segments = read_segments(open_table(path), path, vchannels=collection.vchannels)
+    path = settings.segments_uri
+    segments = read_segments(open_table(path), vchannels=collection.vchannels)
     states = (
         segments.group_by("state").aggregate([("segment_id", "count"), ("rows", "sum")]).sort_by("state").to_pylist()
     )
@@ -228,11 +229,11 @@ def _print_segments(settings: Settings, collection: Collection, console: Console
 
 
 def _print_places(settings: Settings, collection: Collection, console: Console) -> None:
-    rows = rows_path(settings, collection.id)
-    console.print(f"\nTables: {settings.wal_path} · {rows} · {settings.segments_path} · {settings.checkpoints_path}")
+    rows = rows_uri(settings, collection.id)
+    console.print(f"\nTables: {settings.wal_uri} · {rows} · {settings.segments_uri} · {settings.checkpoints_uri}")
     console.print("Query them with whatever reads Delta:")
     console.print(
-        f"  DuckDB   flights = deltalake.DeltaTable('{rows}').to_pyarrow_dataset();"
+        f"  DuckDB   from millrace.storage.table import table_at; flights = table_at('{rows}').dataset();"
         " duckdb.sql('select origin, count(*) from flights group by 1').show()",
         soft_wrap=True,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from millrace.errors import LogUnavailable
-from millrace.log.protocol import LogDescription, LogEntries
+from millrace.base.errors import LogUnavailable
 from millrace.message.ids import LogId
+from millrace.message.log_entries import LogDescription, LogEntries
 
 
 class LogCore(Protocol):

@@ -16,59 +16,13 @@ them). A backend keeps these promises; tests/conformance/ checks each of them on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 
 from millrace.message.ids import LogId
-
-ENTRY_SCHEMA: Final = pa.schema(
-    [
-        pa.field("ledger", pa.int64(), nullable=False),
-        pa.field("entry", pa.int64(), nullable=False),
-        pa.field("physical_ms", pa.int64(), nullable=False),
-        pa.field("value", pa.large_binary(), nullable=False),
-    ]
-)
-"""Columns of a run of log entries: id, append stamp (Unix ms), bytes."""
-
-DEFAULT_MAX_ENTRY_BYTES: Final = 16 << 20
-
-ENTRY_BYTES: Final = 64
-"""What an entry counts beside the bytes of its value where a read is bounded: one without any is not free."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogEntries:
-    """A run of entries in log order (ENTRY_SCHEMA) and the position right behind it, whether or not it is empty."""
-
-    batch: pa.RecordBatch
-    next: LogId
-
-
-def weight(batch: pa.RecordBatch) -> int:
-    """What a run of entries counts where reads are bounded: the bytes of its values, and ENTRY_BYTES for each."""
-    return value_bytes(batch) + ENTRY_BYTES * int(batch.num_rows)
-
-
-def value_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of the entries' values in a run of entries."""
-    if batch.num_rows == 0:
-        return 0
-    values = batch.column("value")
-    offsets = memoryview(values.buffers()[1]).cast("q")
-    return int(offsets[values.offset + batch.num_rows] - offsets[values.offset])
-
-
-@dataclass(frozen=True, slots=True)
-class LogDescription:
-    """Where a log stands. ``begin`` is the earliest position that can be read, ``end`` the one behind its last entry."""
-
-    begin: LogId
-    end: LogId
-    bytes: int
+from millrace.message.log_entries import LogDescription, LogEntries
 
 
 class Log(Protocol):
@@ -121,7 +75,7 @@ class Log(Protocol):
 
 @runtime_checkable
 class Switchable(Protocol):
-    """A log that may go on in another backend (millrace.log.generations)."""
+    """A log that may go on in another backend (millrace.log.generations.service)."""
 
     def record_end(self, end: LogId) -> bool:
         """Keep that the log of its generation ends at `end`, as the chain found; False where no next one is known yet.

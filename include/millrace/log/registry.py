@@ -1,6 +1,6 @@
 """Backends by scheme: ``open_service("rocksmq:///data/log", {...})``, ``open_service("kafka://host:9092/prefix?name=value")``.
 
-A backend is a function ``(location, settings) -> LogService``; it registers itself here by scheme, and its module is
+A backend is a function ``(location, settings) -> LogService``, declared by scheme (millrace.base.log_backends), and its module is
 imported only when it is asked for. A URL's options are settings of the backend; credentials are never among them.
 """
 
@@ -9,23 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from millrace.errors import InvalidSettings
+from millrace.base.errors import InvalidSettings
+from millrace.base.log_backends import backend_of
+from millrace.base.settings import without_credentials
 from millrace.log.protocol import LogService
-from millrace.settings import without_credentials
 
 Opener = Callable[[str, Mapping[str, object]], LogService]
 """Opens the service at a location (what stands behind ``scheme://``, percent-decoded) with the backend's settings."""
 
-BACKENDS: Final[dict[str, str]] = {
-    "rocksmq": "millrace.log.rocksmq:open_location",
-    "kafka": "millrace.log.kafka:open_location",
-    "pulsar": "millrace.log.pulsar:open_location",
-}
-"""Scheme -> ``module:function`` of an :data:`Opener`. A new backend is one line here."""
+
+class Looker(Protocol):
+    """Opens a local log for reading alone, where no process has it. Raises LogBusy where one has."""
+
+    def __call__(self, folder: Path, *, server_folder: Path) -> LogService:
+        """`server_folder` is the one whose server would have it."""
+        ...
+
+
+def look_at(url: str, *, server_folder: Path) -> LogService:
+    """The local log at `url` for reading alone. Raises LogBusy, InvalidSettings."""
+    looker: Looker = _found(backend_of(url).looker)
+    return looker(Path(_split(url)[0]), server_folder=server_folder)
 
 
 def open_service(url: str, settings: Mapping[str, object] | None = None) -> LogService:
@@ -41,14 +50,16 @@ def open_service(url: str, settings: Mapping[str, object] | None = None) -> LogS
         options |= given
     else:
         location = str(options.pop("path", ""))
-    target = BACKENDS.get(scheme)
-    if target is None:
-        raise InvalidSettings(f"no log backend {scheme!r}; known are {', '.join(sorted(BACKENDS))}")
+    target = backend_of(scheme).opener
     if not location:
         raise InvalidSettings(f"the log backend {scheme!r} needs a location: {scheme}://… or the setting 'path'")
-    module, _, function = target.partition(":")
-    opener: Opener = getattr(_imported(module), function)
+    opener: Opener = _found(target)
     return opener(location, options)
+
+
+def _found(target: str) -> Any:
+    module, _, function = target.partition(":")
+    return getattr(_imported(module), function)
 
 
 def _imported(module: str) -> ModuleType:

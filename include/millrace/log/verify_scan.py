@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow.compute as pc
 
-from millrace.errors import LogCorrupted
-from millrace.log.channel_log import VerifyReport
+from millrace.base.errors import LogCorrupted
 from millrace.log.protocol import Log
+from millrace.message.log_entries import VerifyReport
 
 
 def verify_by_reading(log: Log) -> VerifyReport:
@@ -18,12 +18,12 @@ def verify_by_reading(log: Log) -> VerifyReport:
             run = log.read(position, end=described.end)
         except LogCorrupted as error:
             return VerifyReport(records, entries, size, position, str(error))
+        position = run.next
         if not run.batch.num_rows:
-            break
+            break  # the end; what lies in front of it and is no entry was proven to be none
         records += 1
         entries += run.batch.num_rows
         size += pc.sum(pc.binary_length(run.batch.column("value"))).as_py()
-        position = run.next
     if position < described.end:
         return VerifyReport(records, entries, size, position, f"the log ends at {position}, before {described.end}")
     return VerifyReport(records, entries, size, None, "every batch's checksum holds, and nothing is missing")

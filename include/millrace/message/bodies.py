@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NotRequired, TypedDict, cast, overload
 
-from millrace.errors import InvalidArgument, Malformed
+from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
 

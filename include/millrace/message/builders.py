@@ -11,7 +11,7 @@ from typing import Final, TypedDict, Unpack
 
 import pyarrow as pa
 
-from millrace.errors import InvalidArgument, Malformed
+from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.bodies import ImportFile, encode_body, parse_body
 from millrace.message.model import MutableMessage
 from millrace.message.payload import encode_rows
@@ -247,7 +247,7 @@ def time_tick(*, term: int, barrier_tick: int = 0, source_id: int = 0) -> Mutabl
     """Move the PChannel's clock, past `barrier_tick` where one is given; `source_id` says who wants it, for people to read.
 
     The chain keeps it as a row of the WAL where another message came since the last tick, else only its clock moves;
-    :meth:`millrace.node.append_host.AppendHost.tick` with `persist` False appends none at all.
+    :meth:`millrace.node.append.host.AppendHost.tick` with `persist` False appends none at all.
     """
     return MutableMessage(type=MessageType.TIME_TICK, term=term, barrier_tick=barrier_tick, producer_id=source_id)
 
@@ -286,7 +286,7 @@ def import_files(
     """An Import of staged `files` into `vchannel`, to which every primary key in them must belong.
 
     With `replace`, what the VChannel had is gone from its tick on. The files must be synced before the message is
-    appended (:func:`millrace.tables.staged.sync_staged`): it is acknowledged as their rows are. A file is named by one
+    appended (:func:`millrace.tables.collections.staged.sync_staged`): it is acknowledged as their rows are. A file is named by one
     Import alone, for it goes once the WAL is trimmed past that message.
     """
     body = {"import_id": import_id, "files": [dict(each) for each in files], "replace": replace}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.message.batch import MESSAGE_SCHEMA, numbers
+from millrace.message.header import NUMBERS
 
 Int64s = npt.NDArray[np.int64]
 
@@ -17,14 +19,13 @@ _OTHERS: Final = ("vchannel", "payload", "detail")
 """Columns of MESSAGE_SCHEMA that are not plain numbers."""
 
 
-@dataclass(slots=True)
-class Columns:
-    """Messages in log order: the columns of MESSAGE_SCHEMA, one value a message."""
+@dataclass(slots=True, kw_only=True)
+class HeaderColumns:
+    """Ids and headers of messages in log order, by column, but for what ends with the tick (barrier_tick)."""
 
     ledger: Int64s
     entry: Int64s
     index: npt.NDArray[np.int32]
-    physical_ms: Int64s
     type: npt.NDArray[np.uint16]
     vchannel: npt.NDArray[np.int32]
     """Places in `names`."""
@@ -38,21 +39,44 @@ class Columns:
     producer_id: Int64s
     epoch: npt.NDArray[np.int32]
     sequence: Int64s
-    barrier_tick: Int64s
     size: Int64s
     """Bytes of each payload."""
-    payloads: pa.LargeBinaryArray
-    details: dict[int, str]
-    """By place, why a message of type 0 (UNDEFINED) did not decode."""
 
     def __len__(self) -> int:
         return len(self.entry)
 
-    def payload(self, row: int) -> bytes:
-        return self.payloads[row].as_py() or b""
-
     def vchannel_name(self, row: int) -> str:
         return self.names[self.vchannel[row]]
+
+    def stretch(self, start: int, stop: int) -> dict[str, Any]:
+        """These columns, of messages start .. stop - 1: what another class of them is made of."""
+        found = {name: values[start:stop] for name, values in zip(_ARRAYS, _arrays(self), strict=True)}
+        return {"names": self.names, **found}
+
+    def plain_of(self, row: int) -> list[int]:
+        """One message's numbers of the header (NUMBERS, 0 for the barrier), then ledger, entry and index."""
+        return [*[int(values[row]) for values in _numbers(self)], 0, *[int(values[row]) for values in _place(self)]]
+
+
+_PLACE: Final = ("ledger", "entry", "index")
+_ARRAYS: Final = ("type", "vchannel", *NUMBERS, *_PLACE, "size")
+_numbers: Final = attrgetter(*NUMBERS)
+_place: Final = attrgetter(*_PLACE)
+_arrays: Final = attrgetter(*_ARRAYS)
+
+
+@dataclass(slots=True, kw_only=True)
+class Columns(HeaderColumns):
+    """Messages in log order: the columns of MESSAGE_SCHEMA, one value a message."""
+
+    physical_ms: Int64s
+    barrier_tick: Int64s
+    payloads: pa.LargeBinaryArray
+    details: dict[int, str]
+    """By place, why a message of type 0 (UNDEFINED) did not decode."""
+
+    def payload(self, row: int) -> bytes:
+        return self.payloads[row].as_py() or b""
 
     def batch(self) -> pa.RecordBatch:
         """The same as a batch of MESSAGE_SCHEMA, over the same memory."""

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import Final, NamedTuple, TypeAlias, overload
 
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
 
 LOGICAL_BITS: Final = 18
 """Bits of a time tick below the physical milliseconds, as Milvus composes it."""

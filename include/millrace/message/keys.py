@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
 
 KEY_HASH_VERSION: Final = 1
 

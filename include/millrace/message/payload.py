@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.errors import InvalidArgument, Malformed
+from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.payload_join import Payloads, join
 from millrace.message.payload_layout import (
     CONTINUATION,

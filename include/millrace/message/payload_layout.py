@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.errors import Malformed
+from millrace.base.errors import Malformed
 
 Int64s = npt.NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from typing import Final, Self, cast
 
 import pyarrow as pa
 
-from millrace.errors import InvalidArgument, Malformed
+from millrace.base.errors import InvalidArgument, Malformed
 
 MAX_FIELDS: Final = 1_000
 MAX_NAME_CHARACTERS: Final = 128

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum, IntFlag
 from typing import Final
 
-from millrace.errors import UnsupportedMessageType
+from millrace.base.errors import UnsupportedMessageType
 
 
 class MessageType(IntEnum):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from operator import attrgetter
+from typing import Any, Final, TypeAlias
 
 import crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
+from millrace.message.header import HEADER
 from millrace.message.model import MutableMessage, Payload
 from millrace.message.wire_layout import (
     ABSENT,
@@ -36,7 +38,9 @@ VChannels: TypeAlias = str | Sequence[str] | pa.Array
 Payloads: TypeAlias = Sequence[Payload] | pa.LargeBinaryArray
 
 _MAX_SECTION: Final = (1 << 32) - 1
-_NUMBER_COLUMNS: Final = COLUMNS[2:12]
+_NUMBER_COLUMNS: Final = COLUMNS[2:-1]
+_HEADER: Final = attrgetter(*HEADER)
+_VALUES: Final = {name: attrgetter(name) for name in HEADER}
 _CONSTANTS: Final = tuple(struct.Struct("<" + column.code) for column in COLUMNS)
 
 
@@ -50,21 +54,8 @@ def encode_entry(messages: Sequence[MutableMessage]) -> bytes:
         return _one(messages[0])
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidArgument(f"an entry frames 1 to {MAX_MESSAGES} messages, not {len(messages)}")
-    return encode_columns(
-        type=[message.type for message in messages],
-        vchannel=[message.vchannel for message in messages],
-        term=[message.term for message in messages],
-        collection_id=[message.collection_id for message in messages],
-        partition_id=[message.partition_id for message in messages],
-        schema_version=[message.schema_version for message in messages],
-        rows=[message.rows for message in messages],
-        txn_id=[message.txn_id for message in messages],
-        producer_id=[message.producer_id for message in messages],
-        epoch=[message.epoch for message in messages],
-        sequence=[message.sequence for message in messages],
-        barrier_tick=[message.barrier_tick for message in messages],
-        payloads=[message.payload for message in messages],
-    )
+    header: dict[str, list[Any]] = {name: list(map(value, messages)) for name, value in _VALUES.items()}
+    return encode_columns(**header, payloads=[message.payload for message in messages])
 
 
 def encode_columns(
@@ -72,18 +63,11 @@ def encode_columns(
     type: Numbers,
     vchannel: VChannels,
     payloads: Payloads,
-    term: Numbers = 0,
-    collection_id: Numbers = 0,
-    partition_id: Numbers = 0,
-    schema_version: Numbers = 0,
-    rows: Numbers = 0,
-    txn_id: Numbers = 0,
-    producer_id: Numbers = 0,
-    epoch: Numbers = 0,
-    sequence: Numbers = 0,
-    barrier_tick: Numbers = 0,
+    **others: Numbers,
 ) -> bytes:
     """One log entry of ``len(payloads)`` messages from header columns: each a scalar, or an array of that length.
+
+    `others` are the header's numbers by name (0 where they are not given).
 
     The same bytes as :func:`encode_entry` of the same messages. Raises as it does, and for columns of other lengths.
     """
@@ -92,18 +76,9 @@ def encode_columns(
         raise InvalidArgument(f"an entry frames 1 to {MAX_MESSAGES} messages, not {count}")
     body, lengths = _body(payloads)
     names, indices = _vchannels(vchannel, count)
-    given = (
-        term,
-        collection_id,
-        partition_id,
-        schema_version,
-        rows,
-        txn_id,
-        producer_id,
-        epoch,
-        sequence,
-        barrier_tick,
-    )
+    given = [others.pop(column.name, 0) for column in _NUMBER_COLUMNS]
+    if others:
+        raise InvalidArgument(f"no header has the column {next(iter(others))!r}")
     values = [_checked(type, COLUMNS[0], count), indices]
     values += [_checked(value, column, count) for value, column in zip(given, _NUMBER_COLUMNS, strict=True)]
     values.append(lengths)
@@ -139,21 +114,8 @@ def _assemble(count: int, tags: bytes, columns: bytes, dictionary: bytes, body: 
 
 
 def _one(message: MutableMessage) -> bytes:
-    values = (
-        message.type,
-        0,
-        message.term,
-        message.collection_id,
-        message.partition_id,
-        message.schema_version,
-        message.rows,
-        message.txn_id,
-        message.producer_id,
-        message.epoch,
-        message.sequence,
-        message.barrier_tick,
-        len(message.payload),
-    )
+    kind, _, *others = _HEADER(message)
+    values = (kind, 0, *others, len(message.payload))
     if message.type == 0:
         raise InvalidArgument("type 0 marks what did not decode; it is never written")
     tags = bytearray(len(COLUMNS))

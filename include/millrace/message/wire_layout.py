@@ -7,6 +7,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.message.header import HEADER
 
 MAGIC: Final = b"MLRW"
 VERSION: Final = 1
@@ -43,19 +46,16 @@ class Column(NamedTuple):
         return np.dtype("<" + {"H": "u2", "I": "u4", "i": "i4", "q": "i8"}[self.code])
 
 
+_CODES: Final = {pa.uint16(): "H", pa.int32(): "i", pa.int64(): "q"}
+
+
+def _column(name: str, kind: pa.DataType) -> Column:
+    stored = pa.uint16() if pa.types.is_dictionary(kind) else kind  # a place in the entry's dictionary
+    return Column(name, _CODES[stored], stored.byte_width, int(np.iinfo(stored.to_pandas_dtype()).max))
+
+
 COLUMNS: Final = (
-    Column("type", "H", 2, (1 << 16) - 1),
-    Column("vchannel", "H", 2, (1 << 16) - 1),
-    Column("term", "q", 8, (1 << 63) - 1),
-    Column("collection_id", "q", 8, (1 << 63) - 1),
-    Column("partition_id", "q", 8, (1 << 63) - 1),
-    Column("schema_version", "i", 4, (1 << 31) - 1),
-    Column("rows", "q", 8, (1 << 63) - 1),
-    Column("txn_id", "q", 8, (1 << 63) - 1),
-    Column("producer_id", "q", 8, (1 << 63) - 1),
-    Column("epoch", "i", 4, (1 << 31) - 1),
-    Column("sequence", "q", 8, (1 << 63) - 1),
-    Column("barrier_tick", "q", 8, (1 << 63) - 1),
+    *(_column(name, kind) for name, kind in HEADER.items()),
     Column("payload_length", "I", 4, (1 << 32) - 1),
 )
 """The header columns in the order of the wire form."""

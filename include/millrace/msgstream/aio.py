@@ -15,8 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Self, TypeVar
 
-from millrace.closing import AsyncClosing
-from millrace.errors import DeadlineExceeded, StreamClosed
+from millrace.base.closing import AsyncClosing
+from millrace.base.errors import DeadlineExceeded, StreamClosed
 from millrace.message.ids import LogId
 from millrace.msgstream.pack import MsgPack, MsgPosition
 from millrace.msgstream.protocol import MsgStream

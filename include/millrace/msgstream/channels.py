@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from millrace.errors import ChannelExists, ChannelNotFound, InvalidArgument, Malformed, UnsupportedVersion
+from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, Malformed, UnsupportedVersion
 from millrace.log.protocol import Log, LogService
 
 REGISTRY: Final = "_channels"

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from millrace.closing import Closing
-from millrace.errors import InvalidSettings
+from millrace.base.closing import Closing
+from millrace.base.errors import InvalidSettings
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
-from millrace.log.remote import RemoteLogService
 from millrace.msgstream.channels import MsgChannels
 from millrace.msgstream.memory import MAX_MESSAGES, Handover, MemoryLogService
 from millrace.msgstream.protocol import UnmarshalDispatcherFactory
@@ -23,6 +22,7 @@ from millrace.msgstream.settings import StreamSettings
 from millrace.msgstream.stream import LogMsgStream
 from millrace.msgstream.tick_stream import LogTtMsgStream
 from millrace.msgstream.unmarshal import MemUDFactory
+from millrace.rpc.remote_log import RemoteLogService
 
 
 class LogMsgStreamFactory(Closing):

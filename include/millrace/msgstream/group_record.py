@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from millrace.errors import ChannelExists, ChannelNotFound, Malformed
+from millrace.base.errors import ChannelExists, ChannelNotFound, Malformed
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
 from millrace.msgstream.pack import MsgPosition, id_to_bytes

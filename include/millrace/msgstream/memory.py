@@ -19,8 +19,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from millrace.closing import Closing
-from millrace.errors import (
+from millrace.base.closing import Closing
+from millrace.base.errors import (
     BufferFull,
     ChannelExists,
     ChannelNotFound,
@@ -29,8 +29,8 @@ from millrace.errors import (
     Malformed,
     PositionTruncated,
 )
-from millrace.log.protocol import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.message.ids import LogId, LogIds
+from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.msgstream.protocol import TsMsg
 
 MAX_MESSAGES: Final = 100_000

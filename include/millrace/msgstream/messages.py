@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 import pyarrow as pa
 
-from millrace.errors import InvalidArgument, Malformed, UnsupportedMessageType
+from millrace.base.errors import InvalidArgument, Malformed, UnsupportedMessageType
 from millrace.message.bodies import encode_body, parse_body
 from millrace.message.schema import CollectionSchema
 from millrace.msgstream import wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from millrace.errors import DeadlineExceeded, InvalidArgument, MillraceError
+from millrace.base.errors import DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
 from millrace.msgstream.pack import MsgPack

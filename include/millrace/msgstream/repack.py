@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from millrace.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument
 from millrace.msgstream.messages import DeleteMsg, InsertMsg
 from millrace.msgstream.pack import MsgPack
 from millrace.msgstream.protocol import TsMsg

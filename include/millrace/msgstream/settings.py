@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, Self
 
-from millrace.errors import InvalidSettings
+from millrace.base.errors import InvalidSettings
 
 
 @dataclass(frozen=True, slots=True)

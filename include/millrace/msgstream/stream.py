@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Generic, Literal, Self, TypeVar
 
-from millrace.errors import (
+from millrace.base.errors import (
     ChannelNotFound,
     DeadlineExceeded,
     InvalidArgument,
@@ -23,8 +23,9 @@ from millrace.errors import (
     UnsupportedMessageType,
     UnsupportedVersion,
 )
-from millrace.log.protocol import Log, LogEntries, LogService
+from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
+from millrace.message.log_entries import LogEntries
 from millrace.msgstream import wire
 from millrace.msgstream.memory import Handover
 from millrace.msgstream.messages import msg_type

@@ -16,9 +16,10 @@ import time
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from millrace.errors import DeadlineExceeded, PackTooLarge
-from millrace.log.protocol import Log, LogEntries, LogService
+from millrace.base.errors import DeadlineExceeded, PackTooLarge
+from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
+from millrace.message.log_entries import LogEntries
 from millrace.msgstream.group_record import GroupRecord
 from millrace.msgstream.memory import Handover
 from millrace.msgstream.pack import MsgPack, MsgPosition, RefusedMsg

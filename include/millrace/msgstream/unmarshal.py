@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.errors import InvalidArgument, Malformed, UnsupportedMessageType
+from millrace.base.errors import InvalidArgument, Malformed, UnsupportedMessageType
 from millrace.msgstream.messages import CLASSES, BaseMsg, GenericMsg
 from millrace.msgstream.protocol import MsgType, TsMsg, UnmarshalDispatcher, UnmarshalFunc
 

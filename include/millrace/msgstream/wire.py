@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from millrace.errors import InvalidArgument, Malformed, UnsupportedVersion
+from millrace.base.errors import InvalidArgument, Malformed, UnsupportedVersion
 
 MAGIC: Final = b"MS"
 VERSION: Final = 1

@@ -1,0 +1,1 @@
+"""The Delta tables: `wal/` (messages, rejections, states), `collections/` (rows, deletes, segments, checkpoints), `read/` at a time tick."""

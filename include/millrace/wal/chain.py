@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from millrace.errors import InvalidArgument
-from millrace.log.protocol import LogEntries
+from millrace.base.errors import InvalidArgument
 from millrace.message.columns import Columns
+from millrace.message.header import HEADER
 from millrace.message.ids import GENERATION_BITS, LogId, MessageId
+from millrace.message.log_entries import LogEntries
 from millrace.message.types import DML, MessageType
 from millrace.message.wire import decode_columns, entry_crc
-from millrace.wal.interceptors import Interceptor, Proceed
-from millrace.wal.interceptors.lock import Lock
-from millrace.wal.interceptors.redo import Redo
-from millrace.wal.interceptors.shard import Shard, segments
-from millrace.wal.interceptors.timetick import CHAIN_VERSION, CHAIN_VERSIONS, TimeTick, due, stamp, tentative
-from millrace.wal.interceptors.txn import TxnManager
+from millrace.wal.interceptors.interceptor import Emits, Interceptor, Proceed, Settles, Stamps, Timed
+from millrace.wal.interceptors.links import links
+from millrace.wal.interceptors.timetick.interceptor import CHAIN_VERSION, CHAIN_VERSIONS
 from millrace.wal.rows import RowBuilder, decided
 from millrace.wal.run import ACCEPTED, MAX_RUN, MIN_RUN, Decided, Emission, Row, Run
 from millrace.wal.state import ChannelState
 
 __all__ = ["CHAIN_VERSION", "CHAIN_VERSIONS", "Chain", "Outcome", "replay"]
+
+_header: Final = attrgetter(*HEADER)
 
 _GROWTH: Final = 8
 """How many times as many messages as the last step judged the next one looks at."""
@@ -56,9 +56,12 @@ class Chain:
     ) -> None:
         """`around` may put something around each link that watches it; a step judges at the most `max_run` messages."""
         self._max_run = max_run
-        txns = TxnManager()
-        links: tuple[Interceptor, ...] = (Redo(), Lock(), TimeTick(), txns, Shard(txns))
-        self._links = tuple(map(around, links))
+        own = links()
+        self._links = tuple(map(around, own))
+        self._timed = [link for link in own if isinstance(link, Timed)]
+        self._emitting = [link for link in own if isinstance(link, Emits)]
+        self._stamping = [link for link in own if isinstance(link, Stamps)]
+        self._settling = [link for link in own if isinstance(link, Settles)]
 
     def process(self, state: ChannelState, entries: LogEntries) -> Outcome:
         """Judge `entries`, which must begin at ``state.position``. `state` itself is left as it is.
@@ -99,27 +102,39 @@ class Chain:
     def _step(self, state: ChannelState, columns: Columns, row: int, rows: RowBuilder, most: int) -> int:
         """Take the messages from `row` on as far as they can be judged together, at the most `most`; the next row."""
         ordinal = 0
-        now = tentative(state, int(columns.physical_ms[row]))
-        while state.term and (emission := due(state, now)) is not None:
+        now = state.next_tick(int(columns.physical_ms[row]))
+        while state.term and (emission := self._due(state, now)) is not None:
             ordinal = self._emit(state, columns, row, rows, emission, ordinal)
         run = Run.of(columns, row, most=most)
         if ordinal:
             run.cut(1)
         self.decide(state, run)
-        for emission in run.before:
+        before = [emission for link in self._emitting for emission in link.emissions(state, run)]
+        for emission in before:
             ordinal = self._emit(state, columns, row, rows, emission, ordinal)
-        ticks = stamp(state, run)
+        for link in self._stamping:
+            link.stamp(state, run)
         if not run.persisted:
-            state.last_tick = int(ticks[0])
+            state.last_tick = int(run.tick[0])
             return row + 1
-        segment_ids = segments.assign(state, run)
-        self._evolve_run(state, run, ticks, segment_ids, ordinal)
-        rows.run(run, ordinal=ordinal, tick=ticks, segment=segment_ids, confirmed=state.first_open_begin())
+        self._evolve_run(state, run, ordinal)
+        rows.run(run, ordinal=ordinal, confirmed=state.first_open_begin())
         last = row + run.count - 1
         ordinal = ordinal + 1 if run.count == 1 else 1
         if run.reason[-1] == ACCEPTED:
             self._settle(state, columns, last, rows, ordinal)
         return last + 1
+
+    def _due(self, state: ChannelState, tick: int) -> Emission | None:
+        """What the first timer with a deadline <= `tick` emits; None where none is due."""
+        if state.next_deadline() > tick:
+            return None
+        timers = [
+            (timer.deadline, place, timer.id, timer.emission)
+            for place, link in enumerate(self._timed)
+            for timer in link.timers(state, tick)
+        ]
+        return min(timers, key=lambda timer: timer[:3])[3]
 
     def decide(self, state: ChannelState, run: Run) -> None:
         """Have every link judge `run`, outermost first. Changes nothing but the run."""
@@ -139,35 +154,20 @@ class Chain:
             else:
                 link.evolve(state, rows)
 
-    def _evolve_run(
-        self, state: ChannelState, run: Run, ticks: np.ndarray, segment_ids: np.ndarray, ordinal: int
-    ) -> None:
+    def _evolve_run(self, state: ChannelState, run: Run, ordinal: int) -> None:
         columns, row = run.columns, run.start
         if run.count == 1 and run.accepted_one:
-            self.evolve(state, _row(columns, row, int(ticks[0]), ordinal, int(segment_ids[0])))
+            self.evolve(state, _row(columns, row, int(run.tick[0]), ordinal, int(run.segment[0])))
             return
         ordinals = np.zeros(run.count, dtype=np.int32)
         ordinals[0] = ordinal
-        view = partial(run.view)
         self.evolve(
             state,
             Decided(
-                type=view(columns.type),
-                vchannel=view(columns.vchannel),
-                names=columns.names,
-                tick=ticks,
-                ledger=view(columns.ledger),
-                entry=view(columns.entry),
-                index=view(columns.index),
+                **columns.stretch(row, row + run.count),
+                tick=run.tick,
                 ordinal=ordinals,
-                partition_id=view(columns.partition_id),
-                segment_id=segment_ids,
-                rows=view(columns.rows),
-                txn_id=view(columns.txn_id),
-                producer_id=view(columns.producer_id),
-                epoch=view(columns.epoch),
-                sequence=view(columns.sequence),
-                size=view(columns.size),
+                segment_id=run.segment,
                 reason=run.reason,
             ),
         )
@@ -176,16 +176,19 @@ class Chain:
         self, state: ChannelState, columns: Columns, cause: int, rows: RowBuilder, emission: Emission, ordinal: int
     ) -> int:
         """Give `emission` its tick and ordinal, take it into the state, then what it releases; the next ordinal."""
-        tick = tentative(state, int(columns.physical_ms[cause]))
+        tick = state.next_tick(int(columns.physical_ms[cause]))
         self.evolve(state, _emitted_row(columns, cause, emission, tick, ordinal, state.term))
         confirmed = state.first_open_begin()
         rows.emitted(emission, cause=cause, ordinal=ordinal, tick=tick, term=state.term, confirmed=confirmed)
         return self._settle(state, columns, cause, rows, ordinal + 1)
 
     def _settle(self, state: ChannelState, columns: Columns, cause: int, rows: RowBuilder, ordinal: int) -> int:
-        """Emit the flushes of sealed segments that wait for nothing more; the next ordinal."""
-        emission = segments.settled(state)
-        return ordinal if emission is None else self._emit(state, columns, cause, rows, emission, ordinal)
+        """Emit what waits for nothing more (flushes of sealed segments); the next ordinal."""
+        for link in self._settling:
+            emission = link.settled(state)
+            if emission is not None:
+                return self._emit(state, columns, cause, rows, emission, ordinal)
+        return ordinal
 
 
 def _id(columns: Columns, row: int) -> LogId:
@@ -207,56 +210,20 @@ def _before(batch: pa.RecordBatch, generation: int) -> int:
 
 def _row(columns: Columns, row: int, tick: int, ordinal: int, segment_id: int) -> Row:
     message_type = MessageType(int(columns.type[row]))
-    return Row(
-        type=message_type,
-        vchannel=columns.vchannel_name(row),
-        tick=tick,
-        ledger=int(columns.ledger[row]),
-        entry=int(columns.entry[row]),
-        index=int(columns.index[row]),
-        ordinal=ordinal,
-        term=int(columns.term[row]),
-        collection_id=int(columns.collection_id[row]),
-        partition_id=int(columns.partition_id[row]),
-        segment_id=segment_id,
-        schema_version=int(columns.schema_version[row]),
-        rows=int(columns.rows[row]),
-        txn_id=int(columns.txn_id[row]),
-        producer_id=int(columns.producer_id[row]),
-        epoch=int(columns.epoch[row]),
-        sequence=int(columns.sequence[row]),
-        size=int(columns.size[row]),
-        reason=ACCEPTED,
-        detail=None,
-        # The state takes no part of rows: theirs stay where they are.
-        payload=b"" if message_type in DML else columns.payload(row),
-    )
+    # The state takes no part of rows: theirs stay where they are.
+    payload = b"" if message_type in DML else columns.payload(row)
+    stamps = (tick, ordinal, segment_id, int(columns.size[row]), None, payload)
+    values: tuple[Any, ...] = (message_type, columns.vchannel_name(row), *columns.plain_of(row), *stamps)
+    return Row(*values)
 
 
 def _emitted_row(columns: Columns, cause: int, emission: Emission, tick: int, ordinal: int, term: int) -> Row:
-    return Row(
-        type=emission.type,
-        vchannel=emission.vchannel,
-        tick=tick,
-        ledger=int(columns.ledger[cause]),
-        entry=int(columns.entry[cause]),
-        index=int(columns.index[cause]),
-        ordinal=ordinal,
-        term=term,
-        collection_id=emission.collection_id,
-        partition_id=emission.partition_id,
-        segment_id=tick if emission.type is MessageType.CREATE_SEGMENT else emission.segment_id,
-        schema_version=0,
-        rows=emission.rows,
-        txn_id=emission.txn_id,
-        producer_id=0,
-        epoch=0,
-        sequence=0,
-        size=len(emission.payload),
-        reason=ACCEPTED,
-        detail=emission.detail,
-        payload=emission.payload,
-    )
+    kind, vchannel, _, *others = _header(emission)
+    place = (int(columns.ledger[cause]), int(columns.entry[cause]), int(columns.index[cause]))
+    segment_id = tick if kind is MessageType.CREATE_SEGMENT else emission.segment_id
+    stamps = (tick, ordinal, segment_id, len(emission.payload), emission.detail, emission.payload)
+    values: tuple[Any, ...] = (kind, vchannel, term, *others, *place, *stamps)
+    return Row(*values)
 
 
 def replay(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Final, Self
 
-from millrace.errors import Malformed
+from millrace.base.errors import Malformed
 
 _MIB: Final = 1 << 20
 _DAY_MS: Final = 86_400_000

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from millrace.errors import Malformed
+from millrace.base.errors import Malformed
 
 U64 = npt.NDArray[np.uint64]
 

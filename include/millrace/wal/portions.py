@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from millrace.log.protocol import LogEntries, value_bytes
 from millrace.message.ids import LogId
+from millrace.message.log_entries import LogEntries
 from millrace.message.wire_decode import framed_counts
 from millrace.message.wire_layout import BYTES_PER_MESSAGE, MAX_MESSAGES
 
@@ -24,16 +24,26 @@ MAX_PORTION: Final = MAX_MESSAGES
 def portions(entries: LogEntries) -> Iterator[LogEntries]:
     """`entries` in order, cut between entries, each portion of at most MAX_PORTION messages."""
     batch = entries.batch
-    if batch.num_rows <= 1 or batch.num_rows + value_bytes(batch) // BYTES_PER_MESSAGE <= MAX_PORTION:
-        yield entries  # so few bytes frame no more
+    for start, stop in cuts(batch.column("value")):
+        last = stop == batch.num_rows
+        if last and not start:
+            yield entries
+        else:
+            yield LogEntries(batch.slice(start, stop - start), entries.next if last else id_at(batch, stop))
+
+
+def cuts(values: pa.LargeBinaryArray) -> Iterator[tuple[int, int]]:
+    """Where to cut a run of entries: from and to of each portion."""
+    if len(values) <= 1 or len(values) + values.nbytes // BYTES_PER_MESSAGE <= MAX_PORTION:
+        yield 0, len(values)  # so few bytes frame no more
         return
-    ends = np.cumsum(framed_counts(batch.column("value")))
+    ends = np.cumsum(framed_counts(values))
     start, taken = 0, 0
     while ends[-1] - taken > MAX_PORTION:
         stop = int(np.searchsorted(ends, taken + MAX_PORTION, side="right"))
-        yield LogEntries(batch.slice(start, stop - start), id_at(batch, stop))
+        yield start, stop
         start, taken = stop, int(ends[stop - 1])
-    yield LogEntries(batch.slice(start), entries.next) if start else entries
+    yield start, len(values)
 
 
 def id_at(batch: pa.RecordBatch, row: int) -> LogId:

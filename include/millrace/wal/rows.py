@@ -11,26 +11,26 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.message.batch import numbers
+from millrace.message.batch import numbers, texts
 from millrace.message.columns import Columns
+from millrace.message.header import NUMBERS
 from millrace.message.ids import MessageId
 from millrace.message.types import MessageType
 from millrace.wal.run import ACCEPTED, REASONS, Decided, Emission, Row, Run, payload_sizes
 from millrace.wal.schema import ROW_SCHEMA
 
 _TYPES: Final = tuple(MessageType)
-_TYPE_NAMES: Final = pa.array([member.name for member in _TYPES], pa.utf8())
+_TYPE_NAMES: Final = texts(member.name for member in _TYPES)
 TYPE_CODES: Final = {member: code for code, member in enumerate(_TYPES)}
 """What stands for each type in the column ``type`` of a chain's rows."""
-_REASON_NAMES: Final = pa.array([reason.value for reason in REASONS], pa.utf8())
+_REASON_NAMES: Final = texts(reason.value for reason in REASONS)
 _TYPE_INDEX: Final = np.zeros(1 << 16, dtype=np.int32)
 _TYPE_INDEX[[member.value for member in _TYPES]] = np.arange(len(_TYPES), dtype=np.int32)
 
-EMPTY: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in ROW_SCHEMA], schema=ROW_SCHEMA)
+EMPTY: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in ROW_SCHEMA], schema=ROW_SCHEMA)
 """No rows."""
 
-_COPIED: Final = ("ledger", "entry", "index", "physical_ms", "term", "collection_id", "partition_id", "schema_version")
-_COPIED_TOO: Final = ("rows", "txn_id", "producer_id", "epoch", "sequence")
+_COPIED: Final = ("ledger", "entry", "index", "physical_ms", *NUMBERS)
 _CONFIRMED: Final = ("ledger", "entry", "index", "ordinal")
 _NAMES: Final = tuple(ROW_SCHEMA.names)
 
@@ -58,18 +58,12 @@ class RowBuilder:
         self._columns = columns
         self._pieces: list[_Piece] = []
 
-    def run(
-        self,
-        run: Run,
-        *,
-        ordinal: int,
-        tick: npt.NDArray[np.int64],
-        segment: npt.NDArray[np.int64],
-        confirmed: MessageId | None,
-    ) -> None:
-        """Add a decided run; its first message has `ordinal`, the others 0. `confirmed`: the first open Begin, if any."""
+    def run(self, run: Run, *, ordinal: int, confirmed: MessageId | None) -> None:
+        """Add a decided run, stamped; its first message has `ordinal`, the others 0. `confirmed`: the first open Begin, if any."""
         details = {place: words for place, words in run.details.items() if place < run.count and run.reason[place]}
-        self._pieces.append(_Piece(run.start, run.count, ordinal, tick, run.reason, segment, confirmed, details))
+        self._pieces.append(
+            _Piece(run.start, run.count, ordinal, run.tick, run.reason, run.segment, confirmed, details)
+        )
 
     def emitted(
         self, emission: Emission, *, cause: int, ordinal: int, tick: int, term: int, confirmed: MessageId | None
@@ -98,7 +92,7 @@ class RowBuilder:
         if not pieces:
             return EMPTY, EMPTY
         source = self._source()
-        values: dict[str, npt.NDArray[Any]] = {name: getattr(columns, name)[source] for name in _COPIED + _COPIED_TOO}
+        values: dict[str, npt.NDArray[Any]] = {name: getattr(columns, name)[source] for name in _COPIED}
         values["type"] = _TYPE_INDEX[columns.type[source]]
         values["vchannel"] = columns.vchannel[source]
         values["time_tick"] = np.concatenate([piece.tick for piece in pieces])
@@ -183,21 +177,11 @@ def _overwrite(values: dict[str, npt.NDArray[Any]], row: int, piece: _Piece, nam
     assert emission is not None
     if emission.vchannel not in names:
         names.append(emission.vchannel)
-    own = {
-        "type": _TYPE_INDEX[emission.type],
-        "vchannel": names.index(emission.vchannel),
-        "term": piece.term,
-        "collection_id": emission.collection_id,
-        "partition_id": emission.partition_id,
-        "schema_version": 0,
-        "rows": emission.rows,
-        "txn_id": emission.txn_id,
-        "producer_id": 0,
-        "epoch": 0,
-        "sequence": 0,
-    }
-    for name, value in own.items():
-        values[name][row] = value
+    values["type"][row] = _TYPE_INDEX[emission.type]
+    values["vchannel"][row] = names.index(emission.vchannel)
+    for name in NUMBERS:
+        values[name][row] = getattr(emission, name)
+    values["term"][row] = piece.term
 
 
 def rows_in_order(messages: pa.RecordBatch | pa.Table, rejections: pa.RecordBatch | pa.Table) -> pa.Table:
@@ -240,13 +224,8 @@ def _decided(batch: pa.RecordBatch) -> Iterator[Decided | Row]:
         entry=view("entry"),
         index=view("index"),
         ordinal=view("ordinal"),
-        partition_id=view("partition_id"),
         segment_id=view("segment_id"),
-        rows=view("rows"),
-        txn_id=view("txn_id"),
-        producer_id=view("producer_id"),
-        epoch=view("epoch"),
-        sequence=view("sequence"),
+        **{name: view(name) for name in NUMBERS},
         size=payload_sizes(batch.column("payload")),
         reason=reason.astype(np.uint8),
     )
@@ -263,32 +242,12 @@ def _decided(batch: pa.RecordBatch) -> Iterator[Decided | Row]:
 
 def stretch(rows: Decided, start: int, stop: int) -> Decided:
     """Rows start .. stop - 1."""
-    fields = (name for name in Decided.__dataclass_fields__ if name != "names")
-    return Decided(names=rows.names, **{name: getattr(rows, name)[start:stop] for name in fields})
+    own = {name: getattr(rows, name)[start:stop] for name in ("tick", "ordinal", "segment_id", "reason")}
+    return Decided(**rows.stretch(start, stop), **own)
 
 
 def _row(batch: pa.RecordBatch, rows: Decided, row: int) -> Row:
-    payload: bytes = batch.column("payload")[row].as_py() or b""
-    return Row(
-        type=MessageType(int(rows.type[row])),
-        vchannel=rows.names[rows.vchannel[row]],
-        tick=int(rows.tick[row]),
-        ledger=int(rows.ledger[row]),
-        entry=int(rows.entry[row]),
-        index=int(rows.index[row]),
-        ordinal=int(rows.ordinal[row]),
-        term=batch.column("term")[row].as_py(),
-        collection_id=batch.column("collection_id")[row].as_py(),
-        partition_id=int(rows.partition_id[row]),
-        segment_id=int(rows.segment_id[row]),
-        schema_version=batch.column("schema_version")[row].as_py(),
-        rows=int(rows.rows[row]),
-        txn_id=int(rows.txn_id[row]),
-        producer_id=int(rows.producer_id[row]),
-        epoch=int(rows.epoch[row]),
-        sequence=int(rows.sequence[row]),
-        size=len(payload),
-        reason=int(rows.reason[row]),
-        detail=batch.column("detail")[row].as_py(),
-        payload=payload,
-    )
+    detail, payload = batch.column("detail")[row].as_py(), batch.column("payload")[row].as_py() or b""
+    stamps = (int(rows.tick[row]), int(rows.ordinal[row]), int(rows.segment_id[row]), len(payload), detail, payload)
+    values: tuple[Any, ...] = (MessageType(int(rows.type[row])), rows.vchannel_name(row), *rows.plain_of(row), *stamps)
+    return Row(*values)

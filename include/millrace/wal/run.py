@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.message.columns import Columns
+from millrace.message.columns import Columns, HeaderColumns
+from millrace.message.header import Header
 from millrace.message.types import MessageType
 from millrace.wal.reasons import Reason
 
@@ -30,6 +31,7 @@ MAX_RUN: Final = 1 << 16
 """Messages that are judged together at the most: bounds the memory of one step."""
 MIN_RUN: Final = 1 << 10
 """Messages that a step looks at where the one before was cut short: bounds what a cut throws away."""
+_UNSTAMPED: Final = np.zeros(0, dtype=np.int64)
 
 
 def reason_code(reason: Reason) -> int:
@@ -63,17 +65,12 @@ def payload_sizes(payloads: pa.LargeBinaryArray) -> Int64s:
     return np.diff(offsets[payloads.offset :]) if len(payloads) else np.zeros(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """A message that the chain makes itself. A CreateSegment's segment id is the tick it gets."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission(Header):
+    """A message that the chain makes itself, in the term that is open. A CreateSegment's segment id is the tick it gets."""
 
     type: MessageType
-    vchannel: str
-    collection_id: int = 0
-    partition_id: int = 0
     segment_id: int = 0
-    rows: int = 0
-    txn_id: int = 0
     detail: str | None = None
     payload: bytes = b""
 
@@ -88,10 +85,11 @@ class Run:
     reason: Codes
     details: dict[int, str] = field(default_factory=dict)
     """Words for a rejection, by place in the run."""
-    before: list[Emission] = field(default_factory=list)
-    """What is emitted before the first message, in order."""
     persisted: bool = True
     """False for a time tick that becomes no row."""
+    tick: Int64s = field(default_factory=lambda: _UNSTAMPED)
+    segment: Int64s = field(default_factory=lambda: _UNSTAMPED)
+    """Of an insert: where its rows go; of an Import the first one; else 0."""
 
     @classmethod
     def of(cls, columns: Columns, start: int, *, most: int) -> Run:
@@ -125,53 +123,29 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One accepted message that was judged alone; an insert or delete comes without its payload."""
+class Row(Header):
+    """One accepted message that was judged alone; an insert or delete comes without its payload.
+
+    Made by place, the header first: a step of one message is made of such costs.
+    """
 
     type: MessageType
-    vchannel: str
-    tick: int
-    ledger: int
-    entry: int
-    index: int
-    ordinal: int
-    term: int
-    collection_id: int
-    partition_id: int
-    segment_id: int
-    schema_version: int
-    rows: int
-    txn_id: int
-    producer_id: int
-    epoch: int
-    sequence: int
-    size: int
-    reason: int
-    detail: str | None
-    payload: bytes
+    ledger: int = 0
+    entry: int = 0
+    index: int = 0
+    tick: int = 0
+    ordinal: int = 0
+    segment_id: int = 0
+    size: int = 0
+    detail: str | None = None
+    payload: bytes = b""
 
 
-@dataclass(slots=True)
-class Decided:
+@dataclass(slots=True, kw_only=True)
+class Decided(HeaderColumns):
     """Decided Inserts and Deletes (and rejections of any type) in id order, as columns: what evolve makes the next state of."""
 
-    type: npt.NDArray[np.uint16]
-    vchannel: npt.NDArray[np.int32]
-    names: list[str]
     tick: Int64s
-    ledger: Int64s
-    entry: Int64s
-    index: npt.NDArray[np.int32]
     ordinal: npt.NDArray[np.int32]
-    partition_id: Int64s
     segment_id: Int64s
-    rows: Int64s
-    txn_id: Int64s
-    producer_id: Int64s
-    epoch: npt.NDArray[np.int32]
-    sequence: Int64s
-    size: Int64s
     reason: Codes
-
-    def __len__(self) -> int:
-        return len(self.tick)

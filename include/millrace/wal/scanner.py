@@ -23,7 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.errors import InvalidArgument, WalGap
+from millrace.base.errors import InvalidArgument, WalGap
+from millrace.message.batch import texts
+from millrace.message.header import NUMBERS
 from millrace.message.ids import MessageId
 from millrace.message.model import ImmutableMessage
 from millrace.message.types import MessageType
@@ -129,7 +131,7 @@ class ImmutableTxn:
         return self.commit.txn_id
 
 
-_SILENT: Final = pa.array(["BEGIN_TXN", "KEEP_ALIVE", "ROLLBACK_TXN"], pa.utf8())
+_SILENT: Final = texts(("BEGIN_TXN", "KEEP_ALIVE", "ROLLBACK_TXN"))
 _IDS: Final = ("ledger", "entry", "index", "ordinal")
 
 
@@ -257,10 +259,7 @@ def messages(visible: pa.Table) -> Iterator[ImmutableMessage | ImmutableTxn]:
             yield message
 
 
-_SAME: Final = (
-    "time_tick", "physical_ms", "vchannel", "term", "collection_id", "partition_id", "segment_id", "schema_version",
-    "rows", "txn_id", "producer_id", "epoch", "sequence",
-)  # fmt: skip
+_SAME: Final = ("time_tick", "physical_ms", "vchannel", "segment_id", *NUMBERS)
 
 
 def immutable(row: dict[str, Any]) -> ImmutableMessage:

@@ -10,6 +10,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from millrace.message.header import fields
+
 KIND_MESSAGE: Final = "message"
 KIND_REJECTION: Final = "rejection"
 KIND_STATE: Final = "state"
@@ -25,23 +27,16 @@ ROW_SCHEMA: Final = pa.schema(
         pa.field("ordinal", pa.int32(), nullable=False),
         pa.field("physical_ms", pa.int64(), nullable=False),  # the log's append stamp, Unix ms
         pa.field("type", pa.dictionary(pa.int32(), pa.utf8()), nullable=False),  # MessageType name
-        pa.field("vchannel", pa.dictionary(pa.int32(), pa.utf8()), nullable=False),  # "" is the whole PChannel
-        pa.field("term", pa.int64(), nullable=False),
+        *fields("vchannel"),
+        *fields("term"),
         pa.field("lc_ledger", pa.int64(), nullable=False),  # LastConfirmed, a message id
         pa.field("lc_entry", pa.int64(), nullable=False),
         pa.field("lc_index", pa.int32(), nullable=False),
         pa.field("lc_ordinal", pa.int32(), nullable=False),
-        pa.field("collection_id", pa.int64(), nullable=False),
-        pa.field("partition_id", pa.int64(), nullable=False),
-        pa.field(
-            "segment_id", pa.int64(), nullable=False
-        ),  # 0: none; unique within its PChannel (the tick of its CreateSegment)
-        pa.field("schema_version", pa.int32(), nullable=False),
-        pa.field("rows", pa.int64(), nullable=False),
-        pa.field("txn_id", pa.int64(), nullable=False),
-        pa.field("producer_id", pa.int64(), nullable=False),
-        pa.field("epoch", pa.int32(), nullable=False),
-        pa.field("sequence", pa.int64(), nullable=False),
+        *fields("collection_id", "partition_id"),
+        # 0: none; unique within its PChannel (the tick of its CreateSegment)
+        pa.field("segment_id", pa.int64(), nullable=False),
+        *fields("schema_version", "rows", "txn_id", "producer_id", "epoch", "sequence"),
         pa.field("reason", pa.dictionary(pa.int32(), pa.utf8())),  # a rejection's Reason; null on accepted messages
         pa.field("detail", pa.utf8()),  # a rejection in words; the id of the original for a DUPLICATE; null otherwise
         pa.field("payload", pa.large_binary()),

@@ -11,26 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
 
-from millrace.errors import Malformed, MillraceError, UnsupportedVersion
+from millrace.base.errors import Malformed, MillraceError, UnsupportedVersion
 from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId, MessageId
 from millrace.message.schema import CollectionSchema
 from millrace.wal.config import ChainConfig
+from millrace.wal.segments.policies.registry import deadline as sealed_at
+from millrace.wal.segments.segment import NEVER, Segment
 
 STATE_VERSIONS: Final = (1, 2, 3)
 """Of the serialised form: the version of the chain that the open term runs. From 2 on it stands in the text, too."""
 ENDED_TXNS: Final = 64
 """How many ended transactions a VChannel remembers, to tell a late message why it is refused."""
-
-NEVER: Final = 1 << 62
-_MASK: Final = (1 << 64) - 1
-
-
-def splitmix64(value: int) -> int:
-    """Finaliser of splitmix64: spreads a segment id over 64 bits (the seal jitter)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
 
 
 class Result(NamedTuple):
@@ -87,37 +78,6 @@ class Txn(NamedTuple):
             self.last_tick + (self.keepalive_ms << LOGICAL_BITS),
             self.begin_tick + (config.max_txn_lifetime_ms << LOGICAL_BITS),
         )
-
-
-class Segment(NamedTuple):
-    """A segment that is not flushed yet. `sealed` names the policy once it takes no more inserts; "" while it grows."""
-
-    id: int
-    partition_id: int
-    rows: int
-    bytes: int
-    last_insert_tick: int
-    deletes_before: int
-    txns: frozenset[int]
-    sealed: str
-
-    def full(self, config: ChainConfig) -> str:
-        """The policy by which its size seals it, or ""."""
-        if self.bytes * 1000 >= config.segment_bytes * (1000 - splitmix64(self.id) % 101):
-            return "capacity"
-        return "rows" if self.rows >= config.segment_rows else ""
-
-    def lifetime_end(self, config: ChainConfig) -> int:
-        return self.id + (config.segment_lifetime_ms << LOGICAL_BITS)
-
-    def deadline(self, config: ChainConfig) -> int:
-        """The tick at which age or idleness seals it; NEVER while an open transaction has rows in it."""
-        if self.txns:
-            return NEVER
-        end = self.lifetime_end(config)
-        if self.bytes >= config.segment_idle_bytes:
-            end = min(end, self.last_insert_tick + (config.segment_idle_ms << LOGICAL_BITS))
-        return end
 
 
 @dataclass(slots=True)
@@ -242,6 +202,10 @@ class ChannelState:
     def copy(self) -> ChannelState:
         return replace(self, vchannels={name: channel.copy() for name, channel in self.vchannels.items()})
 
+    def next_tick(self, physical_ms: int) -> int:
+        """The tick that the next message would get at `physical_ms`."""
+        return max(self.last_tick + 1, physical_ms << LOGICAL_BITS)
+
     def open_txns(self) -> Iterator[tuple[VChannelState, Txn]]:
         for channel in self.vchannels.values():
             for txn in channel.txns.values():
@@ -258,7 +222,7 @@ class ChannelState:
             for txn in channel.txns.values():
                 deadline = min(deadline, txn.deadline(self.config))
             for segment in channel.growing.values():
-                deadline = min(deadline, segment.deadline(self.config))
+                deadline = min(deadline, sealed_at(segment, self.config))
         return deadline
 
     def to_bytes(self) -> bytes:

@@ -19,12 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.errors import WalGap
+from millrace.base.errors import WalGap
+from millrace.message.batch import texts
 from millrace.message.types import MessageType
 
 VISIBLE_TICK: Final = "visible_tick"
 
-_BODIES: Final = pa.array([MessageType.INSERT.name, MessageType.DELETE.name])
+_BODIES: Final = texts((MessageType.INSERT.name, MessageType.DELETE.name))
 _BEGIN: Final = MessageType.BEGIN_TXN.name
 _COMMIT: Final = MessageType.COMMIT_TXN.name
 _ROLLBACK: Final = MessageType.ROLLBACK_TXN.name

@@ -1,6 +1,7 @@
 """Who may see and do what: Airflow's own login and permissions. The one place that uses Airflow's internal security API.
 
-A person who may read the DAG ``streaming`` sees everything here (viewers do). An action is a run of a DAG, started through
+A person of Airflow is a principal of millrace.access: who may read the DAG ``streaming`` has the role *read* over the whole
+deployment (viewers do), which is what the pages and the API ask for. An action is a run of a DAG, started through
 Airflow's REST API, which asks for the permission to trigger that DAG; :func:`may_trigger` only tells which buttons to show.
 """
 
@@ -17,6 +18,8 @@ from airflow.api_fastapi.core_api.security import get_user
 from fastapi import Depends, HTTPException, Request, status
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from millrace.access.grants import Grant, Principal, Role
+
 READ_DAG: Final = "streaming"
 """Who may read this DAG may read what Millrace shows."""
 
@@ -30,11 +33,18 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 async def reader(request: Request, credentials: Credentials) -> BaseUser:
     """The person, logged in and allowed to read. Raises HTTPException 401 or 403."""
     user = await get_user(request, None, credentials)
-    manager = get_auth_manager()
-    sees_site = manager.is_authorized_view(access_view=AccessView.WEBSITE, user=user)
-    if not sees_site or not manager.is_authorized_dag(method="GET", details=DagDetails(id=READ_DAG), user=user):
+    if not principal_of(user).has((Role.READ,), ()):
         raise HTTPException(status.HTTP_403_FORBIDDEN, f"You need the permission to read the DAG {READ_DAG!r}.")
     return user
+
+
+def principal_of(user: BaseUser) -> Principal:
+    """What Airflow's auth manager, whichever it is, lets a person do here."""
+    manager = get_auth_manager()
+    reads = manager.is_authorized_view(access_view=AccessView.WEBSITE, user=user) and manager.is_authorized_dag(
+        method="GET", details=DagDetails(id=READ_DAG), user=user
+    )
+    return Principal(str(user.get_name()), (Grant(Role.READ),) if reads else ())
 
 
 async def metrics_reader(request: Request, credentials: Credentials) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from millrace.ops.observe.models import (
+from millrace.observe.models import (
     CheckpointsView,
     CollectionRow,
     CollectionView,
@@ -22,7 +22,7 @@ from millrace.ops.observe.models import (
     SegmentPage,
     TransactionSearch,
 )
-from millrace.ops.observe.observer import Observer
+from millrace.observe.observer import Observer
 from millrace_airflow.ui.access import Reader, may_trigger, metrics_reader
 from millrace_airflow.ui.actions import Action, actions_for
 from millrace_airflow.ui.faults import FaultAnswer

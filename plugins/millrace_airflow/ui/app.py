@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
-import millrace
-from millrace.ops.observe.observer import Observer
-from millrace.settings import Settings
+from millrace.base.package import VERSION
+from millrace.base.settings import Settings
+from millrace.observe.observer import Observer
 from millrace_airflow.ui import api, data_docs, faults, pages
 from millrace_airflow.ui.access import Reader
 from millrace_airflow.ui.guard import GuardedAnswers
@@ -19,7 +19,7 @@ def create_app(observer: Observer | None = None) -> FastAPI:
     renderer = pages.Renderer()
     app = FastAPI(
         title="Millrace",
-        version=millrace.__version__,
+        version=VERSION,
         summary="What a running Millrace is doing. Actions are runs of its DAGs, through Airflow's own API.",
         docs_url=None,
         redoc_url=None,

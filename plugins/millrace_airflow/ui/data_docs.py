@@ -13,8 +13,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, Response
 from starlette.exceptions import HTTPException
 
-from millrace.ops.observe.observer import Observer
-from millrace.ops.quality.results import docs_path
+from millrace.observe.observer import Observer
+from millrace.operations.quality.results import docs_path
 from millrace_airflow.ui.access import Reader
 
 POLICY: Final = (

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from millrace.errors import MillraceError
+from millrace.base.errors import MillraceError
 
 _logger = logging.getLogger(__name__)
 

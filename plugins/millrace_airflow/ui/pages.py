@@ -15,10 +15,10 @@ from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
-from millrace.errors import MillraceError
+from millrace.base.errors import MillraceError
 from millrace.message.ids import compose_tick
-from millrace.ops.observe.history import WINDOWS
-from millrace.ops.observe.observer import Observer
+from millrace.observe.history import WINDOWS
+from millrace.observe.observer import Observer
 from millrace_airflow.ui import text
 from millrace_airflow.ui.access import Reader, may_trigger
 from millrace_airflow.ui.actions import actions_for

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from fastapi import Query as Parameter
 
-from millrace.errors import InvalidArgument
-from millrace.ops.observe.rows import ENDS
-from millrace.ops.observe.search import Query
+from millrace.base.errors import InvalidArgument
+from millrace.observe.rows import ENDS
+from millrace.observe.search import Query
 
 MOST_MS = 253_402_300_799_000
 """The end of the year 9999."""

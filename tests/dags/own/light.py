@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
-from millrace_airflow.defaults import millrace_dag
-from millrace_airflow.forms import form
+from millrace_airflow.defaults import operation_dag
 from millrace_airflow.operators import JobOperator
-from tests.ops.light_job import LightParams
+from tests.runtime.light_job import LIGHT
 
-with millrace_dag(
-    "light",
-    doc=__doc__,
-    params=form(LightParams),
-    task_defaults={"retries": 0},  # dag.test() would sit through the pauses
-) as dag:
+with operation_dag(replace(LIGHT, retries=0), doc=__doc__) as dag:  # dag.test() would sit through the pauses
     JobOperator(
         task_id="run",
-        job="light",
-        params_class=LightParams,
+        operation=LIGHT,
         job_params={
             "number": "{{ params.number * 2 }}",
             "write": "{{ params.write }} since {{ macros.millrace.moment_of(0).year }}",

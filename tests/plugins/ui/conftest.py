@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from millrace.ops.observe.observer import Observer
-from millrace.settings import Settings
+from millrace.base.settings import Settings
+from millrace.observe.observer import Observer
 from tests.airflow_home import HOME
-from tests.ops.observe_world import World, close_world, make_world
+from tests.observe.observe_world import World, close_world, make_world
 
 URL = "/millrace"
 

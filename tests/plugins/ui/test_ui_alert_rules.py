@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from millrace.metrics import NAMESPACE
+from millrace.base.metrics import NAMESPACE
 from tests.plugins.ui.test_ui_dashboard import SERIES
 
 RULES = Path(__file__).resolve().parents[3] / "docs" / "grafana" / "alerts.yml"

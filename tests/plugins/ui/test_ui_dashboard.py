@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millrace.metrics import FAMILIES, NAMESPACE, Family
+from millrace.base.metrics import FAMILIES, NAMESPACE, Family
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana" / "millrace.json"
 GRAFANA_LABELS = {"le"}

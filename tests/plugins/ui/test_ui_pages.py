@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from millrace.ops import launch_history
-from millrace.ops.quality.results import docs_path
-from tests.ops.observe_world import HOSTILE, World
+from millrace.operations.quality.results import docs_path
+from millrace.runtime.launch import history as launch_history
+from tests.observe.observe_world import HOSTILE, World
 from tests.plugins.ui.conftest import Site
 
 PAGES = ("", "collections", "transactions", "rejections", "checkpoints", "maintenance", "quality", "actions", "docs")

@@ -10,10 +10,19 @@ import numpy as np
 from millrace.message.bodies import import_partitions, parse_body
 from millrace.message.types import MessageType
 from millrace.wal.run import ACCEPTED, Decided, Emission, Row, Run, groups
-from millrace.wal.state import ChannelState, Segment, VChannelState
+from millrace.wal.segments.policies.registry import BY_DELETES, BY_MESSAGE, full
+from millrace.wal.segments.segment import Segment
+from millrace.wal.state import ChannelState, VChannelState
 
-BLOCKING_DELETES = "blocking_deletes"
-IMPORT = "import"
+
+def create(channel: VChannelState, partition_id: int) -> Emission:
+    """The CreateSegment message for `partition_id`; its tick becomes the segment's id."""
+    return Emission(
+        type=MessageType.CREATE_SEGMENT,
+        vchannel=channel.name,
+        collection_id=channel.collection_id,
+        partition_id=partition_id,
+    )
 
 
 def flush(channel: VChannelState, segment: Segment, policy: str) -> Emission:
@@ -67,7 +76,7 @@ def cut_after_seal(state: ChannelState, run: Run) -> None:
             rows = rows[rows < run.count]  # an earlier VChannel may have cut the run
             channel = state.vchannels[columns.vchannel_name(run.start + int(deletes[places[0]]))]
             if len(rows) and channel.growing:
-                room = state.config.blocking_delete_rows - blocking_rows(channel)
+                room = BY_DELETES.room(channel.growing.values(), channel.delete_rows, state.config)
                 crossed = np.flatnonzero(np.cumsum(run.columns.rows[run.start + rows]) >= room)
                 if len(crossed):
                     run.cut(int(rows[crossed[0]]) + 1)
@@ -83,16 +92,11 @@ def _cut_when_full(
     size = segment.bytes + np.cumsum(run.view(run.columns.size)[rows])
     count = segment.rows + np.cumsum(run.view(run.columns.rows)[rows])
 
-    def full(place: int) -> bool:
-        return bool(segment._replace(bytes=int(size[place]), rows=int(count[place])).full(config))
+    def full_with(place: int) -> bool:
+        return bool(full(segment._replace(bytes=int(size[place]), rows=int(count[place])), config))
 
-    if full(len(rows) - 1):  # what is full stays full with more in it
-        run.cut(int(rows[bisect_left(range(len(rows)), True, key=full)]) + 1)
-
-
-def blocking_rows(channel: VChannelState) -> int:
-    """Rows deleted on the VChannel since its oldest growing segment was created."""
-    return channel.delete_rows - min(channel.growing.values()).deletes_before
+    if full_with(len(rows) - 1):  # what is full stays full with more in it
+        run.cut(int(rows[bisect_left(range(len(rows)), True, key=full_with)]) + 1)
 
 
 def evolve_rows(state: ChannelState, rows: Decided) -> None:
@@ -113,9 +117,10 @@ def evolve_rows(state: ChannelState, rows: Decided) -> None:
 def count_deletes(state: ChannelState, channel: VChannelState, rows: int) -> None:
     """Count deleted rows; too many of them seal what grows."""
     channel.delete_rows += rows
-    if channel.growing and blocking_rows(channel) >= state.config.blocking_delete_rows:
-        for segment in list(channel.growing.values()):
-            seal(channel, segment, BLOCKING_DELETES)
+    growing = list(channel.growing.values())
+    if growing and BY_DELETES.room(growing, channel.delete_rows, state.config) <= 0:
+        for segment in growing:
+            seal(channel, segment, BY_DELETES.name)
 
 
 def _evolve_segment(state: ChannelState, rows: Decided, each: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
@@ -151,7 +156,7 @@ def grow(state: ChannelState, channel: VChannelState, row: Row) -> None:
 
 def _grown(state: ChannelState, channel: VChannelState, segment: Segment) -> None:
     channel.growing[segment.partition_id] = segment
-    policy = segment.full(state.config)
+    policy = full(segment, state.config)
     if policy:
         seal(channel, segment, policy)
 
@@ -170,7 +175,7 @@ def fill(channel: VChannelState, row: Row) -> None:
             rows=segment.rows + each["rows"], bytes=segment.bytes + each["bytes"], last_insert_tick=row.tick
         )
     for segment in list(channel.growing.values()):
-        seal(channel, segment, IMPORT)
+        seal(channel, segment, BY_MESSAGE[MessageType.IMPORT])
 
 
 def release(channel: VChannelState, txn_id: int) -> None:

@@ -1,0 +1,231 @@
+"""The file of tokens of a deployment: principals who come by a token, in ``access/tokens.json`` of the data folder.
+
+A token is 256 random bits, shown once, when it is made; the file holds its SHA-256. Only its owner may read or write the file;
+it is replaced whole, by one process at a time, and noticed by servers that run: a token that was revoked opens nothing from
+then on, and whoever is in by it is out within FRESH_SECONDS (the connection a moment later, millrace.log.server.connections).
+A file that is damaged or open to others lets nobody in, and says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import stat
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.access.grants import Caller, Grant, Principal, Role
+from millrace.base.errors import InvalidArgument, LogBusy, MillraceError, TokenFileRefused
+from millrace.base.file_lock import held
+from millrace.base.files import replace_file
+
+FOLDER: Final = "access"
+FILE: Final = "tokens.json"
+LOCK: Final = "tokens.lock"
+MAX_TOKENS: Final = 256
+MAX_BYTES: Final = 4 << 20
+FRESH_SECONDS: Final = 0.5
+"""For so long a connection goes on by what was read of the file before."""
+LOCK_SECONDS: Final = 10.0
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+_VERSION: Final = 1
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is kept of one token."""
+
+    principal: Principal
+    sha256: str
+    created: float
+    """Unix seconds."""
+    expires: float | None = None
+
+    def expired(self, now: float) -> bool:
+        return self.expires is not None and now >= self.expires
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.principal.name,
+            "grants": [{"role": str(grant.role), "on": list(grant.on)} for grant in self.principal.grants],
+            "sha256": self.sha256,
+            "created": self.created,
+            "expires": self.expires,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Token:
+        """Inverse of :meth:`to_json`. Raises for anything else."""
+        grants = tuple(Grant(Role(each["role"]), tuple(map(str, each["on"]))) for each in document["grants"])
+        expires, digest = document["expires"], document["sha256"]
+        if not isinstance(digest, str) or len(bytes.fromhex(digest)) != hashlib.sha256().digest_size:
+            raise ValueError("a token's SHA-256")
+        return cls(
+            Principal(str(document["name"]), grants),
+            digest,
+            float(document["created"]),
+            None if expires is None else float(expires),
+        )
+
+
+class TokenFile:
+    """The tokens of a deployment, as a server looks at them and as the command line changes them. Thread-safe."""
+
+    def __init__(self, data_dir: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.folder = data_dir / FOLDER
+        self.path = self.folder / FILE
+        self._clock = clock
+        self._reading = threading.Lock()
+        self._looked = float("-inf")
+        self._stamp: object = None
+        self._tokens: dict[str, Token] = {}
+        self._refused: TokenFileRefused | None = None
+
+    # --- who comes in ----------------------------------------------------------------------------------------------------------
+
+    def caller(self, token: str) -> Caller | None:
+        """Whose token it is, as the file says now; None where it is nobody's. Raises TokenFileRefused."""
+        self._look()
+        if self._refused is not None:
+            raise TokenFileRefused(str(self._refused))
+        digest = _digest(token)
+        # Each one is compared, whichever it is, so that the time says nothing.
+        found = [each for each in self._tokens.values() if hmac.compare_digest(each.sha256, digest)]
+        if not found or found[0].expired(self._clock()):
+            return None
+        return Caller(found[0].principal, digest, partial(self._live, found[0]))
+
+    def _live(self, token: Token) -> bool:
+        if time.monotonic() - self._looked > FRESH_SECONDS:
+            self._look()
+        return self._tokens.get(token.sha256) == token and not token.expired(self._clock())
+
+    def _look(self) -> None:
+        """Read the file again if it is another one than before."""
+        with self._reading:
+            stamp = self._stamped()
+            if stamp != self._stamp:
+                refused = None
+                try:
+                    tokens = {each.sha256: each for each in self.tokens()}
+                except TokenFileRefused as error:
+                    tokens, refused = {}, error
+                    _log.error("nobody gets in by a token: %s", error)
+                self._tokens, self._refused, self._stamp = tokens, refused, stamp
+            self._looked = time.monotonic()
+
+    def _stamped(self) -> object:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return "none"
+        except OSError as error:
+            return str(error)
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    # --- what is in it ---------------------------------------------------------------------------------------------------------
+
+    def tokens(self) -> list[Token]:
+        """All tokens, in the order of their making, those that ran out too. Raises TokenFileRefused."""
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise TokenFileRefused(f"{self.path} cannot be read: {error.strerror}") from error
+        with os.fdopen(handle, "rb") as file:
+            found = os.fstat(file.fileno())
+            mode = stat.S_IMODE(found.st_mode)
+            if found.st_uid != os.geteuid() or mode & 0o077 or not stat.S_ISREG(found.st_mode):
+                raise TokenFileRefused(
+                    f"others than its owner may read {self.path} or write to it, or it is another user's (mode {mode:o}): look"
+                    f" at what is in it (millrace tokens list, once it is closed), then close it with: chmod 600 {self.path}"
+                )
+            data = file.read(MAX_BYTES + 1)
+        try:
+            document = json.loads(data[:MAX_BYTES])
+            body = document["body"]
+            if document["version"] != _VERSION:
+                raise ValueError(f"version {document['version']!r}")
+            if document["crc32"] != zlib.crc32(_canonical(body)):
+                raise ValueError("its checksum does not match")
+            tokens = [Token.from_json(each) for each in body["tokens"]]
+            if len({each.sha256 for each in tokens}) != len(tokens) or len(tokens) > MAX_TOKENS:
+                raise ValueError("its number of tokens")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MillraceError) as error:
+            raise TokenFileRefused(
+                f"{self.path} is not as it was written ({error}): restore it from a copy, or remove it and make new tokens"
+            ) from error
+        return tokens
+
+    # --- changes ---------------------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, grants: Sequence[Grant], *, expires: float | None = None) -> tuple[str, Token]:
+        """A new token, and what is kept of it. Raises InvalidArgument where the name is taken or there are too many,
+        TokenFileRefused, LogBusy."""
+        if not _NAME.fullmatch(name):
+            raise InvalidArgument(
+                f"{name[:80]!r} is no name of a token: 1 to 64 letters, digits and _.@-, a letter or digit first"
+            )
+        principal = Principal(name, tuple(grants))
+        if not grants:
+            raise InvalidArgument("a token needs a role at least")
+        now = self._clock()
+        if expires is not None and expires <= now:
+            raise InvalidArgument("a token that ran out before it is made opens nothing: give a time to come")
+        token = secrets.token_urlsafe(32)
+        made = Token(principal, _digest(token), now, expires)
+        with self._changing() as tokens:
+            if any(each.principal.name == name for each in tokens):
+                raise InvalidArgument(f"there is a token {name!r} already: revoke it first, or choose another name")
+            if len(tokens) >= MAX_TOKENS:
+                raise InvalidArgument(f"there are {MAX_TOKENS} tokens, which is as many as may be: revoke some")
+            self._replace([*tokens, made])
+        return token, made
+
+    def revoke(self, name: str) -> Token:
+        """Forget a token. Raises InvalidArgument where there is none, TokenFileRefused, LogBusy."""
+        with self._changing() as tokens:
+            left = [each for each in tokens if each.principal.name != name]
+            gone = [each for each in tokens if each.principal.name == name]
+            if not gone:
+                raise InvalidArgument(f"there is no token {name!r}: millrace tokens list shows those there are")
+            self._replace(left)
+        return gone[0]
+
+    @contextmanager
+    def _changing(self) -> Iterator[list[Token]]:
+        """What is in the file, which nobody else changes inside."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        busy = LogBusy(f"another process changes {self.path}: try again")
+        with held(self.folder / LOCK, deadline=time.monotonic() + LOCK_SECONDS, busy=busy):
+            for draft in self.folder.glob(f".{FILE}.*"):
+                draft.unlink(missing_ok=True)  # of a process that was killed while it had the lock
+            yield self.tokens()
+
+    def _replace(self, tokens: Sequence[Token]) -> None:
+        body = {"tokens": [each.to_json() for each in tokens]}
+        document = {"version": _VERSION, "crc32": zlib.crc32(_canonical(body)), "body": body}
+        replace_file(self.path, json.dumps(document, indent=1), synced=True)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _canonical(body: object) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()

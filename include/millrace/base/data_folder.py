@@ -1,0 +1,101 @@
+"""The data folder: who may enter it, and what it holds, by name: nobody removes one that holds something else, too; how names of data become names of files.
+
+Light, and for any Python: `make clean-data` asks it where there is no environment any more.
+"""
+
+import hashlib
+import logging
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Final
+
+NAMES: Final = frozenset(
+    {
+        "access",
+        "airflow",
+        "bases",
+        "brokers",
+        "checkpoints",
+        "collections",
+        "coord",
+        "deletes",
+        "deployment.json",
+        "derived",
+        "inbox",
+        "log",
+        "parked",
+        "quality",
+        "recovery_checkpoints",
+        "restores",
+        "run",
+        "segments",
+        "spark",
+        "staged",
+        "wal",
+        "wal_trims",
+    }
+)
+
+
+_LONGEST: Final = 200
+"""Bytes of a file's name that come from a name in the data; the file system takes 255."""
+
+
+def as_file_name(name: str) -> str:
+    """The name of a collection, say, as one part of a path: it leads nowhere, and plain names stay as they are."""
+    plain = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    data = plain.encode("utf-8", "backslashreplace")
+    if len(data) <= _LONGEST:
+        return data.decode()
+    return data[:_LONGEST].decode("utf-8", "ignore") + hashlib.sha256(data).hexdigest()[:16]
+
+
+def private() -> None:
+    """For entry points: what this process makes, and what the processes make that it starts, is its user's alone."""
+    os.umask(0o077)
+
+
+def claim(folder: Path) -> None:
+    """Make the data folder, for its user alone; one that others can read is closed to them, and a line says so.
+
+    Raises UnsafeDataFolder where others can write to it: what is in there may not be what we wrote.
+    """
+    from millrace.base.errors import UnsafeDataFolder  # not where `make clean-data` runs this
+
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnsafeDataFolder(
+            f"others than its owner can write to {folder} (mode {mode:o}), and so change rows, or what runs: look at what is in"
+            f" it, then close it with: chmod 700 {folder}"
+        )
+    if mode & 0o077 and found.st_uid == os.geteuid():
+        folder.chmod(0o700)
+        logging.getLogger(__name__).warning("%s could be read by others (mode %o): closed to them (700)", folder, mode)
+
+
+def strange(folder: Path) -> list[str]:
+    """What lies in `folder` and is not Millrace's, by name."""
+    return sorted(path.name for path in folder.iterdir() if path.name not in NAMES)
+
+
+def main() -> int:
+    """Say what is strange in the folder that the command line names; 1 where something is, or where there is no folder."""
+    folder = Path(sys.argv[1])
+    if not folder.is_dir():
+        sys.stderr.write(f"{folder} is no folder.\n")
+        return 1
+    found = strange(folder)
+    if found:
+        sys.stderr.write(
+            f"{folder} holds {', '.join(found[:5])}, which is not Millrace's: remove it yourself, or name another folder"
+            " with MILLRACE_DATA.\n"
+        )
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

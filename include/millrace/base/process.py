@@ -1,0 +1,83 @@
+"""Who a process is: its id and the moment at which the kernel started it. An id alone is given out again.
+
+Reads /proc: Linux. Imports nothing but the standard library: the keeper of an installation stays small.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+PROC: Final = Path("/proc")
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Seen(NamedTuple):
+    """A living process as it was seen. `started` counts clock ticks since boot: with the id it names one process for good."""
+
+    pid: int
+    started: int
+    parent: int
+    session: int
+
+    @property
+    def since_boot(self) -> float:
+        """When it started, in seconds since boot."""
+        return self.started / _TICKS
+
+    @property
+    def start(self) -> str:
+        """When it started, in words that name this boot: for records that outlive it."""
+        return f"{(PROC / 'sys/kernel/random/boot_id').read_text().strip()}:{self.started}"
+
+    def alive(self) -> bool:
+        """Whether that very process still runs; a zombie does not."""
+        found = look(self.pid)
+        return found is not None and found.started == self.started
+
+    def lived_at(self, at: float) -> bool:
+        """Whether it began before the wall clock said `at`: whoever wrote then under this id is this very process."""
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - self.since_boot) <= at
+
+
+def look(pid: int) -> Seen | None:
+    """The process with this id; None where there is none, or a zombie.
+
+    One whose first thread has ended is shown as a zombie while others still end: it has its locks and connections until they have.
+    """
+    try:
+        text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The command stands in parentheses and may hold any character, parentheses too.
+    fields = text[text.rindex(")") + 2 :].split()
+    if fields[0] in "ZX" and int(fields[17]) <= 1:
+        return None
+    return Seen(pid=pid, started=int(fields[19]), parent=int(fields[1]), session=int(fields[3]))
+
+
+def this_process() -> Seen:
+    """The process that asks."""
+    me = look(os.getpid())
+    assert me is not None, "it lives"
+    return me
+
+
+def look_at_all() -> dict[int, Seen]:
+    """Every living process of this machine, by id."""
+    found = (look(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
+    return {each.pid: each for each in found if each is not None}
+
+
+def is_alive(pid: int, start: str | None) -> bool:
+    """Whether the process that was `pid` at `start` (:attr:`Seen.start`) still runs."""
+    found = look(pid)
+    return found is not None and found.start == start
+
+
+def wrote(pid: int, at: float) -> bool:
+    """Whether the process lives that wrote at `at` (wall clock) under `pid`."""
+    found = look(pid)
+    return found is not None and found.lived_at(at)

@@ -1,0 +1,204 @@
+"""The catalog from another process: its calls by name, with JSON in and JSON out (docs/wire-form.md). Both sides stand here: what
+the process that serves the log does for a call, and the catalog that a client has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final, NamedTuple, Protocol
+
+from millrace.access.calls import CATALOG, may_see, require
+from millrace.access.grants import Caller, Kind, Resource
+from millrace.base.errors import ChannelNotFound, InvalidArgument
+from millrace.catalog.collection import Collection, PChannel
+from millrace.catalog.port import Catalog
+from millrace.message.schema import CollectionSchema, FieldSpec
+
+Arguments = Mapping[str, Any]
+_NAMES: Final = ("name", "partition", "pchannel")
+
+
+class Call(NamedTuple):
+    """What a call does, and whether it changes nothing, so that it may be repeated."""
+
+    do: Callable[[Catalog, Arguments], dict[str, Any]]
+    reads: bool = False
+
+
+def _next_epoch(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    held = given.get("held")
+    return {"epoch": catalog.next_epoch(int(given["producer_id"]), held=None if held is None else int(held))}
+
+
+def _collections(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    return {"collections": [each.to_json() for each in catalog.collections(dropped=bool(given.get("dropped", False)))]}
+
+
+def _ensure_pchannels(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    return {"pchannels": [asdict(each) for each in catalog.ensure_pchannels(int(given["count"]))]}
+
+
+def _open_term(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    if given["pchannel"] not in [each.name for each in catalog.pchannels()]:
+        raise ChannelNotFound(f"the deployment has no PChannel {given['pchannel']!r}")
+    config = {str(name): int(value) for name, value in (given.get("config") or {}).items()}
+    return {"term": catalog.open_term(given["pchannel"], config=config)}
+
+
+def _create(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    schema = CollectionSchema.from_json(given["schema"])
+    made = catalog.create_collection(
+        given["name"],
+        schema,
+        vchannels=int(given["vchannels"]),
+        partitions=list(given["partitions"]),
+        exist_ok=bool(given.get("exist_ok", False)),
+        restored=bool(given.get("restored", False)),
+    )
+    return made.to_json()
+
+
+def _drop(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    catalog.drop_collection(given["name"])
+    return {}
+
+
+def _create_partition(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    restored = bool(given.get("restored", False))
+    return {"id": catalog.create_partition(given["name"], given["partition"], restored=restored)}
+
+
+def _drop_partition(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    catalog.drop_partition(given["name"], given["partition"])
+    return {}
+
+
+def _add_field(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    return {"version": catalog.add_field(given["name"], FieldSpec.from_json(given["field"]))}
+
+
+CALLS: Final = {
+    "pchannels": Call(lambda catalog, given: {"pchannels": [asdict(each) for each in catalog.pchannels()]}, reads=True),
+    "term": Call(lambda catalog, given: {"term": catalog.term(given["pchannel"])}, reads=True),
+    "collection": Call(lambda catalog, given: catalog.collection(given["name"]).to_json(), reads=True),
+    "collections": Call(_collections, reads=True),
+    "next_epoch": Call(_next_epoch),
+    "ensure_pchannels": Call(_ensure_pchannels),
+    "open_term": Call(_open_term),
+    "create_collection": Call(_create),
+    "drop_collection": Call(_drop),
+    "create_partition": Call(_create_partition),
+    "drop_partition": Call(_drop_partition),
+    "add_field": Call(_add_field),
+    "flush": Call(lambda catalog, given: {"ticks": catalog.flush(given["name"])}),
+}
+"""What may be called."""
+
+
+def _shown(answer: dict[str, Any], caller: Caller) -> dict[str, Any]:
+    """An answer without the collections that the caller has no role on."""
+    if "collections" in answer:
+        seen = [each for each in answer["collections"] if may_see(caller, (Resource(Kind.COLLECTION, each["name"]),))]
+        return answer | {"collections": seen}
+    return answer
+
+
+def call(catalog: Catalog, name: str, arguments: Arguments, caller: Caller) -> dict[str, Any]:
+    """Do one call. Raises InvalidArgument for an unknown one or arguments that are not its own, PermissionDenied, and what the
+    call raises."""
+    found = CALLS.get(name)
+    if found is None:
+        raise InvalidArgument(f"the coordinator knows no call {name!r}; it knows {', '.join(CALLS)}")
+    wrong = [key for key in _NAMES if not isinstance(arguments.get(key, ""), str)]
+    if wrong:
+        raise InvalidArgument(f"{name}: {wrong[0]!r} is a name, as text")
+    require(caller, CATALOG + name, arguments)
+    try:
+        return _shown(found.do(catalog, arguments), caller)
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise InvalidArgument(f"{name}: the arguments {dict(arguments)!r} are not its own ({error!r})") from error
+
+
+class Connection(Protocol):
+    """A connection to the process that serves the log."""
+
+    def catalog(self, call: str, arguments: Arguments, *, repeat: bool) -> dict[str, Any]:
+        """One call. Where its answer was lost it is asked again with `repeat`, and raises LogUnavailable without."""
+        ...
+
+
+class ServedCatalog:
+    """The catalog of the deployment that a connection's server belongs to (the protocol Catalog)."""
+
+    def __init__(self, connection: Connection, *, pchannels: int | None = None) -> None:
+        """`pchannels`: how many a deployment without any is given by its first collection; None: as its server's settings say."""
+        self._connection = connection
+        self._pchannels = pchannels
+
+    def pchannels(self) -> list[PChannel]:
+        return _pchannels(self._call("pchannels"))
+
+    def term(self, pchannel: str) -> int:
+        return int(self._call("term", pchannel=pchannel)["term"])
+
+    def next_epoch(self, producer_id: int, *, held: int | None = None) -> int:
+        return int(self._call("next_epoch", producer_id=producer_id, held=held)["epoch"])
+
+    def collections(self, *, dropped: bool = False) -> list[Collection]:
+        return [Collection.from_json(each) for each in self._call("collections", dropped=dropped)["collections"]]
+
+    def collection(self, name: str) -> Collection:
+        return Collection.from_json(self._call("collection", name=name))
+
+    def ensure_pchannels(self, count: int) -> list[PChannel]:
+        return _pchannels(self._call("ensure_pchannels", count=count))
+
+    def open_term(self, name: str, *, config: Mapping[str, int] | None = None) -> int:
+        return int(self._call("open_term", pchannel=name, config=dict(config or {}))["term"])
+
+    def create_collection(
+        self,
+        name: str,
+        schema: CollectionSchema,
+        *,
+        vchannels: int = 1,
+        partitions: Sequence[str] = ("_default",),
+        exist_ok: bool = False,
+        restored: bool = False,
+    ) -> Collection:
+        if isinstance(partitions, str):
+            raise InvalidArgument("a collection needs a list of partitions")
+        if self._pchannels is not None and not self.pchannels():
+            self.ensure_pchannels(self._pchannels)
+        made = self._call(
+            "create_collection",
+            name=name,
+            schema=schema.to_json(),
+            vchannels=vchannels,
+            partitions=list(partitions),
+            exist_ok=exist_ok,
+            restored=restored,
+        )
+        return Collection.from_json(made)
+
+    def drop_collection(self, name: str) -> None:
+        self._call("drop_collection", name=name)
+
+    def create_partition(self, name: str, partition: str, *, restored: bool = False) -> int:
+        return int(self._call("create_partition", name=name, partition=partition, restored=restored)["id"])
+
+    def drop_partition(self, name: str, partition: str) -> None:
+        self._call("drop_partition", name=name, partition=partition)
+
+    def add_field(self, name: str, field: FieldSpec) -> int:
+        return int(self._call("add_field", name=name, field=field.to_json())["version"])
+
+    def flush(self, name: str) -> dict[str, int]:
+        return {str(channel): int(tick) for channel, tick in self._call("flush", name=name)["ticks"].items()}
+
+    def _call(self, name: str, /, **arguments: Any) -> dict[str, Any]:
+        return self._connection.catalog(name, arguments, repeat=CALLS[name].reads)
+
+
+def _pchannels(answer: Mapping[str, Any]) -> list[PChannel]:
+    return [PChannel(**each) for each in answer["pchannels"]]

@@ -1,0 +1,75 @@
+"""What a deployment has: its PChannels, and its collections with their schemas, partitions and VChannels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from millrace.message.schema import CollectionSchema
+
+
+@dataclass(frozen=True, slots=True)
+class PChannel:
+    """A PChannel of the deployment; `opened` says whether the opening of its newest term was acknowledged."""
+
+    name: str
+    term: int
+    opened: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A collection as the coordinator knows it. `state` is creating, active, dropping or dropped."""
+
+    id: int
+    name: str
+    state: str
+    vchannels: tuple[str, ...]
+    schemas: tuple[CollectionSchema, ...]
+    """Version v is schemas[v - 1]."""
+    partitions: dict[str, int]
+    next_partition: int
+
+    @property
+    def schema(self) -> CollectionSchema:
+        return self.schemas[-1]
+
+    @property
+    def schema_version(self) -> int:
+        return len(self.schemas)
+
+    @property
+    def pchannels(self) -> list[str]:
+        """The PChannels that its VChannels are on, by name."""
+        return sorted({pchannel_of(vchannel) for vchannel in self.vchannels})
+
+    def to_json(self) -> dict[str, Any]:
+        """As the catalog's calls carry it."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "state": self.state,
+            "vchannels": list(self.vchannels),
+            "schemas": [schema.to_json() for schema in self.schemas],
+            "partitions": self.partitions,
+            "next_partition": self.next_partition,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Inverse of :meth:`to_json`."""
+        return cls(
+            id=int(value["id"]),
+            name=str(value["name"]),
+            state=str(value["state"]),
+            vchannels=tuple(value["vchannels"]),
+            schemas=tuple(CollectionSchema.from_json(schema) for schema in value["schemas"]),
+            partitions={str(name): int(number) for name, number in value["partitions"].items()},
+            next_partition=int(value["next_partition"]),
+        )
+
+
+def pchannel_of(vchannel: str) -> str:
+    """The PChannel in a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
+    return vchannel.rpartition("_")[0]

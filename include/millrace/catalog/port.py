@@ -1,0 +1,82 @@
+"""The catalog's port: what everybody asks of it, and DDL. The coordinator implements it (millrace.coord.coordinator), its server
+hands it on (millrace.catalog.calls)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from millrace.catalog.collection import Collection, PChannel
+from millrace.message.schema import CollectionSchema, FieldSpec
+
+
+class Broadcasts(Protocol):
+    """DDL: a message to every VChannel or PChannel that it concerns, done when all of them have it, across crashes."""
+
+    def ensure_pchannels(self, count: int) -> list[PChannel]:
+        """Make sure that the deployment has at least `count` PChannels, each with an open term."""
+        ...
+
+    def open_term(self, name: str, *, config: Mapping[str, int] | None = None) -> int:
+        """Open the next term of a PChannel; messages of older ones are rejected from its opening on. The term."""
+        ...
+
+    def create_collection(
+        self,
+        name: str,
+        schema: CollectionSchema,
+        *,
+        vchannels: int = 1,
+        partitions: Sequence[str] = ("_default",),
+        exist_ok: bool = False,
+        restored: bool = False,
+    ) -> Collection:
+        """Create a collection; usable when all its VChannels have it. Raises CollectionExists, InvalidArgument for a name
+        that nothing new may have, and AppendRejected (LIMIT_EXCEEDED) where its PChannels have no room for it.
+
+        With `exist_ok` one of that name that has this schema, or had it before fields were added, is given as it is: its
+        VChannels and partitions may be others. With `restored` its partitions may have names from before the rule.
+        """
+        ...
+
+    def drop_collection(self, name: str) -> None: ...
+
+    def create_partition(self, name: str, partition: str, *, restored: bool = False) -> int:
+        """Add a partition; its id. Raises AppendRejected (PARTITION_EXISTS), and InvalidArgument for a name that nothing new
+        may have; with `restored` it may be one from before that rule."""
+        ...
+
+    def drop_partition(self, name: str, partition: str) -> None: ...
+
+    def add_field(self, name: str, field: FieldSpec) -> int:
+        """Add a nullable field; the new schema version."""
+        ...
+
+    def flush(self, name: str) -> dict[str, int]:
+        """Seal and flush what grows in the collection; by VChannel the tick of its ManualFlush, 0 where nothing grew."""
+        ...
+
+
+class Catalog(Broadcasts, Protocol):
+    """What a deployment has, and its changes."""
+
+    def pchannels(self) -> list[PChannel]: ...
+
+    def term(self, pchannel: str) -> int:
+        """The newest term of `pchannel`: what its producers stamp."""
+        ...
+
+    def next_epoch(self, producer_id: int, *, held: int | None = None) -> int:
+        """A new epoch for the producer `producer_id`: it fences every earlier producer of that id.
+
+        With `held`, the epoch the caller has, it is refused (ProducerFenced) to one that is fenced itself.
+        """
+        ...
+
+    def collections(self, *, dropped: bool = False) -> list[Collection]:
+        """Collections by name; with `dropped` those too that are gone."""
+        ...
+
+    def collection(self, name: str) -> Collection:
+        """Raises CollectionNotFound for one that is not there or not usable yet."""
+        ...

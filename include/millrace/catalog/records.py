@@ -1,0 +1,99 @@
+"""The catalog's file, to look at: what the coordinator keeps of collections, without a coordinator and without a change to the file.
+
+Who looks makes no file where there is none, and no table that a file of an earlier build lacks. (SQLite's own ``-shm`` and ``-wal``
+may appear beside it: readers and writers meet there.) Names alone are read without Arrow.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from millrace.catalog.collection import Collection
+
+LOOK_SECONDS: Final = 5.0
+"""How long a look waits for a writer."""
+
+
+def catalog_path(data_dir: Path) -> Path:
+    """The file of a deployment."""
+    return data_dir / "coord" / "coord.db"
+
+
+def look(data_dir: Path) -> sqlite3.Connection | None:
+    """A connection that can write nothing; None where no coordinator was at work yet."""
+    path = catalog_path(data_dir)
+    if not path.exists():
+        return None
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro",
+        uri=True,
+        timeout=LOOK_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def collection_names(data_dir: Path) -> list[str]:
+    """Of the collections that are there and not dropped, sorted; none where they cannot be told."""
+    try:
+        db = look(data_dir)
+        if db is None:
+            return []
+        with closing(db):
+            return [row[1] for row in _rows(db, dropped=False)]
+    except sqlite3.Error:
+        return []
+
+
+def pchannel_names(data_dir: Path) -> set[str]:
+    """The PChannels of a deployment; none where they cannot be told."""
+    try:
+        db = look(data_dir)
+        if db is None:
+            return set()
+        with closing(db):
+            return {name for (name,) in db.execute("select name from pchannel")}
+    except sqlite3.Error:
+        return set()
+
+
+def known_collections(data_dir: Path, *, dropped: bool = False) -> list[Collection]:
+    """The collections by name; with `dropped` those too that are gone. None where no coordinator was at work yet."""
+    db = look(data_dir)
+    if db is None:
+        return []
+    with closing(db):
+        return collections_in(db, dropped=dropped)
+
+
+def collections_in(db: sqlite3.Connection, *, dropped: bool) -> list[Collection]:
+    """The same by a connection to the file."""
+    return [collection_of(row) for row in _rows(db, dropped=dropped)]
+
+
+def collection_of(row: tuple[Any, ...]) -> Collection:
+    """A row of the file's table of collections."""
+    from millrace.catalog.collection import Collection
+    from millrace.message.schema import CollectionSchema
+
+    number, name, state, vchannels, schemas, partitions, next_partition = row
+    return Collection(
+        id=number,
+        name=name,
+        state=state,
+        vchannels=tuple(json.loads(vchannels)),
+        schemas=tuple(CollectionSchema.from_json(schema) for schema in json.loads(schemas)),
+        partitions=json.loads(partitions),
+        next_partition=next_partition,
+    )
+
+
+def _rows(db: sqlite3.Connection, *, dropped: bool) -> Iterator[tuple[Any, ...]]:
+    where = "" if dropped else "where state != 'dropped'"
+    return db.execute(f"select * from collection {where} order by name, id")

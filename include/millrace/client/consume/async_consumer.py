@@ -1,0 +1,63 @@
+"""A consumer for asyncio: ``async for``, without a thread a call.
+
+async with AsyncConsumer(client.consumer("users", group="mailer")) as consumer:
+    async for delivery in consumer:
+        ...
+        consumer.acknowledge(delivery)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+from millrace.base.closing import AsyncClosing
+from millrace.client.consume.consumer import Consumer
+from millrace.client.consume.delivery import Delivery
+
+
+class AsyncConsumer(AsyncClosing):
+    """Awaitable deliveries of `consumer`, which it closes. Use it from one event loop."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+
+    async def poll(self, *, timeout: float) -> Delivery | None:
+        """As :meth:`Consumer.poll`."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
+        while True:
+            delivery = self.consumer.poll(timeout=0)
+            left = end - loop.time()
+            if delivery is not None or left <= 0 or self.consumer.ended:
+                return delivery
+            ready: asyncio.Future[None] = loop.create_future()
+            self.consumer.on_ready(partial(_wake, loop, ready))
+            try:
+                await asyncio.wait_for(ready, timeout=left)
+            except TimeoutError:
+                pass  # one last look
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """As :meth:`Consumer.acknowledge`; a commit that is due is made here, which takes about a millisecond."""
+        self.consumer.acknowledge(delivery)
+
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
+        while not self.consumer.ended:
+            delivery = await self.poll(timeout=1.0)
+            if delivery is not None:
+                yield delivery
+
+    async def close(self) -> None:
+        """As :meth:`Consumer.close`."""
+        await asyncio.to_thread(self.consumer.close)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, ready: asyncio.Future[None]) -> None:
+    loop.call_soon_threadsafe(_set, ready)
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

@@ -1,0 +1,219 @@
+"""A collection's changes as a stream of Arrow batches, from any tick on, with positions that a program keeps with its results.
+
+    with client.changes("people", after=positions) as stream:
+        for batch in stream:              # batch.rows: the columns, `_change`, `_time_tick`, ... (millrace.tables.collections.changes)
+            save(batch.rows, stream.positions)
+
+Promises: every row that was written, loaded, backfilled or restored, every key that was deleted, and a retraction for all that
+was replaced or dropped, each once, in the order of its VChannel; the positions name the place behind the last batch that was
+given, between two rows of an import too, so that a program that keeps them with its results has each change once. Memory:
+one piece of the WAL (tables.wal_reader.BATCH_BYTES) and one batch a PChannel, and what open transactions hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Self
+
+from millrace.base.closing import Closing
+from millrace.base.errors import InvalidArgument, MillraceError, StagedFileDamaged
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection, pchannel_of
+from millrace.client.consume.scan import Scan, TailSource, table
+from millrace.message.ids import Moment, resolve_tick
+from millrace.tables.collections.changes import BEGINNING, ChangeBatch, ChangeReader, Position, start_at, truncated
+from millrace.wal.scanner import StartAfterTick, VChannels
+
+_WAIT: Final = 0.5
+_TURN: Final = 0.05
+"""Longest wait on one of several PChannels, in seconds."""
+
+
+class ChangeStream(Closing):
+    """Changes of one collection. One thread polls; any may close it. Made by :meth:`millrace.client.client.Client.changes`."""
+
+    def __init__(
+        self,
+        collection_id: int,
+        vchannels: Mapping[str, Sequence[str]],
+        *,
+        settings: Settings,
+        tail: TailSource,
+        after: Mapping[str, Position],
+        until_tick: int | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """`vchannels` are the collection's, by PChannel; a PChannel that `after` does not name begins at the beginning."""
+        self._closed = False
+        self._feeds = [
+            _Feed(collection_id, name, own, settings, tail, after.get(name, BEGINNING), until_tick, metrics)
+            for name, own in sorted(vchannels.items())
+        ]
+        self._turn = 0
+
+    @classmethod
+    def of(
+        cls,
+        collection: Collection,
+        *,
+        settings: Settings,
+        tail: TailSource,
+        after: Moment | Mapping[str, Sequence[int]] | None,
+        until_tick: int | None,
+        metrics: Metrics | None,
+    ) -> Self:
+        """The changes of a collection behind `after`: a tick or moment, or positions as a stream has them."""
+        channels: dict[str, list[str]] = {}
+        for vchannel in collection.vchannels:
+            channels.setdefault(pchannel_of(vchannel), []).append(vchannel)
+        begin = _positions(after, channels)
+        return cls(
+            collection.id, channels, settings=settings, tail=tail, after=begin, until_tick=until_tick, metrics=metrics
+        )
+
+    @property
+    def positions(self) -> dict[str, Position]:
+        """By PChannel where a stream goes on that is done with every batch so far; as JSON, lists of two integers."""
+        return {feed.pchannel: feed.position for feed in self._feeds}
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes: closed, or everything up to `until_tick` was given."""
+        return self._closed or all(feed.ended for feed in self._feeds)
+
+    def poll(self, *, timeout: float) -> ChangeBatch | None:
+        """The next batch; None where none came within `timeout` seconds, or the stream has ended.
+
+        Raises what the log and the tables raise: PositionTruncated where retention has taken what comes next,
+        StagedFileDamaged, LogUnavailable. The next poll goes on from the positions, whatever was raised.
+        """
+        deadline = time.monotonic() + timeout
+        wait = 0.0
+        while not self.ended:
+            for _ in self._feeds:
+                feed = self._feeds[self._turn]
+                self._turn = (self._turn + 1) % len(self._feeds)
+                batch = feed.next(wait)
+                if batch is not None:
+                    return batch
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            wait = min(left, _WAIT if len(self._feeds) == 1 else _TURN)
+        return None
+
+    def __iter__(self) -> Iterator[ChangeBatch]:
+        """Batches until the stream ends."""
+        while not self.ended:
+            batch = self.poll(timeout=_WAIT)
+            if batch is not None:
+                yield batch
+
+    def close(self) -> None:
+        """End the stream. Idempotent."""
+        self._closed = True
+        for feed in self._feeds:
+            feed.close()
+
+
+class _Feed:
+    """One PChannel: its scan and its reader, opened anew from the position after an error."""
+
+    def __init__(
+        self,
+        collection_id: int,
+        pchannel: str,
+        vchannels: Sequence[str],
+        settings: Settings,
+        tail: TailSource,
+        after: Position,
+        until_tick: int | None,
+        metrics: Metrics | None,
+    ) -> None:
+        self.pchannel = pchannel
+        self.position = after
+        self._collection_id = collection_id
+        self._vchannels = VChannels(set(vchannels))
+        self._settings = settings
+        self._tail = tail
+        self._until = until_tick
+        self._metrics = metrics
+        self._open: tuple[Scan, ChangeReader] | None = None
+        self._batches: Iterator[ChangeBatch] = iter(())
+
+    @property
+    def ended(self) -> bool:
+        return self._until is not None and self.position.tick >= self._until
+
+    def next(self, timeout: float) -> ChangeBatch | None:
+        if self.ended:
+            return None
+        try:
+            return self._next(timeout)
+        except MillraceError as error:
+            self.close()
+            gone = None
+            if isinstance(error, StagedFileDamaged):
+                gone = truncated(self._settings.wal_uri, self.pchannel, self.position.tick)
+            if gone is not None:
+                raise gone from None
+            raise
+
+    def _next(self, timeout: float) -> ChangeBatch | None:
+        found, reader = self._open or self._begin()
+        batch = next(self._batches, None)
+        if batch is None:
+            self._passed(found)
+            rows = found.poll(timeout=timeout)
+            if rows is not None:
+                self._batches = reader.push(rows)
+                batch = next(self._batches, None)
+            if batch is None:
+                self._passed(found)
+                return None
+        self.position = batch.position
+        return batch
+
+    def _passed(self, found: Scan) -> None:
+        """Everything that the scan has delivered was given."""
+        tick = found.confirmed_tick if self._until is None else min(found.confirmed_tick, self._until)
+        if tick > self.position.tick:
+            self.position = Position(tick)
+
+    def _begin(self) -> tuple[Scan, ChangeReader]:
+        start = start_at(self._settings, self.pchannel, self._collection_id, self.position)
+        found = Scan(
+            self.pchannel,
+            StartAfterTick(start.scan_after),
+            wal=table(self._settings.wal_uri),
+            tail=self._tail,
+            filters=[self._vchannels],
+            until_tick=self._until,
+            metrics=self._metrics,
+        )
+        reader = ChangeReader(self.pchannel, self._collection_id, start, staged=self._settings.staged_path)
+        self._open, self._batches = (found, reader), iter(())
+        return found, reader
+
+    def close(self) -> None:
+        opened, self._open, self._batches = self._open, None, iter(())
+        if opened is not None:
+            opened[0].close()
+
+
+def _positions(
+    after: Moment | Mapping[str, Sequence[Any]] | None, pchannels: Mapping[str, object]
+) -> dict[str, Position]:
+    """By PChannel where changes begin. Raises InvalidArgument for what is no position."""
+    if after is None:
+        return {}
+    if not isinstance(after, Mapping):
+        return dict.fromkeys(pchannels, Position(resolve_tick(after)))
+    for name, place in after.items():
+        if name not in pchannels:
+            raise InvalidArgument(f"the collection has no VChannel on {name!r}: these are positions of another one")
+        if not 1 <= len(place) <= 2 or any(not isinstance(part, int) or part < 0 for part in place):
+            raise InvalidArgument(f"a position is [tick, rows], as the stream's positions have it, not {place!r}")
+    return {name: Position(*place) for name, place in after.items()}

@@ -1,0 +1,329 @@
+"""A consumer: the units of one or several channels, each VChannel's in order, with positions that a group keeps.
+
+    with client.consumer("users", group="mailer") as consumer:
+        for delivery in consumer:
+            for change in delivery.changes():
+                ...
+            consumer.acknowledge(delivery)
+
+A unit is a message outside transactions or a whole committed transaction (:mod:`millrace.wal.scanner`). The position of a
+group on a PChannel is the greatest tick below which everything that was delivered is acknowledged: no gap is ever stepped
+over. It is written down every `commit_interval` seconds, on `commit` and on `close`; a consumer of the same group begins
+exactly behind it, so that what was delivered and not acknowledged comes again (at least once).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from millrace.base.closing import Closing
+from millrace.base.errors import InvalidArgument, MillraceError
+from millrace.base.metrics import Metrics
+from millrace.base.pauses import jittered
+from millrace.client.consume.delivery import Definitions, Delivery, Imports
+from millrace.client.consume.scan import Histories, Scan, TailSource, scan
+from millrace.message.model import ImmutableMessage
+from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannels, messages
+
+if TYPE_CHECKING:
+    from millrace.client.consume.positions import Positions
+
+PREFETCH_BYTES: Final = 16 << 20
+"""Payload bytes that are read ahead, at most about; one piece of a scan beside that."""
+
+COMMIT_INTERVAL: Final = 0.2
+
+_WAIT: Final = 0.5
+_PAUSE: Final = 0.2
+
+
+@dataclass(slots=True)
+class _Place:
+    """One PChannel: what was delivered and is not done, in order, and the position below that."""
+
+    tick: int
+    out: deque[Delivery] = field(default_factory=deque)
+    seen: int = 0
+    """Everything up to here was read and handed out."""
+    committed: int = -1
+
+    def settle(self) -> None:
+        while self.out and self.out[0].done:
+            self.tick = max(self.tick, self.out.popleft().tick)
+        if not self.out:
+            self.tick = max(self.tick, self.seen)
+
+
+class Consumer(Closing):
+    """Reads `channels` (PChannels or VChannels). One thread polls; any may acknowledge. Made by :meth:`Client.consumer`."""
+
+    def __init__(
+        self,
+        channels: Sequence[str],
+        *,
+        wal: str | Histories,
+        tail: TailSource,
+        group: str | None = None,
+        positions: Positions | None = None,
+        policy: DeliverPolicy | None = None,
+        filters: Sequence[Filter] = (),
+        until_tick: int | None = None,
+        definitions: Definitions | None = None,
+        imports: Imports | None = None,
+        metrics: Metrics | None = None,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        commit_interval: float = COMMIT_INTERVAL,
+    ) -> None:
+        if group is not None and positions is None:
+            raise InvalidArgument("a group needs a place for its positions: take the consumer from Client.consumer()")
+        self.group = group
+        self._positions = positions
+        self._definitions = definitions
+        self._files = imports
+        self._metrics = metrics
+        self._prefetch = prefetch_bytes
+        self._interval = commit_interval
+        self._committed_at = time.monotonic()
+        self._changed = threading.Condition()
+        self._ready: deque[Delivery | tuple[str, int] | Exception] = deque()
+        self._held = 0
+        self._wakers: list[Callable[[], None]] = []
+        self._closed = False
+        self._newest_ms = 0
+        self._caught_up: set[str] = set()
+        self._places: dict[str, _Place] = {}
+        self._scans: dict[str, Scan] = {}
+        self._running = 0
+        self._policy = policy or All()
+        self._until = until_tick
+        by_pchannel: dict[str, set[str]] = {}
+        for channel in channels:
+            pchannel, vchannel = _split(channel)
+            by_pchannel.setdefault(pchannel, set()).update([vchannel] if vchannel else [])
+        self._begin(by_pchannel, [*filters], until_tick, wal, tail)
+
+    def _begin(
+        self,
+        by_pchannel: dict[str, set[str]],
+        filters: list[Filter],
+        until_tick: int | None,
+        wal: str | Histories,
+        tail: TailSource,
+    ) -> None:
+        threads = []
+        for pchannel, vchannels in by_pchannel.items():
+            start = self._policy
+            if self.group is not None and self._positions is not None:
+                self._positions.lock(self.group, pchannel)
+                tick = self._positions.get(self.group, pchannel)
+                start = self._policy if tick is None else StartAfterTick(tick)
+            own: list[Filter] = [VChannels(vchannels)] if vchannels else []
+
+            def opened(policy: DeliverPolicy, pchannel: str = pchannel, own: list[Filter] = own) -> Scan:
+                wanted = [*own, *filters]
+                return scan(
+                    pchannel, policy, wal=wal, tail=tail, filters=wanted, until_tick=until_tick, metrics=self._metrics
+                )
+
+            found = self._scans[pchannel] = opened(start)
+            self._places[pchannel] = _Place(found.confirmed_tick, seen=found.confirmed_tick)
+            threads.append(
+                threading.Thread(target=self._read, args=(pchannel, opened), name=f"consumer-{pchannel}", daemon=True)
+            )
+        self._running = len(threads)
+        for thread in threads:
+            thread.start()
+
+    # --- what a caller does -------------------------------------------------------------------------------------------------
+
+    def poll(self, *, timeout: float) -> Delivery | None:
+        """The next unit; None where none came within `timeout` seconds, or the consumer has ended.
+
+        Raises what a scan raised; where that is retriable, the next poll goes on.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            with self._changed:
+                while not self._ready:
+                    left = end - time.monotonic()
+                    if left <= 0 or self.ended:
+                        return None
+                    self._changed.wait(min(left, _WAIT))
+                item = self._ready.popleft()
+                if isinstance(item, Delivery):
+                    return self._delivered(item)
+                if isinstance(item, tuple):
+                    self._marked(*item)
+            if isinstance(item, Exception):
+                raise item
+            self._commit_in_time()
+
+    def __iter__(self) -> Iterator[Delivery]:
+        """Units until the consumer ends: closed, or everything up to `until_tick` delivered."""
+        while not self.ended:
+            delivery = self.poll(timeout=_WAIT)
+            if delivery is not None:
+                yield delivery
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes."""
+        return self._closed or (not self._running and not self._ready)
+
+    @property
+    def lag(self) -> float:
+        """Seconds that the newest delivered unit is old; 0 where everything that is in the log was delivered."""
+        with self._changed:
+            if not self._ready and self._caught_up >= self._places.keys():
+                return 0.0
+            return max(0.0, time.time() - self._newest_ms / 1000) if self._newest_ms else float("inf")
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """By PChannel the tick up to which everything is done."""
+        with self._changed:
+            return {pchannel: place.tick for pchannel, place in self._places.items()}
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """The unit is done: it is not delivered to this group again, once everything before it is done and committed."""
+        with self._changed:
+            delivery.done = True
+            place = self._places[delivery.pchannel]
+            place.settle()
+            self._gauge(delivery.pchannel, place)
+        self._commit_in_time()
+
+    def commit(self) -> None:
+        """Write the group's positions down; they are durable when this returns."""
+        self._committed_at = time.monotonic()
+        if self.group is None or self._positions is None:
+            return
+        with self._changed:
+            moved = {name: place.tick for name, place in self._places.items() if place.tick > place.committed}
+            if moved:
+                self._positions.move(self.group, moved)
+                for name, tick in moved.items():
+                    self._places[name].committed = tick
+
+    def on_ready(self, call: Callable[[], None]) -> None:
+        """Have `call` called once, from any thread, when a poll would find something or the consumer has ended."""
+        with self._changed:
+            if not self._ready and not self.ended:
+                self._wakers.append(call)
+                return
+        call()
+
+    def close(self) -> None:
+        """Write the positions down and end. Idempotent."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake()
+        for each in self._scans.values():
+            each.close()
+        with self._changed:
+            end = time.monotonic() + 10.0
+            while self._running and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+        self.commit()
+        if self._positions is not None:
+            self._positions.close()
+
+    # --- under it -----------------------------------------------------------------------------------------------------------
+
+    def _delivered(self, delivery: Delivery) -> Delivery:
+        self._held -= delivery.bytes
+        self._changed.notify_all()
+        place = self._places[delivery.pchannel]
+        place.out.append(delivery)
+        physical = delivery.unit.commit if isinstance(delivery.unit, ImmutableTxn) else delivery.unit
+        self._newest_ms = physical.physical_ms
+        delivery.lag = max(0.0, time.time() - physical.physical_ms / 1000)
+        if self._metrics is not None:
+            labels = (self.group or "", delivery.pchannel)
+            self._metrics.consumer_lag_seconds.labels(*labels).set(delivery.lag)
+            self._metrics.consumer_delivery_delay_seconds.labels(*labels).observe(delivery.lag)
+        self._gauge(delivery.pchannel, place)
+        return delivery
+
+    def _marked(self, pchannel: str, tick: int) -> None:
+        """Everything up to `tick` was handed out before this."""
+        place = self._places[pchannel]
+        place.seen = max(place.seen, tick)
+        place.settle()
+
+    def _gauge(self, pchannel: str, place: _Place) -> None:
+        if self._metrics is not None:
+            self._metrics.consumer_unacknowledged.labels(self.group or "", pchannel).set(len(place.out))
+
+    def _commit_in_time(self) -> None:
+        if time.monotonic() - self._committed_at >= self._interval:
+            self.commit()
+
+    def _read(self, pchannel: str, opened: Callable[[DeliverPolicy], Scan]) -> None:
+        """Read ahead of one PChannel, until the scan ends or fails for good."""
+        found = self._scans[pchannel]
+        handed = found.confirmed_tick
+        try:
+            while not self._closed and not found.ended:
+                try:
+                    rows = found.poll(timeout=_WAIT)
+                    units = [] if rows is None else list(messages(rows))
+                    if not self._hand_over(pchannel, units, found.confirmed_tick, caught_up=rows is None):
+                        return
+                    handed = found.confirmed_tick
+                except MillraceError as error:
+                    with self._changed:
+                        self._put([error])
+                        if not error.retriable:
+                            return
+                        self._changed.wait(jittered(_PAUSE))
+                    found.close()
+                    found = self._scans[pchannel] = opened(StartAfterTick(handed))
+        except Exception as error:
+            with self._changed:
+                self._put([error])
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._wake()
+
+    def _hand_over(
+        self, pchannel: str, units: Sequence[ImmutableMessage | ImmutableTxn], through: int, *, caught_up: bool
+    ) -> bool:
+        deliveries = [Delivery(pchannel, unit, _definitions=self._definitions, _files=self._files) for unit in units]
+        with self._changed:
+            while self._held >= self._prefetch and not self._closed:
+                self._changed.wait(_WAIT)
+            if self._closed:
+                return False
+            self._held += sum(delivery.bytes for delivery in deliveries)
+            (self._caught_up.add if caught_up else self._caught_up.discard)(pchannel)
+            if deliveries or through > self._places[pchannel].seen:
+                self._put([*deliveries, (pchannel, through)])
+            return True
+
+    def _put(self, items: Sequence[Delivery | tuple[str, int] | Exception]) -> None:
+        self._ready.extend(items)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        wakers, self._wakers = self._wakers, []
+        for call in wakers:
+            call()
+
+
+def _split(channel: str) -> tuple[str, str]:
+    """(PChannel, VChannel or "") of a channel's name."""
+    head, _, tail = channel.rpartition("_")
+    collection, v, number = tail.partition("v")
+    if head and v and collection.isdigit() and number.isdigit():
+        return head, channel
+    return channel, ""

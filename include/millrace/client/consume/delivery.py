@@ -1,0 +1,152 @@
+"""What a consumer delivers: units, and the changes of a collection's rows that they make.
+
+A unit is a message outside transactions or a whole committed transaction (:mod:`millrace.wal.scanner`). Its changes are the rows
+and keys in it, those of the files that an Import names too, and a retraction for what a drop or a replacement takes away, so
+that whoever applies them in order has the collection. Memory: one message, or one piece of a staged file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import pyarrow as pa
+
+from millrace.base.errors import StagedFileDamaged
+from millrace.catalog.collection import Collection
+from millrace.message.bodies import parse_body
+from millrace.message.model import ImmutableMessage
+from millrace.message.payload import decode_rows
+from millrace.message.schema import CollectionSchema
+from millrace.message.types import MessageType
+from millrace.wal.scanner import ImmutableTxn, Types
+
+Definitions = Callable[[int, int], Collection]
+"""(collection id, schema version) -> the collection's definition, which has that version."""
+
+CHANGES: Final = Types(
+    {
+        MessageType.INSERT,
+        MessageType.DELETE,
+        MessageType.IMPORT,
+        MessageType.DROP_PARTITION,
+        MessageType.DROP_COLLECTION,
+    }
+)
+"""The filter that lets all units through that change a collection's rows, and no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Rows that were inserted or imported (all columns), keys that were deleted (the primary key's column), or a retraction.
+
+    `partition_id` is 0 for a delete or a retraction in all partitions. A retraction has no rows: everything that the VChannel
+    had in that partition before it is gone, because a partition or the collection was dropped or an import replaced it.
+    """
+
+    kind: Literal["insert", "delete", "retract"]
+    vchannel: str
+    partition_id: int
+    rows: pa.RecordBatch
+    key: str
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """A unit that was delivered: visible at `tick` on `pchannel`, `lag` seconds after it was appended to the log."""
+
+    pchannel: str
+    unit: ImmutableMessage | ImmutableTxn
+    lag: float = 0.0
+    done: bool = False
+    _definitions: Definitions | None = None
+    _files: Imports | None = None
+
+    @property
+    def tick(self) -> int:
+        return self.unit.time_tick
+
+    @property
+    def vchannel(self) -> str:
+        return self.unit.vchannel
+
+    @property
+    def bodies(self) -> tuple[ImmutableMessage, ...]:
+        """The messages of the unit, in order."""
+        return self.unit.bodies if isinstance(self.unit, ImmutableTxn) else (self.unit,)
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(message.payload) for message in self.bodies)
+
+    def changes(self) -> Iterator[Change]:
+        """The rows and keys that the unit inserts, deletes and retracts, in order; an import's rows in pieces of bounded size.
+
+        Nothing for flushes and other DDL. Raises Malformed, StagedFileDamaged, and PositionTruncated where retention has
+        taken an import's files meanwhile.
+        """
+        for message in self.bodies:
+            if message.type in CHANGES.types and self._definitions is not None:
+                version = max(1, message.schema_version)
+                yield from self._changes(message, self._definitions(message.collection_id, version))
+
+    def _changes(self, message: ImmutableMessage, collection: Collection) -> Iterator[Change]:
+        schema = collection.schemas[max(1, message.schema_version) - 1]
+        match message.type:
+            case MessageType.INSERT:
+                rows = decode_rows(message.payload, schema.arrow())
+                yield Change("insert", message.vchannel, message.partition_id, rows, schema.primary_key)
+            case MessageType.DELETE:
+                rows = decode_rows(message.payload, schema.key_arrow())
+                yield Change("delete", message.vchannel, message.partition_id, rows, schema.primary_key)
+            case MessageType.DROP_PARTITION:
+                yield _retraction(message, schema, message.partition_id)
+            case MessageType.DROP_COLLECTION:
+                yield _retraction(message, schema)
+            case _:
+                if parse_body(MessageType.IMPORT, message.payload)["replace"]:
+                    yield _retraction(message, schema)
+                if self._files is not None:
+                    for partition_id, rows in self._files.rows(self.pchannel, message, schema, collection.vchannels):
+                        yield Change("insert", message.vchannel, partition_id, rows, schema.primary_key)
+
+
+def _retraction(message: ImmutableMessage, schema: CollectionSchema, partition_id: int = 0) -> Change:
+    nothing = pa.RecordBatch.from_pylist([], schema.key_arrow())
+    return Change("retract", message.vchannel, partition_id, nothing, schema.primary_key)
+
+
+class Imports(Protocol):
+    """Where the rows of Import messages are found."""
+
+    def rows(
+        self, pchannel: str, message: ImmutableMessage, schema: CollectionSchema, vchannels: Sequence[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(partition id, rows) of an Import, in the order of its files."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedFiles:
+    """Where the rows of Imports lie, and the WAL that says how long they stay."""
+
+    staged: Path
+    wal: str
+
+    def rows(
+        self, pchannel: str, message: ImmutableMessage, schema: CollectionSchema, vchannels: Sequence[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        from millrace.tables.collections.changes import truncated
+        from millrace.tables.collections.staged import check_there, read_staged
+
+        files = parse_body(MessageType.IMPORT, message.payload)["files"]
+        try:
+            check_there(self.staged, files)
+            for file in files:
+                for rows in read_staged(self.staged, file, schema, vchannel=message.vchannel, vchannels=vchannels):
+                    for batch in rows.to_batches():
+                        yield file["partition_id"], batch
+        except StagedFileDamaged as error:
+            raise truncated(self.wal, pchannel, message.time_tick - 1) or error from None

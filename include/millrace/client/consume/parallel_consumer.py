@@ -1,0 +1,247 @@
+"""A consumer with a pool of workers: order by VChannel or by key, at least once, and no gap ever acknowledged.
+
+    ParallelConsumer(consumer, handle, workers=8, by="key").run()
+
+Every unit goes to the worker of its VChannel, or, by key, its rows to the workers of their keys (a hash of the primary key);
+a worker takes one piece of work after the other, in order. A unit is acknowledged when all its work is done, and the group's
+position stays below the oldest unit that is not. Work that fails is tried again by a policy; then it goes to `on_dead` and
+counts as done, or, without one, everything stops with that error and the unit is delivered again to the next consumer.
+
+An import's unit comes to `handle` in several pieces of work, in order; a retraction (:class:`millrace.client.consume.delivery.Change`) is a
+piece of its own, which every worker gets where the order is that of keys. What workers have at once is bounded, in pieces
+and in bytes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument
+from millrace.base.pauses import jittered
+from millrace.client.consume.consumer import Consumer
+from millrace.client.consume.delivery import Change, Delivery
+from millrace.message.keys import key_hashes
+from millrace.message.types import MessageType
+
+MAX_BYTES: Final = 64 << 20
+"""Bytes of rows that workers have at once, at most about; one piece of work in any case."""
+
+_WAIT: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a worker gets: a delivery, and those of its changes that are the worker's."""
+
+    delivery: Delivery
+    changes: list[Change]
+
+
+Handler = Callable[[Work], None]
+OnDead = Callable[[Work, Exception], None]
+
+
+@dataclass(slots=True)
+class _Out:
+    """A delivery that workers have, and perhaps the dispatcher still."""
+
+    delivery: Delivery
+    left: int = 1
+    """Shares that are not done; the dispatcher has one until it has handed out the last."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A part of a delivery that was dispatched at once: the room that it takes until its last share is done."""
+
+    bytes: int
+    left: int
+
+
+class _Room:
+    """Pieces and bytes that may be in flight."""
+
+    def __init__(self, pieces: int, bytes: int) -> None:
+        self._pieces = pieces
+        self._bytes = bytes
+        self._taken: tuple[int, int] = (0, 0)
+        self._changed = threading.Condition()
+
+    def take(self, bytes: int, *, timeout: float) -> bool:
+        """Whether there was room for a piece within `timeout` seconds; the first one always has it."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._fits(bytes), timeout):
+                return False
+            self._taken = (self._taken[0] + 1, self._taken[1] + bytes)
+            return True
+
+    def give(self, bytes: int) -> None:
+        with self._changed:
+            self._taken = (self._taken[0] - 1, self._taken[1] - bytes)
+            self._changed.notify_all()
+
+    def _fits(self, bytes: int) -> bool:
+        pieces, held = self._taken
+        return not pieces or (pieces < self._pieces and held + bytes <= self._bytes)
+
+
+class ParallelConsumer:
+    """Runs `handle` for everything that `consumer` delivers, which stays the caller's to close."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        handle: Handler,
+        *,
+        workers: int = 4,
+        by: Literal["vchannel", "key"] = "vchannel",
+        max_in_flight: int = 1000,
+        attempts: int = 3,
+        retry_delay: float = 0.1,
+        on_dead: OnDead | None = None,
+    ) -> None:
+        if workers < 1 or max_in_flight < 1 or attempts < 1:
+            raise InvalidArgument("workers, max_in_flight and attempts are at least 1")
+        self._consumer = consumer
+        self._handle = handle
+        self._by = by
+        self._attempts = attempts
+        self._retry_delay = retry_delay
+        self._on_dead = on_dead
+        self._stop = threading.Event()
+        self._failure: Exception | None = None
+        self._room = _Room(max_in_flight, MAX_BYTES)
+        self._queues: list[queue.SimpleQueue[_Item | None]] = [queue.SimpleQueue() for _ in range(workers)]
+
+    def run(self, *, until: Callable[[], bool] | None = None) -> None:
+        """Deliver until the consumer ends, :meth:`stop` is called or `until` says so; then wait for what is in flight.
+
+        Raises the error of work that failed for good, or of the consumer.
+        """
+        threads = [
+            threading.Thread(target=self._work, args=(each,), name=f"worker-{number}", daemon=True)
+            for number, each in enumerate(self._queues)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while not self._stop.is_set() and not self._consumer.ended and not (until is not None and until()):
+                delivery = self._consumer.poll(timeout=_WAIT)
+                if delivery is not None:
+                    self._dispatch(delivery)
+        finally:
+            for each in self._queues:
+                each.put(None)
+            for thread in threads:
+                thread.join()
+            self._consumer.commit()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Deliver nothing more; `run` returns once the workers are done with what they have begun. From any thread."""
+        self._stop.set()
+
+    def _dispatch(self, delivery: Delivery) -> None:
+        out = _Out(delivery)
+        for changes in _pieces(delivery):
+            size = sum(change.rows.nbytes for change in changes)
+            while not self._room.take(size, timeout=_WAIT):
+                if self._stop.is_set():
+                    return
+            shares = self._shares(delivery, changes)
+            piece = _Piece(size, len(shares))
+            with out.lock:
+                out.left += len(shares)
+            for worker, part in shares:
+                self._queues[worker].put((out, piece, Work(delivery, part)))
+        self._finished(out)
+
+    def _shares(self, delivery: Delivery, changes: list[Change]) -> list[tuple[int, list[Change]]]:
+        """(worker, changes) of a piece of a delivery: at least one."""
+        count = len(self._queues)
+        home = hash_of(delivery.vchannel or delivery.pchannel) % count
+        if self._by == "vchannel" or not changes or count == 1:
+            return [(home, changes)]
+        found: dict[int, list[Change]] = {}
+        for change in changes:
+            if change.kind == "retract":  # it concerns every key
+                for worker in range(count):
+                    found.setdefault(worker, []).append(change)
+                continue
+            workers = (key_hashes(change.rows.column(change.key)) >> np.uint64(8)) % np.uint64(count)
+            for worker in np.unique(workers).tolist():
+                rows = change.rows.take(pa.array(np.flatnonzero(workers == worker)))
+                part = Change(change.kind, change.vchannel, change.partition_id, rows, change.key)
+                found.setdefault(int(worker), []).append(part)
+        return list(found.items())
+
+    def _work(self, mine: queue.SimpleQueue[_Item | None]) -> None:
+        while (item := mine.get()) is not None:
+            out, piece, work = item
+            # After a stop nothing new is begun: it was not acknowledged, and comes again.
+            if self._stop.is_set() or not self._done(work):
+                continue
+            with out.lock:
+                piece.left -= 1
+                complete = not piece.left
+            if complete:
+                self._room.give(piece.bytes)
+            self._finished(out)
+
+    def _finished(self, out: _Out) -> None:
+        """A share of a delivery is done."""
+        with out.lock:
+            out.left -= 1
+            complete = not out.left
+        if complete:
+            self._consumer.acknowledge(out.delivery)
+
+    def _done(self, work: Work) -> bool:
+        for attempt in range(1, self._attempts + 1):
+            try:
+                self._handle(work)
+                return True
+            except Exception as error:
+                failure = error
+            if attempt < self._attempts and self._stop.wait(jittered(self._retry_delay)):
+                return False
+        if self._on_dead is not None:
+            try:
+                self._on_dead(work, failure)
+                return True
+            except Exception as error:
+                failure = error
+        if self._failure is None:
+            self._failure = failure
+        self._stop.set()
+        return False
+
+
+_Item = tuple[_Out, _Piece, Work]
+
+
+def _pieces(delivery: Delivery) -> Iterator[list[Change]]:
+    """A delivery's changes as they are dispatched: an import's and a drop's one by one, as they come, all others at once."""
+    if all(message.type in (MessageType.INSERT, MessageType.DELETE) for message in delivery.bodies):
+        yield list(delivery.changes())
+        return
+    empty = True
+    for change in delivery.changes():
+        empty = False
+        yield [change]
+    if empty:
+        yield []
+
+
+def hash_of(name: str) -> int:
+    """A number of a name that is the same in every process."""
+    return int(key_hashes(pa.array([name]))[0])

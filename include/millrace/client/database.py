@@ -1,0 +1,342 @@
+"""The public face of a deployment: a database of collections, here or behind a server.
+
+    import millrace
+
+    with millrace.connect() as db:
+        users = db.create_collection("users", {"id": "int64", "name": "string?"}, key="id")
+        users.insert([{"id": 1, "name": "Ada"}])
+        print(users.read())
+
+What it does is the client's (:mod:`millrace.client.client`): this is where a program begins, with one name for each thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.closing import Closing
+from millrace.base.errors import InvalidArgument
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection as Definition
+from millrace.client.client import Client
+from millrace.client.consume.consumer import Consumer
+from millrace.client.consume.delivery import Change
+from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
+from millrace.client.produce.producer import Deleted, Producer
+from millrace.client.produce.rows import Keys, Rows
+from millrace.client.produce.transaction import Transaction
+from millrace.client.produce.written import Written
+from millrace.client.schemas import SchemaSource, schema
+from millrace.client.spool.queue import DEFAULT_BYTES
+from millrace.client.spool.sender import OnRejected
+from millrace.message.ids import Moment, resolve_tick
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.wal.scanner import DeliverPolicy
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+    from millrace.client.consume.changes import ChangeStream
+
+
+def connect(
+    where: str | Path | None = None,
+    *,
+    token: str = "",
+    roots: str | Path = "",
+    start: bool = True,
+    settings: Settings | None = None,
+) -> Database:
+    """Connect to a deployment: the data folder `where` (default: $MILLRACE_DATA, or the user's own), or the server at
+    ``grpc://host:port`` or ``grpc+tls://host:port``.
+
+    A data folder's log server is started where none runs, unless `start` is False. A server asks for a `token` (default:
+    $MILLRACE_SERVER_TOKEN); `roots` is a PEM file with the certificates to trust. `settings` go over those of the environment.
+    Close it, or use it in a ``with`` block. Raises LogUnavailable where the server cannot be reached or must not be started,
+    InvalidSettings, UnsafeDataFolder.
+    """
+    if isinstance(where, str) and where.startswith(("grpc://", "grpc+tls://", "grpc+tcp://")):
+        return Database(Client.at(where, token=token, roots=roots, settings=settings))
+    if isinstance(where, str) and "://" in where:
+        raise InvalidArgument(
+            f"{where!r} is neither a folder nor a server: give a path, grpc://host:port or grpc+tls://host:port"
+        )
+    if token or roots:
+        raise InvalidArgument("a token and roots are for a server: give its address, grpc+tls://host:port")
+    found = settings or Settings.load()
+    return Database(Client.connect(found if where is None else replace(found, data_dir=Path(where)), start=start))
+
+
+class Database(Closing):
+    """A deployment and its collections. Thread-safe. Made by :func:`connect`."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        """What this stands upon, for who needs more than the face has."""
+        self._producer: Producer | None = None
+
+    def close(self) -> None:
+        """Close what was opened of it: producers, consumers, the connection. Idempotent. Raises DeadlineExceeded where rows
+        could not be sent."""
+        self.client.close()
+
+    # --- collections ------------------------------------------------------------------------------------------------------
+
+    def collections(self) -> list[str]:
+        """The names of the collections, sorted."""
+        return sorted(each.name for each in self.client.catalog.collections())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.collections()
+
+    def __getitem__(self, name: str) -> Collection:
+        return self.collection(name)
+
+    def collection(self, name: str) -> Collection:
+        """The collection of that name. Raises CollectionNotFound."""
+        return Collection(self, self.client.collection(name))
+
+    def create_collection(
+        self,
+        name: str,
+        schema_of: SchemaSource,
+        *,
+        key: str | None = None,
+        event_time: str | None = None,
+        partitions: Sequence[str] = ("_default",),
+        vchannels: int = 1,
+        exist_ok: bool = False,
+    ) -> Collection:
+        """Make a collection; done when it can be written to. `schema_of`, `key` and `event_time` are what :func:`schema` takes.
+
+        Its rows are spread over `vchannels` by key: as many can be written beside each other. With `exist_ok` one of that name
+        that has this schema, or had it before fields were added, is given as it is. Raises CollectionExists, InvalidArgument.
+        """
+        made = self.client.catalog.create_collection(
+            name,
+            schema(schema_of, key=key, event_time=event_time),
+            vchannels=vchannels,
+            partitions=partitions,
+            exist_ok=exist_ok,
+        )
+        return Collection(self, made)
+
+    def drop_collection(self, name: str) -> None:
+        """Drop a collection with all its rows, for good. Raises CollectionNotFound."""
+        self.client.catalog.drop_collection(name)
+
+    # --- producers and consumers ------------------------------------------------------------------------------------------
+
+    @property
+    def producer(self) -> Producer:
+        """The producer that the collections of this database write with."""
+        if self._producer is None:
+            self._producer = self.client.producer()
+        return self._producer
+
+    def new_producer(
+        self,
+        *,
+        producer_id: int | None = None,
+        spool: Path | None = None,
+        spool_bytes: int = DEFAULT_BYTES,
+        on_rejected: OnRejected | None = None,
+    ) -> Producer:
+        """A producer of its own. One with a `producer_id` takes over from, and fences, who had that id before; with a folder
+        `spool` rows wait there, at most `spool_bytes` of them, while the log cannot be reached. Raises SpoolBusy."""
+        return self.client.producer(
+            producer_id=producer_id, spool=spool, spool_bytes=spool_bytes, on_rejected=on_rejected
+        )
+
+    def consumer(
+        self, names: str | Sequence[str], *, group: str | None = None, start: DeliverPolicy | None = None
+    ) -> Consumer:
+        """A consumer of a collection by name, or of channels; see :meth:`Collection.consume`."""
+        return self.client.consumer(names, group=group, policy=start)
+
+
+class Collection:
+    """A collection of a :class:`Database`: its rows in and out. Thread-safe."""
+
+    def __init__(self, database: Database, definition: Definition) -> None:
+        self.database = database
+        self.definition = definition
+        """Schema versions, partitions and VChannels, as they were when this was asked for or last changed through it."""
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{each.name}: {each.type}{'?' * each.nullable}" for each in self.schema.fields)
+        return f"<Collection {self.name!r} ({columns}), key {self.schema.primary_key!r}>"
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def id(self) -> int:
+        """Its number: the name of its tables' folders."""
+        return self.definition.id
+
+    @property
+    def schema(self) -> CollectionSchema:
+        """The newest schema that is known here."""
+        return self.definition.schema
+
+    @property
+    def partitions(self) -> list[str]:
+        return list(self.definition.partitions)
+
+    def refresh(self) -> Collection:
+        """Ask for the definition anew: somebody else may have changed it. Raises CollectionNotFound."""
+        self.definition = self.database.client.collection(self.name)
+        return self
+
+    # --- writing ----------------------------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        partition_by: str | None = None,
+        raise_rejected: bool = True,
+    ) -> Written:
+        """Append rows: a DataFrame of any library, Arrow, a list of dicts or dataclass instances, a dict of columns.
+
+        Durable and judged when it returns; a key that is there already gets a second row (:meth:`upsert` replaces it). Raises
+        as :meth:`millrace.client.produce.producer.Producer.insert`.
+        """
+        return self.database.producer.insert(
+            self.definition, rows, partition=partition, partition_by=partition_by, raise_rejected=raise_rejected
+        )
+
+    def upsert(self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None) -> Written:
+        """Replace the rows of these keys, and insert those that are new; a reader sees the old or the new row at any time."""
+        return self.database.producer.upsert(self.definition, rows, partition=partition, partition_by=partition_by)
+
+    def delete(self, keys: Keys, *, partition: str | None = None) -> Written:
+        """Delete rows by key; a key without a row is no error."""
+        return self.database.producer.delete(self.definition, keys, partition=partition)
+
+    def delete_where(self, predicate: str | pc.Expression, *, at: Moment | None = None) -> Deleted:
+        """Delete the rows that `predicate` hits at `at` (default: now), such as ``"age > 30 and city == 'Oslo'"``."""
+        return self.database.producer.delete_where(self.definition, predicate, at=at)
+
+    def transaction(self, *, vchannel: int = 0, keepalive_ms: int | None = None) -> Transaction:
+        """A block whose inserts and deletes, on one VChannel, become visible together or never."""
+        return self.database.producer.transaction(self.definition, vchannel=vchannel, keepalive_ms=keepalive_ms)
+
+    def batch(self, *, limits: BatchLimits | None = None) -> CollectionBatch:
+        """An appender that gathers many small appends by size and time and gives a future each."""
+        return CollectionBatch(self.definition, self.database.producer.batch(limits=limits))
+
+    # --- reading ----------------------------------------------------------------------------------------------------------
+
+    def read(
+        self, *, at: Moment | None = None, columns: Sequence[str] | None = None, deadline: float | None = None
+    ) -> pa.Table:
+        """The rows at `at` (a time tick, a datetime, ISO 8601 text); without one everything that was decided before the call.
+
+        Waits up to `deadline` seconds for the streaming node to have come that far. Raises TickNotReached, TickTooOld,
+        CollectionNotFound, InvalidArgument for columns that it has not.
+        """
+        rows = self.database.client.read(self.name, at=at, deadline=deadline)
+        if columns is None:
+            return rows
+        unknown = [each for each in columns if each not in rows.column_names]
+        if unknown:
+            raise InvalidArgument(
+                f"collection {self.name!r} has no column {unknown[0]!r}; it has {', '.join(rows.column_names)}"
+            )
+        return rows.select(list(columns))
+
+    def to_pandas(self, *, at: Moment | None = None, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """:meth:`read` as a pandas DataFrame."""
+        return self.read(at=at, columns=columns).to_pandas()
+
+    def to_polars(self, *, at: Moment | None = None, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """:meth:`read` as a Polars DataFrame. Raises InvalidSettings where Polars is not installed."""
+        from millrace.base.errors import InvalidSettings
+
+        try:
+            import polars
+        except ImportError:
+            raise InvalidSettings("Polars is not installed: pip install polars, or take to_pandas()") from None
+        return polars.DataFrame(self.read(at=at, columns=columns))
+
+    def scan(self, *, start: DeliverPolicy | None = None, until: Moment | None = None) -> Iterator[Change]:
+        """What was inserted and deleted, in the order in which it took effect a VChannel: everything, or from `start` on
+        (:class:`All`, :class:`Latest`, :class:`StartAfterTick`). Goes on with what comes until it is closed, or up to `until`."""
+        with self.database.client.consumer(
+            self.definition, policy=start, until_tick=None if until is None else resolve_tick(until)
+        ) as consumer:
+            for delivery in consumer:
+                yield from delivery.changes()
+
+    def consume(
+        self, *, group: str | None = None, start: DeliverPolicy | None = None, until: Moment | None = None
+    ) -> Consumer:
+        """A consumer of its units. A `group` goes on behind what it has acknowledged; `start` counts for its first time alone.
+        Raises GroupBusy."""
+        return self.database.client.consumer(
+            self.definition, group=group, policy=start, until_tick=None if until is None else resolve_tick(until)
+        )
+
+    def changes(
+        self, *, after: Moment | Mapping[str, Sequence[int]] | None = None, until: Moment | None = None
+    ) -> ChangeStream:
+        """Its changes as Arrow batches, with positions to keep beside the results: each change once, across kills."""
+        return self.database.client.changes(
+            self.definition, after=after, until_tick=None if until is None else resolve_tick(until)
+        )
+
+    # --- changing ---------------------------------------------------------------------------------------------------------
+
+    def add_field(self, name: str, kind: str) -> None:
+        """Add a column; its type as :func:`schema` takes it. Rows that are there have null in it."""
+        self.database.client.catalog.add_field(self.name, FieldSpec(name, kind.removesuffix("?"), nullable=True))
+        self.refresh()
+
+    def create_partition(self, name: str) -> None:
+        """Add a partition. Raises AppendRejected (PARTITION_EXISTS)."""
+        self.database.client.catalog.create_partition(self.name, name)
+        self.refresh()
+
+    def drop_partition(self, name: str) -> None:
+        """Drop a partition with its rows, for good."""
+        self.database.client.catalog.drop_partition(self.name, name)
+        self.refresh()
+
+    def flush(self) -> dict[str, int]:
+        """Seal and flush what grows; by VChannel the tick of it, 0 where nothing grew."""
+        return self.database.client.catalog.flush(self.name)
+
+
+class CollectionBatch(Closing):
+    """A batch appender of one collection. Thread-safe; made by :meth:`Collection.batch`."""
+
+    def __init__(self, definition: Definition, appender: BatchAppender) -> None:
+        self._definition = definition
+        self._appender = appender
+
+    def insert(self, rows: Rows, **where: Any) -> Any:
+        """Take rows to append; a future of :class:`Written`. Raises BufferFull, InvalidArgument."""
+        return self._appender.insert(self._definition, rows, **where)
+
+    def delete(self, keys: Keys, **where: Any) -> Any:
+        """Take keys to delete; as `insert`."""
+        return self._appender.delete(self._definition, keys, **where)
+
+    def flush(self) -> None:
+        """Send all that is held now, and wait until it is settled. Raises DeadlineExceeded."""
+        self._appender.flush()
+
+    def close(self) -> None:
+        """Flush and stop. Raises DeadlineExceeded where anything was given up."""
+        self._appender.close()

@@ -1,0 +1,82 @@
+"""A producer for asyncio: awaited appends without a thread a call; who awaits room holds up nobody else.
+
+    async with AsyncProducer(client.producer()) as producer:
+        written = await producer.insert(users, rows)
+
+Appends are gathered as :class:`~millrace.client.produce.batch_appender.BatchAppender` does, so that many tasks share messages; the
+order of the calls of one task is kept, and of those that wait for room by who came first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from millrace.base.closing import AsyncClosing
+from millrace.base.errors import BufferFull
+from millrace.catalog.collection import Collection
+from millrace.client.produce.batch_appender import BatchLimits
+from millrace.client.produce.producer import Producer
+from millrace.client.produce.rows import Keys, Rows
+from millrace.client.produce.written import Written
+
+
+class AsyncProducer(AsyncClosing):
+    """Awaitable appends of `producer`, which stays the caller's to close. Use it from one event loop."""
+
+    def __init__(self, producer: Producer, *, limits: BatchLimits | None = None) -> None:
+        self.producer = producer
+        self._batch = producer.batch(limits=limits)
+        self._order = asyncio.Lock()
+
+    async def insert(
+        self,
+        collection: Collection | str,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        partition_by: str | None = None,
+    ) -> Written:
+        """Append rows; done once they are durable and judged. Raises as :meth:`Producer.insert`, and BufferFull."""
+        future = await self._taken(
+            lambda: self._batch.insert(collection, rows, partition=partition, partition_by=partition_by, wait=False)
+        )
+        return (await asyncio.wrap_future(future)).checked()
+
+    async def delete(self, collection: Collection | str, keys: Keys, *, partition: str | None = None) -> Written:
+        """Delete by primary key; as `insert`."""
+        future = await self._taken(lambda: self._batch.delete(collection, keys, partition=partition, wait=False))
+        return (await asyncio.wrap_future(future)).checked()
+
+    async def close(self) -> None:
+        """Wait until everything is settled. Raises DeadlineExceeded. (The one call that takes a thread.)"""
+        await asyncio.to_thread(self._batch.close)
+
+    async def _taken(self, take: Callable[[], Future[Written]]) -> Future[Written]:
+        """Hand an append over as soon as there is room for it, in the order of the calls."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._batch.limits.deadline
+        async with self._order:
+            while True:
+                try:
+                    return take()
+                except BufferFull:
+                    if loop.time() >= end:
+                        raise
+                room = loop.create_future()
+                self._batch.on_room(partial(_wake, loop, room))
+                try:
+                    await asyncio.wait_for(room, timeout=max(0.001, end - loop.time()))
+                except TimeoutError:
+                    pass  # one last look, which says BufferFull
+
+
+def _wake(loop: asyncio.AbstractEventLoop, room: asyncio.Future[None]) -> None:
+    loop.call_soon_threadsafe(_set, room)
+
+
+def _set(room: asyncio.Future[None]) -> None:
+    if not room.done():
+        room.set_result(None)

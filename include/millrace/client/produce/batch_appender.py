@@ -1,0 +1,329 @@
+"""Appends gathered by size and time: many small calls become few large messages, and each call has a future of its own.
+
+    with producer.batch() as batch:
+        future = batch.insert(users, rows)
+        ...
+        print(future.result().last_tick)
+
+Rows of one VChannel keep the order of the calls. Calls for the same partition that follow each other share a message, and get
+its result. At most `buffer_bytes` of rows are held; a call beyond that waits, and raises BufferFull where there is no room in
+time. A future's result is Written, with the rejections of its rows in it; it fails with AppendUnresolved where nobody can
+know now what became of them. What was not sent yet waits for the log.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from millrace.base.closing import Closing
+from millrace.base.errors import (
+    AppendUnresolved,
+    BufferFull,
+    DeadlineExceeded,
+    InvalidArgument,
+    LogUnavailable,
+    SpoolFull,
+)
+from millrace.base.pauses import jittered
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection, pchannel_of
+from millrace.client.produce.batch_pieces import Carried, Piece, Queue, Ticket, entry_of, sending_of
+from millrace.client.produce.framing import ENTRY_BYTES
+from millrace.client.produce.lane import Lane, Sending
+from millrace.client.produce.rows import (
+    Keys,
+    Rows,
+    conform,
+    key_array,
+    partition_id,
+    split_keys,
+    split_rows,
+)
+from millrace.client.produce.written import Written
+
+_IDLE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """When a batch goes out (`bytes` of rows or `count` calls for a PChannel, or `delay` seconds after its first), and what may be
+    held."""
+
+    bytes: int = 1 << 20
+    count: int = 0
+    """Calls' shares of a PChannel that are enough for a batch; 0: bytes and delay alone decide."""
+    delay: float = 0.005
+    buffer_bytes: int = 64 << 20
+    deadline: float = 30.0
+    """Seconds that a call waits for room, and `close` for what is held."""
+
+
+class Deliverer(Protocol):
+    """Who sends for a lane, instead of the lane itself: a spool."""
+
+    def deliver(
+        self, pchannel: str, source: Callable[[], Sending | None], *, size: Callable[[], int] | None = None
+    ) -> None: ...
+
+    def contended(self, pchannel: str) -> bool: ...
+
+
+class BatchAppender(Closing):
+    """Gathers appends of one producer; made by :meth:`Producer.batch`. Thread-safe; one thread a PChannel sends."""
+
+    def __init__(
+        self,
+        lane: Callable[[str], Lane],
+        settings: Settings,
+        *,
+        known: Callable[[Collection | str], Collection],
+        limits: BatchLimits | None = None,
+        spool: Deliverer | None = None,
+    ) -> None:
+        self.limits = limits or BatchLimits()
+        self._lane = lane
+        self._known = known
+        self._spool = spool
+        self._retry_delay = settings.append_retry_delay
+        self._changed = threading.Condition()
+        self._queues: dict[str, Queue] = {}
+        self._threads: list[threading.Thread] = []
+        self._room: deque[Callable[[], None]] = deque()
+        self._held = 0
+        self._flushing = 0
+        self._closed = False
+        self._given_up = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of rows that are not settled yet."""
+        return self._held
+
+    def insert(
+        self,
+        collection: Collection | str,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        partition_by: str | None = None,
+        wait: bool = True,
+    ) -> Future[Written]:
+        """Take rows to append (see :meth:`Producer.insert`); waits while the buffer is full, unless `wait` is False.
+
+        Raises BufferFull (nothing was taken), InvalidArgument.
+        """
+        collection = self._known(collection)
+        table = conform(rows, collection)
+        shares = split_rows(table, collection, partition, partition_by)
+        version = collection.schema_version
+        return self._take(
+            collection,
+            [((vchannel, collection.id, number, version, False), part) for vchannel, number, part in shares],
+            wait,
+        )
+
+    def delete(
+        self, collection: Collection | str, keys: Keys, *, partition: str | None = None, wait: bool = True
+    ) -> Future[Written]:
+        """Take primary keys to delete. Raises as `insert` does."""
+        collection = self._known(collection)
+        found = key_array(keys, collection)
+        number = 0 if partition is None else partition_id(collection, partition)
+        shares = split_keys(found, collection)
+        version = collection.schema_version
+        return self._take(
+            collection,
+            [((vchannel, collection.id, number, version, True), part) for vchannel, part in shares],
+            wait,
+        )
+
+    def flush(self, *, deadline: float | None = None) -> None:
+        """Send all that is held now, and wait until it is settled. Raises DeadlineExceeded: it goes on being sent."""
+        end = time.monotonic() + (self.limits.deadline if deadline is None else deadline)
+        with self._changed:
+            self._flushing += 1
+            self._changed.notify_all()
+            try:
+                while any(queue.pieces or queue.busy for queue in self._queues.values()):
+                    left = end - time.monotonic()
+                    if left <= 0:
+                        raise DeadlineExceeded(f"{self._held} bytes are not settled yet: they are still being sent")
+                    self._changed.wait(min(left, _IDLE))
+            finally:
+                self._flushing -= 1
+
+    def close(self, *, deadline: float | None = None) -> None:
+        """Flush and stop. What could not be sent in time fails with LogUnavailable (it is not in the log). Idempotent.
+
+        Raises DeadlineExceeded where anything was given up.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self.flush(deadline=deadline)
+        finally:
+            with self._changed:
+                self._given_up = True
+                for queue in self._queues.values():
+                    self._drop(
+                        queue, LogUnavailable("the appender was closed before this was sent: it is not in the log")
+                    )
+                self._changed.notify_all()
+
+    def on_room(self, call: Callable[[], None]) -> None:
+        """Have `call` called once, from any thread, when there may be room again: for who must not wait in a thread."""
+        with self._changed:
+            if self._held:
+                self._room.append(call)
+                return
+        call()
+
+    # --- taking -----------------------------------------------------------------------------------------------------------
+
+    def _take(
+        self,
+        collection: Collection,
+        shares: list[tuple[tuple[str, int, int, int, bool], pa.RecordBatch | pa.Array]],
+        wait: bool,
+    ) -> Future[Written]:
+        ticket = Ticket()
+        size = sum(rows.nbytes for _, rows in shares)
+        with self._changed:
+            self._wait_for_room(size, wait)
+            ticket.expect(len(shares))
+            self._held += size
+            now = time.monotonic()
+            news = False
+            for key, rows in shares:
+                queue = self._queue(pchannel_of(key[0]))
+                news |= not queue.pieces
+                queue.pieces.append(Piece(key, collection, rows, rows.nbytes, ticket, now))
+                queue.bytes += rows.nbytes
+                news |= self._full(queue)
+            if news:  # a sender that waits for the delay of what is there needs no word of each call
+                self._changed.notify_all()
+        return ticket.future
+
+    def _wait_for_room(self, size: int, wait: bool) -> None:
+        end = time.monotonic() + self.limits.deadline
+        while not self._closed and self._held and self._held + size > self.limits.buffer_bytes:
+            left = end - time.monotonic() if wait else 0.0
+            if left <= 0:
+                raise BufferFull(
+                    f"the producer holds {self._held} bytes that the log has not taken, of {self.limits.buffer_bytes}"
+                    f" allowed; these {size} were not taken: append them again later"
+                )
+            self._changed.wait(min(left, _IDLE))
+        if self._closed:
+            raise InvalidArgument("this appender is closed")
+
+    def _full(self, queue: Queue) -> bool:
+        """Whether what waits is a batch."""
+        return queue.bytes >= self.limits.bytes or 0 < self.limits.count <= len(queue.pieces)
+
+    def _queue(self, pchannel: str) -> Queue:
+        queue = self._queues.get(pchannel)
+        if queue is None:
+            queue = self._queues[pchannel] = Queue()
+            thread = threading.Thread(target=self._run, args=(pchannel, queue), name=f"batch-{pchannel}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return queue
+
+    # --- sending ----------------------------------------------------------------------------------------------------------
+
+    def _run(self, pchannel: str, queue: Queue) -> None:
+        lane = self._lane(pchannel)
+        while self._wait_until_ripe(queue):
+            try:
+                if self._spool is not None:
+                    self._spool.deliver(
+                        pchannel,
+                        lambda: self._next(queue, self._spool_contended(pchannel)),
+                        size=lambda: min(queue.bytes, ENTRY_BYTES),
+                    )
+                else:
+                    lane.deliver(lambda: self._next(queue, lane.turns.contended))
+            except SpoolFull:
+                self._pause()  # what waits goes on waiting, and the buffer fills up
+            except AppendUnresolved as error:
+                for sending in lane.unresolved:
+                    self._give_up(sending, error)
+            except Exception as error:  # of a bug too: no future may wait for ever
+                for sending in lane.unresolved:
+                    self._give_up(sending, error)
+                with self._changed:
+                    self._drop(queue, error)
+            with self._changed:
+                queue.busy = False
+                self._changed.notify_all()
+
+    def _pause(self) -> None:
+        end = time.monotonic() + jittered(self._retry_delay)
+        with self._changed:
+            while not self._given_up and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _spool_contended(self, pchannel: str) -> bool:
+        return self._spool is not None and self._spool.contended(pchannel)
+
+    def _wait_until_ripe(self, queue: Queue) -> bool:
+        """Wait for a batch that is to go out; whether there is one (there is none any more at the end)."""
+        with self._changed:
+            while True:
+                if self._given_up:
+                    return False
+                if queue.pieces:
+                    left = queue.pieces[0].came + self.limits.delay - time.monotonic()
+                    if left <= 0 or self._full(queue) or self._flushing or self._closed:
+                        queue.busy = True
+                        return True
+                    self._changed.wait(left)
+                else:
+                    self._changed.wait(_IDLE)
+
+    def _next(self, queue: Queue, contended: bool) -> Sending | None:
+        """The next entry's worth; None where nothing waits, or somebody else is to have the lane first."""
+        if contended and not self._given_up:
+            return None
+        with self._changed:
+            taken = entry_of(queue)
+        if not taken:
+            return None
+        try:
+            return sending_of(taken, self._release)
+        except Exception as error:
+            Carried(taken, self._release).fail(error)
+            raise
+
+    def _release(self, size: int) -> None:
+        with self._changed:
+            self._held -= size
+            calls = list(self._room)
+            self._room.clear()
+            self._changed.notify_all()
+        for call in calls:
+            call()
+
+    def _give_up(self, sending: Sending, error: Exception) -> None:
+        """Fail the futures of what stays in the lane: it will be sent again, and nobody waits for that here."""
+        carried = sending.context
+        if isinstance(carried, Carried):
+            carried.fail(error)
+
+    def _drop(self, queue: Queue, error: Exception) -> None:
+        while queue.pieces:
+            piece = queue.pieces.popleft()
+            self._held -= piece.bytes
+            queue.bytes -= piece.bytes
+            piece.ticket.fail(error)

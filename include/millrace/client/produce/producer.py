@@ -1,0 +1,305 @@
+"""A producer: rows and keys in, durable and judged messages out, each with one effect however often it is sent.
+
+Rows go to the VChannel of their primary key; the messages for one PChannel travel in entries of a few MiB, several in flight
+at once, and those of a VChannel keep their order. Every message carries (producer id, epoch, sequence), so that a retry after
+an ambiguous failure, with the same sequences, has no second effect and gets the first one's result (law 8). What could not be
+settled is held (AppendUnresolved) and settled before anything else is sent: nothing is ever appended twice in the hope that
+the first time failed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.closing import Closing
+from millrace.base.errors import InvalidArgument
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection, pchannel_of
+from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
+from millrace.client.produce.frames import Frame, batches_of
+from millrace.client.produce.framing import entries
+from millrace.client.produce.identity import Identity, Terms
+from millrace.client.produce.lane import Appender, Lane
+from millrace.client.produce.predicate import matching
+from millrace.client.produce.rows import (
+    Keys,
+    Rows,
+    conform,
+    delete_message,
+    insert_message,
+    key_array,
+    partition_id,
+    require_collection,
+    split_keys,
+    split_rows,
+)
+from millrace.client.produce.transaction import MAX_LIFETIME, Transaction
+from millrace.client.produce.upsert import Upsert
+from millrace.client.produce.written import Written
+from millrace.client.spool.sender import SpoolSender
+from millrace.message.ids import COORDINATOR_ID, Moment, resolve_tick
+from millrace.message.model import MutableMessage
+
+Reader = Callable[[Collection, int | None], tuple[int, pa.Table]]
+"""(collection, tick or None for now) -> the tick it was read at, and the rows that were visible then."""
+
+
+class Definitions(Terms, Protocol):
+    """What a producer asks of the catalog."""
+
+    def collection(self, name: str) -> Collection: ...
+
+
+@dataclass(slots=True)
+class Deleted:
+    """What a delete by predicate did: `keys` matched at `tick`, and `written` says what became of their deletes."""
+
+    tick: int
+    keys: int
+    written: Written = field(default_factory=Written)
+
+
+class Producer(Closing):
+    """An idempotent producer. Thread-safe; calls to different PChannels go on at once.
+
+    With a `producer_id` of the caller's it takes over: a new epoch begins, and an older producer of that id is fenced
+    (ProducerFenced). Without one the id is random. With a `spool` rows are kept there while the log cannot be reached.
+    """
+
+    def __init__(
+        self,
+        append: Appender,
+        catalog: Definitions,
+        settings: Settings,
+        *,
+        producer_id: int | None = None,
+        reader: Reader | None = None,
+        spool: SpoolSender | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._append = append
+        self._catalog = catalog
+        self._settings = settings
+        self._reader = reader
+        if producer_id == COORDINATOR_ID:
+            raise InvalidArgument(f"producer_id {producer_id} is the coordinator's own: choose another")
+        number = producer_id if producer_id is not None else secrets.randbits(62) + 1
+        self._identity = Identity(number, catalog, owned=producer_id is not None)
+        self._lanes: dict[str, Lane] = {}
+        self._guard = threading.Lock()
+        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="producer")
+        self._batches: list[BatchAppender] = []
+        self.spool = spool
+        if spool is not None:
+            spool.start(self.lane)
+
+    @property
+    def id(self) -> int:
+        return self._identity.id
+
+    @property
+    def unresolved(self) -> int:
+        """Messages of which nobody knows yet whether they are in the log; `settle` asks."""
+        return sum(len(sending.open) for lane in self._all_lanes() for sending in lane.unresolved)
+
+    def close(self) -> None:
+        """Send what its batch appenders hold, then release everything. Idempotent. Raises DeadlineExceeded."""
+        with ExitStack() as closing:
+            closing.callback(self._pool.shutdown)
+            for lane in self._all_lanes():
+                closing.callback(lane.close)
+            if self.spool is not None:
+                closing.callback(self.spool.close)
+            for batch in self._batches:
+                closing.callback(batch.close)
+
+    def insert(
+        self,
+        collection: Collection | str,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        partition_by: str | None = None,
+        raise_rejected: bool = True,
+    ) -> Written:
+        """Append `rows` (columns of the collection's schema, cast where that loses nothing) to a collection, or the one of that name.
+
+        They go to `partition`, to the partition that the column `partition_by` names, or to the collection's only one. Batches of
+        a DataFrame or a stream are taken one by one and sent while the next is taken, so that a stream may be larger than the
+        memory. Raises AppendRejected for the first rejected message, or gives all of them in the result where `raise_rejected` is
+        False; InvalidArgument for rows that do not fit the schema or a partition that is not there; AppendUnresolved,
+        CollectionNotFound. Of a stream, what was sent before stands.
+        """
+        collection = self.known(collection)
+        if not isinstance(rows, pa.Table | pa.RecordBatch | Mapping | list | tuple):
+            return self._insert_stream(collection, rows, partition, partition_by, raise_rejected)
+        table = conform(rows, collection)
+        messages = [
+            insert_message(part, collection, vchannel=vchannel, partition_id=number)
+            for vchannel, number, part in split_rows(table, collection, partition, partition_by)
+        ]
+        return self.send(messages, raise_rejected=raise_rejected)
+
+    def _insert_stream(
+        self,
+        collection: Collection,
+        frame: Frame,
+        partition: str | None,
+        partition_by: str | None,
+        raise_rejected: bool,
+    ) -> Written:
+        written = Written()
+        with BatchAppender(self.lane, self._settings, known=self.known, spool=self.spool) as batch:
+            futures = [
+                batch.insert(collection, rows, partition=partition, partition_by=partition_by)
+                for rows in batches_of(frame)
+            ]
+            batch.flush()
+            for future in futures:
+                written.add(future.result())
+        return written.checked() if raise_rejected else written
+
+    def known(self, collection: Collection | str) -> Collection:
+        """The collection, asked for where it is given by name. Raises CollectionNotFound, InvalidArgument."""
+        if isinstance(collection, str):
+            return self._catalog.collection(collection)
+        require_collection(collection)
+        return collection
+
+    def upsert(
+        self,
+        collection: Collection | str,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        partition_by: str | None = None,
+    ) -> Written:
+        """Replace the rows of these primary keys, wherever they are, and insert those that are new.
+
+        For each key the old row goes and the new one comes at one tick: a reader sees one of them at any time. All keys of a
+        VChannel (up to about 32 MiB of rows) change together. Of several rows of one key the last counts. Where it raises,
+        some VChannels may have changed and others not; to upsert again is harmless.
+        """
+        collection = self.known(collection)
+        table = conform(rows, collection)
+        return Upsert(self, self._pool, self._settings).run(table, collection, partition, partition_by)
+
+    def delete(
+        self, collection: Collection | str, keys: Keys, *, partition: str | None = None, raise_rejected: bool = True
+    ) -> Written:
+        """Delete rows by primary key, in `partition` or in all; a key without a row is no error."""
+        collection = self.known(collection)
+        found = key_array(keys, collection)
+        number = 0 if partition is None else partition_id(collection, partition)
+        messages = [
+            delete_message(part, collection, vchannel=vchannel, partition_id=number)
+            for vchannel, part in split_keys(found, collection)
+        ]
+        return self.send(messages, raise_rejected=raise_rejected)
+
+    def delete_where(
+        self, collection: Collection | str, predicate: str | pc.Expression, *, at: Moment | None = None
+    ) -> Deleted:
+        """Delete the rows that the predicate (:mod:`millrace.client.produce.predicate`) hits at `at` (default: now).
+
+        The rows are read at that tick, then deleted by key. A row written after it whose key was among them is deleted too
+        if it was written before its delete; one with another key is not, whatever its values. Raises TickNotReached where
+        the streaming node is behind, InvalidArgument for a predicate that is none.
+        """
+        collection = self.known(collection)
+        if self._reader is None:
+            raise InvalidArgument("this producer has nothing to read with: take it from Client.producer()")
+        tick, table = self._reader(collection, None if at is None else resolve_tick(at))
+        keys = matching(table, predicate).column(collection.schema.primary_key)
+        found = Deleted(tick, len(keys))
+        if len(keys):
+            found.written = self.delete(collection, pc.unique(keys))
+        return found
+
+    def transaction(
+        self,
+        collection: Collection | str,
+        *,
+        vchannel: int = 0,
+        keepalive_ms: int | None = None,
+        max_lifetime: float = MAX_LIFETIME,
+    ) -> Transaction:
+        """Inserts and deletes on one VChannel that become visible together at the end of the block, or never.
+
+        The lease is renewed while the block runs. An exception inside the block rolls back and goes on. Raises
+        TransactionLost where it had ended before the commit, AppendRejected where the commit was refused.
+        """
+        collection = self.known(collection)
+        if not 0 <= vchannel < len(collection.vchannels):
+            raise InvalidArgument(
+                f"collection {collection.name!r} has {len(collection.vchannels)} VChannels: give 0 to"
+                f" {len(collection.vchannels) - 1}, not {vchannel}"
+            )
+        name = collection.vchannels[vchannel]
+        return Transaction(self, collection, name, keepalive_ms=keepalive_ms, max_lifetime=max_lifetime)
+
+    def batch(self, *, limits: BatchLimits | None = None) -> BatchAppender:
+        """An appender that gathers small appends by size and time and gives a future each; closed with the producer."""
+        made = BatchAppender(self.lane, self._settings, known=self.known, limits=limits, spool=self.spool)
+        self._batches.append(made)
+        return made
+
+    def settle(self) -> Written:
+        """Ask the log what became of the appends that are unresolved, by sending them again; AppendUnresolved where it cannot."""
+        written = Written()
+        for lane in self._all_lanes():
+            waiting = lane.unresolved
+            lane.send([])
+            for sending in waiting:
+                written.add(sending.written())
+        return written
+
+    def send(self, messages: Sequence[MutableMessage], *, raise_rejected: bool = True) -> Written:
+        """Stamp and append `messages`, in order within each VChannel; PChannels at once."""
+        by_pchannel: dict[str, list[MutableMessage]] = {}
+        for message in messages:
+            by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
+        if self.spool is not None:
+            self.spool.require_room(messages)  # for all PChannels together: a call is taken as a whole, or not at all
+        if len(by_pchannel) == 1:
+            parts = [self._send_to(*item) for item in by_pchannel.items()]
+        else:
+            waiting = [self._pool.submit(self._send_to, *item) for item in by_pchannel.items()]
+            wait(waiting)
+            parts = [each.result() for each in waiting]
+        written = Written()
+        for part in parts:
+            written.add(part)
+        return written.checked() if raise_rejected else written
+
+    def lane(self, pchannel: str) -> Lane:
+        """This producer's way to a PChannel."""
+        with self._guard:
+            lane = self._lanes.get(pchannel)
+            if lane is None:
+                lane = self._lanes[pchannel] = Lane(
+                    self._append, self._identity, self._settings, pchannel, metrics=self._metrics
+                )
+            return lane
+
+    def _send_to(self, pchannel: str, messages: list[MutableMessage]) -> Written:
+        if self.spool is not None:
+            return self.spool.send(pchannel, messages)
+        # One after the other by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
+        order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
+        return self.lane(pchannel).send(list(entries(sorted(messages, key=lambda each: order[each.vchannel]))))
+
+    def _all_lanes(self) -> list[Lane]:
+        with self._guard:
+            return list(self._lanes.values())

@@ -1,0 +1,222 @@
+"""Rows on their way into messages: fitted to a collection's schema, and cut by VChannel and partition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import InvalidArgument
+from millrace.catalog.collection import Collection
+from millrace.client.produce.frames import Frame, batches_of
+from millrace.message import builders
+from millrace.message.keys import vchannel_index
+from millrace.message.model import MutableMessage
+
+MESSAGE_BYTES: Final = 1 << 20
+"""Rows are cut into messages of about this size."""
+
+MESSAGE_ROWS: Final = 65_536
+
+Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[int] | Sequence[str]
+
+Rows: TypeAlias = Frame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | Sequence[Any]
+"""Rows as people have them: a DataFrame of any library, Arrow, a dict of columns, or a list of dicts or dataclass instances."""
+
+
+def require_collection(collection: Collection) -> None:
+    """Raises InvalidArgument for what is no collection's definition, such as its name."""
+    if not isinstance(collection, Collection):
+        raise InvalidArgument(
+            f"a collection is given by its name or its definition, not as {type(collection).__name__} ({collection!r:.80}):"
+            " client.collection(name) has it"
+        )
+
+
+def table_of(rows: Rows) -> pa.Table:
+    """All of `rows` as one Arrow table with the columns they have. Raises InvalidArgument for what is no rows."""
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if isinstance(rows, Mapping):
+        return _columns(rows)
+    if isinstance(rows, list | tuple) and not any(isinstance(each, pa.RecordBatch | pa.Table) for each in rows):
+        return _columns(_by_column(rows))
+    batches = list(batches_of(rows))
+    if not batches:
+        raise InvalidArgument("the stream of Arrow batches has none: nothing says what its columns are")
+    return pa.Table.from_batches(batches)
+
+
+def _by_column(rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """Rows one by one as columns; what one row lacks and another has is null there."""
+    found: list[Mapping[str, Any]] = []
+    for place, row in enumerate(rows):
+        if is_dataclass(row) and not isinstance(row, type):
+            row = {field.name: getattr(row, field.name) for field in fields(row)}
+        if not isinstance(row, Mapping):
+            raise InvalidArgument(
+                f"row {place} is {type(row).__name__}: rows are dicts or dataclass instances, a dict of columns, or a DataFrame"
+                " (pandas, Polars, Spark, pyarrow, whatever has __arrow_c_stream__)"
+            )
+        found.append(row)
+    names = dict.fromkeys(name for row in found for name in row)
+    return {name: [row.get(name) for row in found] for name in names}
+
+
+def _columns(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
+    arrays: dict[str, pa.Array] = {}
+    for name, values in columns.items():
+        try:
+            arrays[name] = pa.array(values)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(f"the column {name!r} is no list of values of one type: {error}") from None
+    try:
+        return pa.table(arrays)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidArgument(f"these columns make no table: {error}") from None
+
+
+def conform(rows: Rows, collection: Collection) -> pa.Table:
+    """`rows` with the collection's columns, in its order and types; a nullable column that is absent is null.
+
+    Raises InvalidArgument that names the column, or says what is taken where these are no rows or no collection.
+    """
+    require_collection(collection)
+    table = table_of(rows)
+    schema = collection.schema.arrow()
+    if not table.num_columns and not table.num_rows:  # an empty list of rows has no columns
+        return schema.empty_table()
+    twice = [name for name, times in Counter(table.column_names).items() if times > 1]
+    if twice:
+        raise InvalidArgument(f"the rows have two columns {twice[0]!r}: give each column once")
+    unknown = [name for name in table.column_names if name not in schema.names]
+    if unknown:
+        raise InvalidArgument(
+            f"collection {collection.name!r} has no column {unknown[0]!r}; it has {', '.join(schema.names)}"
+        )
+    columns: list[Any] = []
+    for column in schema:
+        if column.name not in table.column_names:
+            if not column.nullable:
+                raise InvalidArgument(f"the column {column.name!r} is missing, and it is not nullable")
+            columns.append(pa.nulls(len(table), column.type))
+            continue
+        values = table.column(column.name)
+        try:
+            columns.append(values.cast(column.type))
+        except (pa.ArrowException, ValueError) as error:
+            raise InvalidArgument(f"the column {column.name!r} is no {column.type}: {error}") from None
+        if not column.nullable and values.null_count:
+            raise InvalidArgument(f"the column {column.name!r} has nulls, and it is not nullable")
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def partition_id(collection: Collection, name: str) -> int:
+    """The id of a partition by its name. Raises InvalidArgument that names those there are."""
+    try:
+        return collection.partitions[name]
+    except KeyError:
+        known = ", ".join(collection.partitions)
+        raise InvalidArgument(f"collection {collection.name!r} has no partition {name!r}; it has {known}") from None
+
+
+def split_rows(
+    table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None
+) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """The rows of each VChannel and partition, in their order, in batches of about MESSAGE_BYTES."""
+    if not len(table):
+        return
+    homes = vchannel_index(table.column(collection.schema.primary_key), len(collection.vchannels)).astype(np.int64)
+    if partition_by is not None:
+        names = pc.dictionary_encode(table.column(partition_by)).combine_chunks()
+        names = names.chunk(0) if isinstance(names, pa.ChunkedArray) else names
+        if names.null_count:
+            raise InvalidArgument(
+                f"the column {partition_by!r} names no partition in {names.null_count} rows: it is null"
+            )
+        ids = np.array([partition_id(collection, name) for name in names.dictionary.to_pylist()], dtype=np.int64)
+        partitions = ids[names.indices.to_numpy(zero_copy_only=False)]
+    else:
+        if partition is None and len(collection.partitions) != 1:
+            raise InvalidArgument(
+                f"name the partition: collection {collection.name!r} has {len(collection.partitions)}"
+            )
+        chosen = next(iter(collection.partitions)) if partition is None else partition
+        partitions = np.full(len(table), partition_id(collection, chosen), dtype=np.int64)
+    code = homes * (int(partitions.max()) + 1) + partitions
+    order = np.argsort(code, kind="stable")
+    bounds = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
+    batch = table.take(pa.array(order)).combine_chunks().to_batches()[0] if len(bounds) > 2 else _one_batch(table)
+    step = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES * len(table) // max(table.nbytes, 1)))
+    for start, stop in pairwise(bounds):
+        row = int(order[start])
+        for first in range(start, stop, step):
+            part = batch.slice(first, min(step, stop - first))
+            yield collection.vchannels[int(homes[row])], int(partitions[row]), part
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    return table.combine_chunks().to_batches()[0]
+
+
+def key_array(keys: Keys, collection: Collection) -> pa.Array:
+    """Primary keys as one array of the collection's key type. Raises InvalidArgument for keys of another type."""
+    require_collection(collection)
+    if isinstance(keys, str | bytes):
+        raise InvalidArgument(f"keys are a list or an Arrow array, not {type(keys).__name__}: give [{keys!r}]")
+    key_type = collection.schema.key_arrow().field(0).type
+    try:
+        given = keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.array(keys)
+        array = given.cast(key_type)  # which refuses 1.5; pa.array(keys, key_type) would make 1 of it
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"these are no keys of collection {collection.name!r} ({key_type}): {error}") from None
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def split_keys(array: pa.Array, collection: Collection) -> Iterator[tuple[str, pa.Array]]:
+    """The keys of each VChannel, in their order, in arrays of about MESSAGE_BYTES."""
+    homes = vchannel_index(array, len(collection.vchannels))
+    step = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES * len(array) // max(array.nbytes, 1)))
+    for home in np.unique(homes).tolist():
+        mine = array.take(pa.array(np.flatnonzero(homes == home)))
+        for first in range(0, len(mine), step):
+            yield collection.vchannels[home], mine.slice(first, step)
+
+
+def insert_message(
+    rows: pa.RecordBatch, collection: Collection, *, vchannel: str, partition_id: int, txn_id: int = 0
+) -> MutableMessage:
+    """An Insert of `rows`, not stamped yet."""
+    return builders.insert(
+        rows,
+        vchannel=vchannel,
+        collection_id=collection.id,
+        partition_id=partition_id,
+        schema_version=collection.schema_version,
+        term=0,
+        txn_id=txn_id,
+    )
+
+
+def delete_message(
+    keys: pa.Array, collection: Collection, *, vchannel: str, partition_id: int = 0, txn_id: int = 0
+) -> MutableMessage:
+    """A Delete of `keys` (partition 0: wherever they are), not stamped yet."""
+    return builders.delete(
+        keys,
+        schema=collection.schema,
+        vchannel=vchannel,
+        collection_id=collection.id,
+        partition_id=partition_id,
+        schema_version=collection.schema_version,
+        term=0,
+        txn_id=txn_id,
+    )

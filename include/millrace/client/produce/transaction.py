@@ -1,0 +1,171 @@
+"""A transaction: inserts and deletes on one VChannel that become visible together, its lease renewed while the block runs."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from millrace.base.errors import AppendRejected, InvalidArgument, MillraceError, TransactionLost
+from millrace.catalog.collection import Collection
+from millrace.client.produce.rows import (
+    Keys,
+    Rows,
+    conform,
+    delete_message,
+    insert_message,
+    key_array,
+    partition_id,
+    split_keys,
+    split_rows,
+)
+from millrace.client.produce.written import Written
+from millrace.message import builders
+from millrace.message.model import MutableMessage
+from millrace.wal.reasons import Reason
+
+DEFAULT_LEASE_MS: Final = 10_000
+"""The chain's lease of a transaction that names none (docs/chain.md, ``default_txn_keepalive_ms``)."""
+
+MAX_LIFETIME: Final = 3600.0
+"""Seconds that the chain lets a transaction live at most (``max_txn_lifetime_ms``)."""
+
+ENDED: Final = frozenset({Reason.TXN_EXPIRED, Reason.TXN_NOT_ACTIVE, Reason.TXN_NOT_FOUND})
+
+
+class Sender(Protocol):
+    """What a transaction needs of its producer."""
+
+    def send(self, messages: Sequence[MutableMessage], *, raise_rejected: bool = True) -> Written: ...
+
+
+class Transaction:
+    """An open transaction, as a context manager; made by :meth:`Producer.transaction`.
+
+    A thread renews the lease every third of it, for `max_lifetime` seconds at most, while the block runs. The end of the
+    block commits; an exception in it rolls back and goes on. Raises TransactionLost where the transaction ended before its
+    commit, so that nothing of it is visible.
+    """
+
+    def __init__(
+        self,
+        producer: Sender,
+        collection: Collection,
+        vchannel: str,
+        *,
+        keepalive_ms: int | None = None,
+        max_lifetime: float = MAX_LIFETIME,
+    ) -> None:
+        self._producer = producer
+        self._collection = collection
+        self._lease_ms = keepalive_ms
+        self._lifetime = max_lifetime
+        self._ended = threading.Event()
+        self._keeper: threading.Thread | None = None
+        self._lost: AppendRejected | None = None
+        self.vchannel = vchannel
+        self.id = secrets.randbits(62) + 1
+        self.commit_tick: int | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether a renewal was told that the transaction is over: its commit will raise TransactionLost."""
+        return self._lost is not None
+
+    def __enter__(self) -> Self:
+        begin = builders.begin_txn(
+            self.id, vchannel=self.vchannel, collection_id=self._collection.id, term=0, keepalive_ms=self._lease_ms
+        )
+        self._producer.send([begin])
+        self._keeper = threading.Thread(target=self._keep, name="transaction-lease", daemon=True)
+        self._keeper.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._keeper is not None:
+            self._keeper.join()
+        if kind is None:
+            self._commit()
+        else:
+            self._roll_back()
+
+    def insert(self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None) -> Written:
+        """Append rows to the transaction. Raises InvalidArgument for a key of another VChannel, TransactionLost."""
+        table = conform(rows, self._collection)
+        shares = list(split_rows(table, self._collection, partition, partition_by))
+        self._check(vchannel for vchannel, _, _ in shares)
+        return self._send(
+            [
+                insert_message(part, self._collection, vchannel=vchannel, partition_id=number, txn_id=self.id)
+                for vchannel, number, part in shares
+            ]
+        )
+
+    def delete(self, keys: Keys, *, partition: str | None = None) -> Written:
+        """Delete by key within the transaction; all keys must belong to its VChannel. Raises as `insert` does."""
+        shares = list(split_keys(key_array(keys, self._collection), self._collection))
+        self._check(vchannel for vchannel, _ in shares)
+        number = 0 if partition is None else partition_id(self._collection, partition)
+        return self._send(
+            [
+                delete_message(part, self._collection, vchannel=vchannel, partition_id=number, txn_id=self.id)
+                for vchannel, part in shares
+            ]
+        )
+
+    def keep_alive(self) -> None:
+        """Renew the lease now. Raises TransactionLost."""
+        message = builders.keep_alive(self.id, vchannel=self.vchannel, collection_id=self._collection.id, term=0)
+        self._send([message])
+
+    def _check(self, vchannels: Iterable[str]) -> None:
+        if any(vchannel != self.vchannel for vchannel in vchannels):
+            raise InvalidArgument(f"a transaction is on one VChannel: these keys do not all belong to {self.vchannel}")
+
+    def _send(self, messages: list[MutableMessage]) -> Written:
+        try:
+            return self._producer.send(messages)
+        except AppendRejected as rejection:
+            if rejection.reason in ENDED:
+                self._lost = rejection
+                raise self._lost_error(rejection) from rejection
+            raise
+
+    def _keep(self) -> None:
+        """Renew until the block ends, the lifetime is over, or the chain says that the transaction is."""
+        pause = (self._lease_ms or DEFAULT_LEASE_MS) / 3000
+        end = time.monotonic() + self._lifetime
+        while not self._ended.wait(pause) and time.monotonic() < end:
+            try:
+                self.keep_alive()
+            except TransactionLost:
+                return
+            except MillraceError as error:
+                if not error.retriable and isinstance(error, AppendRejected):
+                    return  # fenced, say: the commit will hear it too
+
+    def _commit(self) -> None:
+        if self._lost is not None:
+            raise self._lost_error(self._lost)
+        commit = builders.commit_txn(self.id, vchannel=self.vchannel, collection_id=self._collection.id, term=0)
+        self.commit_tick = self._send([commit]).last_tick
+
+    def _roll_back(self) -> None:
+        rollback = builders.rollback_txn(self.id, vchannel=self.vchannel, collection_id=self._collection.id, term=0)
+        try:
+            self._producer.send([rollback], raise_rejected=False)
+        except MillraceError:
+            pass  # the lease ends it; the caller's own error is the one to tell
+
+    def _lost_error(self, rejection: AppendRejected) -> TransactionLost:
+        return TransactionLost(
+            f"transaction {self.id} on {self.vchannel} ended before its commit, and nothing of it is visible ({rejection}):"
+            " begin a new one with the same rows",
+            reason=rejection.reason,
+        )

@@ -1,0 +1,148 @@
+"""Upserts by primary key: the delete of the old row and the insert of the new one become visible at one tick.
+
+A transaction a VChannel carries both. Its body is sent first, and the Commit only once the chain has accepted all of it: a
+delete whose insert was refused (its partition was dropped meanwhile, say) must never become visible alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.base.errors import AppendRejected, AppendUnresolved, LogUnavailable, MillraceError, TransactionLost
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection, pchannel_of
+from millrace.client.produce.rows import delete_message, insert_message, key_array, split_keys, split_rows
+from millrace.client.produce.transaction import ENDED
+from millrace.client.produce.written import Written
+from millrace.message import builders
+from millrace.message.model import MutableMessage
+
+TXN_BYTES: Final = 32 << 20
+"""Rows of one transaction: far below the chain's ``max_txn_bytes``."""
+
+LEASE_MS: Final = 60_000
+
+
+class Sender(Protocol):
+    """What an upsert needs of its producer."""
+
+    def send(self, messages: Sequence[MutableMessage], *, raise_rejected: bool = True) -> Written: ...
+
+
+@dataclass(slots=True)
+class _Part:
+    """Rows of one VChannel that change together."""
+
+    vchannel: str
+    pieces: list[tuple[int, pa.RecordBatch]]
+    bytes: int = 0
+
+
+class Upsert:
+    """One upsert call."""
+
+    def __init__(self, producer: Sender, pool: ThreadPoolExecutor, settings: Settings) -> None:
+        self._producer = producer
+        self._pool = pool
+        self._attempts = settings.append_attempts
+
+    def run(self, table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None) -> Written:
+        """Upsert the conformed rows. VChannels of different PChannels at once; the first failure is raised at the end."""
+        by_pchannel: dict[str, list[_Part]] = {}
+        for part in _parts(last_of_each_key(table, collection.schema.primary_key), collection, partition, partition_by):
+            by_pchannel.setdefault(pchannel_of(part.vchannel), []).append(part)
+        waiting = [self._pool.submit(self._all, parts, collection) for parts in by_pchannel.values()]
+        written, failures = Written(), []
+        for each in waiting:
+            try:
+                written.add(each.result())
+            except MillraceError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return written
+
+    def _all(self, parts: list[_Part], collection: Collection) -> Written:
+        written = Written()
+        for part in parts:
+            written.add(self._repeated(part, collection))
+        return written
+
+    def _repeated(self, part: _Part, collection: Collection) -> Written:
+        """A transaction that DDL, a flush or its lease ended had no effect: begin another."""
+        for _ in range(self._attempts - 1):
+            try:
+                return self._once(part, collection)
+            except TransactionLost:
+                continue
+        return self._once(part, collection)
+
+    def _once(self, part: _Part, collection: Collection) -> Written:
+        txn_id = secrets.randbits(62) + 1
+        name, number = part.vchannel, collection.id
+        keys = key_array(
+            pa.chunked_array([rows.column(collection.schema.primary_key) for _, rows in part.pieces]), collection
+        )
+        body = [
+            builders.begin_txn(txn_id, vchannel=name, collection_id=number, term=0, keepalive_ms=LEASE_MS),
+            *(
+                delete_message(share, collection, vchannel=name, txn_id=txn_id)
+                for _, share in split_keys(keys, collection)
+            ),
+            *(
+                insert_message(rows, collection, vchannel=name, partition_id=partition, txn_id=txn_id)
+                for partition, rows in part.pieces
+            ),
+        ]
+        try:
+            sent = self._producer.send(body, raise_rejected=False)
+        except AppendUnresolved as error:
+            raise LogUnavailable(
+                f"the upsert on {name} has no effect, for its transaction was not committed ({error}): upsert again"
+            ) from error
+        if sent.rejections:
+            rollback = builders.rollback_txn(txn_id, vchannel=name, collection_id=number, term=0)
+            self._producer.send([rollback], raise_rejected=False)
+            raise _lost(sent.rejections[0], name)
+        try:
+            commit = self._producer.send([builders.commit_txn(txn_id, vchannel=name, collection_id=number, term=0)])
+        except AppendRejected as rejection:
+            raise _lost(rejection, name) from rejection
+        rows = sum(batch.num_rows for _, batch in part.pieces)
+        return Written(len(body) + 1, rows, sent.bytes, commit.last_tick, results=commit.results)
+
+
+def _lost(rejection: AppendRejected, vchannel: str) -> AppendRejected:
+    """The rejection, as TransactionLost where another transaction can do what this one could not."""
+    if rejection.reason not in ENDED:
+        return rejection
+    return TransactionLost(f"the upsert's transaction on {vchannel} ended: {rejection}", reason=rejection.reason)
+
+
+def last_of_each_key(table: pa.Table, key: str) -> pa.Table:
+    """The last row of each key, in the order of the rows."""
+    codes = table.column(key).combine_chunks().dictionary_encode()
+    codes = codes.chunk(0) if isinstance(codes, pa.ChunkedArray) else codes
+    places = codes.indices.to_numpy(zero_copy_only=False)
+    if len(codes.dictionary) == len(places):
+        return table
+    last = np.zeros(len(codes.dictionary), dtype=np.int64)
+    last[places] = np.arange(len(places))  # of equal places the last assignment stays
+    return table.take(pa.array(np.sort(last)))
+
+
+def _parts(table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None) -> list[_Part]:
+    found: list[_Part] = []
+    for vchannel, number, rows in split_rows(table, collection, partition, partition_by):
+        if not found or found[-1].vchannel != vchannel or found[-1].bytes + rows.nbytes > TXN_BYTES:
+            found.append(_Part(vchannel, []))
+        found[-1].pieces.append((number, rows))
+        found[-1].bytes += rows.nbytes
+    return found

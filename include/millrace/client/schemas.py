@@ -1,0 +1,107 @@
+"""A collection's schema from what people have: types by name, a pyarrow schema, a DataFrame, a dataclass.
+
+schema({"id": "int64", "name": "string?"}, key="id")        # a question mark: may be null
+schema(User, key="id")                                      # class User: id: int; name: str | None
+schema(frame, key="id")                                     # pandas, Polars, pyarrow, whatever has __arrow_c_schema__ or _stream__
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from datetime import date, datetime
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument
+from millrace.message.schema import CollectionSchema, FieldSpec
+
+SchemaSource: TypeAlias = CollectionSchema | Mapping[str, str] | pa.Schema | type | Any
+"""What a schema is made of; `Any` stands for a DataFrame of any library."""
+
+_BY_CLASS: Final[dict[Any, str]] = {
+    bool: "bool",
+    int: "int64",
+    float: "float64",
+    str: "string",
+    bytes: "binary",
+    date: "date",
+    datetime: "timestamp",
+}
+
+
+def schema(source: SchemaSource, *, key: str | None = None, event_time: str | None = None) -> CollectionSchema:
+    """The schema of a collection; `key` names its primary key, `event_time` the timestamp or date of its rows.
+
+    `source` is a dict of types by column (``"int64"``; ``"string?"`` may be null), a pyarrow schema, a dataclass (a field that
+    is ``X | None`` may be null), a DataFrame, or a schema, which is taken as it is. The key may not be null. Raises
+    InvalidArgument that names the column and says what is taken.
+    """
+    if isinstance(source, CollectionSchema):
+        if key not in (None, source.primary_key) or event_time not in (None, source.event_time):
+            raise InvalidArgument("a schema has its key and its event time already: give neither beside it")
+        return source
+    if key is None:
+        raise InvalidArgument("say which column is the primary key: key=...")
+    fields = [dataclasses.replace(field, nullable=False) if field.name == key else field for field in _fields(source)]
+    return CollectionSchema(tuple(fields), key, event_time)
+
+
+def _fields(source: Any) -> list[FieldSpec]:
+    if isinstance(source, Mapping):
+        return [_named(name, kind) for name, kind in source.items()]
+    if isinstance(source, type):
+        if not dataclasses.is_dataclass(source):
+            raise InvalidArgument(
+                f"{source.__name__} is no dataclass: decorate it with @dataclass, or give types by column"
+            )
+        hints = typing.get_type_hints(source)
+        return [_of_hint(field.name, hints[field.name]) for field in dataclasses.fields(source)]
+    return [FieldSpec.from_arrow(field) for field in arrow_schema(source)]
+
+
+def _named(name: str, kind: object) -> FieldSpec:
+    if isinstance(kind, pa.DataType):
+        return FieldSpec.from_arrow(pa.field(name, kind, nullable=False))
+    if not isinstance(kind, str):
+        raise InvalidArgument(f'the type of {name!r} is text, such as "int64" or "string?", not {type(kind).__name__}')
+    return FieldSpec(name, kind.removesuffix("?"), kind.endswith("?"))
+
+
+def _of_hint(name: str, hint: Any) -> FieldSpec:
+    arms = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    chosen = [arm for arm in arms if arm is not types.NoneType]
+    kind = None
+    if len(chosen) == 1:
+        inner = typing.get_args(chosen[0])
+        is_list = typing.get_origin(chosen[0]) is list and len(inner) == 1
+        found = _BY_CLASS.get(inner[0] if is_list else chosen[0])
+        kind = f"list<{found}>" if is_list and found is not None else found
+    if kind is None:
+        takes = ", ".join(each.__name__ for each in _BY_CLASS)
+        raise InvalidArgument(
+            f"field {name!r}: {hint} has no type here; a dataclass has {takes}, lists of these, and X | None"
+        )
+    return FieldSpec(name, kind, len(chosen) < len(arms))
+
+
+def arrow_schema(source: Any) -> pa.Schema:
+    """The Arrow schema of what has one: a pyarrow schema or data, a DataFrame. Raises InvalidArgument."""
+    if isinstance(source, pa.Schema):
+        return source
+    if isinstance(source, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
+        return source.schema
+    if type(source).__module__.partition(".")[0] == "pandas":
+        return pa.Schema.from_pandas(source, preserve_index=False).remove_metadata()
+    if hasattr(source, "__arrow_c_schema__"):
+        return pa.schema(source)
+    if hasattr(source, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(source).schema
+    if hasattr(source, "toArrow"):  # Spark
+        return source.limit(0).toArrow().schema
+    raise InvalidArgument(
+        f"{type(source).__name__} is no schema: give a dict of types by column, a pyarrow schema, a dataclass or a DataFrame"
+    )

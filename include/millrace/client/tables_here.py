@@ -1,0 +1,44 @@
+"""The tables of a deployment whose data folder is here, as its client reads them.
+
+This module brings the libraries of tables; a client of a server elsewhere does without (millrace.client.client).
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
+from millrace.client.consume.delivery import ImportedFiles
+from millrace.client.consume.positions import Positions
+from millrace.client.consume.scan import History
+from millrace.tables.read.freshness import Ticking, read_fresh
+from millrace.tables.wal.reader import WalSnapshot
+
+
+class TablesHere:
+    """Reads the files of ``settings.data_dir`` (the protocol Tables of millrace.client.client)."""
+
+    def __init__(self, settings: Settings, append: Ticking) -> None:
+        self._settings = settings
+        self._append = append
+
+    def history(self) -> History | None:
+        return WalSnapshot.open(self._settings.wal_uri)
+
+    def imports(self) -> ImportedFiles:
+        return ImportedFiles(self._settings.staged_path, self._settings.wal_uri)
+
+    def positions(self) -> Positions:
+        return Positions(self._settings.data_dir / "coord")
+
+    def read(self, collection: Collection, *, at: int | None, seconds: float) -> pa.Table:
+        return read_fresh(
+            self._settings,
+            collection.name,
+            collection.id,
+            collection.pchannels,
+            self._append,
+            at=at,
+            seconds=seconds,
+        )

@@ -1,0 +1,90 @@
+"""``millrace log tombstone``: replace the entry that parks its PChannel (millrace.node.append.tombstones)."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millrace.base.errors import InvalidArgument
+from millrace.commands.log import app
+from millrace.commands.parts.command_line import AsJson, DataFolder, load_settings, print_facts, print_json, stamp
+from millrace.message.ids import LogId
+
+if TYPE_CHECKING:
+    from millrace.message.tombstones import Tombstone
+
+
+@app.command()
+def tombstone(
+    pchannel: Annotated[str, typer.Argument(metavar="PCHANNEL", help="The PChannel, such as dml_0.")],
+    entry: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="The entry that parks it, such as 0:17.")],
+    checksum: Annotated[
+        str, typer.Option("--checksum", metavar="SHA256", help="Of the entry's bytes, as shown without --yes.")
+    ] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Why: it stands in the rejection for ever.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without: only show what stands there.")] = False,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace the entry that parks a PChannel, and that no host has judged, by a tombstone: what it held is given up.
+
+    Without `--yes` it shows what stands there and changes nothing.
+
+    Example: `millrace log tombstone dml_0 0:17`
+    """
+    from millrace.client.append_client import AppendClient
+    from millrace.rpc.launch import launch_of
+
+    settings = load_settings(data)
+    place = LogId.parse(entry)
+    if yes and not (checksum and reason):
+        raise InvalidArgument("--yes needs --checksum and --reason: look at the entry first, without --yes")
+    with AppendClient.connect(
+        settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
+    ) as client:
+        if yes:
+            placed = client.place_tombstone(pchannel, place, sha256=checksum, author=_user(), reason=reason)
+            _say_placed(placed, as_json=as_json)
+        else:
+            _show(client.entry_that_parks(pchannel, place), pchannel, entry, as_json=as_json)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"
+
+
+def _show(found: dict[str, Any], pchannel: str, entry: str, *, as_json: bool) -> None:
+    facts = {
+        "pchannel": pchannel,
+        "entry": entry,
+        "appended": stamp(found["physical_ms"]),
+        "bytes": found["bytes"],
+        "checksum": found["sha256"],
+        "parked": found["judged"],
+        "committed": None if found["committed"] is None else str(LogId(*found["committed"])),
+    }
+    print_facts(facts, as_json=as_json)
+    if not as_json:
+        typer.echo(
+            "\nNothing was changed. A tombstone gives up what this entry holds, for ever: every reader then sees an entry there"
+            "\nthat is none, which the WAL records as one MALFORMED rejection with your name, the reason and this checksum."
+            "\nIts producer was told that the PChannel is parked, not that its messages were rejected. Where a build that can"
+            "\njudge the entry is at hand, run that instead. To do it:\n"
+            f"\n  millrace log tombstone {pchannel} {entry} --checksum {found['sha256']} --reason '…' --yes"
+        )
+
+
+def _say_placed(placed: Tombstone, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"pchannel": placed.pchannel, **placed.to_json(), "entry": str(placed.entry)})
+        return
+    typer.echo(
+        f"Entry {placed.entry} of {placed.pchannel} is a tombstone, by {placed.author} at {placed.at}: {placed.reason}"
+        f"\nLet the PChannel go on: millrace unpark {placed.pchannel}"
+    )

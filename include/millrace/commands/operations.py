@@ -1,0 +1,95 @@
+"""``millrace operations``: each operation as a command, made from its declaration: its parameters are the options."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millrace.commands.parts.command_line import (
+    RUN,
+    AsJson,
+    DataFolder,
+    ReportingGroup,
+    command_group,
+    json_object,
+    load_settings,
+    print_facts,
+)
+
+if TYPE_CHECKING:
+    from millrace.operations.operation import Operation
+
+
+class Operations(ReportingGroup):
+    """The commands of all operations. They are made when the group is asked for them: to declare takes pydantic."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given | {"commands": {}})
+        del self.commands
+
+    @cached_property
+    def commands(self) -> dict[str, Any]:  # type: ignore[override] # an attribute there
+        from millrace.operations.registry import operations
+
+        made = typer.Typer(cls=ReportingGroup)
+        for each in operations().values():
+            made.command(each.name.replace("_", "-"))(_command(each))
+        group: Any = typer.main.get_group(made)
+        return dict(group.commands)
+
+
+app = command_group(
+    "operations", RUN, "Run an operation here, to its end; `millrace jobs start` runs it detached.", cls=Operations
+)
+
+
+def _command(operation: Operation) -> Callable[..., None]:
+    """The command of an operation: as typer reads it, a function with an option for each of its parameters."""
+
+    def run(*, data: Any, as_json: bool, params: str | None, **given: Any) -> None:
+        from millrace.operations.entry import perform
+        from millrace.runtime.progress import Progress
+
+        chosen = operation.params.parse(
+            json_object(params) | {name: value for name, value in given.items() if value not in (None, [])}
+        )
+        print_facts(perform(operation, load_settings(data), chosen, Progress()).to_json(), as_json=as_json)
+
+    schema = operation.params.model_json_schema()
+    options: dict[str, Any] = {name: _option(name, field) for name, field in schema["properties"].items()}
+    whole = typer.Option("--params", metavar="JSON", help="Parameters as a JSON object; options go over it.")
+    options |= {"params": Annotated[str | None, whole], "data": DataFolder, "as_json": AsJson}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    default = {"as_json": False}
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, keyword, default=default.get(name), annotation=kind) for name, kind in options.items()]
+    )
+    run.__annotations__ = options
+    run.__doc__ = (
+        f"{operation.summary}\n\nExample: `millrace operations {operation.name.replace('_', '-')} {operation.example}".rstrip()
+        + "`"
+    )
+    return run
+
+
+def _option(name: str, field: Mapping[str, Any]) -> Any:
+    """The option of a parameter, by its JSON schema. Values pass as text: the parameters' class checks them, and says what they take."""
+    parts = [part for part in field.get("anyOf", [field]) if part.get("type") != "null"]
+    kind = parts[0]["items"] if parts[0].get("type") == "array" else parts[0]
+    flag = f"--{name.replace('_', '-')}"
+    default = field.get("default")
+    words = field["description"]
+    if default not in (None, "", [], False):
+        words += f" Default: {default if isinstance(default, str) else json.dumps(default)}."
+    if kind.get("type") == "boolean":
+        return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=words, show_default=False)]
+    values = (
+        "|".join(kind["enum"]) if "enum" in kind else {"integer": "N", "number": "N"}.get(kind.get("type", ""), "TEXT")
+    )
+    option = typer.Option(flag, metavar=values, help=words, show_default=False)
+    return Annotated[list[str] | None if kind is not parts[0] else str | None, option]

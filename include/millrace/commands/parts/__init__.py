@@ -1,0 +1,1 @@
+"""What commands are made of: options, output, errors, signals. No module here is a command; each beside this folder is."""

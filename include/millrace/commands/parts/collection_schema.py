@@ -1,0 +1,99 @@
+"""A collection's schema from what a person writes (``name:type?``) or from a file's columns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument
+from millrace.client.produce.row_files import InputFormat, format_of, json_object
+from millrace.message.schema import TYPES, CollectionSchema, FieldSpec
+
+SAMPLE_ROWS: Final = 10_000
+"""Rows of a CSV or JSON lines file that its types are inferred from."""
+
+_WIDER: Final = {
+    "uint8": "int16",
+    "uint16": "int32",
+    "uint32": "int64",
+    "uint64": "int64",
+    "halffloat": "float32",
+    "null": "string",
+}
+"""Arrow types without a field type, and the one that holds their values (a uint64 of 2**63 and more is refused on produce)."""
+
+
+def parse_field(text: str) -> FieldSpec:
+    """``name:type`` or ``name:type?`` as a field. Raises InvalidArgument."""
+    name, colon, kind = text.rpartition(":")
+    if not colon or not name or not kind:
+        raise InvalidArgument(f"{text!r} is no field: write name:type, or name:type? where it may be null")
+    return FieldSpec(name, kind.removesuffix("?"), kind.endswith("?"))
+
+
+def make_schema(
+    *, fields: Sequence[str], source: Path | None, key: str | None, event_time: str | None
+) -> CollectionSchema:
+    """The schema of `fields`, or of the columns of `source` with `fields` over them. Raises InvalidArgument."""
+    given = {spec.name: spec for spec in map(parse_field, fields)}
+    if len(given) < len(fields):
+        raise InvalidArgument("a --field stands twice")
+    specs = {spec.name: spec for spec in (_file_fields(source, given) if source is not None else [])} | given
+    if not specs:
+        raise InvalidArgument("name the fields: --field id:int64 --field 'name:string?', or --from a file")
+    if key is None:
+        raise InvalidArgument(f"name the primary key with --key, one of {', '.join(specs)}")
+    found = specs.get(key)
+    if source is not None and found is not None and key not in given:
+        # A file says nothing of what must be there; a key must.
+        narrow = found.type in {"int8", "int16", "int32"}
+        specs[key] = FieldSpec(key, "int64" if narrow else found.type, False)
+    return CollectionSchema(tuple(specs.values()), key, event_time)
+
+
+def _file_fields(path: Path, given: Mapping[str, FieldSpec]) -> list[FieldSpec]:
+    """The columns of a file as fields, those of `given` as they are given. Raises InvalidArgument for a file that cannot be read."""
+    kind = format_of(path)
+    try:
+        match kind:
+            case InputFormat.PARQUET:
+                from pyarrow import parquet
+
+                schema = parquet.read_schema(path)
+            case InputFormat.CSV:
+                from pyarrow import csv
+
+                with csv.open_csv(path) as reader:
+                    schema = pa.schema([item.with_nullable(True) for item in reader.schema])
+            case InputFormat.JSONL:
+                with path.open(encoding="utf-8") as file:
+                    lines = itertools.islice((line for line in file if line.strip()), SAMPLE_ROWS)
+                    rows = [json_object(line) for line in lines]
+                names = dict.fromkeys(name for row in rows for name in row)
+                schema = pa.schema([(name, pa.array([row.get(name) for row in rows]).type) for name in names])
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise InvalidArgument(f"the columns of {path} cannot be read: {error}") from None
+    return [given.get(item.name) or _field(item) for item in schema]
+
+
+def _field(item: pa.Field) -> FieldSpec:
+    kind = item.type
+    if pa.types.is_timestamp(kind):
+        name = "timestamp"
+    elif str(kind) in _WIDER:
+        name = _WIDER[str(kind)]
+    elif pa.types.is_date(kind):
+        name = "date"
+    else:
+        try:
+            return FieldSpec.from_arrow(item)
+        except InvalidArgument:
+            raise InvalidArgument(
+                f"column {item.name!r} is {kind}, which no field type holds: say what it is to be with --field "
+                f"{item.name}:TYPE, one of {', '.join(TYPES)}"
+            ) from None
+    return FieldSpec(item.name, name, item.nullable)

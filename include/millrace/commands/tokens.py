@@ -1,0 +1,128 @@
+"""``millrace tokens``: who may use the log's server from elsewhere, and for what. Works on the file; servers that run notice."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from millrace.access.grants import Role
+from millrace.base.errors import InvalidArgument
+from millrace.commands.parts.command_line import (
+    RUN,
+    AsJson,
+    DataFolder,
+    command_group,
+    load_settings,
+    print_facts,
+    print_json,
+    print_rows,
+    stamp,
+)
+
+if TYPE_CHECKING:
+    from millrace.access.token_file import Token
+
+app = command_group("tokens", RUN, "Give tokens to clients on other hosts, with what they may do, and take them back.")
+
+_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
+
+TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is.", show_default=False)]
+
+
+@app.command()
+def add(
+    name: TokenName,
+    role: Annotated[
+        list[Role], typer.Option("--role", help="What it may do. Repeat it.", show_default=False, case_sensitive=False)
+    ],
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--on",
+            metavar="PATTERN",
+            help="On what: NAME or collection:NAME, pchannel:NAME, vchannel:NAME, group:NAME, with * and ?. Repeat it."
+            " Without it: everything.",
+            show_default=False,
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHEN",
+            help="When it runs out: 30d, 12h, 15m, or an ISO timestamp. Without it: never.",
+            show_default=False,
+        ),
+    ] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token and show it: this once, for only its digest is kept. The client has it in MILLRACE_SERVER_TOKEN.
+
+    Example: `millrace tokens add shop-7 --role produce --on 'orders*' --expires 90d`
+    """
+    from millrace.access.grants import EVERYTHING, Grant
+    from millrace.access.token_file import TokenFile
+    from millrace.base.data_folder import claim
+
+    settings = load_settings(data)
+    grants = [Grant(each, tuple(on or (EVERYTHING,))) for each in dict.fromkeys(role)]
+    until = None if expires is None else _moment(expires)
+    claim(settings.data_dir)
+    token, made = TokenFile(settings.data_dir).add(name, grants, expires=until)
+    print_facts(_facts(made) | {"token": token}, as_json=as_json)
+
+
+@app.command(name="list")
+def list_(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """List the tokens: what each may do, and when it runs out. Nobody can show a token again.
+
+    Example: `millrace tokens list`
+    """
+    from millrace.access.token_file import TokenFile
+
+    rows = [_facts(each) for each in TokenFile(load_settings(data).data_dir).tokens()]
+    columns = ("name", "may", "created", "expires", "state")
+    print_rows(rows, columns=columns, as_json=as_json, empty="There are no tokens but the server's own.")
+
+
+@app.command()
+def revoke(name: TokenName, data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Take a token back. It opens nothing from now on; connections and streams that are open end within two seconds.
+
+    Example: `millrace tokens revoke shop-7`
+    """
+    from millrace.access.token_file import TokenFile
+
+    gone = _facts(TokenFile(load_settings(data).data_dir).revoke(name))
+    if as_json:
+        print_json(gone)
+    else:
+        typer.echo(f"Revoked {name}.")
+
+
+def _facts(token: Token) -> dict[str, Any]:
+    grants = token.principal.grants
+    return {
+        "name": token.principal.name,
+        "may": [f"{grant.role} on {' '.join(grant.on)}" for grant in grants],
+        "created": stamp(int(token.created * 1000)),
+        "expires": None if token.expires is None else stamp(int(token.expires * 1000)),
+        "state": "ran out" if token.expired(datetime.now(UTC).timestamp()) else "good",
+    }
+
+
+def _moment(text: str) -> float:
+    """Unix seconds of a time from now or of a timestamp. Raises InvalidArgument."""
+    span = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    try:
+        if span is not None:
+            return (datetime.now(UTC) + timedelta(**{_UNITS[span[2]]: int(span[1])})).timestamp()
+        found = datetime.fromisoformat(text)
+        return (found.replace(tzinfo=UTC) if found.tzinfo is None else found).timestamp()
+    except (ValueError, OverflowError):
+        raise InvalidArgument(
+            f"{text[:100]!r} is no time for a token to run out: write 30d, 12h, 15m or 2027-01-31T12:00:00Z"
+        ) from None

@@ -1,0 +1,153 @@
+"""Where an installation lies and how its Airflow is started: folders, address, environment. Starts nothing.
+
+airflow.cfg in the checkout is Airflow's configuration; what differs from installation to installation (secrets, address,
+state folder, the mark of its processes) goes over it as environment. `AIRFLOW__*` variables of the caller stand, but for those.
+"""
+
+from __future__ import annotations
+
+import configparser
+import errno
+import os
+import random
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from millrace.base.errors import InvalidSettings
+from millrace.base.package import ROOT
+from millrace.base.settings import Settings
+from millrace.installation.processes import MARK
+from millrace.installation.secrets import Secrets
+from millrace.runtime.launch.command import jobs_folder
+
+STANDALONE: Final = (sys.executable, "-m", "millrace_airflow.standalone")
+COMPONENTS: Final = 4
+"""Children of `airflow standalone`: scheduler, triggerer, DAG processor, API server."""
+
+
+class Bind(NamedTuple):
+    """Where Airflow's API server listens."""
+
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """As this machine reaches it."""
+        return f"http://{'127.0.0.1' if self.host in _ANY else self.host}:{self.port}"
+
+
+_ANY: Final = ("0.0.0.0", "::", "")
+
+_QUIET_PORTS: Final = range(20_000, 32_768)
+"""Below those that Linux gives to whoever asks for any: Airflow listens on its own a quarter of a minute after they were chosen."""
+
+_TRIES: Final = 100
+
+
+def checkout() -> Path:
+    """The folder with airflow.cfg, dags/ and jobs/. Raises InvalidSettings where there is none."""
+    root = jobs_folder().parent
+    if not (root / "airflow.cfg").is_file():
+        raise InvalidSettings(f"{root} has no airflow.cfg: set MILLRACE_HOME to the checkout of Millrace")
+    return root
+
+
+def state_of(settings: Settings) -> Path:
+    """Airflow's state (AIRFLOW_HOME) for a data folder: database, logs, secrets."""
+    return settings.data_dir.resolve() / "airflow"
+
+
+def state_folder(settings: Settings, *, root: Path) -> Path:
+    """The same, where it may lie. Raises InvalidSettings where that would be in the checkout."""
+    state = state_of(settings)
+    if state.is_relative_to(root.resolve()):
+        raise InvalidSettings(
+            f"the data folder {settings.data_dir} lies in the checkout, and secrets do not belong there:"
+            " choose another one (MILLRACE_DATA, or --data)"
+        )
+    return state
+
+
+def choose_bind(root: Path, *, port: int | None, env: Mapping[str, str]) -> Bind:
+    """The host and port of [api] in airflow.cfg, under AIRFLOW__API__* of `env`, under `port`; 0 takes a free port.
+
+    Raises InvalidSettings where the port is taken, or is none.
+    """
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(root / "airflow.cfg", encoding="utf-8")
+    host = str(env.get("AIRFLOW__API__HOST") or config.get("api", "host", fallback="127.0.0.1"))
+    named = str(env.get("AIRFLOW__API__PORT") or config.get("api", "port", fallback="8080"))
+    if port is None and not (named.isascii() and named.isdigit() and int(named) < 1 << 16):
+        raise InvalidSettings(f"[api] port = {named!r}: give a number from 0 to 65535")
+    return Bind(host, free_port(host, int(named) if port is None else port))
+
+
+def free_port(host: str, port: int, *, but: Sequence[int] = ()) -> int:
+    """`port` where it is free on `host`; for 0 a free one that is not in `but`. Raises InvalidSettings where there is none."""
+    if port:
+        _listen(host, port)
+        return port
+    for candidate in random.sample(_QUIET_PORTS, _TRIES):
+        if candidate not in but:
+            with suppress(InvalidSettings):
+                _listen(host, candidate)
+                return candidate
+    _listen(host, 0)  # a host that cannot be listened on at all says so
+    raise InvalidSettings(
+        f"{_TRIES} ports between {_QUIET_PORTS[0]} and {_QUIET_PORTS[-1]} were tried and none is free: choose one with --port"
+    )
+
+
+def _listen(host: str, port: int) -> None:
+    """Take `port` and give it back. Raises InvalidSettings where that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise InvalidSettings(f"[api] host = {host!r} cannot be listened on: {error.strerror}") from None
+            taken = "is taken by another process" if error.errno == errno.EADDRINUSE else "needs more rights than yours"
+            raise InvalidSettings(
+                f"port {port} on {host or 'this machine'} {taken}: choose another one with --port"
+                " (--port 0 takes a free one), or set [api] port in airflow.cfg or AIRFLOW__API__PORT"
+            ) from None
+
+
+def airflow_environment(
+    settings: Settings, secrets: Secrets, *, root: Path, state: Path, bind: Bind | None, env: Mapping[str, str]
+) -> dict[str, str]:
+    """What every process of the installation is started with. Without `bind`: for a command beside the running Airflow."""
+    package = str(ROOT)
+    own = [package, str(root / "plugins")]  # the auth manager is imported before Airflow adds its plugins' folder
+    paths = [*own, *(part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part not in own)]
+    found = {
+        **env,
+        **settings.environment(),
+        **secrets.environment(state),
+        MARK: str(settings.data_dir.resolve()),
+        "MILLRACE_HOME": str(root),
+        "AIRFLOW_CONFIG": str(root / "airflow.cfg"),
+        "AIRFLOW_HOME": str(state),
+        "PYTHONPATH": os.pathsep.join(paths),
+        # `airflow standalone` starts its components as `airflow`: this Python's.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)]),
+        # Airflow's processes give themselves titles; without this they would write them over their environment, and the mark.
+        "SPT_NOENV": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if bind is not None:
+        found |= {"AIRFLOW__API__HOST": bind.host, "AIRFLOW__API__PORT": str(bind.port)}
+        found.setdefault("AIRFLOW__API__BASE_URL", bind.address)
+        # Two small servers of task logs that Airflow starts beside: a second installation on this machine has its own.
+        worker = free_port("", 0, but=[bind.port])
+        trigger = free_port("", 0, but=[bind.port, worker])
+        found.setdefault("AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT", str(worker))
+        found.setdefault("AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT", str(trigger))
+    return found

@@ -1,0 +1,210 @@
+"""The keeper of one installation: keeps `airflow standalone` running, and ends it whole when it is told to.
+
+    python -m millrace.installation.keeper --state FOLDER --address URL -- COMMAND...
+
+`airflow standalone` starts Airflow's components once and does not look after them. The keeper starts it in a process group
+of its own and starts it anew, with growing pauses, where it ended or one of its components did. SIGTERM ends it: SIGINT to
+`airflow standalone` (SIGTERM would leave orphans), then SIGTERM, then SIGKILL for whatever is left of the session.
+The keeper leads that session, so Airflow's processes are known even when the keeper was killed. A lock file that it holds
+for its lifetime keeps a second one away. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import IO, Final
+
+from millrace.base.bounded_output import bound
+from millrace.base.process import Seen, look, look_at_all, this_process
+from millrace.installation.processes import POLL_SECONDS, end, end_all, send, wait_gone
+
+RECORD_FILE: Final = "installation.json"
+LOCK_FILE: Final = "keeper.lock"
+LOG_FILE: Final = "airflow.log"
+
+LOG_BYTES: Final = 32 << 20
+"""A log that has grown beyond is put aside as `airflow.log.1`, and begins anew."""
+
+FIRST_PAUSE, LONGEST_PAUSE, STEADY_SECONDS = 1.0, 60.0, 300.0
+FIRST_POLL: Final = 0.2
+"""Seconds between two looks until all components were there."""
+TERM_SECONDS: Final = 5.0
+LOCK_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A keeper and what it keeps; the file is replaced whole."""
+
+    pid: int
+    start: str | None
+    """The boot and the moment at which the keeper began (millrace.base.process): a reused id is another's."""
+    address: str
+    at: float
+    """When Airflow was started the last time: a heartbeat from before is another's."""
+    restarts: int = 0
+    reason: str = ""
+    """Why Airflow was started anew the last time."""
+
+    def process(self) -> Seen | None:
+        """The keeper's process, while it lives."""
+        found = look(self.pid)
+        return found if found is not None and found.start == self.start else None
+
+
+def read_record(state: Path) -> Record | None:
+    """The record in the folder `state`, of a living keeper or a dead one; None where there is none that can be read."""
+    try:
+        return Record(**json.loads((state / RECORD_FILE).read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def write_record(state: Path, record: Record) -> None:
+    partial = state / f".{RECORD_FILE}.{os.getpid()}"
+    partial.write_text(json.dumps(asdict(record)), encoding="utf-8")
+    partial.replace(state / RECORD_FILE)
+
+
+class Group:
+    """One run of the command in a process group of its own, within the keeper's session."""
+
+    def __init__(self, command: list[str], log: Path, *, components: int, settle: float) -> None:
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0
+            )
+        self._components = components
+        self._settled_at = time.monotonic() + settle
+        self.complete = not components
+        """Whether all components were there once."""
+
+    def broken(self) -> str:
+        """What is wrong with it, in words; empty while it is well."""
+        code = self._process.poll()
+        if code is not None:
+            return f"Airflow ended with {code}"
+        if not self._components:
+            return ""
+        children = sum(each.parent == self._process.pid for each in look_at_all().values())
+        self.complete = self.complete or children >= self._components
+        if children < self._components and (self.complete or time.monotonic() > self._settled_at):
+            return f"{self._components - children} of Airflow's {self._components} components ended"
+        return ""
+
+    def end(self, *, deadline: float) -> None:
+        """End it and all that is left of the session, whatever state it is in."""
+        # What a killed component left behind holds its output open, and `airflow standalone` would wait for that.
+        end(orphans_of_session(), deadline=TERM_SECONDS)
+        leader = look(self._process.pid)
+        if leader is not None:
+            # To the parent alone: it tells each component once. A second signal (of one to the whole group) makes the scheduler
+            # give up its orderly end half-way and wait for its workers for ever.
+            send(leader, signal.SIGINT)
+            wait_gone([leader], deadline=deadline)
+        end(others_of_session(), deadline=TERM_SECONDS)
+        end_all(others_of_session, deadline=TERM_SECONDS)
+        self._process.wait(timeout=TERM_SECONDS)
+
+
+def others_of_session() -> list[Seen]:
+    """The other processes of this one's session."""
+    mine = os.getsid(0)
+    return [each for each in look_at_all().values() if each.session == mine and each.pid != os.getpid()]
+
+
+def orphans_of_session() -> list[Seen]:
+    """Those whose parent is gone: they were handed to a process outside."""
+    found = others_of_session()
+    inside = {os.getpid(), *(each.pid for each in found)}
+    return [each for each in found if each.parent not in inside]
+
+
+def keep(command: list[str], state: Path, record: Record, stop: threading.Event, options: argparse.Namespace) -> None:
+    """Run `command` until `stop`."""
+    pause = FIRST_PAUSE
+    while not stop.is_set():
+        began = time.monotonic()
+        group = Group(command, state / LOG_FILE, components=options.components, settle=options.settle)
+        while not (reason := group.broken()) and not stop.wait(options.poll if group.complete else FIRST_POLL):
+            bound(state / LOG_FILE, options.log_bytes)
+        group.end(deadline=options.deadline)
+        if stop.is_set():
+            return
+        pause = FIRST_PAUSE if time.monotonic() - began > STEADY_SECONDS else min(pause * 2, LONGEST_PAUSE)
+        _say(f"{reason}; starting it anew in {pause:.0f} s")
+        if stop.wait(pause):
+            return
+        record = replace(record, at=time.time(), restarts=record.restarts + 1, reason=reason)
+        write_record(state, record)
+
+
+def main() -> int:
+    options = _options()
+    stop = threading.Event()
+
+    def stop_it(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop_it)
+    if os.getsid(0) != os.getpid():
+        os.setsid()  # started by hand
+    with (options.state / LOCK_FILE).open("a") as lock:
+        if not _lock(lock, deadline=LOCK_SECONDS):
+            _say("another keeper runs for this installation")
+            return 1
+        me = this_process()
+        record = Record(pid=me.pid, start=me.start, address=options.address, at=time.time())
+        write_record(options.state, record)
+        try:
+            keep(options.command, options.state, record, stop, options)
+        finally:
+            (options.state / RECORD_FILE).unlink(missing_ok=True)
+    return 0
+
+
+def _lock(file: IO[str], *, deadline: float) -> bool:
+    """Hold the lock until the file is closed; False where another process has it. The kernel releases it with the process."""
+    end_of_wait = time.monotonic() + deadline
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end_of_wait:
+                return False
+            time.sleep(POLL_SECONDS)
+
+
+def _say(words: str) -> None:
+    sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} keeper: {words}\n")
+    sys.stdout.flush()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--state", type=Path, required=True, help="folder of the record, the lock and the log")
+    parser.add_argument("--address", default="", help="what the record says of where Airflow answers")
+    parser.add_argument("--deadline", type=float, default=30.0, help="seconds for a clean end before a kill")
+    parser.add_argument("--components", type=int, default=0, help="children that a whole Airflow has; 0: not counted")
+    parser.add_argument("--settle", type=float, default=120.0, help="seconds until all components must be there")
+    parser.add_argument("--poll", type=float, default=1.0, help="seconds between two looks")
+    parser.add_argument("--log-bytes", type=int, default=LOG_BYTES, help="size from which the log is put aside")
+    parser.add_argument("command", nargs="+", help="what to keep running")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

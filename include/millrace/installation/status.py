@@ -1,0 +1,106 @@
+"""How an installation is, at a look: Airflow's components, the streaming job, the log, memory. Starts nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from millrace.base.errors import AirflowUnavailable
+from millrace.base.process import look_at_all
+from millrace.installation.processes import pss_bytes, with_descendants
+from millrace.installation.system import Installation
+from millrace.observe.models import HealthFinding
+from millrace.observe.observer import Observer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """An installation at one moment, as plain data."""
+
+    at: float
+    data: str
+    running: bool
+    """Whether Airflow is being kept running."""
+    address: str
+    components: dict[str, str]
+    """Airflow's, by name: healthy, starting, unhealthy; empty where it does not answer."""
+    restarts: int
+    reason: str
+    """How often Airflow was started anew since the system was started, and why the last time."""
+    streaming: bool
+    """Whether the streaming job runs."""
+    state: str
+    words: str
+    """Of the data, as the overview in the UI has it."""
+    findings: tuple[HealthFinding, ...]
+    """What is not as it should be (millrace.observe.health)."""
+    rows_per_second: float
+    lag_seconds: float | None
+    """Age of the oldest log entry that the WAL lacks; None where the log cannot be asked."""
+    log_server: bool
+    processes: dict[str, int]
+    """How many run: airflow, jobs, log."""
+    pss_bytes: dict[str, int]
+    """Their memory; pages that they share count once."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether everything that belongs to a running system runs and is well; a lag, and maintenance that failed, only warn."""
+        well = not any(each.severity == "critical" for each in self.findings)
+        return self.running and self.streaming and set(self.components.values()) == {"healthy"} and well
+
+    def to_json(self) -> dict[str, Any]:
+        findings = [each.model_dump() for each in self.findings]
+        return {
+            **asdict(self),
+            "findings": findings,
+            "healthy": self.healthy,
+            "total_pss_bytes": sum(self.pss_bytes.values()),
+        }
+
+
+def look_at(installation: Installation, observer: Observer) -> Status:
+    """The status now."""
+    found = installation.running()
+    components: dict[str, str] = {}
+    if found is not None:
+        try:
+            components = installation.api(found.address).health(since=found.record.at)
+        except AirflowUnavailable:
+            pass  # an empty dictionary says so
+    overview = observer.overview()
+    streaming = installation.streaming_runs()
+    # The overview goes by what the queries wrote behind their last micro-batch; a job that has just started wrote nothing yet.
+    starting = streaming and overview.state == "stopped"
+    groups = _groups(installation)
+    return Status(
+        at=time.time(),
+        data=str(installation.settings.data_dir),
+        running=found is not None,
+        address=found.address if found is not None else "",
+        components=components,
+        restarts=found.record.restarts if found is not None else 0,
+        reason=found.record.reason if found is not None else "",
+        streaming=streaming,
+        state=overview.state,
+        findings=tuple(each for each in overview.findings if not starting or each.kind != "job_stopped"),
+        words="The streaming job is at its first micro-batch." if starting else overview.words,
+        rows_per_second=overview.totals.rows_per_second,
+        lag_seconds=overview.totals.lag_seconds,
+        log_server=overview.log_server,
+        processes={name: len(each) for name, each in groups.items()},
+        pss_bytes={name: pss_bytes(each) for name, each in groups.items()},
+    )
+
+
+def _groups(installation: Installation) -> dict[str, list[Any]]:
+    """The installation's processes: Airflow's are those of its keeper's session, the log's those of its server."""
+    found = installation.running()
+    keeper = found.record.pid if found is not None else 0
+    server = installation.log_server()
+    log = with_descendants([server.pid] if server is not None else [], look_at_all())
+    groups: dict[str, list[Any]] = {"airflow": [], "jobs": [], "log": []}
+    for each in installation.processes():
+        groups["log" if each.pid in log else "airflow" if each.session == keeper else "jobs"].append(each)
+    return groups

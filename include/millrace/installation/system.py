@@ -1,0 +1,336 @@
+"""The whole system on one machine: Airflow, the embedded log, the streaming jobs; started, found and stopped as one.
+
+    installation = Installation(Settings.load())
+    running = installation.start()          # or what runs already; returns once Airflow's processes are being kept
+    installation.wait_airflow(running)      # each of its components is well
+    installation.wait_streaming(running)    # the DAG `streaming` is active, and the streaming job runs
+    installation.stop()                     # everything, and proves that nothing is left
+
+A keeper (installation_keeper) runs Airflow in a session of its own; the DAG `streaming` runs the jobs; the log's server
+starts by itself. Whose a process is, is said by the mark that it inherited (installation_processes). A start after kill -9
+ends what was orphaned and leaves alone what still works: a job that runs is adopted by its DAG. Every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from millrace.base.data_folder import claim
+from millrace.base.errors import AirflowUnavailable, DeadlineExceeded
+from millrace.base.file_lock import held
+from millrace.base.process import Seen, look, look_at_all
+from millrace.base.settings import Settings
+from millrace.installation.api import AirflowApi
+from millrace.installation.config import (
+    COMPONENTS,
+    STANDALONE,
+    airflow_environment,
+    checkout,
+    choose_bind,
+    state_folder,
+)
+from millrace.installation.keeper import LOG_FILE, Record, read_record
+from millrace.installation.processes import POLL_SECONDS, end, end_all, members, send, wait_gone, with_descendants
+from millrace.installation.secrets import USER, Secrets, load_secrets
+from millrace.rpc.discovery import read_record as read_log_record
+from millrace.runtime.child_processes import JobFailed
+from millrace.runtime.launch.folder import read_json
+from millrace.runtime.launch.launcher import Launcher, RunStatus, tail
+
+START_LOCK: Final = "start.lock"
+KEEPER_LOG: Final = "keeper.log"
+STREAMING_DAG: Final = "streaming"
+STREAMING_JOB: Final = "streaming_node"
+KILL_SECONDS: Final = 10.0
+AIRFLOW_SECONDS: Final = 180.0
+"""How much longer than `start_deadline` Airflow may take: 20 s on two idle cores are minutes where they are busy."""
+LOST_STARTS: Final = 3
+"""Starts of Airflow that fail before a wait for it gives up."""
+RETRY_SECONDS: Final = 90.0
+"""How much later a streaming job may come after a crash: Airflow tries a task again when its heartbeat has been missed."""
+
+Say = Callable[[str], None]
+
+
+def _nothing() -> None:
+    """What is called where nobody asks for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An installation whose keeper runs."""
+
+    record: Record
+    started_now: bool
+    """False where it ran already."""
+
+    @property
+    def address(self) -> str:
+        return self.record.address
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What a stop did."""
+
+    ended: int
+    """Processes that ran."""
+    killed: int
+    """Of these, those that did not end by themselves in time."""
+
+
+class Installation:
+    """The installation of one data folder. Holds nothing itself: make one wherever it is needed."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        command: Sequence[str] = STANDALONE,
+        components: int = COMPONENTS,
+        settle: float | None = None,
+    ) -> None:
+        """`command` is what the keeper keeps running, and `components` the children that it has when it is whole, which is
+        `settle` seconds after its start at the latest.
+
+        Raises InvalidSettings where the checkout is not to be found, or the data folder lies in it.
+        """
+        self.settings = settings
+        self.root = checkout()
+        self.state = state_folder(settings, root=self.root)
+        self._command = list(command)
+        self._components = components
+        self._settle = settings.start_deadline + AIRFLOW_SECONDS if settle is None else settle
+        self._mark = settings.data_dir.resolve()
+
+    @property
+    def log_file(self) -> Path:
+        """What Airflow's components print."""
+        return self.state / LOG_FILE
+
+    def secrets(self) -> Secrets:
+        """Its secrets, generated where there are none yet."""
+        return load_secrets(self.state)
+
+    def api(self, address: str) -> AirflowApi:
+        """Its Airflow over REST."""
+        return AirflowApi(address, user=USER, password=self.secrets().password)
+
+    def environment(self) -> dict[str, str]:
+        """For a command beside the running Airflow, such as `airflow backfill create`."""
+        found = self.running()
+        env = {**os.environ, **({"AIRFLOW__API__BASE_URL": found.address} if found is not None else {})}
+        return airflow_environment(self.settings, self.secrets(), root=self.root, state=self.state, bind=None, env=env)
+
+    def running(self) -> Running | None:
+        """The keeper that runs, if one does."""
+        record = read_record(self.state)
+        return Running(record, started_now=False) if record is not None and record.process() is not None else None
+
+    def processes(self) -> list[Seen]:
+        """Every process of the installation, the log's server included, whoever started that."""
+        everything = look_at_all()
+        found = {each.pid: each for each in members(self._mark)}
+        server = self.log_server()
+        for pid in with_descendants([server.pid] if server else [], everything):
+            found.setdefault(pid, everything[pid])
+        return sorted(found.values(), key=lambda each: (each.started, each.pid))
+
+    # --- start ----------------------------------------------------------------------------------------------------
+
+    def start(self, *, port: int | None = None, env: Mapping[str, str] | None = None) -> Running:
+        """Have Airflow started, unless it runs; `port` goes over [api] port, and 0 takes a free one.
+
+        Raises InvalidSettings (the port is taken, the secrets are damaged), DeadlineExceeded, JobFailed.
+        """
+        claim(self.settings.data_dir)
+        secrets = self.secrets()
+        with self._alone():
+            found = self.running()
+            if found is not None:
+                return found
+            self.end_leftovers()
+            env = os.environ if env is None else env
+            bind = choose_bind(self.root, port=port, env=env)
+            environment = airflow_environment(
+                self.settings, secrets, root=self.root, state=self.state, bind=bind, env=env
+            )
+            options = [f"--state={self.state}", f"--address={bind.address}", f"--components={self._components}"]
+            options += [f"--deadline={self.settings.stop_deadline}", f"--settle={self._settle}"]
+            with (self.state / KEEPER_LOG).open("ab") as output:
+                keeper = subprocess.Popen(
+                    [sys.executable, "-m", "millrace.installation.keeper", *options, "--", *self._command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    cwd=self.state,
+                    start_new_session=True,
+                )
+            return Running(self._await_record(keeper), started_now=True)
+
+    def end_leftovers(self) -> list[Seen]:
+        """End what a killed installation left behind: processes whose session has lost its leader. What it ended.
+
+        Airflow's components without their keeper, a JVM without its driver. A job that still runs leads its session, and
+        the log's server is known by its record: both are left alone.
+        """
+        everything = look_at_all()
+        server = self.log_server()
+        spared = with_descendants([server.pid] if server else [], everything)
+        left = [each for each in members(self._mark) if each.session not in everything and each.pid not in spared]
+        end(left, deadline=KILL_SECONDS)
+        return left
+
+    def wait_airflow(self, running: Running, *, check: Callable[[], None] = _nothing) -> None:
+        """Wait until each of Airflow's components is well. Raises JobFailed where it ends meanwhile, DeadlineExceeded.
+
+        `check` is called again and again; what it raises ends the wait.
+        """
+        api = self.api(running.address)
+
+        def healthy(record: Record) -> bool:
+            return set(api.health(since=record.at).values()) == {"healthy"}
+
+        self._wait("Airflow is not healthy", healthy, check, longer=AIRFLOW_SECONDS)
+
+    def wait_streaming(self, running: Running, *, check: Callable[[], None] = _nothing) -> None:
+        """Have the DAG `streaming` run, and wait until the streaming job does. Raises as `wait_airflow` does."""
+        api = self.api(running.address)
+        self._wait(f"Airflow does not know the DAG {STREAMING_DAG}", lambda _: api.knows(STREAMING_DAG), check)
+        api.pause(STREAMING_DAG, False)
+        try:
+            self._wait("the streaming job does not run", lambda _: self.streaming_runs(), check, longer=RETRY_SECONDS)
+        except DeadlineExceeded as error:
+            runs = [each for each in Launcher(self.settings).runs() if each.job == STREAMING_JOB]
+            last = f"the job's log is {runs[0].log}" if runs else f"look at {running.address}/dags/{STREAMING_DAG}"
+            why = f"{runs[0].error}; " if runs and runs[0].error is not None else ""
+            raise DeadlineExceeded(f"{error}; Airflow goes on at {running.address}; {why}{last}") from None
+
+    def streaming_runs(self) -> bool:
+        """Whether a streaming job runs whose queries have started: its heartbeat says so."""
+        beat = read_json(self.settings.run_path / "millrace-streaming-node.heartbeat.json") or {}
+        return bool(beat.get("queries")) and beat.get("pid") in {each.pid for each in self._streaming_jobs()}
+
+    def _streaming_jobs(self) -> list[RunStatus]:
+        return [each for each in Launcher(self.settings).runs() if each.active and each.job == STREAMING_JOB]
+
+    def _wait(
+        self, what: str, done: Callable[[Record], bool], check: Callable[[], None], *, longer: float = 0.0
+    ) -> None:
+        seconds = self.settings.start_deadline + longer
+        stop = time.monotonic() + seconds
+        known = read_record(self.state)
+        before = known.restarts if known is not None else 0
+        while True:
+            check()
+            record = read_record(self.state)
+            if record is None or record.process() is None:
+                raise JobFailed(f"Airflow was stopped while it started:\n{tail(self.log_file)}\n(log: {self.log_file})")
+            try:
+                if done(record):
+                    return
+                said = f" ({record.reason})" if record.reason else ""
+            except AirflowUnavailable as error:
+                said = f" ({record.reason or error})"
+            if record.restarts - before >= LOST_STARTS:
+                raise JobFailed(f"{record.reason}, again and again:\n{tail(self.log_file)}\n(log: {self.log_file})")
+            if time.monotonic() > stop:
+                raise DeadlineExceeded(f"{what} after {seconds:.0f} s{said}; its log: {self.log_file}")
+            time.sleep(5 * POLL_SECONDS)
+
+    def _await_record(self, keeper: subprocess.Popen[bytes]) -> Record:
+        stop = time.monotonic() + self.settings.start_deadline
+        while True:
+            record = read_record(self.state)
+            if record is not None and record.pid == keeper.pid and record.process() is not None:
+                return record
+            if keeper.poll() is not None:
+                log = self.state / KEEPER_LOG
+                raise JobFailed(f"the keeper ended with {keeper.returncode}:\n{tail(log)}\n(log: {log})")
+            if time.monotonic() > stop:
+                keeper.kill()
+                keeper.wait()
+                raise DeadlineExceeded(f"the keeper did not come up; its log: {self.state / KEEPER_LOG}")
+            time.sleep(POLL_SECONDS)
+
+    # --- stop -----------------------------------------------------------------------------------------------------
+
+    def stop(self, *, say: Say = lambda words: None) -> Stopped:
+        """End everything: Airflow, then the jobs (each finishes its micro-batch), then the log's server.
+
+        Nothing runs when it returns. Raises DeadlineExceeded where a process cannot be ended, and names it.
+        """
+        deadline = self.settings.stop_deadline
+        if not self.state.exists() and not self.processes():
+            return Stopped(ended=0, killed=0)
+        self.state.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            before = self.processes()
+            killed: list[Seen] = []
+            found = self.running()
+            keeper = found.record.process() if found else None
+            if found is not None and self._streaming_jobs():
+                say("stopping the streaming job")
+                self._pause_streaming(found)
+            if keeper is not None and send(keeper, signal.SIGTERM):
+                say("stopping Airflow")
+                # The keeper has deadlines of its own, behind which it kills.
+                killed += wait_gone([keeper], deadline=deadline + 3 * KILL_SECONDS)
+                end_all(lambda: [each for each in self._jobs() if each.session == keeper.pid], deadline=KILL_SECONDS)
+            jobs = self._jobs()
+            leaders = [each for each in jobs if each.pid == each.session]
+            if leaders:
+                say("stopping jobs")
+                killed += end(leaders, deadline=deadline)
+            killed += end(self._jobs(), deadline=KILL_SECONDS)
+            server = self.log_server()
+            if server is not None:
+                say("stopping the log's server")
+                killed += end([server], deadline=deadline)
+            left = end_all(self.processes, deadline=3 * KILL_SECONDS)
+            if left:
+                words = ", ".join(str(each.pid) for each in left)
+                raise DeadlineExceeded(f"processes of the installation cannot be ended: {words}")
+            return Stopped(ended=len(before), killed=len({each.pid for each in killed}))
+
+    def _pause_streaming(self, running: Running) -> None:
+        """Have the DAG stop its job between two micro-batches, and its task end: Airflow waits for a task that runs.
+
+        Where Airflow does not answer, or takes too long, the job is stopped without it later.
+        """
+        stop = time.monotonic() + self.settings.stop_deadline
+        try:
+            self.api(running.address).pause(STREAMING_DAG, True)
+        except AirflowUnavailable:
+            return
+        while self._streaming_jobs() and time.monotonic() < stop and running.record.process() is not None:
+            time.sleep(5 * POLL_SECONDS)
+
+    def _jobs(self) -> list[Seen]:
+        """The marked processes but the log's server and what it runs."""
+        server = self.log_server()
+        spared = with_descendants([server.pid] if server else [], look_at_all())
+        return [each for each in members(self._mark) if each.pid not in spared]
+
+    def log_server(self) -> Seen | None:
+        """The server of the embedded log, whoever started it."""
+        record = read_log_record(self.settings.log_path)
+        return look(record.pid) if record is not None and record.alive() else None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One start or stop at a time; the kernel lets go with the process. Raises DeadlineExceeded."""
+        path = self.state / START_LOCK
+        busy = DeadlineExceeded(f"another start or stop holds {path}")
+        with held(path, deadline=time.monotonic() + self.settings.start_deadline, busy=busy):
+            yield

@@ -1,0 +1,323 @@
+"""The reading side of one partition of a Kafka topic: consumers that are assigned a position, kept so that a sequential read goes on.
+
+A consumer fetches ahead of what is read. A run that is read next from where an earlier one ended finds its consumer there; any
+other position gets a new one, which costs some milliseconds (one that is moved would first wait out the fetch that it has under
+way, half a second). Consumers join no group, and commit nothing.
+
+Every record is read, whatever became of the transaction of its writer: what a position gives does not hang on a later commit, and no
+transaction that is left open holds a reader back. Where offsets are passed over, they are proven to be markers
+(millrace.log.kafka.markers) or it is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from millrace.base.errors import ChannelNotFound, InvalidSettings, LogUnavailable
+from millrace.log.kafka.markers import KafkaMarkers, OutOfRange
+from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
+from millrace.message.log_entries import ENTRY_BYTES
+
+_log = logging.getLogger(__name__)
+
+_IDLE: Final = 2
+"""Consumers of one partition that are kept while nobody reads."""
+_MOST: Final = 4096
+"""Messages that are taken from the client at once."""
+_LULL: Final = 0.5
+"""Seconds to wait for what the brokers have and this host has not yet, before a run is given as it is."""
+_POLL: Final = 0.1
+_FETCH_BYTES: Final = 50 << 20
+
+GONE: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+"""Codes that say: there is no such partition."""
+_MOVED: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET)
+REFUSED: Final = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+)
+"""Codes that say: not for you; another attempt would hear the same."""
+
+
+class Run(NamedTuple):
+    """Entries that follow each other, and the offset behind them; none where nothing but markers came."""
+
+    offsets: Sequence[int]
+    values: list[bytes]
+    stamps: list[int]
+    next: int
+
+
+def consumer_of(settings: KafkaSettings, **more: Any) -> Consumer:
+    """A consumer that joins no group; `more` goes over its properties. Raises InvalidSettings."""
+    limit = max(settings.max_entry_bytes, BATCH_BYTES) + OVERHEAD_BYTES
+    try:
+        return Consumer(
+            {
+                **settings.rdkafka(),
+                "group.id": f"{settings.prefix}._reader",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "error",
+                "isolation.level": "read_uncommitted",
+                "check.crcs": True,
+                # Small answers: one is taken apart while the next is on its way. A larger batch comes whole all the same.
+                "fetch.message.max.bytes": 1 << 20,
+                "fetch.max.bytes": _FETCH_BYTES,
+                "receive.message.max.bytes": _FETCH_BYTES + limit,
+                "queued.max.messages.kbytes": max(1, settings.prefetch_bytes >> 10),
+                # A reader that has fetched enough looks again soon, not in a second.
+                "fetch.queue.backoff.ms": 5,
+                "fetch.error.backoff.ms": 100,
+                **more,
+            },
+            logger=_log,
+        )
+    except KafkaException as error:
+        raise InvalidSettings(f"Kafka's client refuses its settings: {error.args[0].str()}") from error
+
+
+class _Reader:
+    """One consumer at one position. Used by one thread at a time."""
+
+    def __init__(self, settings: KafkaSettings, place: Place, markers: KafkaMarkers, offset: int) -> None:
+        self._place = place
+        self._markers = markers
+        # Where the end is reached tells of what lies in front of it and is no record.
+        self._consumer = consumer_of(settings, **{"enable.partition.eof": True})
+        self._consumer.assign([TopicPartition(*place, offset)])
+        self.next = offset
+        self._pending: list[Message] = []
+        self._reached = offset
+        """Up to here the client has given what there is."""
+        self._size = 256
+        """What an entry counts, about."""
+
+    def run(self, *, stop: int | None, max_bytes: int, seconds: float) -> Run | None:
+        """What follows, up to `stop` and about `max_bytes`; None where nothing came within `seconds`. Raises OutOfRange."""
+        messages = self._pending
+        self._pending = []
+        if not messages and not self._fetch(messages, self.next, max_bytes, seconds):
+            return self._cut(messages, stop, max_bytes)
+        size = _weight(messages)
+        lull = time.monotonic() + _LULL
+        while size < max_bytes:
+            taken: list[Message] = []
+            behind = _offset(messages[-1]) + 1
+            if stop is not None and behind >= stop:
+                break
+            if not self._fetch(taken, behind, max_bytes - size, 0.0):
+                # The client's own note of the end, which each fetch brings up to date.
+                high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), cached=True)[1]
+                if max(behind, self._reached) >= high or time.monotonic() >= lull:
+                    break
+                self._fetch(taken, max(behind, self._reached), max_bytes - size, 0.01)
+            messages += taken
+            size += _weight(taken)
+        return self._cut(messages, stop, max_bytes)
+
+    def _cut(self, messages: list[Message], stop: int | None, max_bytes: int) -> Run | None:
+        """What goes into a run, up to `stop`; None for nothing. Raises LogCorrupted where records are missing."""
+        first = self.next
+        count = len(messages) if stop is None else bisect_left(messages, stop, key=_offset)
+        ends = list(accumulate(len(message) + ENTRY_BYTES for message in messages[:count]))
+        count = min(count, max(1, bisect_right(ends, max_bytes)))
+        taken, self._pending = messages[:count], messages[count:]
+        if not taken:
+            reached = _offset(self._pending[0]) if self._pending else self._reached
+            behind = reached if stop is None else min(reached, stop)
+            if behind <= first:
+                return None
+            self._markers.prove(first, behind)
+            self.next = behind
+            return Run((), [], [], behind)
+        self.next = _offset(taken[-1]) + 1
+        offsets: Sequence[int] = range(first, self.next)
+        # Offsets increase, so that the last one tells whether one before it is missing.
+        if len(offsets) != count:
+            offsets = list(map(_offset, taken))
+            for before, found in pairwise([first - 1, *offsets]):
+                if found != before + 1:
+                    self._markers.prove(before + 1, found)
+        self._size = max(1, ends[count - 1] // count)
+        stamps = [stamp for _, stamp in map(Message.timestamp, taken)]
+        values: list[bytes | None] = list(map(Message.value, taken))
+        if None in values:
+            # A record of another's may have no value. It is an entry all the same, and no more one than empty bytes are.
+            values = [b"" if value is None else value for value in values]
+        return Run(offsets, values, stamps, self.next)  # type: ignore[arg-type]
+
+    def _fetch(self, messages: list[Message], behind: int, max_bytes: int, seconds: float) -> bool:
+        """Add what the client has, waiting up to `seconds` for the first, or for the end to be reached beyond `behind`.
+
+        Raises OutOfRange, InvalidSettings.
+        """
+        wanted = max(1, min(_MOST, max_bytes // self._size + 1))
+        good = self._sound(self._consumer.consume(wanted, 0.0))
+        until = time.monotonic() + seconds
+        while not good and self._reached <= behind and (left := until - time.monotonic()) > 0:
+            one = self._consumer.poll(min(left, _POLL))
+            if one is not None:
+                good = self._sound([one, *self._consumer.consume(wanted, 0.0)])
+        messages += good
+        return bool(good)
+
+    def _sound(self, found: list[Message]) -> list[Message]:
+        """The records among what the client gave. Raises OutOfRange, InvalidSettings."""
+        if not any(map(Message.error, found)):
+            return found
+        good = []
+        for message in found:
+            error = message.error()
+            if error is None:
+                good.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._reached = max(self._reached, _offset(message))
+            else:
+                self._complain(error)
+        return good
+
+    def _complain(self, error: KafkaError) -> None:
+        """Raise what an error of the client means; one that passes is left to the deadline."""
+        if error.code() in _MOVED or error.code() in GONE:
+            self.next = -1
+            raise OutOfRange
+        if error.code() in REFUSED:
+            self.next = -1
+            raise InvalidSettings(f"the brokers refuse to have {self._place} read: {error.str()}")
+        _log.info("reading %s: %s", self._place, error.str())
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def _offset(message: Message) -> int:
+    return message.offset()  # type: ignore[return-value]  # a record that was read has one
+
+
+def _weight(messages: list[Message]) -> int:
+    return sum(map(len, messages)) + ENTRY_BYTES * len(messages)
+
+
+class KafkaReaders:
+    """The consumers of one partition. Thread-safe: each read has one of its own while it lasts."""
+
+    def __init__(self, settings: KafkaSettings, place: Place, markers: KafkaMarkers) -> None:
+        self._settings = settings
+        self._place = place
+        self._markers = markers
+        self._lock = threading.Lock()
+        self._idle: list[_Reader] = []
+        self._closed = False
+
+    @contextmanager
+    def at(self, offset: int) -> Iterator[_Reader]:
+        """A consumer that stands at `offset`, for one read."""
+        reader = self._taken(offset)
+        try:
+            yield reader
+        except BaseException:
+            reader.close()
+            raise
+        self._put_back(reader)
+
+    def rests_at(self, offset: int) -> bool:
+        """Whether a consumer stands at `offset` already, perhaps with what follows at hand."""
+        with self._lock:
+            return any(reader.next == offset for reader in self._idle)
+
+    def close(self) -> None:
+        """Release what rests; a read that is under way releases its own. Idempotent."""
+        with self._lock:
+            self._closed = True
+            resting, self._idle = self._idle, []
+        for reader in resting:
+            reader.close()
+
+    def _taken(self, offset: int) -> _Reader:
+        with self._lock:
+            if self._closed:
+                raise LogUnavailable(f"the log {self._place} is closed: open it again")
+            for place, reader in enumerate(self._idle):
+                if reader.next == offset:
+                    return self._idle.pop(place)
+        return _Reader(self._settings, self._place, self._markers, offset)
+
+    def _put_back(self, reader: _Reader) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(reader)
+                reader = self._idle.pop(0) if len(self._idle) > _IDLE else None  # type: ignore[assignment]
+        if reader is not None:
+            reader.close()
+
+
+def wait_for_brokers(settings: KafkaSettings, consumer: Consumer, complaints: list[KafkaError]) -> None:
+    """Wait until the brokers answer, and take our login. `complaints` are what the consumer's error_cb was told.
+
+    Raises InvalidSettings where they refuse us, LogUnavailable at the deadline.
+    """
+    deadline = time.monotonic() + settings.deadline
+    while True:
+        try:
+            consumer.list_topics(f"{settings.prefix}._", timeout=max(0.1, min(1.0, deadline - time.monotonic())))
+            return
+        except KafkaException as error:
+            consumer.poll(0)
+            refused = next((each for each in complaints if each.code() in REFUSED), None)
+            if refused is not None:
+                raise InvalidSettings(
+                    f"the brokers at {settings.brokers} refuse this client: {refused.str()}; look at MILLRACE_LOG_USERNAME,"
+                    " MILLRACE_LOG_PASSWORD and the options of the log's URL"
+                ) from error
+            if time.monotonic() >= deadline:
+                raise LogUnavailable(
+                    f"no broker at {settings.brokers} answers within {settings.deadline:.0f} s: are they up? ({error})"
+                ) from error
+
+
+def watermarks(consumer: Any, place: Place, seconds: float) -> tuple[int, int]:
+    """The first offset of a partition and the one behind its last, by the brokers. Raises ChannelNotFound, LogUnavailable."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        try:
+            found = consumer.get_watermark_offsets(TopicPartition(*place), timeout=left, cached=False)
+            if found is not None:
+                return int(found[0]), int(found[1])
+            reason = "no answer"
+        except KafkaException as raised:
+            error: KafkaError = raised.args[0]
+            if error.code() in REFUSED:
+                raise InvalidSettings(f"the brokers refuse to have {place} read: {error.str()}") from raised
+            if error.code() in GONE and _gone(consumer, place, left):
+                raise ChannelNotFound(f"there is no {place}: create its channel first") from raised
+            reason = error.str()
+        if time.monotonic() + _POLL >= deadline:
+            raise LogUnavailable(
+                f"where the log {place} stands was not answered within {seconds:.0f} s ({reason}): are the brokers up?"
+            )
+        threading.Event().wait(_POLL)
+
+
+def _gone(consumer: Consumer, place: Place, seconds: float) -> bool:
+    """Whether a partition is not there. A broker that just started knows no topics for a moment, and no brokers either."""
+    try:
+        found = consumer.list_topics(place.topic, timeout=seconds)
+    except KafkaException:
+        return False
+    topic = found.topics.get(place.topic)
+    if not found.brokers or topic is None:
+        return False
+    return place.partition not in topic.partitions if topic.error is None else topic.error.code() in GONE

@@ -1,0 +1,466 @@
+"""Kafka as the log: one PChannel a topic of one partition, or a partition of one topic, on brokers of yours (docs/brokers.md).
+
+A LogId is (0, offset), an entry one record's value, its stamp the brokers' (LogAppendTime): any Kafka client reads and writes
+the same wire form. Appends, reads and looks at topics go through confluent-kafka, administration through kafka-python.
+
+- Durable means acknowledged by all in-sync replicas (acks=all, idempotent). Kafka leaves the fsync to its operating system: what
+  a cluster acknowledged it may lose where all replicas lose power at once. Such a log ends early, and is LogRegressed
+  (millrace.node.ingest.planner), never silence.
+- Topics are made so that nothing goes which was not truncated (retention.ms=-1, retention.bytes=-1, cleanup.policy=delete), and
+  a topic that is not so is refused. Truncation is DeleteRecords: it moves the beginning at once, and the brokers free whole
+  segments later.
+- An entry is a record, of a committed transaction, an aborted one or none; a transaction's marker is none, and every reader passes
+  over it. Topics have one only where somebody else writes to them by transactions.
+- A consumer group's position is its committed offset, which brokers forget after offsets.retention.minutes without a move.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from millrace.base.closing import Closing
+from millrace.base.errors import (
+    ChannelExists,
+    ChannelNotFound,
+    EntryTooLarge,
+    InvalidArgument,
+    InvalidSettings,
+    LogUnavailable,
+    PositionTruncated,
+)
+from millrace.log.handle import LogHandle
+from millrace.log.kafka.markers import KafkaMarkers, OutOfRange
+from millrace.log.kafka.reader import KafkaReaders, Run, consumer_of, wait_for_brokers, watermarks
+from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
+from millrace.log.kafka.topics import configs, partition_counts
+from millrace.log.kafka.writer import KafkaWriter
+from millrace.message.ids import EARLIEST, LogId, LogIds
+from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
+from millrace.rpc.pipeline import as_values
+
+if TYPE_CHECKING:
+    from millrace.log.kafka.admin import KafkaAdmin
+    from millrace.message.log_entries import VerifyReport
+
+_PAUSE: Final = 0.05
+"""Seconds between two looks at something that comes without a call."""
+_LOOK_UP_BYTES: Final = 4 << 20
+_SIZE_SECONDS: Final = 2.0
+"""How long a partition's size is taken as it was: a planner asks ten times a second where logs end, and not for that."""
+
+
+class _Partition:
+    """One PChannel's partition in this process: its producer, its consumers, and what is known of its beginning. Thread-safe."""
+
+    def __init__(self, service: Kafka, pchannel: str) -> None:
+        self.service = service
+        self.pchannel = pchannel
+        self.settings = service.settings
+        self.place = service.settings.place(pchannel)
+        self._writer = KafkaWriter(service.settings, self.place, exists=self._exists, read=self._records)
+        self._markers = KafkaMarkers(self.place, lambda offset: service.admin.batches(self.place, offset))
+        self._readers = KafkaReaders(service.settings, self.place, self._markers)
+        self._begin = 0
+        """The beginning as far as it is known here; it only grows."""
+        self._size = (0, 0.0)
+        self.max_entry_bytes = self._checked()
+
+    def _checked(self) -> int:
+        """The largest entry that the topic takes. Raises ChannelNotFound, InvalidSettings where it would lose entries."""
+        try:
+            found = self.service.configs(self.place)
+        except ChannelNotFound:
+            self.ends()  # which knows a topic that is gone from a broker that just started; raises for the former
+            found = self.service.configs(self.place)
+        wanted = {name: value for name, value in self.settings.topic_configs().items() if name in _PROMISES}
+        wrong = {name: found.get(name) for name, value in wanted.items() if found.get(name) != value}
+        if wrong:
+            raise InvalidSettings(
+                f"topic {self.place.topic} is not a log: it must have "
+                + ", ".join(f"{name}={wanted[name]} (it has {value})" for name, value in sorted(wrong.items()))
+                + "; set that with kafka-configs --alter"
+            )
+        most = int(found["max.message.bytes"])
+        if most < BATCH_BYTES + OVERHEAD_BYTES:
+            raise InvalidSettings(
+                f"topic {self.place.topic} has max.message.bytes={most}: it must be at least {BATCH_BYTES + OVERHEAD_BYTES}"
+            )
+        return min(self.settings.max_entry_bytes, most - OVERHEAD_BYTES)
+
+    def _exists(self) -> bool:
+        try:
+            self.ends()
+        except ChannelNotFound:
+            return False
+        except LogUnavailable:
+            pass  # not known to be gone
+        return True
+
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
+        if isinstance(values, pa.LargeBinaryArray):
+            if values.null_count:
+                raise InvalidArgument("an append has a null among its values: entries are bytes")
+            plain: Sequence[bytes] = values.to_pylist()
+        else:
+            plain = values
+            if not all(map(bytes.__instancecheck__, plain)):
+                as_values(plain)  # says what is wrong
+        if not plain:
+            return []
+        largest = max(map(len, plain))
+        if largest > self.max_entry_bytes:
+            raise EntryTooLarge(
+                f"an entry of {largest} bytes is larger than the log takes ({self.max_entry_bytes}): split the batch, or raise"
+                " max_entry_bytes on every host and the topic's max.message.bytes"
+            )
+        offsets = self._writer.append(plain)
+        return LogIds(0, offsets) if isinstance(offsets, range) else [LogId(0, offset) for offset in offsets]
+
+    def read(self, position: LogId, *, end: LogId | None, max_bytes: int, timeout: float) -> LogEntries:
+        self._check_begin(position)
+        if end is not None and position >= end:
+            return _nothing(position)
+        # Ledgers behind 0 are never given: such a position lies beyond the end.
+        stop = None if end is None or end.ledger > 0 else end.entry
+        offset = position.entry if position.ledger == 0 else (1 << 63) - 1
+        waited_until = time.monotonic() + timeout
+        deadline = waited_until + self.settings.deadline
+        while True:
+            offset = self._markers.behind(offset)
+            if stop is not None and offset >= stop:
+                return _nothing(LogId(0, stop))
+            try:
+                run = self._run(offset, stop, max_bytes, waited_until, deadline)
+            except OutOfRange:
+                # Truncated in this moment, or the topic was made again: the brokers' word on its ends decides.
+                if time.monotonic() >= deadline:
+                    raise LogUnavailable(
+                        f"the log {self.pchannel} gives no position {position}, and cannot say why"
+                    ) from None
+                continue
+            if run is None:
+                return _nothing(max(position, LogId(0, offset)) if position.ledger == 0 else position)
+            if run.values:
+                return _entries(run)
+            offset = run.next  # markers alone: entries may follow
+
+    def _records(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """What the topic holds from one offset up to another, as far as it goes. Raises what `read` raises."""
+        while start < stop:
+            found = self.read(LogId(0, start), end=LogId(0, stop), max_bytes=_LOOK_UP_BYTES, timeout=0.0)
+            if not found.batch.num_rows:
+                return
+            yield from zip(*(found.batch.column(name).to_pylist() for name in ("entry", "value")), strict=True)
+            start = found.next.entry
+
+    def _run(self, offset: int, stop: int | None, max_bytes: int, waited_until: float, deadline: float) -> Run | None:
+        """The run at `offset`; None where there is nothing yet. Raises PositionTruncated, OutOfRange, LogUnavailable."""
+        if self._readers.rests_at(offset):
+            with self._readers.at(offset) as reader:
+                run = reader.run(stop=stop, max_bytes=max_bytes, seconds=0.0)
+            if run is not None:
+                return run
+        _, high = self.ends()
+        self._check_begin(LogId(0, offset))
+        while offset > high:
+            left = waited_until - time.monotonic()
+            if left <= 0:
+                return None
+            threading.Event().wait(min(left, _PAUSE))
+            _, high = self.ends()
+        with self._readers.at(offset) as reader:
+            until = waited_until if offset >= high else deadline
+            run = reader.run(stop=stop, max_bytes=max_bytes, seconds=max(0.0, until - time.monotonic()))
+        if run is None and offset < high:
+            raise LogUnavailable(
+                f"the log {self.pchannel} gave no entries from {offset} on, though it has them, within"
+                f" {self.settings.deadline:.0f} s: are the brokers up?"
+            )
+        return run
+
+    def ends(self) -> tuple[int, int]:
+        """The first offset and the one behind the last."""
+        low, high = self.service.watermarks(self.place)
+        self._begin = max(self._begin, low)
+        self._markers.ends_at(high)
+        return low, high
+
+    def truncate(self, position: LogId) -> int:
+        low, high = self.ends()
+        if position <= LogId(0, low):
+            return 0
+        if position > LogId(0, high):
+            raise InvalidArgument(f"{position} lies beyond the end of {self.pchannel}, 0:{high}")
+        self.service.admin.delete_records(self.place, position.entry)
+        self._begin = max(self._begin, position.entry)
+        return 0  # whole segments go later, in the brokers' own time
+
+    def end(self) -> LogId:
+        return LogId(0, self.ends()[1])
+
+    def describe(self) -> LogDescription:
+        low, high = self.ends()
+        size, until = self._size
+        if time.monotonic() >= until:
+            size = self.service.admin.size(self.place)
+            self._size = (size, time.monotonic() + _SIZE_SECONDS)
+        return LogDescription(LogId(0, low), LogId(0, high), size)
+
+    def enforce_retention(self, *, allowed: LogId, retention_bytes: int, retention_ms: int) -> int:
+        self._size = (0, 0.0)
+        described = self.describe()
+        first, last = described.begin.entry, described.end.entry
+        target = first
+        if retention_ms and last > first:
+            target = max(target, self.service.offset_at(self.place, int(time.time() * 1000) - retention_ms, last))
+        if retention_bytes and described.bytes > retention_bytes and last > first:
+            # The brokers tell the whole size alone: entries count as of the same size.
+            above = (described.bytes - retention_bytes) / described.bytes
+            target = max(target, first + int(above * (last - first)))
+        return self.truncate(min(LogId(0, target), allowed))
+
+    def close(self) -> None:
+        self._writer.close()
+        self._readers.close()
+
+    def _check_begin(self, position: LogId) -> None:
+        if position < LogId(0, self._begin):
+            raise PositionTruncated(
+                f"{position} of {self.pchannel} was truncated: the earliest position is 0:{self._begin}",
+                earliest=(0, self._begin),
+            )
+
+
+_PROMISES: Final = ("cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type")
+
+
+class KafkaLog(LogHandle[_Partition]):
+    """A handle on one PChannel (the Log protocol). Closing it leaves other handles of the PChannel open."""
+
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
+        """See :meth:`millrace.log.protocol.Log.append`: after LogUnavailable a prefix of the values may be in the log."""
+        return self._open().append(values)
+
+    def enforce_retention(
+        self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
+    ) -> int:
+        """Truncate what is older or beyond the size, nothing from `allowed` on; by size about, as if all entries had one."""
+        return self._open().enforce_retention(
+            allowed=allowed, retention_bytes=retention_bytes or 0, retention_ms=retention_ms or 0
+        )
+
+    def end(self) -> LogId:
+        """See :meth:`millrace.log.protocol.Log.end`: one question to the broker, where `describe` has two."""
+        return self._open().end()
+
+    def verify(self) -> VerifyReport:
+        """Read everything; the client checks each batch's checksum, and this that no offset is missing."""
+        from millrace.log.verify_scan import verify_by_reading
+
+        return verify_by_reading(self)
+
+    def _open(self) -> _Partition:
+        partition = super()._open()
+        partition.service.check_open()
+        return partition
+
+
+class Kafka(Closing):
+    """The logs of one deployment on a Kafka cluster (the LogService protocol). Thread-safe."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        """Raises LogUnavailable where no broker answers, InvalidSettings where the client or the brokers refuse."""
+        self.settings = settings
+        self._admin: KafkaAdmin | None = None
+        self._lock = threading.Lock()
+        self._partitions: dict[str, _Partition] = {}
+        self._closed = False
+        complaints: list[KafkaError] = []
+        self._asking = consumer_of(settings, error_cb=complaints.append)
+        try:
+            wait_for_brokers(settings, self._asking, complaints)
+        except BaseException:
+            self.close()
+            raise
+
+    def create(self, pchannel: str) -> None:
+        """See :meth:`millrace.log.protocol.LogService.create`."""
+        self.check_open()
+        place = self.settings.place(pchannel)
+        if not self.settings.is_shared(place):
+            self.admin.create(place.topic)
+            return
+        found = partition_counts(self.settings, self._asking, place.topic).get(place.topic, 0)
+        if not found:
+            self.admin.create(place.topic, self.settings.partitions)
+            return
+        if found > place.partition:
+            raise ChannelExists(f"partition {place} exists already")
+        self.admin.extend(place.topic, self.settings.partitions)
+
+    def open(self, pchannel: str) -> KafkaLog:
+        """A handle on an existing log. Raises ChannelNotFound, InvalidSettings (its topic would lose entries)."""
+        self.check_open()
+        with self._lock:
+            partition = self._partitions.get(pchannel)
+        if partition is None:
+            made = _Partition(self, pchannel)
+            with self._lock:
+                partition = self._partitions.setdefault(pchannel, made)
+        return KafkaLog(partition)
+
+    def names(self) -> list[str]:
+        """See :meth:`millrace.log.protocol.LogService.names`."""
+        self.check_open()
+        topics = partition_counts(self.settings, self._asking)
+        names = {name for topic in topics if (name := self.settings.name_of(topic)) is not None}
+        # One that is a partition by the settings is there, and nowhere else.
+        names = {name for name in names if not self.settings.is_shared(self.settings.place(name))}
+        if self.settings.partitions and self.settings.prefix in topics:
+            there = min(self.settings.partitions, topics[self.settings.prefix])
+            names.update(map("dml_{}".format, range(there)))
+        return sorted(names)
+
+    def drop(self, pchannel: str) -> None:
+        """See :meth:`millrace.log.protocol.LogService.drop`. Raises InvalidArgument for a partition of the shared topic."""
+        self.check_open()
+        place = self.settings.place(pchannel)
+        if self.settings.is_shared(place):
+            self.watermarks(place)
+            raise InvalidArgument(
+                f"{pchannel} is partition {place}, and Kafka removes no partition: truncate it, or delete the topic with all"
+                " its PChannels by Kafka's own tools"
+            )
+        with self._lock:
+            partition = self._partitions.pop(pchannel, None)
+        if partition is not None:
+            partition.close()
+        for group in self.groups():
+            self.admin.forget(self.settings.group(group), place)
+        self.admin.delete(place.topic)
+        self._wait_until_gone(place)
+
+    def _wait_until_gone(self, place: Place) -> None:
+        """Wait until its brokers have taken in that a partition is deleted, which the controller's answer does not wait for.
+
+        Until then they would take and acknowledge appends to it. Raises LogUnavailable at the deadline.
+        """
+        until = time.monotonic() + self.settings.deadline
+        while time.monotonic() < until:
+            try:
+                self.watermarks(place)
+            except ChannelNotFound:
+                return
+            threading.Event().wait(_PAUSE)
+        raise LogUnavailable(f"{place} is deleted, but its broker still has it: are the brokers up?")
+
+    def groups(self) -> list[str]:
+        """See :meth:`millrace.log.protocol.LogService.groups`."""
+        self.check_open()
+        return sorted(name for group in self.admin.groups() if (name := self.settings.name_of(group)) is not None)
+
+    def group_position(self, group: str, pchannel: str) -> LogId | None:
+        """See :meth:`millrace.log.protocol.LogService.group_position`."""
+        self._check_channel(pchannel)
+        found = self.admin.committed(self.settings.group(group), self.settings.place(pchannel))
+        return None if found is None else LogId(0, found)
+
+    def move_group(self, group: str, pchannel: str, position: LogId) -> None:
+        """See :meth:`millrace.log.protocol.LogService.move_group`."""
+        if position.ledger or not 0 <= position.entry < 1 << 63:
+            raise InvalidArgument(f"{position} is no position of this log: its ledger is 0")
+        self._check_channel(pchannel)
+        self.admin.commit(self.settings.group(group), self.settings.place(pchannel), position.entry)
+
+    def drop_group(self, group: str) -> None:
+        """See :meth:`millrace.log.protocol.LogService.drop_group`."""
+        self.check_open()
+        self.admin.forget(self.settings.group(group))
+
+    def close(self) -> None:
+        """See :meth:`millrace.log.protocol.LogService.close`."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            partitions, self._partitions = self._partitions, {}
+            admin, self._admin = self._admin, None
+        for partition in partitions.values():
+            partition.close()
+        self._asking.close()
+        if admin is not None:
+            admin.close()
+
+    @property
+    def admin(self) -> KafkaAdmin:
+        """The administration of topics and groups, made when it is first needed. Raises LogUnavailable once this is closed."""
+        from millrace.log.kafka.admin import KafkaAdmin
+
+        with self._lock:
+            self.check_open()
+            if self._admin is None:
+                self._admin = KafkaAdmin(self.settings)
+            return self._admin
+
+    # --- for the partitions ---------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raises LogUnavailable once the service is closed."""
+        if self._closed:
+            raise LogUnavailable("this log service is closed: open it again")
+
+    def configs(self, place: Place) -> dict[str, str]:
+        """The settings of a partition's topic. Raises ChannelNotFound, InvalidSettings (it has other partitions than ours)."""
+        self.check_open()
+        return configs(self.settings, self._asking, place)
+
+    def watermarks(self, place: Place) -> tuple[int, int]:
+        """The ends of a partition."""
+        self.check_open()
+        return watermarks(self._asking, place, self.settings.deadline)
+
+    def offset_at(self, place: Place, milliseconds: int, end: int) -> int:
+        """The first offset with a stamp at or after a moment; `end` where there is none."""
+        try:
+            found = self._asking.offsets_for_times([TopicPartition(*place, milliseconds)], self.settings.deadline)[0]
+        except KafkaException as error:
+            raise LogUnavailable(f"the age of {place} cannot be asked: {error.args[0].str()}") from error
+        return found.offset if found.offset >= 0 else end
+
+    def _check_channel(self, pchannel: str) -> None:
+        self.check_open()
+        try:
+            self.watermarks(self.settings.place(pchannel))
+        except ChannelNotFound:
+            raise ChannelNotFound(f"there is no channel {pchannel!r}: create it first") from None
+
+
+def _nothing(position: LogId) -> LogEntries:
+    empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in ENTRY_SCHEMA], schema=ENTRY_SCHEMA)
+    return LogEntries(empty, max(position, EARLIEST))
+
+
+def _entries(run: Run) -> LogEntries:
+    count = len(run.values)
+    offsets = run.offsets
+    columns = [
+        np.zeros(count, dtype=np.int64),
+        np.arange(offsets.start, offsets.stop) if isinstance(offsets, range) else np.array(offsets, dtype=np.int64),
+        np.fromiter(run.stamps, dtype=np.int64, count=count),
+    ]
+    # From buffers: `pa.array` would import pandas, which takes longer than most reads.
+    arrays = [pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(column)]) for column in columns]
+    batch = pa.RecordBatch.from_arrays([*arrays, as_values(run.values)], schema=ENTRY_SCHEMA)
+    return LogEntries(batch, LogId(0, run.next))
+
+
+def open_location(location: str, settings: Mapping[str, object]) -> Kafka:
+    """The registry's opener: ``host:port[,host:port...][/prefix]`` and the options of :class:`KafkaSettings`."""
+    return Kafka(KafkaSettings.of(location, settings))

@@ -1,0 +1,93 @@
+"""What a host that only appends or reads asks of a deployment's topics, through the client that it has anyway.
+
+Every process that opens a log asks these. Importing kafka-python, which administers (:mod:`millrace.log.kafka.admin`), would cost
+each of them a third of a second of CPU.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined] # exported, but not by name
+
+from millrace.base.errors import ChannelNotFound, InvalidSettings, LogUnavailable
+from millrace.base.pauses import jittered
+from millrace.log.kafka.reader import GONE, REFUSED
+from millrace.log.kafka.settings import KafkaSettings, Place
+
+_PAUSE: Final = 0.05
+_ONE_ANSWER: Final = 5.0
+"""Seconds for one answer, of those until the deadline."""
+
+
+def partition_counts(settings: KafkaSettings, consumer: Consumer, topic: str | None = None) -> dict[str, int]:
+    """Of every topic of the brokers, or of one (nothing where it is not there), how many partitions it has.
+
+    Raises LogUnavailable, InvalidSettings.
+    """
+    deadline = time.monotonic() + settings.deadline
+    while True:
+        error: KafkaError | None = None
+        try:
+            # Asked for one topic, the brokers may say that it is not there; asked for all, they leave it out.
+            asked = {} if topic is None else {"topic": topic}
+            found = consumer.list_topics(timeout=_left(deadline), **asked)
+            each = None if topic is None else found.topics.get(topic)
+            if each is not None and each.error is not None:
+                error = each.error
+                if error.code() in GONE and found.brokers:
+                    return {}
+            elif found.brokers:  # one that just started may know of no other, and of no topic
+                return {name: len(topic_.partitions) for name, topic_ in found.topics.items() if topic_.error is None}
+        except KafkaException as raised:
+            error = raised.args[0]
+        _pause(settings, "listing topics", error, deadline)
+
+
+def configs(settings: KafkaSettings, consumer: Consumer, place: Place) -> dict[str, str]:
+    """The settings of a place's topic. Raises ChannelNotFound, InvalidSettings (others than we have partitions of it)."""
+    found = partition_counts(settings, consumer, place.topic).get(place.topic, 0)
+    if found == 0 or (settings.is_shared(place) and found <= place.partition):
+        raise ChannelNotFound(f"there is no {place}: create its channel first")
+    if found != 1 and not settings.is_shared(place):
+        raise InvalidSettings(
+            f"topic {place.topic} has {found} partitions: a log has one (for PChannels that share a topic, see"
+            " kafka.partitions)"
+        )
+    deadline = time.monotonic() + settings.deadline
+    client = AdminClient(settings.rdkafka())
+    resource = ConfigResource(ConfigResource.Type.TOPIC, place.topic)
+    while True:
+        error: KafkaError | None = None
+        try:
+            seconds = _left(deadline)
+            asked = client.describe_configs([resource], request_timeout=seconds)[resource]
+            answered: dict[str, Any] = asked.result(timeout=seconds)
+            return {name: str(entry.value) for name, entry in answered.items()}
+        except KafkaException as raised:
+            error = raised.args[0]
+            if error.code() in GONE:
+                raise ChannelNotFound(f"there is no {place}: create its channel first") from raised
+        except FutureTimeout:
+            pass
+        _pause(settings, f"looking at topic {place.topic}", error, deadline)
+
+
+def _left(deadline: float) -> float:
+    return max(0.1, min(_ONE_ANSWER, deadline - time.monotonic()))
+
+
+def _pause(settings: KafkaSettings, what: str, error: KafkaError | None, deadline: float) -> None:
+    """Wait before the next attempt. Raises InvalidSettings where there need be none, LogUnavailable at the deadline."""
+    words = "no answer" if error is None else error.str()
+    if error is not None and error.code() in REFUSED:
+        raise InvalidSettings(f"{what}: the brokers at {settings.brokers} refuse it: {words}")
+    if time.monotonic() + _PAUSE >= deadline:
+        raise LogUnavailable(
+            f"{what} was not done within {settings.deadline:.0f} s: are the brokers at {settings.brokers} up? ({words})"
+        )
+    threading.Event().wait(jittered(_PAUSE))

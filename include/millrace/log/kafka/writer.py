@@ -1,0 +1,343 @@
+"""The writing side of one partition of a Kafka topic: an idempotent producer, whose acknowledgements become log ids.
+
+- Values of one append stand next to each other in the producer's queue, so they do in the topic, unless another process
+  appends at the same moment.
+- The client sends again what was on its way when a connection broke, at most `attempts` times; the broker drops what it has, by
+  the producer's sequence. An append that is not acknowledged within the deadline fails, and what it leaves in the topic is a
+  prefix of its values: the producer is purged from the queue's end, before anything else can be sent through it, and replaced.
+- The queue is bounded in bytes: more waits for room, within the deadline.
+- A report for each value costs more than sending it, so only some are asked for, the first and the last among them. Offsets follow
+  each other where nobody else wrote at that moment; where somebody did, the values in between are looked up in the topic.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from millrace.base.errors import ChannelNotFound, EntryTooLarge, InvalidSettings, LogUnavailable, MillraceError
+from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
+
+_log = logging.getLogger(__name__)
+
+_QUEUED_MESSAGES: Final = 500_000
+_POLL: Final = 0.1
+_PIECE: Final = 1024
+"""Values that are queued with one call, at the most; between two calls there is a look at how their forerunners fared."""
+_PIECE_BYTES: Final = 4 << 20
+_REPORT_BYTES: Final = 64 << 10
+"""Values of about so many bytes together have one report."""
+_ROOM_PAUSE: Final = 0.02
+_REFUSED: Final = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+)
+_FOLLOWS: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._FATAL)
+"""What reports say of values that fail because others did."""
+_LAST_REPORTS: Final = 2.0
+"""Longest wait for the reports of a producer that is given up, in seconds: they come at once."""
+
+
+class _Batch:
+    """The values of one append on their way."""
+
+    __slots__ = ("asked", "bytes", "done", "errors", "offsets", "report")
+
+    def __init__(self, values: Sequence[bytes], every: int, finished: Callable[[], None]) -> None:
+        """Reports are asked for of the first value, of the last, and of one about every so many bytes."""
+        sizes = np.fromiter(map(len, values), np.int64, len(values))
+        ends = sizes.cumsum()
+        self.bytes = int(ends[-1])
+        due = ends // every != (ends - sizes) // every if every else np.ones(len(values), np.bool_)
+        due[[0, -1]] = True
+        self.asked: list[int] = np.flatnonzero(due).tolist()
+        self.offsets: list[int | None] = []
+        """Where the values of which was asked went, in the order of the reports; not to be believed where there are errors."""
+        self.errors: list[KafkaError] = []
+        self.done = False
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            # In whichever thread polls: as little as can be. The message is a copy of the value and goes at once.
+            offsets.append(message.offset())
+            if error is not None:
+                errors.append(error)
+            if len(offsets) == expected:
+                self.done = True
+                finished()
+
+        offsets, errors, expected = self.offsets, self.errors, len(self.asked)
+        self.report = report
+
+    def records(self, start: int, values: Sequence[bytes]) -> list[dict[str, Any]]:
+        """What the client takes for `values`, the first of which is the append's value `start`."""
+        records: list[dict[str, Any]] = [{"value": value} for value in values]
+        first, behind = bisect_left(self.asked, start), bisect_left(self.asked, start + len(values))
+        for index in self.asked[first:behind]:
+            records[index - start]["callback"] = self.report
+        return records
+
+    def places(self) -> list[int] | None:
+        """The offsets of the values of which was asked; None unless each was delivered, and that in their order."""
+        if self.errors or not self.done:
+            return None
+        # Below 0 or without a value: the broker had the message already, and does not know its place any more.
+        offsets = [-1 if place is None else place for place in self.offsets]
+        behind = zip(pairwise(self.asked), pairwise(offsets), strict=True)
+        ordered = offsets[0] >= 0 and all(high - low >= last - first for (first, last), (low, high) in behind)
+        return offsets if ordered else None
+
+
+class KafkaWriter:
+    """Appends to one partition. Thread-safe."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        place: Place,
+        *,
+        exists: Callable[[], bool],
+        read: Callable[[int, int], Iterable[tuple[int, bytes]]],
+    ) -> None:
+        """`exists` tells, for certain, whether the partition is there; `read` gives its records from an offset up to another."""
+        self._exists = exists
+        self._read = read
+        self._settings = settings
+        self._place = place
+        self._order = threading.Lock()
+        """Held while an append's values are queued, and while a producer is given up."""
+        self._polling = threading.Lock()
+        """Held by who serves the client: two at once would hand out the reports of one append in an order of their own."""
+        self._changed = threading.Condition()
+        self._producer: Producer | None = None
+        self._doomed: Producer | None = None
+        self._fatal: tuple[Producer, KafkaError] | None = None
+        """The newest producer that stopped for good, and why."""
+        self._closed = False
+        self._beside = False
+        """Somebody else has written between values of ours: a report for each is cheaper than to look them up."""
+
+    def append(self, values: Sequence[bytes]) -> Sequence[int]:
+        """Append `values` in order, one at least; their offsets, once the brokers have all of them.
+
+        Raises LogUnavailable (a prefix may be in the log), EntryTooLarge (likewise; the topic takes less than the settings
+        say), ChannelNotFound, InvalidSettings (the brokers refuse us).
+        """
+        deadline = time.monotonic() + self._settings.deadline
+        batch = _Batch(values, 0 if self._beside else _REPORT_BYTES, self._notify)
+        with self._order:
+            if self._closed:
+                raise LogUnavailable(f"the log {self._place} is closed: open it again")
+            producer = self._producer = self._producer or self._made()
+            queued = self._queue(producer, values, batch, deadline)
+            if not queued:
+                self._give_up(producer)
+        if queued and self._wait(producer, batch, deadline) and (places := batch.places()) is not None:
+            return self._all_places(values, batch.asked, places)
+        self._doomed = producer
+        with self._order:
+            self._give_up(producer)
+        raise self._failure(producer, batch)
+
+    def close(self) -> None:
+        """Append no more; what is on its way fails. Idempotent."""
+        self._doomed = self._producer
+        with self._order:
+            self._closed = True
+            if self._producer is not None:
+                self._give_up(self._producer)
+
+    def _made(self) -> Producer:
+        limit = max(self._settings.max_entry_bytes, BATCH_BYTES) + OVERHEAD_BYTES
+        made: list[Producer] = []
+
+        def failed(error: KafkaError) -> None:
+            # What fails need not be a value with a report, and those behind it get none before they are purged.
+            if error.fatal() and made:
+                self._fatal = made[0], error
+                self._doomed = made[0]
+
+        try:
+            producer = Producer(
+                {
+                    **self._settings.rdkafka(),
+                    "error_cb": failed,
+                    "acks": "all",
+                    "enable.idempotence": True,
+                    # An error that would leave a hole in a batch stops the producer instead.
+                    "enable.gapless.guarantee": True,
+                    "message.send.max.retries": self._settings.attempts,
+                    "retry.backoff.ms": 100,
+                    "retry.backoff.max.ms": 1000,
+                    # Our own deadline purges everything at once; the client's would time messages out one by one.
+                    "message.timeout.ms": 0,
+                    # While one batch is on its way the next one fills, so that nothing has to wait for company.
+                    "linger.ms": 0,
+                    "batch.size": BATCH_BYTES,
+                    "message.max.bytes": limit,
+                    "queue.buffering.max.messages": _QUEUED_MESSAGES,
+                    "queue.buffering.max.kbytes": max(1, (self._settings.queue_bytes + limit) >> 10),
+                },
+                logger=_log,
+            )
+        except KafkaException as error:
+            raise InvalidSettings(f"Kafka's client refuses its settings: {error.args[0].str()}") from error
+        made.append(producer)
+        return producer
+
+    def _queue(self, producer: Producer, values: Sequence[bytes], batch: _Batch, deadline: float) -> bool:
+        """Give all values to the client, waiting for room; False where that fails half-way."""
+        piece = max(1, min(_PIECE, len(values) * _PIECE_BYTES // max(1, batch.bytes)))
+        for start in range(0, len(values), piece):
+            self._serve(producer, 0)
+            if batch.errors:
+                return False  # nothing is to be sent behind what is missing
+            waiting = batch.records(start, values[start : start + piece])
+            while True:
+                taken = producer.produce_batch(self._place.topic, waiting, self._place.partition)
+                if taken == len(waiting):
+                    break
+                # Where one finds no room, none behind it is taken; any other error is the producer's end, or leaves a hole.
+                waiting = waiting[taken:]
+                if any(each.pop("_error", None) != KafkaError._QUEUE_FULL for each in waiting):
+                    return False
+                if self._stopped(producer) or time.monotonic() >= deadline:
+                    return False
+                self._serve(producer, _ROOM_PAUSE)
+        return not self._stopped(producer)
+
+    def _wait(self, producer: Producer, batch: _Batch, deadline: float) -> bool:
+        """Wait for all acknowledgements; False at the deadline, and at the first error: nothing behind it is acknowledged.
+
+        One of those who wait serves the client for all.
+        """
+        while not batch.done:
+            left = deadline - time.monotonic()
+            if left <= 0 or batch.errors or self._stopped(producer):
+                return batch.done
+            if self._polling.acquire(blocking=False):
+                try:
+                    # Whoever serves does so until its own batch is done: handing over costs more than a poll.
+                    while self._waits(producer, batch, deadline):
+                        self._poll(producer, min(_POLL, left))
+                finally:
+                    self._polling.release()
+                    self._notify()
+            else:
+                with self._changed:
+                    self._changed.wait_for(lambda: batch.done or not self._polling.locked(), min(_POLL, left))
+        return True
+
+    def _serve(self, producer: Producer, seconds: float) -> None:
+        """Have the client hand out its reports, waiting for one; or wait for room beside somebody who has it do so."""
+        if self._polling.acquire(blocking=False):
+            try:
+                self._poll(producer, seconds)
+            finally:
+                self._polling.release()
+                self._notify()
+        elif seconds:
+            time.sleep(seconds)
+
+    def _poll(self, producer: Producer, seconds: float) -> int:
+        """Have the client hand out its reports, waiting for one; how many there were, or -1: it has stopped for good.
+
+        The caller holds `_polling`.
+        """
+        try:
+            return int(producer.poll(seconds))
+        except KafkaException:  # each value's own report says why, and is still to come
+            self._doomed = producer
+            return -1
+
+    def _waits(self, producer: Producer, batch: _Batch, deadline: float) -> bool:
+        return not (batch.done or batch.errors or self._stopped(producer)) and time.monotonic() < deadline
+
+    def _stopped(self, producer: Producer) -> bool:
+        return self._doomed is producer
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _give_up(self, producer: Producer) -> None:
+        """Send nothing more through a producer. The caller holds `_order`, so nothing is being queued."""
+        self._doomed = producer
+        if self._producer is producer:
+            self._producer = None
+        producer.purge()  # the queue first, then what is in flight: what the brokers got is a prefix
+        until = time.monotonic() + _LAST_REPORTS
+        with self._polling:  # who has it stops serving a producer that is doomed
+            # What stopped it may be known before the reports of the values that are at fault.
+            while len(producer) and time.monotonic() < until:
+                self._poll(producer, _ROOM_PAUSE)
+        self._notify()
+
+    def _all_places(self, values: Sequence[bytes], asked: list[int], places: list[int]) -> Sequence[int]:
+        """The offset of each value, given those of some. Raises LogUnavailable where one cannot be looked up."""
+        if places[-1] - places[0] == len(values) - 1:
+            return range(places[0], places[-1] + 1)
+        self._beside = True
+        found = places[:1]
+        for (first, last), (low, high) in zip(pairwise(asked), pairwise(places), strict=True):
+            if high - low == last - first:
+                found += range(low + 1, high + 1)
+            else:
+                found += self._looked_up(values[first + 1 : last], low + 1, high)
+                found.append(high)
+        return found
+
+    def _looked_up(self, values: Sequence[bytes], start: int, stop: int) -> list[int]:
+        """The offsets of `values`, which the topic has in this order in a range of offsets, between records of others.
+
+        Of several records with the same bytes the first ones are taken for ours.
+        """
+        found: list[int] = []
+        try:
+            for offset, value in self._read(start, stop):
+                if len(found) < len(values) and value == values[len(found)]:
+                    found.append(offset)
+        except MillraceError as error:
+            raise self._places_lost(start, stop) from error
+        if len(found) < len(values):
+            raise self._places_lost(start, stop)
+        return found
+
+    def _places_lost(self, start: int, stop: int) -> LogUnavailable:
+        return LogUnavailable(
+            f"an append to {self._place} is in the log, beside records of somebody else, and which of the offsets {start} to"
+            f" {stop - 1} are its own cannot be read back: ask the log by the producer's sequence"
+        )
+
+    def _failure(self, producer: Producer, batch: _Batch) -> MillraceError:
+        error = next((each for each in batch.errors if each.code() not in _FOLLOWS), None)
+        if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            return EntryTooLarge(
+                f"topic {self._place.topic} takes no batch of this size: raise its max.message.bytes, or lower max_entry_bytes"
+            )
+        unknown = error is not None and error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+        if unknown and not self._exists():
+            return ChannelNotFound(f"there is no {self._place} any more: create its channel first")
+        if error is not None and error.code() in _REFUSED:
+            return InvalidSettings(f"the brokers refuse an append to {self._place}: {error.str()}")
+        if error is not None:
+            reason = f"Kafka says: {error.str()}"
+        elif self._fatal is not None and self._fatal[0] is producer:
+            reason = f"Kafka says: {self._fatal[1].str()}"
+        elif batch.done and not batch.errors:
+            reason = "the brokers no longer know the place of what they have"
+        else:
+            reason = f"no answer within {self._settings.deadline:.0f} s"
+        return LogUnavailable(
+            f"an append to {self._place} was not acknowledged ({reason}): of what was on its way a prefix may be in the"
+            " log; append it again, with the producer's sequence"
+        )

@@ -1,0 +1,231 @@
+"""The reading side of one Pulsar topic: readers that go on where the last read of a position stopped, without a gap.
+
+A reader of Pulsar moves on silently where entries are missing. Here every message is held against the one before: the next
+index of the batch, or the next entry of the ledger. Where the ledger changes, or a reader does not start where it was asked
+to, :class:`Continuity` decides by the topic's ledgers whether something was skipped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pulsar
+import pyarrow as pa
+
+from millrace.base.errors import LogCorrupted, LogUnavailable
+from millrace.log.pulsar.settings import PulsarSettings
+from millrace.log.pulsar.writer import BATCH_BITS, BATCH_MASK, typed
+from millrace.message.ids import LogId
+from millrace.message.log_entries import ENTRY_BYTES, ENTRY_SCHEMA, LogEntries
+from millrace.rpc.pipeline import as_values
+
+_IDLE_READERS: Final = 8
+_SLICE: Final = 0.2
+"""How long a waiting reader sleeps before it looks whether truncation passed it, in seconds."""
+QUEUE: Final = (16, 1000)
+"""Fewest and most messages that a reader fetches ahead."""
+
+
+class Continuity(Protocol):
+    """What a reader asks of its log."""
+
+    def check_start(self, position: LogId) -> None:
+        """Raises PositionTruncated where `position` lies before the log's beginning, as the brokers have it now."""
+        ...
+
+    def check_jump(self, behind: LogId, found: LogId) -> None:
+        """Raises where the log holds, or held, an entry between position `behind` and entry `found` of another ledger."""
+        ...
+
+    def check_alive(self, position: LogId) -> None:
+        """Raises LogUnavailable where the handle is closed, PositionTruncated where this process truncated beyond."""
+        ...
+
+    def message_bytes(self) -> float:
+        """Mean size of a message, as far as it is known."""
+        ...
+
+
+class Cursor:
+    """A reader with what it has fetched. Used by one thread at a time."""
+
+    def __init__(
+        self, client: Any, settings: PulsarSettings, topic: str, position: LogId, continuity: Continuity
+    ) -> None:
+        self._topic = topic
+        self._continuity = continuity
+        self._timeout = settings.operation_timeout
+        self.position = position
+        """What the next read of this cursor begins with."""
+        self._held: Any = None
+        continuity.check_start(position)
+        entry = max(0, position.entry >> BATCH_BITS)
+        # Everything before this was seen, or lies before where reading began.
+        self._ledger, self._entry = position.ledger, entry << BATCH_BITS
+        self.queue = int(min(max(settings.prefetch_bytes / continuity.message_bytes(), QUEUE[0]), QUEUE[1]))
+        start = pulsar.MessageId(-1, position.ledger, entry, -1) if position.ledger else pulsar.MessageId.earliest
+        try:
+            self._reader = client.create_reader(
+                settings.topic_url(topic), start, receiver_queue_size=self.queue, start_message_id_inclusive=True
+            )
+        except pulsar.PulsarException as error:
+            raise typed(error, topic, "opening a reader") from error
+        self._next = self._reader._reader.read_next  # without the wrapper's message: a third of the cost a message
+
+    def run(self, *, end: LogId | None, max_bytes: int, timeout: float) -> LogEntries:
+        """Entries from :attr:`position` on; see :meth:`millrace.log.protocol.Log.read`."""
+        ledgers: list[int] = []
+        entries: list[int] = []
+        stamps: list[int] = []
+        values: list[bytes] = []
+        size, until, wait = 0, time.monotonic() + timeout, timeout > 0
+        next_message, none = self._next, pulsar.Timeout
+        position = self.position
+        while size < max_bytes or not values:
+            if self._held is not None:
+                message, self._held = self._held, None
+            else:
+                try:
+                    message = next_message(0)
+                except none:
+                    message = self._awaited(until if wait and not values else 0.0)
+                    if message is None:
+                        break
+                except pulsar.PulsarException as error:
+                    raise typed(error, self._topic, "a read") from error
+            given = message.message_id()
+            ledger = given.ledger_id()
+            entry = given.entry_id() << BATCH_BITS | max(0, given.batch_index())
+            # The next one of a batch, as nearly all are, costs two comparisons.
+            if entry == self._entry and ledger == self._ledger:
+                self._entry = entry + 1
+            elif not self._follows(LogId(ledger, entry)):
+                continue  # seen before: the client repeats some after it connected again
+            if not values and (ledger, entry) < position:
+                continue  # the part of a batch that lies before the position
+            if end is not None and (ledger, entry) >= end:
+                self._hold(ledger, entry, message)
+                break
+            value = message.data()
+            counted = len(value) + ENTRY_BYTES
+            if values and size + counted > max_bytes:
+                self._hold(ledger, entry, message)
+                break
+            size += counted
+            ledgers.append(ledger)
+            entries.append(entry)
+            stamps.append(message.publish_timestamp())
+            values.append(value)
+        if values:
+            self.position = LogId(ledgers[-1], entries[-1] + 1)
+        columns = [_int64(column) for column in (ledgers, entries, stamps)]
+        return LogEntries(pa.RecordBatch.from_arrays([*columns, as_values(values)], schema=ENTRY_SCHEMA), self.position)
+
+    def _hold(self, ledger: int, entry: int, message: Any) -> None:
+        """Keep a message for the next run, as if it had not been seen."""
+        self._held, self._ledger, self._entry = message, ledger, entry
+
+    def _follows(self, found: LogId) -> bool:
+        """Whether `found` is new, and what comes next. Raises where something was skipped."""
+        behind = LogId(self._ledger, self._entry)
+        if found < behind:
+            return False
+        if found != behind:
+            same_ledger = found.ledger == behind.ledger
+            batch_end = same_ledger and found.entry == ((behind.entry >> BATCH_BITS) + 1) << BATCH_BITS
+            if not (batch_end and behind.entry & BATCH_MASK):
+                if same_ledger:
+                    raise LogCorrupted(
+                        f"{self._topic} goes on at {found} behind {behind}: the broker lost entries in between, or they "
+                        "are of Pulsar's transactions (docs/pulsar.md). Restore the ledger, or read from a later position"
+                    )
+                self._continuity.check_jump(behind, found)
+        self._ledger, self._entry = found.ledger, found.entry + 1
+        return True
+
+    def _awaited(self, until: float) -> Any:
+        """The next message; None where there is none now, nor comes one before `until` (monotonic; 0: does not wait)."""
+        try:
+            while until:
+                self._continuity.check_alive(self.position)
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                try:
+                    return self._next(max(1, int(min(left, _SLICE) * 1000)))
+                except pulsar.Timeout:
+                    continue
+            if not self._reader.has_message_available():
+                return None
+            deadline = time.monotonic() + self._timeout
+            while time.monotonic() < deadline:
+                self._continuity.check_alive(self.position)
+                try:
+                    return self._next(int(_SLICE * 1000))
+                except pulsar.Timeout:
+                    continue
+        except pulsar.PulsarException as error:
+            raise typed(error, self._topic, "a read") from error
+        raise LogUnavailable(f"the broker has more of {self._topic}, and sent none within {self._timeout:.0f} s")
+
+    def close(self) -> None:
+        """Release the reader."""
+        try:
+            self._reader.close()
+        except (pulsar.PulsarException, ValueError):
+            pass  # its connection is gone, or its client's shutdown was quicker
+
+
+def _int64(values: list[int]) -> pa.Array:
+    data = np.array(values, dtype=np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(data)])
+
+
+class Cursors:
+    """The idle cursors of a log, by position: a read that goes on where another stopped keeps what was fetched ahead."""
+
+    def __init__(self, opened: Callable[[LogId], Cursor]) -> None:
+        self._opened = opened
+        self._idle: OrderedDict[int, Cursor] = OrderedDict()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def take(self, position: LogId) -> Cursor:
+        """A cursor that stands at `position`, for this caller alone."""
+        with self._lock:
+            for key, cursor in reversed(self._idle.items()):
+                if cursor.position == position:
+                    return self._idle.pop(key)
+        return self._opened(position)
+
+    def give(self, cursor: Cursor) -> None:
+        """Give a cursor back that goes on working."""
+        with self._lock:
+            if self._closed:
+                doomed: Cursor | None = cursor
+            else:
+                self._idle[id(cursor)] = cursor
+                doomed = self._idle.popitem(last=False)[1] if len(self._idle) > _IDLE_READERS else None
+        if doomed is not None:
+            doomed.close()
+
+    def drop_before(self, position: LogId) -> None:
+        """Close the idle cursors that stand before `position`."""
+        with self._lock:
+            doomed = [self._idle.pop(key) for key, cursor in list(self._idle.items()) if cursor.position < position]
+        for cursor in doomed:
+            cursor.close()
+
+    def close(self) -> None:
+        """Close all idle cursors, and those that are given back from now on."""
+        with self._lock:
+            self._closed = True
+            doomed = list(self._idle.values())
+            self._idle.clear()
+        for cursor in doomed:
+            cursor.close()

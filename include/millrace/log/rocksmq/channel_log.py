@@ -1,0 +1,495 @@
+"""One channel's log over its segment files: appends, reads of what is durable, truncation, retention, verification.
+
+Nothing is visible to readers, nor indexed, before it is synced. A batch is framed outside the lock; the leader of a group
+(millrace.log.rocksmq.group_commit) gives it its ids and its place. Ids are ``max(last + 1, now_ms << 18)`` and then consecutive,
+so they never go back, whatever the clock does; an entry's append stamp is ``id >> 18``.
+
+A reader holds a segment pinned while it copies from it: truncation hands a file on only once nobody reads it any more.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument, LogCorrupted, LogUnavailable, PositionTruncated
+from millrace.log.rocksmq.disk import Buffer, Disk, unavailable_on_failure
+from millrace.log.rocksmq.group_commit import GroupCommit, NoRoom, NotNumbered, PendingAppend
+from millrace.log.rocksmq.id_allocator import IdAllocator
+from millrace.log.rocksmq.index import Pointer, PointerIndex
+from millrace.log.rocksmq.manifest import Manifest, keep_reserve
+from millrace.log.rocksmq.reader import Run, SegmentRange, empty_batch, read_run
+from millrace.log.rocksmq.recent import RecentBatches, run_of
+from millrace.log.rocksmq.record import frame
+from millrace.log.rocksmq.recovery import rebuild_index, recover
+from millrace.log.rocksmq.segment import Segment, SegmentFiles, opening_record, walk
+from millrace.log.rocksmq.settings import RocksMQSettings
+from millrace.message.ids import LOGICAL_BITS, LogId
+from millrace.message.log_entries import LogDescription, LogEntries, VerifyReport
+
+_SPARSE_BYTES: Final = 64 << 10
+_POINTERS_PENDING: Final = 256
+_CURSORS: Final = 64
+
+
+class ChannelLog:
+    """The open log of one channel; one object a process. Thread-safe."""
+
+    def __init__(
+        self,
+        directory: Path,
+        index: PointerIndex,
+        disk: Disk,
+        *,
+        settings: RocksMQSettings,
+        now_ms: Callable[[], int],
+        id_allocator: IdAllocator | None = None,
+        look: Callable[[], None] | None = None,
+    ) -> None:
+        """Recover the channel in `directory`; with `look`, which is called at each step, it is only read, and left as it is.
+
+        Raises LogCorrupted, UnsupportedVersion.
+        """
+        manifest = Manifest.load(directory)
+        if look is None:
+            keep_reserve(directory)
+        self._look = look
+        self._directory = directory
+        self._files = SegmentFiles(
+            directory,
+            disk,
+            segment_bytes=settings.segment_bytes,
+            spare_files=settings.spare_files if look is None else sys.maxsize,
+        )
+        self._segments = recover(manifest, self._files, index, disk, settle=look is None)
+        if look is None:
+            rebuild_index(manifest, self._segments, index)
+        self._manifest = manifest
+        self._channel = manifest.channel
+        self._index = index
+        self._disk = disk
+        self._settings = settings
+        self._now_ms = now_ms
+        self._ids = id_allocator
+        self._last = max(manifest.floor, self._segments[-1].last if self._segments else -1)
+        self._next_number = self._segments[-1].number + 1 if self._segments else manifest.first_segment
+        self._lock = threading.Lock()
+        self._grown = threading.Condition(self._lock)
+        self._truncating = threading.Lock()
+        self._commit = GroupCommit(
+            self._lock, name=self._channel, group_bytes=settings.group_bytes, commit=self._commit_group
+        )
+        self._closed = False
+        self._fd = -1  # of the active segment, the last one; -1: none, the next append makes one
+        self._pending: list[Pointer] = []
+        self._indexing = True
+        self._cursors: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
+        self._recent = RecentBatches(settings.recent_bytes)
+
+    # Appending
+
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> range:
+        """Append `values` as one atomic batch; the entry numbers they got, once all are durable.
+
+        Raises EntryTooLarge and InvalidArgument (nothing is appended), LogUnavailable (the batch may be in the log).
+        """
+        if len(values) == 0:
+            return range(0)
+        framed = frame(values, max_entry_bytes=self._settings.max_entry_bytes)
+        base = self._commit.append(framed)
+        return range(base, base + framed.count)
+
+    def _first_id(self, count: int) -> int:
+        """The first of `count` entry numbers. Raises NotNumbered."""
+        if self._ids is None:
+            return max(self._last + 1, self._now_ms() << LOGICAL_BITS)
+        try:
+            begin, end = self._ids.alloc(count)
+            if begin <= self._last:
+                self._ids.update_id()
+                begin, end = self._ids.alloc(count)
+        except Exception as error:
+            raise NotNumbered(f"the id allocator failed ({error})") from error
+        if begin <= self._last or end - begin != count:
+            raise NotNumbered(
+                f"the id allocator gave the numbers {begin} to {end} for {count} entries behind {self._last}: it must begin"
+                " above what the folder holds"
+            )
+        return begin
+
+    def _commit_group(self, group: list[PendingAppend]) -> None:
+        """Give the group its ids and its place, write and sync it, show it. The lock is free while the disk works."""
+        size = sum(append.framed.size for append in group)
+        previous = self._segments[-1] if self._segments else None
+        rolls = self._fd < 0 or previous is None or previous.end + size > self._settings.segment_bytes
+        base = self._first_id(sum(append.framed.count for append in group))
+        for append in group:
+            append.base = base
+            base += append.framed.count
+        if previous is None or rolls:
+            number = self._next_number
+            segment = Segment(
+                number, self._manifest.salt(number), self._files.path(number), group[0].base, group[0].base - 1, 0
+            )
+        else:
+            segment = previous
+        self._lock.release()
+        try:
+            fd, pointers, end = self._write(group, segment, previous if rolls else None, size, rolls=rolls)
+        finally:
+            self._lock.acquire()
+        if rolls:
+            self._roll(fd, segment)
+        self._publish(group, segment, pointers, end)
+
+    def _write(
+        self, group: list[PendingAppend], segment: Segment, previous: Segment | None, size: int, *, rolls: bool
+    ) -> tuple[int, list[Pointer], int]:
+        buffers: list[Buffer] = []
+        start = offset = segment.end
+        if rolls:
+            opening = opening_record(self._channel, previous)
+            buffers += [opening.header(salt=segment.salt, base=segment.first, durable=0, offset=0), *opening.parts]
+            offset = opening.size
+        pointers = []
+        for append in group:
+            framed = append.framed
+            header = framed.header(salt=segment.salt, base=append.base, durable=start, offset=offset)
+            buffers += (header, *framed.parts)
+            pointers.append(Pointer(append.base, segment.salt, offset, framed.size, framed.count))
+            offset += framed.size
+        fd = self._make(segment.number, offset) if rolls else self._fd
+        try:
+            self._disk.write(fd, buffers, start)
+            self._disk.sync(fd)
+        except BaseException:
+            if rolls:
+                os.close(fd)
+            raise
+        return fd, pointers, offset
+
+    def _make(self, number: int, size: int) -> int:
+        try:
+            return self._files.make(number, size)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise NoRoom(error.errno, f"no room for a new segment file ({error})") from error
+            raise
+
+    def _roll(self, fd: int, segment: Segment) -> None:
+        self._flush_pointers()
+        self._retire()
+        self._fd = fd
+        self._segments.append(segment)
+        self._next_number = segment.number + 1
+
+    def _retire(self) -> None:
+        """The active segment takes no more: readers find its records through the pointer index from now on."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._segments[-1].bases, self._segments[-1].offsets = [], []
+
+    def _publish(self, group: list[PendingAppend], segment: Segment, pointers: list[Pointer], end: int) -> None:
+        for pointer in pointers:
+            if not segment.offsets or pointer.offset - segment.offsets[-1] >= _SPARSE_BYTES:
+                segment.bases.append(pointer.base)
+                segment.offsets.append(pointer.offset)
+        segment.end = end
+        for append in group:
+            framed = append.framed
+            self._recent.add(behind=self._last, base=append.base, values=framed.values, bytes=framed.body)
+            self._last = append.base + framed.count - 1
+            append.done = True
+        segment.last = self._last
+        self._grown.notify_all()
+        self._pending += pointers
+        if len(self._pending) >= _POINTERS_PENDING:
+            self._flush_pointers()
+
+    def _flush_pointers(self) -> None:
+        """Hand gathered pointers to RocksDB. If it takes no more, readers walk, and the next open rebuilds it."""
+        pending, self._pending = self._pending, []
+        if pending and self._indexing:
+            try:
+                self._index.put(
+                    self._channel, self._manifest.incarnation, pending, pending[-1].base + pending[-1].entries
+                )
+            except Exception:
+                self._indexing = False
+
+    # Reading
+
+    def read(self, position: LogId, *, end: LogId | None, max_bytes: int, timeout: float) -> LogEntries:
+        """See :meth:`millrace.log.protocol.Log.read`. Raises LogCorrupted where a stored record does not verify."""
+        limit = None if end is None else _entry(end)
+        run = self._read_segment(_entry(position), limit, max_bytes, timeout)
+        batches, size = [run.batch], run.bytes
+        # A short run at a file's end (each restart begins a file) is filled up from the next: that copies little.
+        while batches[0].num_rows and size < max_bytes // 4 and run.following <= self._last:
+            try:
+                more = self._read_segment(run.following, limit, max_bytes - size, 0.0)
+            except (LogCorrupted, PositionTruncated, LogUnavailable):
+                break  # whoever asks for it is told
+            if not more.batch.num_rows or size + more.bytes > max_bytes:
+                break
+            run = more
+            batches.append(run.batch)
+            size += run.bytes
+        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return LogEntries(batch, LogId(0, run.following))
+
+    def _read_segment(self, start: int, limit: int | None, max_bytes: int, timeout: float) -> Run:
+        """What `read` promises, but never across the end of a file."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            self._check_readable(start)
+            while start > self._last:
+                left = deadline - time.monotonic()
+                if left <= 0 or (limit is not None and limit <= start):
+                    return Run(empty_batch(), start, None, 0)
+                self._grown.wait(left)
+                self._check_readable(start)
+            recent = self._recent.behind(start, limit, max_bytes)
+            if not recent:
+                segment = self._segments[bisect_left(self._segments, start, key=lambda candidate: candidate.last)]
+                if limit is not None and limit <= max(start, segment.first):
+                    return Run(empty_batch(), max(start, limit), None, 0)
+                stop = self._stop(segment, limit)
+                offset, hint = self._place(segment, start)
+                segment.pins += 1
+        if recent:
+            return run_of(recent, start=start, limit=limit, max_bytes=max_bytes)
+        try:
+            with unavailable_on_failure(f"reading {self._channel!r}"), _opened(segment.path) as fd:
+                if offset is None:
+                    offset = self._locate(fd, segment, start, hint)
+                if limit is not None and offset >= stop:
+                    return Run(empty_batch(), max(start, limit), None, 0)
+                place = SegmentRange(str(segment.path), segment.salt, offset, stop)
+                run = read_run(fd, place, position=start, limit=limit, max_bytes=max_bytes)
+        finally:
+            with self._lock:
+                self._unpin(segment)
+        if run.offset is not None:  # a tailing reader finds the next record there, even one that is not written yet
+            with self._lock:
+                self._cursors[run.following] = (segment, run.offset)
+                if len(self._cursors) > _CURSORS:
+                    self._cursors.popitem(last=False)
+        return run
+
+    def _check_readable(self, start: int) -> None:
+        self._check_open()
+        if start < self._manifest.begin:
+            raise PositionTruncated(
+                f"position 0:{start} of {self._channel!r} was truncated: the earliest is 0:{self._manifest.begin}",
+                earliest=(0, self._manifest.begin),
+            )
+
+    def _stop(self, segment: Segment, limit: int | None) -> int:
+        """Where reading ends at the latest: the durable end, or the first indexed record of the active segment >= `limit`."""
+        if limit is not None:
+            at = bisect_left(segment.bases, limit)
+            if at < len(segment.bases):
+                return segment.offsets[at]
+        return segment.end
+
+    def _place(self, segment: Segment, entry: int) -> tuple[int | None, int]:
+        """The offset of the record of `entry` where a reader just came from there; else one to walk from (-1: unknown)."""
+        cursor = self._cursors.pop(entry, None)
+        if cursor is not None and cursor[0] is segment:
+            return cursor[1], 0
+        at = bisect_right(segment.bases, entry) - 1
+        return None, segment.offsets[at] if at >= 0 else -1
+
+    def _locate(self, fd: int, segment: Segment, entry: int, hint: int) -> int:
+        """Offset of the record that holds the first entry >= `entry`."""
+        if hint < 0:
+            hint = self._pointer(segment, entry)
+        reached = hint
+        for offset, header in walk(fd, segment.salt, hint, segment.end, payloads=False):
+            if header.entries and header.last >= entry:
+                return offset
+            reached = offset + header.size
+        raise LogCorrupted(
+            f"{segment.path}: the record at offset {reached} has no valid header: restore the file from a copy"
+        )
+
+    def _pointer(self, segment: Segment, entry: int) -> int:
+        try:
+            pointer = self._index.at_or_before(self._channel, entry)
+        except Exception:  # an index that fails costs a longer walk, never an answer
+            return 0
+        return pointer.offset if pointer is not None and pointer.salt == segment.salt else 0
+
+    def _unpin(self, segment: Segment) -> None:
+        segment.pins -= 1
+        if segment.dropped and not segment.pins:
+            self._files.recycle(segment.number)
+
+    # Giving up, checking, closing
+
+    def truncate(self, position: LogId) -> int:
+        """Give up everything before `position`; bytes of the files that went. Raises InvalidArgument beyond the end."""
+        entry = _entry(position)
+        with self._truncating:
+            with self._lock:
+                self._check_open()
+                if entry > self._last + 1:
+                    raise InvalidArgument(f"cannot truncate at 0:{entry}: the log ends at 0:{self._last + 1}")
+                if entry <= self._manifest.begin:
+                    return 0
+                kept = bisect_left(self._segments, entry, key=lambda candidate: candidate.last)
+                if kept == len(self._segments) and self._fd >= 0:
+                    kept -= 1  # the active segment stays; it is given up once it is closed
+                first = self._segments[kept].number if kept < len(self._segments) else self._next_number
+                manifest = replace(self._manifest, begin=entry, floor=self._last, first_segment=first)
+            # The beginning is durable before any file behind it goes: a crash in between leaves files too many, not too few.
+            with unavailable_on_failure(f"truncating {self._channel!r}"):
+                manifest.store(self._directory, self._disk)
+            with self._lock:
+                self._manifest = manifest
+                doomed, self._segments = self._segments[:kept], self._segments[kept:]
+                for segment in doomed:
+                    segment.dropped = True
+                idle = [segment.number for segment in doomed if not segment.pins]
+                self._grown.notify_all()
+            for number in idle:
+                self._files.recycle(number)
+            keep_reserve(self._directory)
+            self._mirror_begin(entry, doomed[-1].last + 1 if doomed else 0)
+        return sum(segment.end for segment in doomed)
+
+    def _mirror_begin(self, begin: int, drop_below: int) -> None:
+        try:
+            self._index.set_begin(self._channel, begin, drop_below=drop_below)
+        except Exception:  # the manifest has it; pointers of files that are gone count for nothing
+            with self._lock:
+                self._indexing = False
+
+    def enforce_retention(
+        self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
+    ) -> int:
+        """Give up whole files above the retention, never past `allowed` (what the checkpoint needs no more); bytes freed.
+
+        `retention_bytes` and `retention_ms` stand in for the settings of these names.
+        """
+        settings = self._settings
+        most = settings.retention_bytes if retention_bytes is None else retention_bytes
+        longest = settings.retention_ms if retention_ms is None else retention_ms
+        with self._lock:
+            self._check_open()
+            target = self._manifest.begin
+            kept = sum(segment.end for segment in self._segments)
+            oldest = self._now_ms() - longest
+            for segment in self._segments[: -1 if self._fd >= 0 else None]:
+                above = most and kept > most
+                old = longest and segment.last >> LOGICAL_BITS < oldest
+                if not (above or old):
+                    break
+                target = segment.last + 1
+                kept -= segment.end
+        return self.truncate(LogId(0, min(target, _entry(allowed))))
+
+    def describe(self) -> LogDescription:
+        with self._lock:
+            self._check_open()
+            kept = sum(segment.end for segment in self._segments)
+            return LogDescription(LogId(0, self._manifest.begin), LogId(0, self._last + 1), kept)
+
+    def verify(self) -> VerifyReport:
+        """Read everything and check each checksum."""
+        records = entries = size = 0
+        first_bad: LogId | None = None
+        detail = "every checksum holds"
+        for segment, stop in self._pinned():
+            offset, following = 0, segment.first
+            with _opened(segment.path) as fd:
+                for offset, header in walk(fd, segment.salt, 0, stop, payloads=True):
+                    records += 1 if header.entries else 0
+                    entries += header.entries
+                    size += header.size
+                    offset, following = offset + header.size, header.last + 1
+            if offset != stop and first_bad is None:
+                first_bad = LogId(0, following)
+                detail = f"{segment.path}: the record at offset {offset} fails its checksum"
+        return VerifyReport(records, entries, size, first_bad, detail)
+
+    def _pinned(self) -> Iterator[tuple[Segment, int]]:
+        with self._lock:
+            self._check_open()
+            snapshot = [(segment, segment.end) for segment in self._segments]
+        for segment, stop in snapshot:
+            with self._lock:
+                self._check_open()
+                if segment.dropped:
+                    continue
+                segment.pins += 1
+            try:
+                yield segment, stop
+            finally:
+                with self._lock:
+                    self._unpin(segment)
+
+    def reopen(self) -> None:
+        """Take appends again after a failed write: what was never acknowledged is cut. Raises LogUnavailable."""
+        with self._lock:
+            self._check_open()
+            if self._commit.failure is None:
+                return
+            with unavailable_on_failure(f"reopening {self._channel!r}"):
+                self._flush_pointers()
+                active = self._segments[-1] if self._fd >= 0 else None
+                self._retire()
+                if active is not None:
+                    self._files.cut(active.number, active.end)
+                self._files.remove(self._next_number)
+            self._commit.resume()
+
+    def close(self) -> None:
+        """Finish the append under way, wake readers, trim the active file. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._commit.close()
+            self._grown.notify_all()
+            self._flush_pointers()
+            active = self._segments[-1] if self._fd >= 0 else None
+            self._retire()
+            if active is not None and self._commit.failure is None:
+                self._files.cut(active.number, active.end)
+
+    def _check_open(self) -> None:
+        if self._look is not None:
+            self._look()
+        if self._closed:
+            raise LogUnavailable(f"the log of {self._channel!r} is closed: open it again")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _entry(position: LogId) -> int:
+    ledger, entry = position
+    if ledger != 0 or not 0 <= entry < 1 << 63:
+        raise InvalidArgument(f"{ledger}:{entry} is no position of this log: its ledger is 0")
+    return entry

@@ -1,0 +1,127 @@
+"""Group commit: appends of several threads become one write and one sync.
+
+Whoever finds nobody writing becomes the leader, takes what has gathered and commits it; the others wait for their batch,
+and one of them leads the next group. Alone, an append waits for nobody. An error that leaves the medium in an unknown
+state stops the log for appends (fail-stop) until it is reopened: a failed sync is never retried as if it were fine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from millrace.base.errors import LogUnavailable
+from millrace.log.rocksmq.record import Framed
+
+
+class NoRoom(OSError):
+    """The disk is full, and nothing was written: the log stays as it was."""
+
+
+class NotNumbered(Exception):
+    """There are no ids for a group, and nothing was written: the log stays as it was."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingAppend:
+    """A framed batch on its way; ``base`` is its first id once it is ``done`` without an ``error``."""
+
+    framed: Framed
+    base: int = -1
+    done: bool = False
+    error: BaseException | None = None
+
+
+class GroupCommit:
+    """The queue of one log's appends.
+
+    `commit(group)` is called with `lock` held by the leader, may free it in between, and returns once every append of the
+    group is durable and published; it raises otherwise.
+    """
+
+    def __init__(
+        self, lock: threading.Lock, *, name: str, group_bytes: int, commit: Callable[[list[PendingAppend]], None]
+    ) -> None:
+        self._lock = lock
+        self._written = threading.Condition(lock)
+        self._name = name
+        self._group_bytes = group_bytes
+        self._commit = commit
+        self._queue: list[PendingAppend] = []
+        self._leading = False
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What stopped the log."""
+        return self._failure
+
+    def append(self, framed: Framed) -> int:
+        """Commit a batch; its first id, once it is durable. Raises LogUnavailable."""
+        mine = PendingAppend(framed)
+        with self._lock:
+            self._check()
+            self._queue.append(mine)
+            while not mine.done:
+                if self._leading:
+                    self._written.wait()
+                else:
+                    self._lead()
+        if mine.error is not None:
+            raise LogUnavailable(f"an append to {self._name!r} failed: {mine.error}") from mine.error
+        return mine.base
+
+    def resume(self) -> None:
+        """Take appends again after a failure was repaired. Called with the lock held."""
+        self._failure = None
+
+    def close(self) -> None:
+        """Refuse appends from now on and wait for the one under way. Called with the lock held."""
+        self._closed = True
+        while self._leading:
+            self._written.wait()
+        self._fail(self._queue, LogUnavailable(f"the log of {self._name!r} was closed"))
+        self._queue = []
+        self._written.notify_all()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise LogUnavailable(f"the log of {self._name!r} is closed: open it again")
+        if self._failure is not None:
+            raise LogUnavailable(
+                f"the log of {self._name!r} stopped after a failed write ({self._failure}): reopen it"
+            ) from self._failure
+
+    def _lead(self) -> None:
+        group = self._take()
+        self._leading = True
+        try:
+            self._commit(group)
+        except (NoRoom, NotNumbered) as refused:
+            self._fail(group, refused)
+        except BaseException as failure:
+            self._failure = failure
+            self._fail(group + self._queue, failure)
+            self._queue = []
+            if not isinstance(failure, Exception):
+                raise
+        finally:
+            self._leading = False
+            self._written.notify_all()
+
+    def _take(self) -> list[PendingAppend]:
+        size = 0
+        for count, append in enumerate(self._queue):
+            size += append.framed.size
+            if count and size > self._group_bytes:
+                group, self._queue = self._queue[:count], self._queue[count:]
+                return group
+        group, self._queue = self._queue, []
+        return group
+
+    @staticmethod
+    def _fail(appends: list[PendingAppend], error: BaseException) -> None:
+        for append in appends:
+            append.error, append.done = error, True

@@ -1,0 +1,164 @@
+"""The record of a segment file: one atomic batch of entries behind a checksummed, stamped header.
+
+    header (48 bytes, little-endian)
+      u32  crc32c of the rest of the header, seeded with the record's offset in its file (a copy elsewhere is no record)
+      4s   magic "RMQ1"
+      u64  salt: the channel's incarnation and the segment's number, so that what a recycled file still holds of its
+           former life is never taken for live
+      u64  base: id of the first entry; the others follow consecutively
+      u64  durable: how far this file was known to be synced before this record was written. It proves, should a record
+           before that offset be found broken, that the break is damage and not a torn tail
+      u64  body: bytes of all values together
+      u32  count of entries; 0 marks the record that opens a segment (its body is JSON, see millrace.log.rocksmq.segment)
+      u32  crc32c of lengths and values
+    u32 length of each entry
+    values, back to back
+
+The header is checked on its own, so that no length is believed before its checksum. Entries cost no Python each beyond
+``len`` and ``join``; an Arrow array's data buffer goes to the file as it is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+from millrace.base.errors import EntryTooLarge, InvalidArgument
+from millrace.log.rocksmq.disk import Buffer
+
+MAGIC: Final = b"RMQ1"
+HEADER_BYTES: Final = 48
+LENGTH_BYTES: Final = 4
+
+_HEADER: Final = struct.Struct("<I4sQQQQII")
+_UNCHECKED: Final = struct.Struct("<4sQQQQII")
+_LENGTH: Final = struct.Struct("<I")
+_SEED_MASK: Final = 0xFFFFFFFF
+
+_MAX_COUNT: Final = (1 << 32) - 1
+_JOIN_BELOW: Final = 4096
+"""Mean value size from which values are written as vectors of their own: joining them would cost a copy."""
+_MAX_VECTORS: Final = 256
+
+
+class Header(NamedTuple):
+    """A record's header, checked."""
+
+    salt: int
+    base: int
+    durable: int
+    body: int
+    entries: int
+    payload_crc: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole record."""
+        return HEADER_BYTES + LENGTH_BYTES * self.entries + self.body
+
+    @property
+    def last(self) -> int:
+        """Id of the last entry (of an opening: base - 1)."""
+        return self.base + self.entries - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """A batch made ready outside any lock: only its place and id are missing."""
+
+    parts: tuple[Buffer, ...]
+    count: int
+    body: int
+    payload_crc: int
+    size: int
+    values: pa.LargeBinaryArray | None = None
+    """The batch itself, where it came as Arrow holds it."""
+
+    def header(self, *, salt: int, base: int, durable: int, offset: int) -> bytes:
+        """The header of this batch as a record at `offset`."""
+        rest = _UNCHECKED.pack(MAGIC, salt, base, durable, self.body, self.count, self.payload_crc)
+        return crc32c(rest, offset & _SEED_MASK).to_bytes(4, "little") + rest
+
+
+def pattern(salt: int) -> bytes:
+    """The bytes that every header of this salt has at its offset 4: what a search for records looks for."""
+    return MAGIC + salt.to_bytes(8, "little")
+
+
+def parse_header(data: Buffer, at: int, *, salt: int, offset: int) -> Header | None:
+    """The header at `at` of `data`, which stands at `offset` of its file; None where there is no live one."""
+    if len(data) - at < HEADER_BYTES:
+        return None
+    crc, magic, found, base, durable, body, count, payload_crc = _HEADER.unpack_from(data, at)
+    if (
+        magic != MAGIC
+        or found != salt
+        or crc32c(memoryview(data)[at + 4 : at + HEADER_BYTES], offset & _SEED_MASK) != crc
+    ):
+        return None
+    return Header(found, base, durable, body, count, payload_crc)
+
+
+def frame_opening(body: bytes) -> Framed:
+    """The record that opens a segment."""
+    return Framed((body,), 0, len(body), crc32c(body), HEADER_BYTES + len(body))
+
+
+def frame(values: Sequence[bytes] | pa.LargeBinaryArray, *, max_entry_bytes: int) -> Framed:
+    """Frame `values` (at least one). Raises EntryTooLarge; InvalidArgument for nulls and for what is not bytes."""
+    if isinstance(values, pa.LargeBinaryArray):
+        return _frame_array(values, max_entry_bytes)
+    if isinstance(values, bytes | bytearray | memoryview | str):
+        raise InvalidArgument("append takes a sequence of values, not one value: wrap it in a list")
+    count = len(values)
+    if count == 1:
+        value = values[0]
+        _check_lengths(1, len(value), max_entry_bytes)
+        lengths = _LENGTH.pack(len(value))
+        crc = crc32c(value, crc32c(lengths))
+        return Framed((lengths, value), 1, len(value), crc, HEADER_BYTES + LENGTH_BYTES + len(value))
+    sizes = np.fromiter(map(len, values), dtype=np.int64, count=count)
+    body = int(sizes.sum())
+    _check_lengths(count, int(sizes.max()), max_entry_bytes)
+    lengths = sizes.astype("<u4").tobytes()
+    parts: tuple[Buffer, ...]
+    if count <= _MAX_VECTORS and body >= _JOIN_BELOW * count:
+        parts = (lengths, *values)
+    else:
+        parts = (lengths, b"".join(values))
+    return _framed(parts, count, body)
+
+
+def _frame_array(values: pa.LargeBinaryArray, max_entry_bytes: int) -> Framed:
+    if values.null_count:
+        raise InvalidArgument("a log entry cannot be null")
+    count = len(values)
+    _, offset_buffer, data = values.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int64, count=count + 1, offset=8 * values.offset)
+    sizes = np.diff(offsets)
+    _check_lengths(count, int(sizes.max()), max_entry_bytes)
+    start, stop = int(offsets[0]), int(offsets[-1])
+    body = memoryview(data)[start:stop] if data is not None else memoryview(b"")
+    return _framed((sizes.astype("<u4").tobytes(), body), count, stop - start, values)
+
+
+def _framed(parts: tuple[Buffer, ...], count: int, body: int, values: pa.LargeBinaryArray | None = None) -> Framed:
+    crc = 0
+    for part in parts:
+        crc = crc32c(part, crc)
+    return Framed(parts, count, body, crc, HEADER_BYTES + LENGTH_BYTES * count + body, values)
+
+
+def _check_lengths(count: int, longest: int, max_entry_bytes: int) -> None:
+    if longest > max_entry_bytes:
+        raise EntryTooLarge(
+            f"an entry of {longest} bytes is above the log's limit of {max_entry_bytes}: split the batch"
+        )
+    if count > _MAX_COUNT:
+        raise EntryTooLarge(f"a batch frames at most {_MAX_COUNT} entries, not {count}")

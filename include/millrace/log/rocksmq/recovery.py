@@ -1,0 +1,151 @@
+"""Opening a channel's directory after whatever happened: what was acknowledged stands, a torn tail is cut, damage is named.
+
+Only the last segment is walked, from the last record that the pointer index knows; where a closed segment ends is written
+in the opening of the one behind it. At the first record that is not whole the log is cut, unless something proves that the
+broken region was acknowledged: a later record whose ``durable`` lies behind it, a pointer in the index, a later segment.
+Then it is LogCorrupted, and nothing is touched.
+
+The tail that no later record proves is written once more before it is synced: after a failed fsync the page cache can call
+clean what the medium never took. Then the file is cut at its end, and appends go on in a new segment with a salt of its
+own, so that no stale record behind the cut can come back to life.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from typing import Final
+
+from millrace.base.errors import LogCorrupted
+from millrace.log.rocksmq.disk import Disk
+from millrace.log.rocksmq.index import Pointer, PointerIndex
+from millrace.log.rocksmq.manifest import Manifest
+from millrace.log.rocksmq.segment import Opening, Segment, SegmentFiles, proven_durable, read_opening, walk
+
+_REWRITE: Final = 4 << 20
+_LAST_ID: Final = (1 << 63) - 1
+
+
+def recover(
+    manifest: Manifest, files: SegmentFiles, index: PointerIndex, disk: Disk, *, settle: bool = True
+) -> list[Segment]:
+    """The channel's segments, all closed, whole and durable, in order; without `settle` no file is changed. Raises LogCorrupted."""
+    channel = manifest.channel
+    numbers = files.numbers()
+    for number in [number for number in numbers if settle and number < manifest.first_segment]:
+        files.recycle(number)  # a truncation was interrupted behind its manifest
+    numbers = [number for number in numbers if number >= manifest.first_segment]
+    _check_present(manifest, numbers, files)
+    openings: dict[int, Opening] = {}
+    for number in numbers:
+        opening = _opening(manifest, number, files)
+        if opening is not None:
+            openings[number] = opening
+        elif number != numbers[-1] or _acknowledged(manifest, number, files, index):
+            raise LogCorrupted(f"{files.path(number)}: its opening is broken, although what follows was acknowledged")
+        elif settle:
+            files.remove(number)
+    numbers = [number for number in numbers if number in openings]
+    segments: list[Segment] = []
+    for number, following in pairwise(numbers):
+        segments.append(_closed(manifest, number, openings[number], openings[following], files))
+    if numbers:
+        tail = _tail(manifest, numbers[-1], openings[numbers[-1]], files, index, disk if settle else None)
+        if tail is not None:
+            segments.append(tail)
+    last = max(manifest.floor, segments[-1].last if segments else -1)
+    if index.end(channel, manifest.incarnation) > last + 1:
+        raise LogCorrupted(
+            f"channel {channel!r} ends at 0:{last}, but the index proves that later entries were acknowledged"
+        )
+    return segments
+
+
+def rebuild_index(manifest: Manifest, segments: list[Segment], index: PointerIndex) -> None:
+    """Add the pointers that the index lacks. A record that does not read is left to whoever reads it."""
+    known = index.end(manifest.channel, manifest.incarnation)
+    if not known:
+        index.drop_channel(manifest.channel)
+    for segment in segments:
+        if segment.last < known:
+            continue
+        pointer = index.at_or_before(manifest.channel, segment.last)
+        start = pointer.offset if pointer is not None and pointer.salt == segment.salt else 0
+        fd = os.open(segment.path, os.O_RDONLY)
+        try:
+            found = [
+                Pointer(header.base, segment.salt, offset, header.size, header.entries)
+                for offset, header in walk(fd, segment.salt, start, segment.end, payloads=False)
+                if header.entries
+            ]
+        finally:
+            os.close(fd)
+        index.put(manifest.channel, manifest.incarnation, found, segment.last + 1)
+
+
+def _check_present(manifest: Manifest, numbers: list[int], files: SegmentFiles) -> None:
+    expected = list(range(manifest.first_segment, manifest.first_segment + len(numbers)))
+    if numbers != expected:
+        missing = min(set(range(manifest.first_segment, numbers[-1])) - set(numbers))
+        raise LogCorrupted(f"{files.path(missing)} is missing: restore it")
+    if not numbers and manifest.begin <= manifest.floor:
+        raise LogCorrupted(f"{files.path(manifest.first_segment)} is missing: restore it")
+
+
+def _opening(manifest: Manifest, number: int, files: SegmentFiles) -> Opening | None:
+    fd = os.open(files.path(number), os.O_RDONLY)
+    try:
+        return read_opening(fd, manifest.salt(number), manifest.channel)
+    finally:
+        os.close(fd)
+
+
+def _acknowledged(manifest: Manifest, number: int, files: SegmentFiles, index: PointerIndex) -> bool:
+    """Whether anything proves that records of this segment were acknowledged."""
+    pointer = index.at_or_before(manifest.channel, _LAST_ID)
+    if pointer is not None and pointer.salt == manifest.salt(number):
+        return True
+    fd = os.open(files.path(number), os.O_RDONLY)
+    try:
+        return proven_durable(fd, manifest.salt(number), 0) > 0
+    finally:
+        os.close(fd)
+
+
+def _closed(manifest: Manifest, number: int, opening: Opening, following: Opening, files: SegmentFiles) -> Segment:
+    path = files.path(number)
+    if following.previous_segment != number or path.stat().st_size < following.previous_end:
+        raise LogCorrupted(f"{path} is shorter than the segment behind it says: restore it")
+    return Segment(number, manifest.salt(number), path, opening.first, following.previous_last, following.previous_end)
+
+
+def _tail(
+    manifest: Manifest, number: int, opening: Opening, files: SegmentFiles, index: PointerIndex, disk: Disk | None
+) -> Segment | None:
+    path, salt = files.path(number), manifest.salt(number)
+    fd = os.open(path, os.O_RDONLY if disk is None else os.O_RDWR)
+    try:
+        size = os.fstat(fd).st_size
+        pointer = index.at_or_before(manifest.channel, _LAST_ID)
+        acknowledged, start = 0, opening.size
+        if pointer is not None and pointer.salt == salt:
+            acknowledged, start = pointer.offset + pointer.size, pointer.offset
+        end, last, durable = start, -1, 0
+        for offset, header in walk(fd, salt, start, size, payloads=True):
+            end, last, durable = offset + header.size, header.last, header.durable
+        if end < acknowledged or proven_durable(fd, salt, end) > end:
+            raise LogCorrupted(
+                f"{path}: the record at offset {end} is broken, although what follows was acknowledged: restore the file"
+            )
+        if last < 0:  # not one whole batch: the file's first write was torn, and never acknowledged
+            if disk is not None:
+                files.remove(number)
+            return None
+        if disk is not None:
+            for at in range(durable, end, _REWRITE):
+                disk.write(fd, [os.pread(fd, min(_REWRITE, end - at), at)], at)
+            os.ftruncate(fd, end)
+            disk.sync(fd)
+        return Segment(number, salt, path, opening.first, last, end)
+    finally:
+        os.close(fd)

@@ -1,0 +1,371 @@
+"""RocksMQ: the embedded log, with the API of chapter 4 (A.4) in Python names.
+
+    <path>/index/                     RocksDB: keys -> pointers, unsynced, rebuilt from the files when behind or lost
+    <path>/channels/~<channel>/       manifest, segment files, spares
+    <path>/groups/~<group>/~<channel> a group's position, one synced write a change
+    <path>/clock.json                 what the stamps' clock believes, for the next process (millrace.log.rocksmq.stamp_clock)
+
+One process at a time holds a data folder (RocksDB's LOCK); others use it through its server. A consumer group's position is
+moved by :meth:`RocksMQ.consume` before it returns, durably, so a consumer that dies with messages in hand gets them again
+only by :meth:`RocksMQ.seek`, as in chapter 4. What RocksMQ has as defects upstream is settled here: acknowledged means
+synced, ids sort at every width, truncation frees whole files at once, and a truncated position is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from millrace.base.closing import Closing
+from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable
+from millrace.log.handle import LogHandle
+from millrace.log.rocksmq.channel_log import ChannelLog
+from millrace.log.rocksmq.disk import Disk, OsDisk, unavailable_on_failure
+from millrace.log.rocksmq.id_allocator import IdAllocator
+from millrace.log.rocksmq.index import IndexDamaged, PointerIndex
+from millrace.log.rocksmq.manifest import Manifest, PositionFile, file_name, name_of
+from millrace.log.rocksmq.settings import RocksMQSettings
+from millrace.log.rocksmq.stamp_clock import StampClock
+from millrace.message.ids import LOGICAL_BITS, LogId, LogIds
+from millrace.message.log_entries import VerifyReport
+
+CLOCK_FILE: Final = "clock.json"
+_CONSUME_BYTES = 4 << 20
+_NEW = "new-"
+_DROP = "drop-"
+
+
+class ConsumerMessage(NamedTuple):
+    """Chapter 4's ``ConsumerMessage``."""
+
+    message_id: int
+    payload: bytes
+
+
+class RocksMQLog(LogHandle[ChannelLog]):
+    """A handle on one channel (the Log protocol). Closing it leaves other handles of the channel open."""
+
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> LogIds:
+        """See :meth:`millrace.log.protocol.Log.append`."""
+        return LogIds(0, self._open().append(values))
+
+    def enforce_retention(
+        self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
+    ) -> int:
+        """Give up whole files above the retention, but nothing from `allowed` on; returns the bytes freed.
+
+        `retention_bytes` and `retention_ms` stand in for the settings of these names.
+        """
+        return self._open().enforce_retention(
+            allowed=allowed, retention_bytes=retention_bytes, retention_ms=retention_ms
+        )
+
+    def verify(self) -> VerifyReport:
+        """Scan every checksum of the channel."""
+        return self._open().verify()
+
+
+class RocksMQ(Closing):
+    """The logs of one data folder (the LogService protocol, and chapter 4's API). Thread-safe."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        settings: RocksMQSettings | None = None,
+        disk: Disk | None = None,
+        now_ms: Callable[[], int] | None = None,
+        clock: StampClock | None = None,
+        id_allocator: IdAllocator | None = None,
+    ) -> None:
+        """Open the data folder `path`, or make it; `id_allocator` numbers the entries of all channels, instead of each its own.
+
+        Stamps come from `clock` (default: the host's, judged), or as they are from `now_ms`. Raises LogBusy where another
+        process has it.
+        """
+        self._settings = settings or RocksMQSettings()
+        self._disk = disk or OsDisk()
+        self._id_allocator = id_allocator
+        self._path = Path(path).absolute()
+        self._channels = self._path / "channels"
+        self._groups = self._path / "groups"
+        for directory in (self._channels, self._groups):
+            directory.mkdir(parents=True, exist_ok=True)
+        self._index = PointerIndex(self._path / "index", lock_wait=self._settings.lock_wait)
+        for directory in (self._path, self._path.parent):
+            self._disk.sync_directory(directory)
+        if now_ms is None:
+            clock = clock or StampClock(self._path / CLOCK_FILE, leap_seconds=self._settings.clock_leap)
+            now_ms = clock.now_ms
+        self._clock = clock
+        self._now_ms = now_ms
+        self._lock = threading.RLock()
+        self._cores: dict[str, ChannelLog] = {}
+        self._positions: dict[tuple[str, str], PositionFile] = {}
+        self._closed = False
+        self._finish_drops()
+
+    @property
+    def path(self) -> Path:
+        """The data folder."""
+        return self._path
+
+    @property
+    def clock(self) -> StampClock | None:
+        """The clock that stamps come from; None where they come as they are."""
+        return self._clock
+
+    # The LogService protocol
+
+    def create(self, pchannel: str) -> None:
+        """Make an empty log; raises ChannelExists."""
+        with self._lock:
+            self._check_open()
+            directory = self._channels / file_name(pchannel)
+            if directory.exists():
+                raise ChannelExists(f"channel {pchannel!r} exists already")
+            draft = self._channels / f"{_NEW}{directory.name}"
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+            manifest = Manifest(pchannel, secrets.randbits(31), begin=0, floor=-1, first_segment=1)
+            manifest.store(draft, self._disk)
+            draft.rename(directory)
+            self._disk.sync_directory(self._channels)
+
+    def open(self, pchannel: str) -> RocksMQLog:
+        """A handle on an existing log; reopens one that a failed write stopped. Raises ChannelNotFound, LogCorrupted."""
+        core = self._core(pchannel)
+        core.reopen()
+        return RocksMQLog(core)
+
+    def names(self) -> list[str]:
+        """The channels, sorted."""
+        self._check_open()
+        return sorted(name_of(entry.name) for entry in self._channels.iterdir() if entry.name.startswith("~"))
+
+    def drop(self, pchannel: str) -> None:
+        """Destroy a log with all its entries and its groups' positions; raises ChannelNotFound."""
+        with self._lock:
+            self._check_open()
+            directory = self._directory(pchannel)
+            core = self._cores.pop(pchannel, None)
+            if core is not None:
+                core.close()
+            for group in self.consumer_groups():
+                self._forget_position(group, pchannel)
+            doomed = self._channels / f"{_DROP}{directory.name}"
+            directory.rename(doomed)
+            self._disk.sync_directory(self._channels)
+            self._index.drop_channel(pchannel)
+            shutil.rmtree(doomed)
+
+    def groups(self) -> list[str]:
+        """See :meth:`millrace.log.protocol.LogService.groups`; those of chapter 4's API are the same."""
+        self._check_open()
+        return self.consumer_groups()
+
+    def group_position(self, group: str, pchannel: str) -> LogId | None:
+        """See :meth:`millrace.log.protocol.LogService.group_position`."""
+        with self._lock:
+            self._check_open()
+            self._directory(pchannel)
+            if not (self._groups / file_name(group)).is_dir():
+                return None
+            entry = self._position(group, pchannel).position
+            return None if entry is None else LogId(0, entry)
+
+    def move_group(self, group: str, pchannel: str, position: LogId) -> None:
+        """See :meth:`millrace.log.protocol.LogService.move_group`."""
+        if position.ledger or not 0 <= position.entry < 1 << 63:
+            raise InvalidArgument(f"{position} is no position of this log: its ledger is 0")
+        with self._lock:
+            self._check_open()
+            self._directory(pchannel)
+            if not (self._groups / file_name(group)).is_dir():
+                self.create_consumer_group(group)
+            self._move(group, pchannel, position.entry)
+
+    def drop_group(self, group: str) -> None:
+        """See :meth:`millrace.log.protocol.LogService.drop_group`."""
+        with self._lock:
+            self._check_open()
+            if (self._groups / file_name(group)).is_dir():
+                self.destroy_consumer_group(group)
+
+    def close(self) -> None:
+        """Close the service and its handles. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for core in self._cores.values():
+                core.close()
+            self._index.close()
+            if self._clock is not None:
+                self._clock.close()
+
+    # Chapter 4
+
+    def create_channel(self, channel: str) -> None:
+        """As `create`."""
+        self.create(channel)
+
+    def destroy_channel(self, channel: str) -> None:
+        """As `drop`."""
+        self.drop(channel)
+
+    def create_consumer_group(self, group: str) -> None:
+        """Make a consumer group; raises ChannelExists."""
+        with self._lock:
+            self._check_open()
+            try:
+                (self._groups / file_name(group)).mkdir()
+            except FileExistsError:
+                raise ChannelExists(f"consumer group {group!r} exists already") from None
+            self._disk.sync_directory(self._groups)
+
+    def destroy_consumer_group(self, group: str) -> None:
+        """Forget a consumer group and its positions; raises ChannelNotFound."""
+        with self._lock:
+            self._check_open()
+            directory = self._group(group)
+            for channel in self.names():
+                self._forget_position(group, channel)
+            shutil.rmtree(directory)
+            self._disk.sync_directory(self._groups)
+
+    def consumer_groups(self) -> list[str]:
+        """The consumer groups, sorted."""
+        return sorted(name_of(entry.name) for entry in self._groups.iterdir() if entry.name.startswith("~"))
+
+    def produce(self, channel: str, messages: Sequence[bytes]) -> list[int]:
+        """Append `messages` as one atomic batch; their ids, once they are durable."""
+        return list(self._core(channel).append(messages))
+
+    def consume(self, group: str, channel: str, n: int) -> list[ConsumerMessage]:
+        """Up to `n` messages from the group's position on, which moves behind them, durably, before this returns.
+
+        Raises PositionTruncated where the position was truncated: seek to its ``earliest``.
+        """
+        if n < 0:
+            raise InvalidArgument(f"cannot consume {n} messages")
+        with self._lock:
+            core, position = self._core(channel), self.current_id(group, channel)
+            messages: list[ConsumerMessage] = []
+            while len(messages) < n:
+                run = core.read(LogId(0, position), end=None, max_bytes=_CONSUME_BYTES, timeout=0.0)
+                if not run.batch.num_rows:
+                    break
+                taken = run.batch.slice(0, n - len(messages))
+                messages += map(ConsumerMessage, taken.column("entry").to_pylist(), taken.column("value").to_pylist())
+                position = messages[-1].message_id + 1
+            if messages:
+                self._move(group, channel, position)
+            return messages
+
+    def seek(self, group: str, channel: str, message_id: int) -> None:
+        """Move the group's position, durably: the next message consumed is the first with an id >= `message_id`."""
+        with self._lock:
+            self._directory(channel)
+            self._group(group)
+            if not 0 <= message_id < 1 << 63:
+                raise InvalidArgument(f"{message_id} is no message id")
+            self._move(group, channel, message_id)
+
+    def begin_id(self, channel: str) -> int:
+        """The earliest id that can be read (0: never truncated)."""
+        return self._core(channel).describe().begin.entry
+
+    def end_id(self, channel: str) -> int:
+        """The id behind the last message's (0: there never was one)."""
+        return self._core(channel).describe().end.entry
+
+    def current_id(self, group: str, channel: str) -> int:
+        """The group's position in a channel; 0, the beginning, where it never consumed from it nor sought."""
+        with self._lock:
+            return self._position(group, channel).position or 0
+
+    def _move(self, group: str, channel: str, position: int) -> None:
+        with unavailable_on_failure(f"moving group {group!r}"):
+            self._position(group, channel).store(position)
+        self._index.set_current(group, channel, position)
+
+    def _position(self, group: str, channel: str) -> PositionFile:
+        directory = self._group(group)
+        self._directory(channel)
+        key = (group, channel)
+        if key not in self._positions:
+            self._positions[key] = PositionFile(directory / file_name(channel), self._disk)
+        return self._positions[key]
+
+    def _forget_position(self, group: str, channel: str) -> None:
+        directory = self._group(group)
+        self._positions.pop((group, channel), None)
+        path = directory / file_name(channel)
+        if path.exists():
+            path.unlink()
+            self._disk.sync_directory(directory)
+            self._index.set_current(group, channel, None)
+
+    def _core(self, channel: str) -> ChannelLog:
+        with self._lock:
+            self._check_open()
+            core = self._cores.get(channel)
+            if core is None:
+                directory = self._directory(channel)
+                try:
+                    core = self._opened(directory)
+                except IndexDamaged:
+                    self._index.renew()
+                    core = self._opened(directory)
+                self._cores[channel] = core
+                if self._clock is not None:
+                    self._clock.seen(core.describe().end.entry - 1 >> LOGICAL_BITS)
+            return core
+
+    def _opened(self, directory: Path) -> ChannelLog:
+        return ChannelLog(
+            directory,
+            self._index,
+            self._disk,
+            settings=self._settings,
+            now_ms=self._now_ms,
+            id_allocator=self._id_allocator,
+        )
+
+    def _directory(self, channel: str) -> Path:
+        directory = self._channels / file_name(channel)
+        if not directory.is_dir():
+            raise ChannelNotFound(f"there is no channel {channel!r} in {self._path}: create it first")
+        return directory
+
+    def _group(self, group: str) -> Path:
+        directory = self._groups / file_name(group)
+        if not directory.is_dir():
+            raise ChannelNotFound(f"there is no consumer group {group!r} in {self._path}: create it first")
+        return directory
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogUnavailable(f"the log at {self._path} is closed: open it again")
+
+    def _finish_drops(self) -> None:
+        """What a crash interrupted: channels half made were never there, channels half dropped are gone. The rest is not ours."""
+        for entry in self._channels.iterdir():
+            if entry.name.startswith(_DROP + "~"):
+                self._index.drop_channel(name_of(entry.name.removeprefix(_DROP)))
+            elif not entry.name.startswith(_NEW + "~"):
+                continue
+            shutil.rmtree(entry)
+
+
+def open_location(location: str, settings: Mapping[str, object]) -> RocksMQ:
+    """The registry's opener: `location` is the data folder, `settings` those of :class:`RocksMQSettings`."""
+    return RocksMQ(location, settings=RocksMQSettings.of(settings))

@@ -1,0 +1,60 @@
+"""Settings of the embedded log, validated before use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Self
+
+from millrace.base.errors import InvalidSettings
+from millrace.log.rocksmq.stamp_clock import LEAP_SECONDS
+from millrace.message.log_entries import DEFAULT_MAX_ENTRY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class RocksMQSettings:
+    """Sizes in bytes, times in seconds (``retention_ms`` in milliseconds). Every host of one data folder uses the same."""
+
+    segment_bytes: int = 64 << 20
+    """Size of a segment file, preallocated."""
+    spare_files: int = 8
+    """How many files that truncation gave up each channel keeps for reuse."""
+    max_entry_bytes: int = DEFAULT_MAX_ENTRY_BYTES
+    group_bytes: int = 8 << 20
+    """How much a group commit collects before it goes to the disk (one batch is never divided)."""
+    recent_bytes: int = 32 << 20
+    """What is kept in memory of a channel's newest entries, for who follows it closely: as much as a pipelined producer has in
+    flight. 0: nothing."""
+    lock_wait: float = 5.0
+    """How long opening waits for the lock of a process that was just killed."""
+    retention_bytes: int = 0
+    """Keep at most about this much of a channel, as far as the checkpoint allows; 0: no limit."""
+    retention_ms: int = 0
+    """Keep entries for about this long, as far as the checkpoint allows; 0: no limit."""
+    clock_leap: float = LEAP_SECONDS
+    """Seconds that the wall clock may leap ahead, by the steady clock, and is believed; 0: however far."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+                raise InvalidSettings(f"rocksmq.{field.name} must be a number of at least 0, not {value!r}")
+        if self.segment_bytes < 4096:
+            raise InvalidSettings("rocksmq.segment_bytes must be at least 4096")
+        if not 1 <= self.max_entry_bytes < 1 << 31:
+            raise InvalidSettings("rocksmq.max_entry_bytes must be between 1 and 2147483647")
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> Self:
+        """Settings from a mapping of their names. Raises InvalidSettings for unknown names and wrong values."""
+        known = {field.name: field.type for field in fields(cls)}
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise InvalidSettings(f"unknown rocksmq setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        parsed: dict[str, object] = {}
+        for name, value in values.items():
+            try:
+                parsed[name] = float(str(value)) if known[name] == "float" else int(str(value))
+            except ValueError:
+                raise InvalidSettings(f"rocksmq.{name} must be a number, not {value!r}") from None
+        return cls(**parsed)  # type: ignore[arg-type]

@@ -1,0 +1,216 @@
+"""The clock that the embedded log stamps by: the host's wall clock, judged by its steady clock (CLOCK_BOOTTIME, which nobody sets).
+
+A leap ahead of more than a bound between two looks, beyond what the steady clock counted meanwhile, is not believed: stamps go
+on by the steady clock until the wall clock is back within the bound, or an operator accepts the new time. An idle day is no
+leap, nor is a suspended one. Stamps never go back. Where they are ahead of the wall clock all the same (a leap that was
+believed, a clock that was set back), they go on at half speed until it has caught up, so that leases and idle seals end.
+
+What is believed is kept beside the log for the next process, by the id of the machine's boot. Where that is lost, and after
+another boot, the wall clock is believed, though no stamp comes before one that the log holds; but a leap that was held when
+the machine went down is held on. Only the stamper judges: the chain takes stamps as they are, and a broker's are the broker's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from millrace.base.errors import LogCorrupted
+from millrace.base.failpoint import hit
+from millrace.log.rocksmq.disk import OsDisk
+from millrace.log.rocksmq.manifest import load_checked, store_checked
+from millrace.rpc.clock import ClockView
+
+LEAP_SECONDS: Final = 300.0
+KEEP_SECONDS: Final = 5.0
+"""How often what is believed is kept, at the most; the begin and the end of a held leap are kept at once."""
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_VERSION: Final = 1
+_MS: Final = 1_000_000
+_SECOND: Final = 1_000_000_000
+_NO_BOUND: Final = 1 << 62
+
+_log = logging.getLogger(__name__)
+
+
+def steady_clock() -> int:
+    """Nanoseconds since the machine's boot, those in which it was suspended included."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    """Which boot of which machine this is; "" where that cannot be known."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What one process leaves to the next: its last look, in nanoseconds."""
+
+    boot_id: str
+    steady: int
+    wall: int
+    believed: int
+    stamp: int
+    held_since: int | None
+
+
+class StampClock:
+    """Gives stamps, which never decrease. Thread-safe.
+
+    `path` is the file that it keeps; `leap_seconds` the bound (0: every leap is believed).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        leap_seconds: float = LEAP_SECONDS,
+        wall: Callable[[], int] = time.time_ns,
+        steady: Callable[[], int] = steady_clock,
+        boot: str | None = None,
+    ) -> None:
+        self._path = path
+        self._leap_seconds = leap_seconds
+        self._leap = round(leap_seconds * _SECOND) if leap_seconds else _NO_BOUND
+        self._wall = wall
+        self._steady = steady
+        self._boot = boot_id() if boot is None else boot
+        self._lock = threading.Lock()
+        self._keeping = threading.Lock()
+        self._keep_at = 0
+        # The last look, and what it came to: the steady clock's and the wall clock's word, and the stamp.
+        self._now, self._shown = steady(), wall()
+        self._given = 0
+        self._offset = self._shown - self._now  # what is believed, less the steady clock
+        self._base, self._since = 0, self._now  # the last stamp that was what is believed, and when
+        self._held_since: int | None = None
+        self._turned = False
+        kept = self._load()
+        if kept is not None:
+            self._go_on_from(kept)
+        self.now_ms()
+
+    def _go_on_from(self, kept: _Kept) -> None:
+        self._base, self._held_since = kept.stamp, kept.held_since
+        if self._boot and kept.boot_id == self._boot and kept.steady <= self._now:
+            self._offset, self._since = kept.believed - kept.steady, kept.steady
+            return
+        if kept.held_since is not None and kept.wall <= self._shown:
+            # The wall clock was not set back since: how far it went on counts, how far it had leapt does not.
+            self._offset -= kept.wall - kept.believed
+        self._believe_stamp()
+
+    def now_ms(self) -> int:
+        """The stamp of this moment, in Unix milliseconds."""
+        with self._lock:
+            stamp = self._look()
+            due = self._now >= self._keep_at
+        if due:
+            self._keep()
+        return stamp // _MS
+
+    def seen(self, stamp_ms: int) -> None:
+        """The log holds this stamp: none before it is given any more."""
+        with self._lock:
+            if stamp_ms * _MS > self._look():
+                self._base, self._since = stamp_ms * _MS, self._now
+                self._believe_stamp()
+
+    def _believe_stamp(self) -> None:
+        """What is believed is never behind a stamp: where a wall clock that was set back comes right again, it is no leap."""
+        self._offset = max(self._offset, self._base - self._now)
+
+    def accept(self) -> ClockView:
+        """Believe the wall clock as it is now, however far it leapt."""
+        with self._lock:
+            self._offset = max(self._offset, self._wall() - self._steady())
+        return self.view()
+
+    def view(self) -> ClockView:
+        """What it shows now."""
+        self.now_ms()
+        with self._lock:
+            held = None if self._held_since is None else self._held_since // _MS
+            return ClockView(self._shown // _MS, self._given // _MS, held, self._leap_seconds)
+
+    def close(self) -> None:
+        """Keep what is believed now. Idempotent."""
+        with self._lock:
+            self._look()
+        self._keep()
+
+    def _look(self) -> int:
+        """Judge the wall clock; the stamp of this moment in nanoseconds. Called with the lock held."""
+        self._now, self._shown = now, shown = self._steady(), self._wall()
+        line = now + self._offset
+        held = shown - line > self._leap
+        believed = line if held else shown
+        stamp = self._base + ((now - self._since) >> 1)
+        if believed >= stamp:
+            self._base, self._since, self._offset = believed, now, believed - now
+            stamp = believed
+        if held != (self._held_since is not None):
+            self._turn(held, stamp)
+        self._given = stamp
+        return stamp
+
+    def _turn(self, held: bool, stamp: int) -> None:
+        """A leap begins to be held, or is not any more."""
+        self._held_since = stamp if held else None
+        self._turned, self._keep_at = True, 0
+        if held:
+            _log.warning(
+                "the wall clock leapt %.0f s ahead: not believed, stamps go on by the steady clock"
+                " (docs/operating.md, When the clock is wrong)",
+                (self._shown - stamp) / _SECOND,
+            )
+        else:
+            _log.warning(
+                "the wall clock is believed again; stamps are %.1f s ahead of it", (stamp - self._shown) / _SECOND
+            )
+
+    # --- what is kept ---------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Replace the file by the last look; one that cannot be written now is tried again when it is due."""
+        if not self._keeping.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            with self._lock:
+                self._keep_at = self._now + round(KEEP_SECONDS * _SECOND)
+                believed = self._now + self._offset
+                kept = _Kept(self._boot, self._now, self._shown, believed, self._given, self._held_since)
+                # Of what no machine's end must undo: a leap that is held, and that it is not any more.
+                durable, self._turned = self._turned or self._held_since is not None, False
+            text = json.dumps({"version": _VERSION, **asdict(kept)}, sort_keys=True).encode()
+            store_checked(self._path, text, OsDisk(), durable=durable)
+            hit("clock.kept")
+        except OSError as error:
+            self._turned = True
+            _log.warning("what the clock believes cannot be kept in %s: %s", self._path, error)
+        finally:
+            self._keeping.release()
+
+    def _load(self) -> _Kept | None:
+        """What was kept; None where there is nothing, or nothing that this build can read."""
+        try:
+            fields = json.loads(load_checked(self._path))
+            if fields.pop("version") != _VERSION:
+                return None
+            return _Kept(**fields)
+        except FileNotFoundError:
+            return None
+        except (OSError, LogCorrupted, ValueError, KeyError, TypeError, AttributeError) as error:
+            _log.warning("%s does not read (%s): the wall clock is believed", self._path, error)
+            return None

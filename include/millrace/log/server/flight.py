@@ -1,0 +1,475 @@
+"""The Flight service of the log's server: calls in, the log's methods out. Its process is millrace.log.server.main's matter,
+which also says what crosses the wire.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Final, Protocol, runtime_checkable
+
+import pyarrow as pa
+from pyarrow import flight
+
+from millrace.access.calls import CALLS, Need, require
+from millrace.access.grants import Caller
+from millrace.access.token_file import TokenFile
+from millrace.base.errors import (
+    ChannelNotFound,
+    InvalidArgument,
+    LogUnavailable,
+    MillraceError,
+    PermissionDenied,
+    ServerFull,
+)
+from millrace.log.clock import own_clock
+from millrace.log.protocol import Log, LogService
+from millrace.log.server.callers import TOKEN, TokenCheck
+from millrace.log.server.connections import ConnectionLimits, Connections
+from millrace.log.server.gate import Gate, NotedStream
+from millrace.log.server.streams import serve_appends
+from millrace.message.ids import LogId
+from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries, weight
+from millrace.rpc.wire import (
+    NotTaken,
+    flight_error,
+    from_json,
+    log_id,
+    number,
+    optional_log_id,
+    to_json,
+)
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Keeps(Protocol):
+    """A log with retention and checksums of its own, as the embedded one is."""
+
+    def enforce_retention(self, *, allowed: LogId) -> int: ...
+
+    def verify(self) -> Any: ...
+
+
+class Extension(Protocol):
+    """Something else that lives in the server's process, next to the log (the append host, for one).
+
+    Its methods run in threads of the server and may raise any MillraceError, which reaches the client as such. The caller of
+    each has been let in by the table of calls; what the table leaves to the extension it judges by that caller.
+    """
+
+    name: str
+
+    def do_exchange(
+        self,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+        caller: Caller,
+    ) -> None:
+        """Serve a stream whose command is a JSON object with `"extension": name`.
+
+        The reader has read_chunk; the writer begin, write_batch and write_metadata, the last two for one request's answer each.
+        """
+        ...
+
+    def do_get(self, ticket: flight.Ticket, caller: Caller) -> flight.FlightDataStream:
+        """Answer a ticket that is a JSON object with `"extension": name`."""
+        ...
+
+    def do_action(self, action: flight.Action, caller: Caller) -> Sequence[bytes]:
+        """Answer an action of type `name/...`; one bytes object a result."""
+        ...
+
+    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
+        """Entries are about to be appended past the extension; raising a MillraceError refuses them whole.
+
+        Without `alone` they are several appends: those are refused once more, each by itself.
+        """
+        ...
+
+    def truncated(self, pchannel: str, freed: int) -> None:
+        """A caller had a PChannel's log give up so many bytes."""
+        ...
+
+    def denied(self, call: str) -> None:
+        """A call of the table was refused to somebody, for want of a role or of a token that is still good."""
+        ...
+
+    def close(self) -> None:
+        """Stop. The log is still open, and takes no more appends from streams; called once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """What reads may hold: threads that wait for entries, seconds of one wait, and bytes of one message on the wire."""
+
+    waiting: int = 128
+    max_wait: float = 10.0
+    wait_slice: float = 0.25
+    piece_bytes: int = 8 << 20
+
+
+EVERYWHERE: Final = frozenset({"0.0.0.0", "::", "[::]"})
+
+
+class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type information
+    """Serves `service`. Listens from construction on; :meth:`close` ends it."""
+
+    def __init__(
+        self,
+        service: LogService,
+        *,
+        tokens: Sequence[str],
+        token_file: TokenFile | None = None,
+        calls: Mapping[str, Need] = CALLS,
+        extensions: Sequence[Extension] = (),
+        limits: ReadLimits | None = None,
+        connections: ConnectionLimits | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: tuple[bytes, bytes] | None = None,
+    ) -> None:
+        self._service = service
+        self._calls = calls
+        self._logs: dict[str, Log] = {}
+        self._opening = threading.Lock()
+        self._extensions = {extension.name: extension for extension in extensions}
+        self._limits = limits or ReadLimits()
+        self._waiting = threading.BoundedSemaphore(self._limits.waiting)
+        bounds = connections or ConnectionLimits()
+        self._streams_taken = bounds.streams
+        self._streams = threading.BoundedSemaphore(bounds.streams)
+        self.gate = Gate()
+        self.stop_asked = threading.Event()
+        scheme = "grpc" if tls is None else "grpc+tls"
+        super().__init__(
+            f"{scheme}://{host}:{port}",
+            tls_certificates=None if tls is None else [tls],
+            middleware={TOKEN: TokenCheck(tokens, token_file)},
+        )
+        self.connections = Connections(self.port, bounds)
+        self.connections.start()
+        # Who looks it up is on this host, and cannot connect to "every address".
+        self.address = f"{scheme}://{'127.0.0.1' if host in EVERYWHERE else host}:{self.port}"
+
+    def close(self, *, timeout: float = 10.0) -> None:
+        """Take no more work, finish what is under way (at most `timeout` seconds), close extensions, logs and service."""
+        if not self.gate.close(timeout=timeout):
+            _log.warning("work is still under way after %.0f s; closing the log under it", timeout)
+        for extension in self._extensions.values():
+            extension.close()
+        with self._opening:
+            logs, self._logs = self._logs, {}
+        for log in logs.values():
+            log.close()
+        self._service.close()
+        self.connections.close()
+        # Ends the listener. It waits for streams that clients hold open, hence not in this thread.
+        threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True).start()
+
+    # --- Flight's methods -----------------------------------------------------------------------------------------------
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        caller = self._welcomed(context)
+        with _typed(), self._stream():
+            command = from_json(descriptor.command or b"")
+            if "extension" in command:
+                extension = self._extension(command["extension"])
+                self._require(caller, f"{extension.name}/do_exchange", command)
+                stream = NotedStream(self.gate, reader, writer)
+                try:
+                    extension.do_exchange(descriptor, stream, stream, caller)
+                finally:
+                    stream.ended()
+                return
+            self._require(caller, "do_exchange", command)
+            serve_appends(
+                reader,
+                writer,
+                partial(self._append, caller, _name(command, "append")),
+                pipelined=bool(command.get("pipelined")),
+                cancelled=context.is_cancelled,
+            )
+
+    @contextmanager
+    def _stream(self) -> Iterator[None]:
+        """One stream is served inside. Raises ServerFull."""
+        if not self._streams.acquire(blocking=False):
+            self.connections.make_room()
+            raise ServerFull(
+                f"the log's server has {self._streams_taken} streams of appends open and takes no more (setting log_streams): "
+                "close producers that rest, or try again"
+            )
+        try:
+            yield
+        finally:
+            self._streams.release()
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        caller = self._welcomed(context)
+        with _typed():
+            request = from_json(ticket.ticket)
+            if "extension" in request:
+                extension = self._extension(request["extension"])
+                self._require(caller, f"{extension.name}/do_get", request)
+                with self.gate.noted():
+                    return extension.do_get(ticket, caller)
+            self._require(caller, "do_get", request)
+            return self._read(context, request)
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Sequence[bytes]:
+        caller = self._welcomed(context)
+        with _typed():
+            name, slash, _ = action.type.partition("/")
+            extension = self._extension(name) if slash else None
+            need = self._calls.get(action.type)
+            # What is no JSON is let through where no need looks into it: an extension's bodies are its own.
+            request = from_json(action.body.to_pybytes()) if extension is None or (need and need.key) else {}
+            self._require(caller, action.type, request)
+            if extension is not None:
+                with self.gate.noted(), self._counted(action.type):
+                    return extension.do_action(action, caller)
+            act = getattr(self, f"_act_{name}", None)
+            if act is None:
+                raise InvalidArgument(f"the log server knows no action {name!r}")
+            return [to_json(act(request))]
+
+    def _require(self, caller: Caller, call: str, request: dict[str, Any]) -> None:
+        """Let a call in. Raises what millrace.access.calls.require raises."""
+        with self._counted(call):
+            require(caller, call, request, calls=self._calls)
+
+    @contextmanager
+    def _counted(self, call: str) -> Iterator[None]:
+        """Tell the extensions where a call of the table is denied inside."""
+        try:
+            yield
+        except PermissionDenied:
+            for extension in self._extensions.values():
+                extension.denied(call)
+            raise
+
+    def _welcomed(self, context: flight.ServerCallContext) -> Caller:
+        """Who calls: its connection is known from now on, for as long as that one's token is good."""
+        caller: Caller = context.get_middleware(TOKEN).caller
+        self.connections.welcome(context.peer(), caller)
+        return caller
+
+    # --- appends and reads ----------------------------------------------------------------------------------------------
+
+    def _append(
+        self, caller: Caller, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool = True
+    ) -> Sequence[LogId]:
+        caller.require_live()
+        with self.gate.entered():
+            log = self._open(pchannel)
+            for extension in self._extensions.values():
+                extension.check(pchannel, values, alone=alone)
+            try:
+                return log.append(values)
+            except LogUnavailable:
+                # The log may have stopped itself after a failed write; opening it again lets it recover for the next append.
+                with self._opening:
+                    self._logs.pop(pchannel, None)
+                raise
+
+    def _read(self, context: flight.ServerCallContext, request: dict[str, Any]) -> flight.FlightDataStream:
+        log = self._open(_name(request, "pchannel"))
+        position, end = log_id(request.get("position")), optional_log_id(request.get("end"))
+        max_bytes, timeout = int(number(request, "max_bytes", 64 << 20)), number(request, "timeout", 0.0)
+        with self.gate.entered():
+            first = log.read(position, end=end, max_bytes=min(max_bytes, self._limits.piece_bytes))
+        busy = False
+        # A range that ends where it stands is empty for ever: nothing is to be waited for.
+        if not first.batch.num_rows and timeout > 0 and (end is None or first.next < end):
+            first, busy = self._wait(context, log, position, end, max_bytes, timeout)
+        return flight.GeneratorStream(ENTRY_SCHEMA, self._pieces(log, first, end, max_bytes, busy))
+
+    def _pieces(
+        self, log: Log, entries: LogEntries, end: LogId | None, max_bytes: int, busy: bool
+    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        """A read in pieces, so that the log reads the next while the client takes this one."""
+        piece = self._limits.piece_bytes
+        while True:
+            yield entries.batch, to_json({"next": entries.next, "busy": busy})
+            size = weight(entries.batch)
+            max_bytes -= size
+            if size < piece // 2 or max_bytes < piece // 2:
+                return  # the log's end, or about enough
+            try:
+                with self.gate.entered():
+                    entries = log.read(entries.next, end=end, max_bytes=min(max_bytes, piece))
+            except (MillraceError, NotTaken):
+                return  # what came so far is right; the next read begins at this error and reports it
+            if not entries.batch.num_rows or weight(entries.batch) > 2 * piece:
+                return
+
+    def _wait(
+        self,
+        context: flight.ServerCallContext,
+        log: Log,
+        position: LogId,
+        end: LogId | None,
+        max_bytes: int,
+        timeout: float,
+    ) -> tuple[LogEntries, bool]:
+        """Wait for entries in slices, so that a client that left and a server that stops free the thread; and whether it could."""
+        deadline = time.monotonic() + min(timeout, self._limits.max_wait)
+        size = min(max_bytes, self._limits.piece_bytes)
+        can_wait = self._waiting.acquire(blocking=False)
+        try:
+            while True:
+                left = deadline - time.monotonic()
+                wait = min(self._limits.wait_slice, left) if can_wait else 0.0
+                with self.gate.entered():
+                    entries = log.read(position, end=end, max_bytes=size, timeout=max(0.0, wait))
+                settled = entries.batch.num_rows or (end is not None and entries.next >= end)
+                if settled or not can_wait or left <= 0 or context.is_cancelled():
+                    return entries, not can_wait
+        finally:
+            if can_wait:
+                self._waiting.release()
+
+    def _open(self, pchannel: str) -> Log:
+        log = self._logs.get(pchannel)
+        if log is None:
+            with self._opening:
+                log = self._logs.get(pchannel)
+                if log is None:
+                    if self.gate.closed:
+                        raise LogUnavailable("the log server is stopping")
+                    log = self._logs[pchannel] = self._service.open(pchannel)
+        return log
+
+    def _extension(self, name: object) -> Extension:
+        extension = self._extensions.get(str(name))
+        if extension is None:
+            raise InvalidArgument(f"this log server has no extension {name!r}: start it with --extension")
+        return extension
+
+    # --- actions --------------------------------------------------------------------------------------------------------
+
+    def _act_create(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            self._service.create(_name(request, "pchannel"))
+        return {}
+
+    def _act_drop(self, request: dict[str, Any]) -> dict[str, Any]:
+        pchannel = _name(request, "pchannel")
+        with self.gate.entered(), self._opening:
+            log = self._logs.pop(pchannel, None)
+            if log is not None:
+                log.close()
+            self._service.drop(pchannel)
+        return {}
+
+    def _act_names(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"names": self._service.names()}
+
+    def _act_open(self, request: dict[str, Any]) -> dict[str, Any]:
+        pchannel = _name(request, "pchannel")
+        if pchannel not in self._service.names():
+            raise ChannelNotFound(f"there is no PChannel {pchannel}: create it first")
+        return {}
+
+    def _act_groups(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"groups": self._service.groups()}
+
+    def _act_group_position(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            found = self._service.group_position(_name(request, "group"), _name(request, "pchannel"))
+        return {"position": found}
+
+    def _act_move_group(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            position = log_id(request.get("position"))
+            self._service.move_group(_name(request, "group"), _name(request, "pchannel"), position)
+        return {}
+
+    def _act_drop_group(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            self._service.drop_group(_name(request, "group"))
+        return {}
+
+    def _act_describe(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            found = self._open(_name(request, "pchannel")).describe()
+        return {"begin": found.begin, "end": found.end, "bytes": found.bytes}
+
+    def _act_truncate(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            freed = self._open(_name(request, "pchannel")).truncate(log_id(request.get("position")))
+        return self._freed(request, freed)
+
+    def _act_retain(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            freed = self._keeper(request).enforce_retention(allowed=log_id(request.get("allowed")))
+        return self._freed(request, freed)
+
+    def _freed(self, request: dict[str, Any], freed: int) -> dict[str, Any]:
+        for extension in self._extensions.values():
+            extension.truncated(_name(request, "pchannel"), freed)
+        return {"freed": freed}
+
+    def _act_verify(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            return asdict(self._keeper(request).verify())
+
+    def _keeper(self, request: dict[str, Any]) -> Keeps:
+        log = self._open(_name(request, "pchannel"))
+        if not isinstance(log, Keeps):
+            raise InvalidArgument("this log has no retention or checksums of its own")
+        return log
+
+    def _act_clock(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            return asdict(own_clock(self._service).view())
+
+    def _act_accept_clock(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self.gate.entered():
+            return asdict(own_clock(self._service).accept())
+
+    def _act_ping(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"pid": os.getpid(), "stopping": self.gate.closed}
+
+    def _act_shutdown(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.stop_asked.set()
+        return {}
+
+
+@contextmanager
+def _typed() -> Iterator[None]:
+    """Send what the body raises so that the client gets it back typed."""
+    try:
+        yield
+    except flight.FlightError:
+        raise
+    except NotTaken:
+        raise flight.FlightUnavailableError("the log server is stopping") from None
+    except MillraceError as error:
+        raise flight_error(error) from None
+    except Exception as error:
+        _log.exception("a call failed inside")
+        raise flight_error(error) from None
+
+
+def _name(request: dict[str, Any], key: str) -> str:
+    value = request.get(key)
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(f"the request needs {key!r}, a name")
+    return value

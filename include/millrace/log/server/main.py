@@ -1,0 +1,224 @@
+"""The log's server: one process owns a folder's log, or stands before a broker's, and serves it to all others over Arrow Flight.
+
+    python -m millrace.log.server.main --data <folder> [--backend kafka://host:9092/prefix]
+
+Clients find it through `server.json` (millrace.rpc.discovery) and normally start it themselves (millrace.rpc.remote_log).
+What crosses the wire:
+
+- DoExchange, command `{"append": <pchannel>, "pipelined": <bool>}`: each record batch in is one append, each metadata
+  message out its acknowledgement, in order (server_streams, millrace.rpc.wire).
+- DoGet, ticket `{"pchannel", "position", "end", "max_bytes", "timeout"}`: entries (ENTRY_SCHEMA); the metadata of the last
+  batch is `{"next": position}`. One call waits at most ReadLimits.max_wait; the client asks again.
+- Actions create, drop, describe, truncate (`{"pchannel", ...}`), names, groups, group_position, move_group, drop_group
+  (`{"group", ...}`), clock, accept_clock, ping, shutdown: a JSON object in, one out.
+- A command, ticket or action that names an extension (`{"extension": <name>, ...}`, `"<name>/<action>"`) goes to that one.
+
+Every call carries the token of `server.json`, or the one of MILLRACE_SERVER_TOKEN, which may do everything, or one of the data
+folder's file of tokens (millrace.access.token_file), which may do what millrace.access.calls says; any other is refused before
+anything of it is looked at. Flight has read the request by then: a connection over which no token came may send no more than 1 MiB
+(server_connections, which limits connections and streams too). SIGTERM, SIGINT and
+`shutdown` stop it cleanly: new appends are answered "not taken", those in flight finish, the log is closed, `server.json` goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+from millrace.access.token_file import TokenFile
+from millrace.base.bounded_output import bound
+from millrace.base.data_folder import claim, private
+from millrace.base.errors import InvalidSettings, MillraceError
+from millrace.base.file_lock import held
+from millrace.log.generations.service import open_deployment_log
+from millrace.log.protocol import LogService
+from millrace.log.server.connections import ConnectionLimits
+from millrace.log.server.flight import Extension, LogServer
+from millrace.rpc.discovery import (
+    LOCK_FILE,
+    OUTPUT_FILE,
+    STARTUP_ERROR,
+    ServerRecord,
+    remove_record,
+    write_record,
+)
+from millrace.rpc.launch import ServerLaunch
+from millrace.rpc.wire import TOKEN_VARIABLE, error_to_bytes
+
+_LEAST_TOKEN: Final = 16
+OUTPUT_BYTES: Final = 16 << 20
+"""At which size `server.log` is put aside as `server.log.1`."""
+
+_log = logging.getLogger(__name__)
+
+
+def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> None:
+    """Serve the log of `folder` (or of the launch's backend) until SIGTERM, SIGINT, a shutdown call or the idle timeout.
+
+    Call it from the main thread. Raises LogBusy where another server still holds the folder after `lock_timeout` seconds,
+    what keeps the log from opening, InvalidSettings, UnsafeDataFolder.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    extensions = [_imported(path) for path in launch.extensions]
+    claim(folder)
+    with held(folder / LOCK_FILE, deadline=time.monotonic() + lock_timeout):
+        service = open_deployment_log(folder, launch.backend, settings=dict(launch.settings))
+        try:
+            hosted = [extension(service, folder) for extension in extensions]
+            # The token must exist before the address does, and the record needs both.
+            draft = ServerRecord.of_this_process("")
+            server = LogServer(
+                service,
+                tokens=[draft.token, *shared_token()],
+                token_file=TokenFile(folder.absolute().parent),
+                extensions=hosted,
+                connections=_limits(launch),
+                host=launch.host,
+                port=launch.port,
+                tls=_certificates(launch),
+            )
+        except pa.ArrowException as error:
+            service.close()
+            raise InvalidSettings(f"the log server cannot listen at {launch.host}:{launch.port}: {error}") from error
+        except BaseException:
+            service.close()
+            raise
+        record = replace(draft, address=server.address)
+        if launch.tls is not None:
+            record = replace(record, roots=str(Path(launch.tls[0]).absolute()), tls_name=launch.tls[2])
+        try:
+            write_record(folder, record)
+            _log.info("serving %s at %s as process %d", launch.backend or folder, record.address, record.pid)
+            while not (stop.is_set() or server.stop_asked.is_set()):
+                _bound_output(folder / OUTPUT_FILE)
+                if launch.idle_timeout is not None and server.gate.idle_seconds > launch.idle_timeout:
+                    _log.info("no work for %.1f s", launch.idle_timeout)
+                    break
+                stop.wait(0.2)
+        finally:
+            server.close()
+            remove_record(folder, record)
+            _log.info("stopped")
+
+
+def shared_token() -> list[str]:
+    """The token for clients on other hosts, from the environment, if there is one. Raises InvalidSettings for a weak one."""
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if token and len(token) < _LEAST_TOKEN:
+        raise InvalidSettings(
+            f"{TOKEN_VARIABLE} has {len(token)} characters: give it at least {_LEAST_TOKEN} random ones"
+        )
+    return [token] if token else []
+
+
+def _certificates(launch: ServerLaunch) -> tuple[bytes, bytes] | None:
+    """Certificate chain and key of the launch. Raises InvalidSettings."""
+    if launch.tls is None:
+        return None
+    chain, key, _ = launch.tls
+    try:
+        return Path(chain).read_bytes(), Path(key).read_bytes()
+    except OSError as error:
+        raise InvalidSettings(f"the log server's certificate or key cannot be read: {error}") from error
+
+
+def _bound_output(output: Path) -> None:
+    """Keep the file that this process prints into small, where its starter gave it one."""
+    try:
+        if os.path.samestat(os.fstat(2), output.stat()):
+            bound(output, OUTPUT_BYTES)
+    except OSError:
+        pass  # none, or none that can be cut now (a full disk): it is looked at again
+
+
+def _limits(launch: ServerLaunch) -> ConnectionLimits:
+    usual = ConnectionLimits()
+    return replace(usual, connections=launch.connections or usual.connections, streams=launch.streams or usual.streams)
+
+
+def _imported(path: str) -> Callable[[LogService, Path], Extension]:
+    module, _, function = path.partition(":")
+    try:
+        found: Callable[[LogService, Path], Extension] = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidSettings(f"{path!r} is no extension; write module:function ({error})") from error
+    return found
+
+
+def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
+    """The command line, whose options are those that ServerLaunch.arguments writes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m millrace.log.server.main", description="Serve a folder's log to other processes."
+    )
+    add = parser.add_argument
+    add("--data", type=Path, required=True, metavar="FOLDER", help="where the log and server.json lie")
+    add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
+    add("--port", type=int, default=0, help="port to bind (default: a free one)")
+    add("--idle-timeout", type=float, metavar="SECONDS", help="stop after so long without work (default: never)")
+    add("--tls-cert", metavar="FILE", help="certificate chain (PEM): serve with TLS")
+    add("--tls-key", metavar="FILE", help="its key (PEM)")
+    add("--tls-name", default="localhost", help="the name in the certificate (default: %(default)s)")
+    add(
+        "--backend", default="", metavar="URL", help="serve this broker's log (default: the embedded one in the folder)"
+    )
+    add("--connections", type=int, metavar="N", help="connections that it takes")
+    add("--streams", type=int, metavar="N", help="streams of appends that it takes")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the backend")
+    add("--extension", action="append", default=[], metavar="MODULE:FUNCTION", help="what else to host")
+    options = parser.parse_args(arguments)
+    settings = []
+    for item in options.set:
+        name, equals, value = item.partition("=")
+        if not equals:
+            parser.error(f"--set {item}: write NAME=VALUE")
+        settings.append((name, value))
+    if (options.tls_cert is None) != (options.tls_key is None):
+        parser.error("--tls-cert and --tls-key belong together")
+    launch = ServerLaunch(
+        host=options.host,
+        port=options.port,
+        idle_timeout=options.idle_timeout,
+        tls=None if options.tls_cert is None else (options.tls_cert, options.tls_key, options.tls_name),
+        backend=options.backend,
+        connections=options.connections,
+        streams=options.streams,
+        settings=tuple(settings),
+        extensions=tuple(options.extension),
+    )
+    return options.data, launch
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve as the command line says. A failure to start is one line that the starter turns back into the typed error."""
+    private()
+    folder, launch = _launch(arguments)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    try:
+        serve(folder, launch)
+    except MillraceError as error:
+        sys.stderr.write(f"{STARTUP_ERROR}{error_to_bytes(error).decode()}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    # Clients may hold streams open, whose threads would keep the interpreter; the log is closed, nothing is left to wait for.
+    os._exit(code)

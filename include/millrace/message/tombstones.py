@@ -1,0 +1,147 @@
+"""Tombstones: what readers of a log see in the place of an entry that nobody could judge.
+
+An entry that no host can judge parks its PChannel. Where no host has judged it and no commit covers it, the log's server
+replaces it (millrace.node.append.tombstones): from then on every reader gets :attr:`Tombstone.value` under its id, bytes that are
+no entry in any version of the wire form, so that the chain records one MALFORMED rejection with them, which says who
+replaced what, and why. The log itself keeps the entry; the list of tombstones stands beside that of the generations
+(millrace.log.generations.listing), and :func:`laid_over` is what each read of a log passes through.
+
+A tombstone is first proposed: nobody reads that entry then, neither as it was nor as it will be, until it is settled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument, LogRegressed, LogUnavailable
+from millrace.message.ids import LogId
+from millrace.message.log_entries import ENTRY_SCHEMA
+
+MAX_TOMBSTONES: Final = 64
+"""Of one PChannel's log, those behind its beginning: each stands for an entry that was lost, and a person gave a reason."""
+MAX_AUTHOR_BYTES: Final = 128
+MAX_REASON_BYTES: Final = 512
+
+MAX_VALUE_BYTES: Final = 2048
+PREFIX: Final = b"MLRT 1\n"
+"""How a tombstone's value begins: no entry does (docs/wire-form.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """What stands in the place of one entry."""
+
+    pchannel: str
+    entry: LogId
+    """Of the whole log."""
+    sha256: str
+    """Of the bytes that it replaces, in lower-case hex."""
+    author: str
+    reason: str
+    at: str
+    """UTC, ISO 8601."""
+    placed: bool = False
+    """Whether readers see it; else it is proposed, and nobody reads that entry."""
+
+    def __post_init__(self) -> None:
+        for name, most in (("author", MAX_AUTHOR_BYTES), ("reason", MAX_REASON_BYTES)):
+            text: str = getattr(self, name)
+            if not text.strip() or not text.isprintable() or len(text.encode("utf-8", "replace")) > most:
+                raise InvalidArgument(
+                    f"the {name} of a tombstone is one line of 1 to {most:,} bytes, not {text[:80]!r}"
+                )
+        if len(self.sha256) != 64 or set(self.sha256) - set("0123456789abcdef"):
+            raise InvalidArgument(f"the checksum of an entry is its sha256 in lower-case hex, not {self.sha256[:80]!r}")
+
+    @property
+    def value(self) -> bytes:
+        """The bytes that every reader gets: the same for ever."""
+        said = {"author": self.author, "at": self.at, "reason": self.reason, "sha256": self.sha256}
+        said |= {"entry": str(self.entry), "pchannel": self.pchannel}
+        return PREFIX + json.dumps(said, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+
+    def settled(self) -> Self:
+        """This as readers see it."""
+        return replace(self, placed=True)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "entry": list(self.entry), "sha256": self.sha256, "author": self.author, "reason": self.reason,
+            "at": self.at, "placed": self.placed,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, pchannel: str, data: Mapping[str, Any]) -> Self:
+        ledger, entry = data["entry"]
+        texts = {name: str(data[name]) for name in ("sha256", "author", "reason", "at")}
+        return cls(pchannel, LogId(int(ledger), int(entry)), placed=bool(data["placed"]), **texts)
+
+
+def words(value: bytes) -> str | None:
+    """What a tombstone's value says, for people; None where it is another one."""
+    if not value.startswith(PREFIX):
+        return None
+    try:
+        said = json.loads(value[len(PREFIX) :])
+        return (
+            f"a tombstone of {said['at']} by {said['author']}, in the place of an entry with the sha256 {said['sha256']}:"
+            f" {said['reason']}"
+        )
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+Standing = Mapping[LogId, Tombstone]
+"""The tombstones of one PChannel's log."""
+
+
+def checksum(value: bytes | memoryview | pa.Buffer) -> str:
+    """What names the bytes of an entry."""
+    return hashlib.sha256(value).hexdigest()
+
+
+def laid_over(batch: pa.RecordBatch, standing: Standing) -> pa.RecordBatch:
+    """Entries (ENTRY_SCHEMA, ids of the whole log) as readers see them, up to before one that is being replaced.
+
+    Raises LogUnavailable where the first is that one, LogRegressed where other bytes stand there than were replaced.
+    """
+    ledger, entry = batch.column("ledger").to_numpy(), batch.column("entry").to_numpy()
+    places = {}
+    for each in sorted(standing):
+        found = ((ledger == each.ledger) & (entry == each.entry)).nonzero()[0]
+        if len(found):
+            places[int(found[0])] = standing[each]
+    for place, tombstone in places.items():
+        if not tombstone.placed:
+            if place == 0:
+                raise LogUnavailable(
+                    f"entry {tombstone.entry} of {tombstone.pchannel} is being replaced by a tombstone: ask again; where that"
+                    " was interrupted, the same millrace log tombstone, or a restart of the log's server, completes it"
+                )
+            return _replaced(batch, places).slice(0, place)
+    return _replaced(batch, places)
+
+
+def _replaced(batch: pa.RecordBatch, places: Mapping[int, Tombstone]) -> pa.RecordBatch:
+    values = batch.column("value")
+    pieces, done = [], 0
+    for place, tombstone in places.items():
+        if not tombstone.placed:
+            break
+        if checksum(values[place].as_buffer()) != tombstone.sha256:
+            raise LogRegressed(
+                f"entry {tombstone.entry} of {tombstone.pchannel} is not the one that {tombstone.author} replaced by a"
+                f" tombstone at {tombstone.at}: the log was cut and written again; restore it before going on"
+            )
+        pieces += [values.slice(done, place - done), pa.array([tombstone.value], pa.large_binary())]
+        done = place + 1
+    if not pieces:
+        return batch
+    values = pa.concat_arrays([*pieces, values.slice(done)])
+    return pa.RecordBatch.from_arrays([*batch.columns[:3], values], schema=ENTRY_SCHEMA)

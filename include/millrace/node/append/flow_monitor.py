@@ -1,0 +1,258 @@
+"""The append host's eyes and hands for flow control: reads memory, disk and flush lag, and relieves a disk that runs full.
+
+A thread looks every second and hands what it finds to :class:`millrace.node.append.flow_control.FlowControl`. Where the disk's free
+space falls below the slow watermark it first tries to help: it appends a FlushAll on every PChannel (which ends open
+transactions there: a full disk would end them worse), waits for the flusher's checkpoints to pass it, and truncates the log as
+far as the checkpoints allow (unless quality forbids that anything is given up). Only what that does not cure slows appends, and then refuses them, before the disk itself does.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.log.protocol import LogService
+from millrace.message import builders
+from millrace.message.log_entries import ENTRY_SCHEMA
+from millrace.message.types import Flag, flags_of
+from millrace.message.wire import decode_entries, encode_entry
+from millrace.node.append.flow_control import FlowControl, FlowLimits, Level, Mode, Watermark
+from millrace.node.append.host import AppendHost
+from millrace.node.retention.truncation import truncate_log
+from millrace.runtime.periodic import UPKEEP_FAILURES, Periodic
+from millrace.storage.table import open_table
+from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.quality_state import standing_blocks
+from millrace.tables.wal.table import WalTable
+
+MEMORY: Final = "memory used"
+DISK: Final = "free disk bytes"
+LAG: Final = "flush lag in seconds"
+
+PAUSE: Final = 1.0
+"""Seconds between two looks."""
+RELIEF_PAUSE: Final = 30.0
+"""Seconds between two attempts to relieve the disk."""
+FLUSH_DEADLINE: Final = 60.0
+"""Longest wait of a relief for the flusher."""
+
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_log = logging.getLogger(__name__)
+
+
+def limits_of(settings: Settings) -> FlowLimits:
+    """The watermarks that the settings ask for; one whose slow value is 0 is not looked at."""
+    marks = [
+        (MEMORY, settings.flow_memory_slow, settings.flow_memory_reject, False),
+        (DISK, settings.flow_disk_slow, settings.flow_disk_reject, True),
+        (LAG, settings.flow_lag_slow, settings.flow_lag_reject, False),
+    ]
+    return FlowLimits(
+        tuple(Watermark(name, slow, reject, falling) for name, slow, reject, falling in marks if slow),
+        start_rate=settings.flow_start_rate,
+        least_rate=min(settings.flow_least_rate, settings.flow_start_rate),
+    )
+
+
+class FlowMonitor(Periodic):
+    """Keeps one host's :class:`FlowControl` up to date from :meth:`start` to :meth:`close`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        host: AppendHost,
+        service: LogService,
+        *,
+        metrics: Metrics | None = None,
+        pause: float = PAUSE,
+        relief_pause: float = RELIEF_PAUSE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(name="flow-control", pause=pause)
+        self._settings = settings
+        self._host = host
+        self._service = service
+        self._metrics = metrics
+        self._relief_pause = relief_pause
+        self._clock = clock
+        self.control = FlowControl(limits_of(settings))
+        self._lag = FlushLag()
+        self._relief: threading.Thread | None = None
+        self._relieved = -relief_pause
+
+    def close(self) -> None:
+        """End, once what is under way is done. Idempotent."""
+        super().close()
+        self.await_relief(timeout=FLUSH_DEADLINE)
+
+    def await_relief(self, *, timeout: float) -> None:
+        """Wait for an attempt to relieve the disk that is under way, at most `timeout` seconds."""
+        relief = self._relief
+        if relief is not None:
+            relief.join(timeout)
+
+    def admit(self, appends: Sequence[pa.LargeBinaryArray]) -> None:
+        """Wait as long as the mode asks for before `appends` may go to the log. Raises RateLimited: nothing was appended."""
+        control = self.control
+        if control.lets_all_pass() or not any(carries_rows(values) for values in appends):
+            return
+        wait = control.admit(sum(values.nbytes for values in appends), now=self._clock())
+        if wait > 0:
+            self._closed.wait(wait)
+
+    def look(self) -> Mode:
+        """Read everything once and take the mode from it; begins to relieve the disk where that is due."""
+        now = self._clock()
+        mode = self.control.observe(self._readings(now), now=now)
+        under_way = self._relief is not None and self._relief.is_alive()
+        if self.control.level(DISK) > Level.CALM and not under_way and now - self._relieved >= self._relief_pause:
+            self._relieved = now
+            # Beside this thread: it waits for the flusher, and the disk goes on filling meanwhile.
+            self._relief = threading.Thread(target=self._relieve, name="disk-relief", daemon=True)
+            self._relief.start()
+        self._show()
+        return mode
+
+    def work(self) -> None:
+        self.look()
+
+    def _readings(self, now: float) -> dict[str, float]:
+        wanted = {mark.name for mark in self.control.limits.watermarks}
+        found: dict[str, float] = {}
+        if MEMORY in wanted:
+            found[MEMORY] = memory_used()
+        if DISK in wanted:
+            found[DISK] = self._free()
+        if LAG in wanted:
+            found[LAG] = self._lag.seconds(self._visible(), self._checkpoints(), now=now)
+        return found
+
+    def _free(self) -> float:
+        return float(shutil.disk_usage(self._settings.data_dir).free)
+
+    def _visible(self) -> dict[str, int]:
+        """By PChannel that this host follows, the newest tick that a reader can see."""
+        states = self._host.states()
+        return {
+            name: max((channel.mvcc for channel in state.vchannels.values()), default=0)
+            for name, state in states.items()
+        }
+
+    def _checkpoints(self) -> Mapping[str, Checkpoint]:
+        path = self._settings.checkpoints_uri
+        return read_checkpoints(open_table(path))
+
+    def _relieve(self) -> None:
+        """FlushAll, checkpoint, truncate: whatever of it can be done now."""
+        _log.warning("the disk runs full: flushing, and truncating the log behind the checkpoints")
+        try:
+            blocks = standing_blocks(self._settings)
+            if blocks:
+                _log.warning(
+                    "nothing of the log is given up: critical expectations stand failed (%s)", ", ".join(blocks)
+                )
+                return
+            freed = self._truncate_behind(self._flush_all())
+        except UPKEEP_FAILURES:
+            _log.exception("the disk could not be relieved; it is tried again in %.0f s", self._relief_pause)
+            return
+        _log.info("truncation gave up %d bytes of the log", freed)
+
+    def _flush_all(self) -> dict[str, int]:
+        """Append a FlushAll to every open PChannel; the ticks they took."""
+        ticks = {}
+        for name, state in self._host.states().items():
+            if state.term:
+                entry = encode_entry([builders.flush_all(term=state.term)])
+                ticks[name] = self._host.append(name, entry, deadline=FLUSH_DEADLINE).result().time_tick
+        return ticks
+
+    def _truncate_behind(self, ticks: Mapping[str, int]) -> int:
+        """Truncate as the flusher goes on, until it has passed `ticks` or FLUSH_DEADLINE is over; the bytes freed."""
+        end, freed = time.monotonic() + FLUSH_DEADLINE, 0
+        while True:
+            checkpoints = self._checkpoints()
+            flushed = all(name in checkpoints and checkpoints[name].time_tick >= tick for name, tick in ticks.items())
+            if WalTable.exists(self._settings.wal_uri):
+                for each in truncate_log(self._settings, self._service):
+                    freed += each.freed_bytes
+                    if self._metrics is not None:
+                        self._metrics.truncated_bytes_total.labels(each.pchannel).inc(each.freed_bytes)
+            if flushed or time.monotonic() >= end or self._closed.wait(PAUSE):
+                return freed
+
+    def _show(self) -> None:
+        if self._metrics is None:
+            return
+        found: dict[str, Any] = self.control.describe()
+        for mode in Mode:
+            self._metrics.wal_rate_limit_state.labels(str(mode)).set(float(found["mode"] == str(mode)))
+        self._metrics.wal_rate_limit_bytes_per_second.set(-1.0 if found["rate"] is None else found["rate"])
+        self._metrics.wal_rate_limit_refused.set(found["refused"])
+        self._metrics.wal_rate_limit_delayed.set(found["delayed"])
+        for name, reading in found["readings"].items():
+            self._metrics.wal_rate_limit_reading.labels(name).set(reading)
+
+
+class FlushLag:
+    """How long something has been waiting to be flushed: by what was seen when, so that no clock but ours is compared."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[tuple[float, int]]] = {}
+
+    def seconds(self, visible: Mapping[str, int], checkpoints: Mapping[str, Checkpoint], *, now: float) -> float:
+        """The longest wait of all PChannels now, given the newest visible tick of each and its flusher's checkpoint."""
+        longest = 0.0
+        for name, tick in visible.items():
+            seen = self._seen.setdefault(name, deque())
+            if not seen or tick > seen[-1][1]:
+                seen.append((now, tick))
+            done = checkpoints[name].time_tick if name in checkpoints else 0
+            while seen and seen[0][1] <= done:
+                seen.popleft()
+            if len(seen) > _SAMPLES:  # thin the middle: the oldest says how long, the newest what is new
+                self._seen[name] = seen = deque([seen[0], *list(seen)[1:-1:2], seen[-1]])
+            if seen:
+                longest = max(longest, now - seen[0][0])
+        return longest
+
+
+_SAMPLES: Final = 512
+
+
+def carries_rows(values: pa.LargeBinaryArray) -> bool:
+    """Whether entries hold a message that changes rows. What does not decode counts as one: it costs the log its bytes too."""
+    count = len(values)
+    ids = pa.array(np.arange(count, dtype=np.int64))
+    zero = pa.array(np.zeros(count, dtype=np.int64))
+    decoded = decode_entries(pa.RecordBatch.from_arrays([zero, ids, zero, values], schema=ENTRY_SCHEMA))
+    kinds = decoded.column("type").unique().to_pylist()
+    flags = [flags_of(kind) for kind in kinds]
+    return any(each is None or Flag.DML in each for each in flags)
+
+
+def memory_used() -> float:
+    """The part of this machine's memory, or of this process's control group, that cannot be given back at once."""
+    machine = psutil.virtual_memory()
+    used = 1.0 - machine.available / machine.total
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit != "max":
+            stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+            held = int((_CGROUP / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
+            used = max(used, held / int(limit))
+    except (OSError, ValueError):
+        pass  # no control groups here, or of another kind: the machine's figure stands
+    return used

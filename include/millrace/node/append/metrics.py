@@ -1,0 +1,217 @@
+"""What the append host counts, a run of the chain at a time: columns in, a few counters out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from prometheus_client import Counter, Histogram
+
+from millrace.base.metrics import Metrics, observe_all
+from millrace.log.clock import clock_of, wall_clock_ms
+from millrace.log.protocol import LogService
+from millrace.message.bodies import parse_body
+from millrace.message.ids import LogId, tick_physical_ms
+from millrace.message.types import MessageType
+from millrace.wal.chain import Outcome
+from millrace.wal.interceptors.interceptor import Interceptor, Proceed
+from millrace.wal.run import Decided, Row, Run, payload_sizes
+from millrace.wal.state import ChannelState
+
+ACCEPTED = "accepted"
+REJECTED = "rejected"
+
+_CONTROL: Final = frozenset({"BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "FLUSH"})
+
+
+def show_clock(metrics: Metrics, service: LogService) -> None:
+    """Show the clock of a log that stamps by its own, whenever somebody looks."""
+
+    def ahead() -> float:
+        clock = clock_of(service)
+        return 0.0 if clock is None else clock.view().ahead_seconds
+
+    def held() -> float:
+        clock = clock_of(service)
+        return float(clock is not None and clock.view().held_since_ms is not None)
+
+    metrics.log_clock_ahead_seconds.set_function(ahead)
+    metrics.log_clock_held.set_function(held)
+
+
+class TimedLink:
+    """A link of the chain, and the seconds it took beside those further in, since they were last asked for."""
+
+    def __init__(self, link: Interceptor) -> None:
+        self.name = link.name
+        self._link = link
+        self._seconds = 0.0
+
+    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+        inside = 0.0
+
+        def onward(run: Run) -> None:
+            nonlocal inside
+            start = time.perf_counter()
+            proceed(run)
+            inside += time.perf_counter() - start
+
+        start = time.perf_counter()
+        self._link.decide(state, run, onward)
+        self._seconds += time.perf_counter() - start - inside
+
+    def evolve(self, state: ChannelState, rows: Decided) -> None:
+        start = time.perf_counter()
+        self._link.evolve(state, rows)
+        self._seconds += time.perf_counter() - start
+
+    def evolve_one(self, state: ChannelState, row: Row) -> None:
+        start = time.perf_counter()
+        self._link.evolve_one(state, row)
+        self._seconds += time.perf_counter() - start
+
+    def taken(self) -> float:
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+class HostMetrics:
+    """One PChannel's counters and gauges in `metrics`."""
+
+    def __init__(self, metrics: Metrics, pchannel: str) -> None:
+        self._metrics = metrics
+        self._pchannel = pchannel
+        self._duration = metrics.wal_append_message_duration_seconds.labels(pchannel)
+        self._log_duration = metrics.wal_impls_append_message_duration_seconds.labels(pchannel)
+        self._log_bytes = metrics.wal_impls_append_bytes_total.labels(pchannel)
+        self._allocated = metrics.wal_last_allocated_time_tick.labels(pchannel)
+        self._confirmed = metrics.wal_last_confirmed_time_tick.labels(pchannel)
+        self._delay = metrics.wal_time_tick_delay_seconds.labels(pchannel)
+        self._moves = metrics.wal_mvcc_update_total.labels(pchannel)
+        self.unconfirmed = metrics.wal_unconfirmed_messages.labels(pchannel)
+        self._txns = metrics.wal_inflight_txn.labels(pchannel)
+        self._rows = metrics.wal_growing_segment_rows_total.labels(pchannel)
+        self._bytes = metrics.wal_growing_segment_bytes.labels(pchannel)
+        self._message_bytes = metrics.wal_append_message_bytes.labels(pchannel)
+        self._replayed = metrics.recovery_replayed_message_total.labels(pchannel)
+        self._links: list[tuple[TimedLink, Histogram]] = []
+        self._appended: dict[tuple[str, str], Counter] = {}
+        """By type and status."""
+        self._recovering: tuple[LogId, float] | None = None
+        metrics.wal_parked.labels(pchannel).set(0)
+        metrics.log_refused_entries_total.labels(pchannel)
+
+    def show_ahead(self, last_tick: Callable[[], int]) -> None:
+        """From now on show how far log time is ahead of the wall clock, whenever somebody looks."""
+        gauge = self._metrics.log_time_ahead_seconds.labels(self._pchannel)
+        gauge.set_function(lambda: max(0.0, (tick_physical_ms(last_tick()) - wall_clock_ms()) / 1000))
+
+    def timed(self, link: Interceptor) -> Interceptor:
+        """`link` of this PChannel's chain, with its time counted."""
+        timed = TimedLink(link)
+        duration = self._metrics.wal_interceptor_duration_seconds.labels(self._pchannel, timed.name)
+        self._links.append((timed, duration))
+        return timed
+
+    def recovering(self, position: LogId, *, end: LogId) -> None:
+        """The host begins at `position`, and what its log holds up to `end` was appended before."""
+        self._recovering = (end, time.perf_counter())
+        self._recovered(position)
+
+    def _recovered(self, position: LogId) -> None:
+        if self._recovering is not None and position >= self._recovering[0]:
+            seconds = time.perf_counter() - self._recovering[1]
+            self._metrics.recovery_duration_seconds.labels(self._pchannel).observe(seconds)
+            self._recovering = None
+
+    def appended(self, seconds: float, *, bytes: int) -> None:
+        """The log acknowledged an append."""
+        self._log_duration.observe(seconds)
+        self._log_bytes.inc(bytes)
+
+    def answered(self, seconds: float) -> None:
+        """An append has its result."""
+        self._duration.observe(seconds)
+
+    def decided(self, outcome: Outcome, before: ChannelState, *, age: float) -> None:
+        """A run of the chain was decided, from the state `before` it; the log stamped its last entry `age` seconds ago."""
+        metrics, pchannel = self._metrics, self._pchannel
+        for link, duration in self._links:
+            duration.observe(link.taken())
+        if self._recovering is not None:
+            self._replayed.inc(outcome.messages.num_rows + outcome.rejections.num_rows)
+            self._recovered(outcome.state.position)
+        else:
+            self._delay.observe(max(0.0, age))
+        if outcome.state.last_tick > before.last_tick:
+            self._moves.inc()
+        control = False
+        for rows, status in ((outcome.messages, ACCEPTED), (outcome.rejections, REJECTED)):
+            if rows.num_rows:
+                observe_all(self._message_bytes, payload_sizes(rows.column("payload")))
+            for name, count in _counts(rows, "type"):
+                self._total(name, status).inc(count)
+                control |= status == ACCEPTED and name in _CONTROL
+        if control:
+            self._ended(outcome.messages, before)
+        for name, count in _counts(outcome.rejections, "reason"):
+            metrics.wal_rejected_message_total.labels(pchannel, name).inc(count)
+        self._stands(outcome.state)
+
+    def _total(self, name: str, status: str) -> Counter:
+        """The counter of a type's messages: looked up once, for a look-up costs more than to count."""
+        counter = self._appended.get((name, status))
+        if counter is None:
+            counter = self._metrics.wal_append_message_total.labels(self._pchannel, name, status)
+            self._appended[name, status] = counter
+        return counter
+
+    def _ended(self, messages: pa.RecordBatch, before: ChannelState) -> None:
+        """Transactions that ended, and segments that were flushed."""
+        begun = {
+            (name, txn.id): txn.begin_tick for name, each in before.vchannels.items() for txn in each.txns.values()
+        }
+        wanted = pc.is_in(messages.column("type").cast(pa.utf8()), pa.array(sorted(_CONTROL)))
+        columns = ["type", "vchannel", "txn_id", "time_tick", "detail", "payload"]
+        for row in messages.select(columns).filter(wanted).to_pylist():
+            place = (row["vchannel"], row["txn_id"])
+            if row["type"] == "BEGIN_TXN":
+                begun[place] = row["time_tick"]
+            elif row["type"] == "FLUSH":
+                policy = parse_body(MessageType.FLUSH, row["payload"])["policy"]
+                self._metrics.wal_segment_assign_flushed_segment_total.labels(self._pchannel, policy).inc()
+            elif place in begun:
+                how = "committed" if row["type"] == "COMMIT_TXN" else row["detail"] or "rolled back"
+                seconds = (tick_physical_ms(row["time_tick"]) - tick_physical_ms(begun[place])) / 1000
+                self._metrics.wal_txn_duration_seconds.labels(self._pchannel, how).observe(seconds)
+
+    def _stands(self, state: ChannelState) -> None:
+        self._allocated.set(state.last_tick)
+        begun = [txn.begin_tick for channel in state.vchannels.values() for txn in channel.txns.values()]
+        self._confirmed.set(min(begun) - 1 if begun else state.last_tick)
+        self._txns.set(len(begun))
+        growing = [segment for channel in state.vchannels.values() for segment in channel.growing.values()]
+        self._rows.set(sum(segment.rows for segment in growing))
+        self._bytes.set(sum(segment.bytes for segment in growing))
+
+    def ticked(self, reason: str) -> None:
+        """A time tick was appended: because a `timer` fell due, the PChannel was `idle`, or somebody `asked`."""
+        self._metrics.wal_sync_time_tick_total.labels(self._pchannel, reason).inc()
+
+    def parked(self) -> None:
+        """The PChannel cannot go on."""
+        self._metrics.wal_parked.labels(self._pchannel).set(1)
+
+
+def _counts(rows: pa.RecordBatch, name: str) -> Iterator[tuple[str, int]]:
+    """Each value of a dictionary column and how often it stands there."""
+    if not rows.num_rows:
+        return
+    column = rows.column(name)
+    counts = np.bincount(column.indices.drop_null().to_numpy(zero_copy_only=False), minlength=1)
+    for code in np.flatnonzero(counts):
+        yield column.dictionary[int(code)].as_py(), int(counts[code])

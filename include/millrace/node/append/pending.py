@@ -1,0 +1,135 @@
+"""Appends that wait for their decisions, and how their answer is cut out of the chain's runs.
+
+An append's entries are one atomic batch, so that nothing stands between its first and its last: its rows are a slice of
+each run that it falls into. Time ticks that became no row are answered for here too.
+"""
+
+from __future__ import annotations
+
+import threading
+from copy import copy
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.base.errors import DeadlineExceeded, MillraceError
+from millrace.message.ids import LogId, MessageId
+from millrace.message.types import MessageType
+from millrace.message.wire import decode_entries
+from millrace.message.wire_decode import framed_counts
+from millrace.rpc.outcome import (
+    CONFIRMED_COLUMNS,
+    ID_COLUMNS,
+    OUTCOME_SCHEMA,
+    AppendOutcome,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What one run of the chain decided: the answers to entries in [start, following)."""
+
+    start: LogId
+    following: LogId
+    entries: pa.RecordBatch
+    rows: pa.RecordBatch
+    last_tick: int
+    confirmed_before: MessageId | None
+    """The first Begin that was open before the run."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingOutcome:
+    """An append that is in the log and waits for its decisions."""
+
+    ids: tuple[LogId, LogId]
+    """Its first and last entry; one atomic batch, so nothing stands between them."""
+    messages: int
+    """How many messages its entries frame, as their headers say."""
+    begun: float = 0.0
+    """When it was handed over, as time.perf_counter has it."""
+    _decided: threading.Lock = field(default_factory=threading.Lock)
+    _runs: list[Decisions] = field(default_factory=list)
+    _error: MillraceError | None = None
+    _settled: bool = False
+
+    def __post_init__(self) -> None:
+        self._decided.acquire()
+
+    def outcome(self, *, timeout: float) -> AppendOutcome:
+        """The decisions, once they are made; waits up to `timeout` seconds.
+
+        Raises DeadlineExceeded (the entries are in the log, and will be decided) or what parked the PChannel.
+        """
+        if not self._settled and not self._decided.acquire(timeout=max(0.0, timeout)):
+            first, last = self.ids
+            raise DeadlineExceeded(
+                f"entries {first} to {last} are in the log and not decided yet: append again with the same producer sequences"
+            )
+        if self._error is not None:
+            raise copy(self._error)
+        return AppendOutcome(_answer(self._runs, self.ids, self.messages))
+
+    def settle(self, runs: list[Decisions], error: MillraceError | None) -> None:
+        """Wake who waits; called once."""
+        self._runs, self._error, self._settled = runs, error, True
+        self._decided.release()
+
+
+def message_count(values: pa.LargeBinaryArray) -> int:
+    """How many messages entries frame, by their headers; an entry that is none counts as one."""
+    return int(framed_counts(values).sum())
+
+
+def _answer(runs: list[Decisions], ids: tuple[LogId, LogId], messages: int) -> pa.RecordBatch:
+    """The rows of the entries ids[0] .. ids[1] out of `runs`; with those time ticks that became no row."""
+    parts = [_between(run.rows, *ids) for run in runs]
+    rows = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+    if rows.num_rows == messages:
+        return rows
+    ticks = [tick for run in runs for tick in _unpersisted(run, ids)]
+    if not ticks:
+        return rows
+    whole = pa.concat_batches([rows, pa.RecordBatch.from_pylist(ticks, schema=OUTCOME_SCHEMA)])
+    keys = [whole.column(name).to_numpy() for name in ("index", "entry", "ledger")]
+    return whole.take(pa.array(np.lexsort(keys)))
+
+
+def _between(rows: pa.RecordBatch, first: LogId, last: LogId) -> pa.RecordBatch:
+    """Rows of entries first .. last."""
+    ledger, entry = rows.column("ledger").to_numpy(), rows.column("entry").to_numpy()
+    if first.ledger == last.ledger and len(ledger) and ledger[0] == ledger[-1] == first.ledger:
+        start, stop = np.searchsorted(entry, [first.entry, last.entry + 1])
+        return rows.slice(int(start), int(stop - start))
+    behind = (ledger > first.ledger) | ((ledger == first.ledger) & (entry >= first.entry))
+    before = (ledger < last.ledger) | ((ledger == last.ledger) & (entry <= last.entry))
+    return rows.filter(pa.array(behind & before))
+
+
+def _unpersisted(run: Decisions, ids: tuple[LogId, LogId]) -> list[dict[str, object]]:
+    """Answers for the time ticks of entries ids[0] .. ids[1] that became no row.
+
+    Theirs is the run's last tick: everything up to there is decided. Their LastConfirmed is one from which nothing is
+    missed: no later than any Begin that was open in the run.
+    """
+    decoded = decode_entries(_between(run.entries, *ids))
+    mine = decoded.filter(pa.array(decoded.column("type").to_numpy() == MessageType.TIME_TICK))
+    rows = _between(run.rows, *ids)
+    known = set(zip(*(rows.column(name).to_pylist() for name in ID_COLUMNS[:3]), strict=True))
+    confirmed = [run.confirmed_before] if run.confirmed_before is not None else []
+    if run.rows.num_rows:
+        columns = [run.rows.column(name).to_pylist() for name in CONFIRMED_COLUMNS]
+        confirmed.append(min(MessageId(*place) for place in zip(*columns, strict=True)))
+    found: list[dict[str, object]] = []
+    for ledger, entry, index in zip(*(mine.column(name).to_pylist() for name in ID_COLUMNS[:3]), strict=True):
+        if (ledger, entry, index) in known:
+            continue
+        own = MessageId(ledger, entry, index, 0)
+        earliest = min([own, *confirmed])
+        found.append(
+            dict(zip(ID_COLUMNS, own, strict=True))
+            | dict(zip(CONFIRMED_COLUMNS, earliest, strict=True))
+            | {"time_tick": run.last_tick, "txn_id": 0, "reason": "", "detail": ""}
+        )
+    return found

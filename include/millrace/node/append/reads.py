@@ -1,0 +1,88 @@
+"""Collections read for clients elsewhere, whose hosts have no tables: one pinned look each, sent by pieces.
+
+Memory: a read holds the deletes up to its tick and about PIECE_BYTES of files, and MOST reads go on at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from millrace.access.grants import Caller, Kind, Resource, Role
+from millrace.base.errors import ServerFull
+from millrace.base.settings import Settings
+from millrace.catalog.port import Catalog
+from millrace.log.protocol import LogService
+from millrace.node.append.host import AppendHost
+from millrace.rpc.wire import flight_error, number, to_json
+from millrace.tables.read.arrow import PIECE_BYTES, pieces_of
+from millrace.tables.read.freshness import plan_fresh
+
+MOST: Final = 4
+"""Reads at once; one more is refused as ServerFull."""
+MOST_SECONDS: Final = 60.0
+"""Longest wait for the tables to have come that far."""
+_BATCH_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """This process's host, as a reader asks it (millrace.tables.read.freshness.Ticking)."""
+
+    host: AppendHost
+    service: LogService
+
+    def tick(self, pchannel: str) -> int:
+        return self.host.tick(pchannel)
+
+
+class Reads:
+    """Answers DoGet with the ticket `{"read": collection, "at": tick or null, "deadline": seconds}`."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, host: AppendHost, service: LogService) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._own = _Own(host, service)
+        self._free = threading.BoundedSemaphore(MOST)
+
+    def stream(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+        """The rows; the metadata of the last batch is `{"rows": how many}`. Raises PermissionDenied, CollectionNotFound,
+        TickNotReached, TickTooOld, ServerFull."""
+        name = str(request["read"])
+        caller.principal.require((Role.READ,), (Resource(Kind.COLLECTION, name),), "a read of its rows")
+        found = self._catalog.collection(name)
+        at = None if request.get("at") is None else int(number(request, "at", 0))
+        seconds = min(number(request, "deadline", 0.0), MOST_SECONDS)
+        with self._room():
+            plan = plan_fresh(self._settings, name, found.id, found.pchannels, self._own, at=at, seconds=seconds)
+        schema = plan.schema.arrow()
+
+        def batches() -> Iterator[tuple[pa.RecordBatch, bytes]]:
+            sent = 0
+            try:
+                with self._room():
+                    for piece in pieces_of(plan, most_bytes=PIECE_BYTES):
+                        rows = max(1, _BATCH_BYTES * piece.num_rows // max(1, piece.nbytes))
+                        for batch in piece.to_batches(max_chunksize=rows):
+                            sent += batch.num_rows
+                            yield batch, b"{}"
+            except Exception as error:
+                raise flight_error(error) from error
+            yield pa.RecordBatch.from_pylist([], schema), to_json({"rows": sent})
+
+        return flight.GeneratorStream(schema, batches())
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        if not self._free.acquire(blocking=False):
+            raise ServerFull(f"the server reads {MOST} collections at once, and does: read again in a moment")
+        try:
+            yield
+        finally:
+            self._free.release()

@@ -1,0 +1,472 @@
+"""The append host inside the log's server process, so that all clients of a machine share one follower a PChannel.
+
+    python -m millrace.log.server.main.main --data <folder>/log --extension millrace.node.append.server:append_extension
+
+What crosses the wire, beside what the log's server says (millrace.log.server.main.main):
+
+- DoExchange, command `{"extension": "append", "pchannel": ..., "pipelined": <bool>}`: each record batch in (column `value`,
+  its metadata the seconds to wait, a little-endian double) is one atomic append; each record batch of OUTCOME_SCHEMA out is
+  its answer, in order; a failure is metadata alone, as the log's own streams send it. On a pipelined stream appends that
+  arrive while the log is busy are appended together, and answers follow as they are decided.
+- DoGet, ticket `{"extension": "append", "tail": <pchannel>, "after": <tick>, "timeout": ..., "max_bytes": ...}`: messages
+  (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
+- DoGet, ticket `{"extension": "append", "read": <collection>, "at": <tick or null>, "deadline": ...}`: its rows
+  (millrace.node.append.reads).
+- Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control;
+  append/catalog `{"call", "arguments"}`: the catalog and DDL (millrace.catalog.calls).
+- Actions append/tick `{"pchannel", "deadline", "persist"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/definitions
+  `{"pchannel", "collection_id", "deadline"}` (millrace.wal.definitions), append/describe and append/restart `{"pchannel"}`,
+  append/mvcc `{"vchannel"}`, append/tombstone `{"pchannel", "entry", "sha256", "author", "reason"}` (millrace.node.append.tombstones;
+  without a sha256 it only says what stands there).
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from prometheus_client import ProcessCollector
+from pyarrow import flight
+
+from millrace.access.grants import MACHINE, Caller, Kind, Resource, Role
+from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError, PermissionDenied, TableNotFound
+from millrace.base.metrics import NAMESPACE, Metrics
+from millrace.base.settings import Settings
+from millrace.catalog.calls import call
+from millrace.catalog.records import pchannel_names
+from millrace.coord.appending import OneByOne
+from millrace.coord.coordinator import Coordinator
+from millrace.log.generations.service import GenerationsService
+from millrace.log.protocol import LogService
+from millrace.node.append.door import EntryDoor, readable, vchannel_resources
+from millrace.node.append.flow_monitor import FlowMonitor
+from millrace.node.append.host import AppendHost, HostSettings
+from millrace.node.append.pending import PendingOutcome
+from millrace.node.append.reads import Reads
+from millrace.node.append.tombstones import Tombstones
+from millrace.node.retention.log_retention import LogRetention, wanted
+from millrace.rpc.outcome import OUTCOME_SCHEMA
+from millrace.rpc.tail import TAIL_SCHEMA, Evicted, wire_rows
+from millrace.rpc.wire import (
+    APPEND_ROLE,
+    DEFAULT_DEADLINE,
+    TIMEOUT,
+    NotTaken,
+    failure_to_bytes,
+    from_json,
+    log_id,
+    number,
+    sound,
+    to_json,
+)
+from millrace.tables.wal.state_check import sound_state
+from millrace.tables.wal.table import WalTable
+from millrace.wal.state import ChannelState
+
+MAX_TAIL_WAIT: Final = 10.0
+MAX_OUTCOME_WAIT: Final = 86400.0
+MAX_WAITING: Final = 256
+"""Tail readers that may wait at once, each in a thread of the server; one more is answered at once."""
+MERGE_BYTES: Final = 1 << 20
+"""Waiting appends of one stream are joined up to this many bytes: beyond, the copy costs more than the disk's answer."""
+INBOX_BYTES: Final = 32 << 20
+"""What is held of one stream's appends before it is read no further."""
+_UNANSWERED: Final = 1024
+_SWITCH_SECONDS: Final = 0.0005
+
+
+class AppendExtension:
+    """Serves `host` (the Extension protocol of millrace.log.server.main.flight)."""
+
+    name = APPEND_ROLE
+
+    def __init__(
+        self,
+        host: AppendHost,
+        *,
+        retention: LogRetention | None = None,
+        flow: FlowMonitor | None = None,
+        catalog: Coordinator | None = None,
+        tombstones: Tombstones | None = None,
+        reads: Reads | None = None,
+    ) -> None:
+        self._reads = reads
+        self._host = host
+        self._catalog = catalog
+        self._tombstones = tombstones
+        self._retention = retention
+        self._flow = flow
+        self._closing = False
+        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
+
+    def do_exchange(
+        self,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+        caller: Caller,
+    ) -> None:
+        command = from_json(descriptor.command or b"")
+        pchannel = _pchannel(command)
+        door = EntryDoor(caller, self._collection_of)
+        writer.begin(OUTCOME_SCHEMA)
+        if command.get("pipelined"):
+            _Pipelined(self, door, pchannel, reader, writer).serve()
+            return
+        while (request := _next(reader)) is not None:
+            values, timeout = request
+            _write(writer, _settled(partial(self.submit_one, pchannel, values, door)), timeout)
+
+    def submit_one(self, pchannel: str, values: pa.LargeBinaryArray, door: EntryDoor) -> PendingOutcome:
+        """Append one batch. Raises NotTaken once the server stops."""
+        return self.submit(pchannel, [values], door)[0]
+
+    def submit(self, pchannel: str, appends: Sequence[pa.LargeBinaryArray], door: EntryDoor) -> list[PendingOutcome]:
+        """Append several batches as one; each one's pending outcome. Raises NotTaken once the server stops, RateLimited, and
+        what the door raises."""
+        if self._closing:
+            raise NotTaken
+        if self._flow is not None:
+            self._flow.admit(appends)
+        try:
+            return self._host.submit_all(pchannel, appends, door=door.check)
+        except PermissionDenied:
+            if len(appends) == 1:  # of several each is handed over again
+                self.denied(f"{APPEND_ROLE}/do_exchange")
+            raise
+
+    def _collection_of(self, vchannel: str) -> str | None:
+        return None if self._catalog is None else self._catalog.collection_of(vchannel)
+
+    def do_get(self, ticket: flight.Ticket, caller: Caller) -> flight.FlightDataStream:
+        request = from_json(ticket.ticket)
+        if "read" in request and self._reads is not None:
+            with self._open():
+                try:
+                    return self._reads.stream(request, caller)
+                except PermissionDenied:
+                    self.denied(f"{APPEND_ROLE}/do_get")
+                    raise
+        pchannel = _pchannel(request, "tail")
+        timeout = min(number(request, "timeout", 0.0), MAX_TAIL_WAIT)
+        after, max_bytes = int(number(request, "after", 0)), int(number(request, "max_bytes", 8 << 20))
+        with self._open():
+            can_wait = self._waiting.acquire(blocking=False)
+            try:
+                found = self._host.tail(pchannel, after, timeout=timeout if can_wait else 0.0, max_bytes=max_bytes)
+            finally:
+                if can_wait:
+                    self._waiting.release()
+        if isinstance(found, Evicted):
+            return _rows([], {"evicted": found.earliest})
+        shown = found.batches
+        if not caller.principal.has((Role.READ,), (Resource(Kind.PCHANNEL, pchannel),)):
+            shown = [readable(batch, caller, self._collection_of) for batch in shown]
+        return _rows(shown, {"confirmed": found.confirmed_tick})
+
+    def do_action(self, action: flight.Action, caller: Caller) -> Sequence[bytes]:
+        if action.type == f"{APPEND_ROLE}/metrics":
+            return [self._host.metrics.render() if self._host.metrics is not None else b""]
+        if action.type == f"{APPEND_ROLE}/flow":
+            return [to_json({} if self._flow is None else self._flow.control.describe())]
+        request = from_json(action.body.to_pybytes())
+        if action.type == f"{APPEND_ROLE}/catalog" and self._catalog is not None:
+            arguments = request.get("arguments") or {}
+            if not isinstance(arguments, dict):
+                raise InvalidArgument("'arguments' of the request is a JSON object")
+            with self._open():
+                return [to_json(call(self._catalog, str(request.get("call")), arguments, caller))]
+        if action.type == f"{APPEND_ROLE}/mvcc":
+            vchannel = _pchannel(request, "vchannel")
+            caller.principal.require((Role.READ,), vchannel_resources(vchannel, self._collection_of), action.type)
+            with self._open():
+                return [to_json(self._host.mvcc(vchannel)._asdict())]
+        pchannel = _pchannel(request)
+        deadline = min(number(request, "deadline", DEFAULT_DEADLINE), MAX_OUTCOME_WAIT)
+        answer: dict[str, Any] = {}
+        with self._open():
+            match action.type.partition("/")[2]:
+                case "tick":
+                    persist = request.get("persist", True) is not False
+                    answer["tick"] = self._host.tick(pchannel, persist=persist, deadline=deadline)
+                case "confirm":
+                    answer["tick"] = self._host.confirm(pchannel, int(number(request, "tick", 0)), deadline=deadline)
+                case "describe":
+                    answer = self._host.describe(pchannel)
+                case "definitions":
+                    wanted = None if request.get("collection_id") is None else int(number(request, "collection_id", 0))
+                    answer = self._host.definitions(pchannel, wanted, deadline=deadline).to_json()
+                case "restart":
+                    self._host.restart(pchannel)
+                case "tombstone" if self._tombstones is not None:
+                    answer = self._tombstone(pchannel, request, caller)
+                case name:
+                    raise InvalidArgument(f"the append host knows no action {name!r}")
+        return [to_json(answer)]
+
+    def _tombstone(self, pchannel: str, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        assert self._tombstones is not None
+        entry, sha256 = log_id(request.get("entry")), request.get("sha256")
+        if sha256 is None:
+            return self._tombstones.look(pchannel, entry)
+        said = {name: str(request.get(name, "")) for name in ("author", "reason")}
+        if caller is not MACHINE:
+            said["author"] = caller.principal.name  # whose token it is, whoever it says it was
+        return self._tombstones.place(pchannel, entry, sha256=str(sha256), **said).to_json()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Call what may be repeated elsewhere inside: once the server stops it is answered "not taken"."""
+        if self._closing:
+            raise NotTaken
+        try:
+            yield
+        except LogUnavailable:
+            if self._closing:
+                raise NotTaken from None
+            raise
+
+    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
+        self._host.check(pchannel, values, counted=alone)
+
+    def truncated(self, pchannel: str, freed: int) -> None:
+        if self._host.metrics is not None:
+            self._host.metrics.truncated_bytes_total.labels(pchannel).inc(freed)
+
+    def denied(self, call: str) -> None:
+        if self._host.metrics is not None:
+            self._host.metrics.log_denied_calls_total.labels(call).inc()
+
+    def close(self) -> None:
+        self._closing = True
+        for helper in (self._retention, self._flow, self._catalog):
+            if helper is not None:
+                helper.close()
+        self._host.close()
+
+
+class _Pipelined:
+    """One pipelined stream: a thread reads ahead, this one appends, a third answers in order."""
+
+    def __init__(
+        self,
+        extension: AppendExtension,
+        door: EntryDoor,
+        pchannel: str,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        self._extension = extension
+        self._door = door
+        self._pchannel = pchannel
+        self._reader = reader
+        self._writer = writer
+        self._changed = threading.Condition()
+        self._inbox: deque[tuple[pa.LargeBinaryArray, float]] = deque()
+        self._bytes = 0
+        self._ended = False
+        self._fault: MillraceError | None = None
+        self._answers: queue.Queue[tuple[PendingOutcome | bytes, float] | None] = queue.Queue(_UNANSWERED)
+
+    def serve(self) -> None:
+        """Serve the stream until its client ends it or goes away. Raises InvalidArgument behind the answers to what was right."""
+        ahead = threading.Thread(target=self._read_ahead, name="append-stream-in", daemon=True)
+        answering = threading.Thread(target=self._answer, name="append-stream-out", daemon=True)
+        ahead.start()
+        answering.start()
+        try:
+            while requests := self._take():
+                pendings = self._submitted([values for values, _ in requests])
+                for pending, (_, timeout) in zip(pendings, requests, strict=True):
+                    self._answers.put((pending, timeout))
+        finally:
+            self._answers.put(None)
+            answering.join()
+            ahead.join()
+        if self._fault is not None:
+            raise self._fault
+
+    def _submitted(self, appends: list[pa.LargeBinaryArray]) -> Sequence[PendingOutcome | bytes]:
+        """Append what has gathered as one; where one of it is at fault, each by itself. Never appends anything twice."""
+        try:
+            return self._extension.submit(self._pchannel, appends, self._door)
+        except MillraceError as error:
+            if error.retriable or len(appends) == 1:
+                return [failure_to_bytes(error)] * len(appends)
+            # Too large, empty, no entry or not allowed: nothing was appended.
+            one = self._extension.submit_one
+            return [_settled(partial(one, self._pchannel, values, self._door)) for values in appends]
+        except Exception as error:
+            return [failure_to_bytes(error)] * len(appends)
+
+    def _read_ahead(self) -> None:
+        try:
+            while (request := _next(self._reader)) is not None:
+                size = request[0].nbytes
+                with self._changed:
+                    while self._bytes > INBOX_BYTES and not self._ended:
+                        self._changed.wait(1.0)
+                    self._inbox.append(request)
+                    self._bytes += size
+                    self._changed.notify_all()
+        except MillraceError as error:
+            self._fault = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _take(self) -> list[tuple[pa.LargeBinaryArray, float]]:
+        """What has arrived, up to MERGE_BYTES but at least one append; empty at the stream's end."""
+        with self._changed:
+            while not self._inbox and not self._ended:
+                self._changed.wait(1.0)
+            taken: list[tuple[pa.LargeBinaryArray, float]] = []
+            size = 0
+            while self._inbox and (not taken or size + self._inbox[0][0].nbytes <= MERGE_BYTES):
+                taken.append(self._inbox.popleft())
+                size += taken[-1][0].nbytes
+            self._bytes -= size
+            self._changed.notify_all()
+            return taken
+
+    def _answer(self) -> None:
+        gone = False
+        while (item := self._answers.get()) is not None:
+            if gone:
+                continue  # the client went away: what it has no answer for is ambiguous to it, as it should be
+            try:
+                _write(self._writer, *item)
+            except (flight.FlightError, pa.ArrowException, OSError):
+                gone = True
+
+
+def append_extension(service: LogService, folder: Path) -> AppendExtension:
+    """The extension of a log server's process: follows from the newest state that the ``wal`` table has."""
+    settings = replace(Settings.load(), data_dir=folder.absolute().parent)
+    wal = settings.wal_uri
+    # The chain works in many short steps; with the default of 5 ms a thread that waits for an answer would get its turn late.
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    metrics = Metrics()
+    ProcessCollector(namespace=f"{NAMESPACE}_log_server", registry=metrics.registry)
+    host = AppendHost(
+        service,
+        committed_states(wal, service),
+        pchannels=partial(pchannel_names, settings.data_dir),
+        settings=HostSettings(tick_interval=settings.tick_interval),
+        metrics=metrics,
+    )
+    retention = None
+    if wanted(settings):
+        retention = LogRetention(settings, service, metrics=host.metrics)
+        retention.start()
+    flow = FlowMonitor(settings, host, service, metrics=host.metrics)
+    flow.start()
+    catalog = Coordinator(settings, log=service, append=OneByOne(host, settings.append_deadline))
+    # DDL that was under way when everything stopped is completed, or given up with a record, before anybody asks for more.
+    threading.Thread(target=catalog.resume, name="resume-ddl", daemon=True).start()
+    tombstones = Tombstones(host, service, wal) if isinstance(service, GenerationsService) else None
+    if tombstones is not None:
+        threading.Thread(target=tombstones.resume, name="resume-tombstones", daemon=True).start()
+    reads = Reads(settings, catalog, host, service)
+    return AppendExtension(host, retention=retention, flow=flow, catalog=catalog, tombstones=tombstones, reads=reads)
+
+
+def committed_states(wal: object, service: LogService) -> Callable[[str], ChannelState]:
+    """`load_state` from the ``wal`` table at `wal`; a PChannel that has no committed state starts at its log's beginning.
+
+    One whose newest state is damaged starts from an older one: the log of `service` leads to the same answers.
+    """
+
+    def load(pchannel: str) -> ChannelState:
+        try:
+            table = WalTable.open(wal)
+        except TableNotFound:
+            return ChannelState.new(pchannel)
+        log = service.open(pchannel)
+        try:
+            return sound_state(table, log, pchannel)
+        finally:
+            log.close()
+
+    return load
+
+
+# --- requests and answers ---------------------------------------------------------------------------------------------------
+
+
+def _pchannel(request: dict[str, Any], key: str = "pchannel") -> str:
+    value = request.get(key)
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(f"the request needs {key!r}, the name of a PChannel")
+    return value
+
+
+def _next(reader: flight.MetadataRecordBatchReader) -> tuple[pa.LargeBinaryArray, float] | None:
+    """The next append of a stream and its seconds to wait; None at its end. Raises InvalidArgument."""
+    try:
+        chunk = reader.read_chunk()
+    except (StopIteration, flight.FlightError, pa.ArrowException, OSError):
+        return None  # ended, or the client went away
+    timeout = DEFAULT_DEADLINE if chunk.app_metadata is None else _timeout(chunk.app_metadata.to_pybytes())
+    batch = chunk.data
+    values = batch.column(0) if batch is not None and sound(batch) and batch.num_columns else None
+    if not isinstance(values, pa.LargeBinaryArray):
+        values = pa.array([], pa.large_binary())  # refused like an append of no entries, which it is
+    return values, timeout
+
+
+def _timeout(metadata: bytes) -> float:
+    seconds: float = TIMEOUT.unpack(metadata)[0] if len(metadata) == TIMEOUT.size else -1.0
+    if not 0 <= seconds <= MAX_OUTCOME_WAIT:
+        raise InvalidArgument(
+            f"the metadata of an append is its seconds to wait, 0 to {MAX_OUTCOME_WAIT:g}, as a little-endian double of "
+            f"{TIMEOUT.size} bytes; these are {len(metadata)} bytes"
+        )
+    return seconds
+
+
+def _settled(submit: Callable[[], PendingOutcome]) -> PendingOutcome | bytes:
+    """What `submit` gives, or its failure for the wire."""
+    try:
+        return submit()
+    except Exception as error:
+        return failure_to_bytes(error)
+
+
+def _write(writer: flight.MetadataRecordBatchWriter, answer: PendingOutcome | bytes, timeout: float) -> None:
+    if not isinstance(answer, bytes):
+        try:
+            rows = answer.outcome(timeout=timeout).rows
+        except Exception as error:
+            answer = failure_to_bytes(error)
+        else:
+            writer.write_batch(rows)
+            return
+    writer.write_metadata(pa.py_buffer(answer))
+
+
+def _rows(batches: Sequence[pa.RecordBatch], last: dict[str, Any]) -> flight.GeneratorStream:
+    """Rows as a stream; small batches go out as one, since each has two dozen columns on the wire."""
+    plain = [wire_rows(batch) for batch in batches]
+    if len(plain) > 1:
+        plain = pa.Table.from_batches(plain).combine_chunks().to_batches()
+
+    def pieces() -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        for batch in plain[:-1]:
+            yield batch, b"{}"
+        yield (plain[-1] if plain else _EMPTY), to_json(last)
+
+    return flight.GeneratorStream(TAIL_SCHEMA, pieces())
+
+
+_EMPTY: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in TAIL_SCHEMA], schema=TAIL_SCHEMA)

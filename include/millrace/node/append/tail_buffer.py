@@ -1,0 +1,148 @@
+"""The write-ahead buffer: the newest decided rows of one PChannel, for readers that tail it.
+
+It holds about the last `max_bytes` and forgets what is older than `max_age` seconds, but for the last `keep_bytes`. Whoever
+asks for what is gone gets :class:`Evicted` and reads it from the ``wal`` table. The confirmed tick says how far the buffer
+has seen the log: a reader that has taken everything up to it has seen every message with a tick at or below it, the ticks
+that became no row included.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from millrace.base.errors import MillraceError
+from millrace.rpc.tail import Evicted, Tailed
+
+CHUNK_OVERHEAD = 16 << 10
+"""Bytes that a chunk costs beside its payloads: two dozen Arrow columns are not free where a chunk is one message."""
+
+ROW_BYTES = 160
+"""What a message costs beside its payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class TailLimits:
+    """How much a PChannel's buffer holds, in bytes (those of payloads, and ROW_BYTES a message) and seconds."""
+
+    max_bytes: int = 64 << 20
+    keep_bytes: int = 8 << 20
+    max_age: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    after: int  # everything in (after, through] is in `messages`
+    through: int
+    messages: pa.RecordBatch
+    bytes: int
+    came: float
+
+
+class TailBuffer:
+    """One PChannel's buffer; one thread publishes, any number tail."""
+
+    def __init__(
+        self, *, start_tick: int, limits: TailLimits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limits = limits or TailLimits()
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._chunks: deque[_Chunk] = deque()
+        self._bytes = 0
+        self._earliest = start_tick
+        self._confirmed = start_tick
+        self._failure: MillraceError | None = None
+        self._readers = 0
+
+    @property
+    def confirmed_tick(self) -> int:
+        """Everything up to here was published."""
+        return self._confirmed
+
+    @property
+    def bytes(self) -> int:
+        """What the buffer holds, as it counts."""
+        return self._bytes
+
+    def publish(self, messages: pa.RecordBatch, *, confirmed_tick: int, bytes: int) -> None:
+        """Add the next messages, of which `bytes` are payload; nothing at or below `confirmed_tick` follows."""
+        now = self._clock()
+        with self._changed:
+            if messages.num_rows:
+                size = bytes + ROW_BYTES * messages.num_rows + CHUNK_OVERHEAD
+                self._chunks.append(_Chunk(self._confirmed, confirmed_tick, messages, size, now))
+                self._bytes += size
+            self._confirmed = max(self._confirmed, confirmed_tick)
+            self._evict(now)
+            if self._readers:
+                self._changed.notify_all()
+
+    def fail(self, error: MillraceError) -> None:
+        """Nothing follows any more; readers that have taken everything get `error`."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def tail(self, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed | Evicted:
+        """What came behind `after_tick`, at most about `max_bytes`; waits up to `timeout` seconds where that is nothing.
+
+        A confirmed tick at or below `after_tick` says that the wait ran out. Raises what stopped the PChannel.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            self._readers += 1
+            try:
+                while self._confirmed <= after_tick:
+                    if self._failure is not None:
+                        raise copy(self._failure)
+                    left = deadline - time.monotonic()
+                    if left <= 0 or not self._changed.wait(left):
+                        break
+                if after_tick < self._earliest:
+                    return Evicted(self._earliest)
+                if self._confirmed <= after_tick:
+                    return Tailed([], self._confirmed)
+                chunks, confirmed = self._behind(after_tick, max_bytes)
+            finally:
+                self._readers -= 1
+        if chunks and chunks[0].after < after_tick:
+            first = chunks[0].messages
+            ticks = first.column("time_tick").to_numpy()
+            kept = first.slice(bisect_right(ticks, after_tick))
+            rest = [chunk.messages for chunk in chunks[1:]]
+            return Tailed([kept, *rest] if kept.num_rows else rest, confirmed)
+        return Tailed([chunk.messages for chunk in chunks], confirmed)
+
+    def _behind(self, after_tick: int, max_bytes: int) -> tuple[list[_Chunk], int]:
+        """Chunks from the first that reaches behind `after_tick`, and the tick that they complete."""
+        found: list[_Chunk] = []
+        size = 0
+        start = bisect_right(self._chunks, after_tick, key=lambda chunk: chunk.through)
+        for place in range(start, len(self._chunks)):
+            chunk = self._chunks[place]
+            if found and size + chunk.bytes > max_bytes:
+                return found, found[-1].through
+            found.append(chunk)
+            size += chunk.bytes
+        return found, self._confirmed
+
+    def _evict(self, now: float) -> None:
+        limits = self._limits
+        while self._chunks:
+            oldest = self._chunks[0]
+            aged = now - oldest.came > limits.max_age and self._bytes - oldest.bytes >= limits.keep_bytes
+            if self._bytes <= limits.max_bytes and not aged:
+                return
+            if len(self._chunks) == 1 and not aged:
+                return  # the newest stays whatever its size: who tails closely never has to go back
+            self._chunks.popleft()
+            self._bytes -= oldest.bytes
+            self._earliest = oldest.through

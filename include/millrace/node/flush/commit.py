@@ -1,0 +1,180 @@
+"""The flusher's commits: deletes, rows, then ``segments``, last ``checkpoints``; each fenced, each idempotent.
+
+A crash between two of them leaves tables that are ahead of the checkpoint; the next flush starts from the checkpoint and
+leaves out, table by table, what is there. Two flushers at once: a table takes each range of a VChannel from one of them,
+because a commit goes through only from the version of the app id that its work was planned from; the other is fenced,
+drops its files and plans anew. A checkpoint is moved by the one flusher that has everything before it in the tables.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from millrace.base.errors import ChannelParked, MillraceError
+from millrace.base.failpoint import hit
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.message.ids import tick_physical_ms
+from millrace.message.schema import CollectionSchema
+from millrace.node.flush.flusher import DELETES, ROWS, FlushReport, TablePart
+from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.storage.files import drop_files
+from millrace.storage.store import store_at
+from millrace.storage.table import Table
+from millrace.tables.collections.flush_tables import ensure_checkpoints, ensure_segments, removed_checkpoint
+from millrace.tables.collections.table import deletes_uri, ensure_deletes_table, ensure_rows_table, rows_uri
+
+
+@dataclass(slots=True)
+class FlushResult:
+    """What became of the reports of one call."""
+
+    committed: list[FlushReport] = field(default_factory=list)
+    fenced: list[FlushReport] = field(default_factory=list)
+    parked: dict[str, MillraceError] = field(default_factory=dict)
+    """By PChannel, why its report cannot be committed; nothing of it was."""
+    seconds: float = 0.0
+
+
+class FlushCommitter:
+    """Commits flushes to the tables of one deployment. One thread at a time; any number of them in any process.
+
+    `seam` is called at the places that crash and interleaving tests stop at: ``commit.checked`` (before each commit) and
+    ``flush.<table>`` behind the commit of ``deletes``, ``rows``, ``segments`` and ``checkpoints``.
+    """
+
+    def __init__(
+        self, settings: Settings, *, metrics: Metrics | None = None, seam: Callable[[str], None] = hit
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._seam = seam
+        self._handles: dict[str, Table] = {}
+        self._known: dict[int, CollectionSchema] = {}
+        self._done: set[str] = set()
+
+    def commit(self, reports: Sequence[FlushReport]) -> FlushResult:
+        """Commit every report that still follows what the tables hold. At most one of each PChannel."""
+        started = time.perf_counter()
+        result = FlushResult()
+        self._done.clear()
+        pending = [report for report in reports if self._ensured(report, result)]
+        for kind, path_of in ((DELETES, deletes_uri), (ROWS, rows_uri)):
+            for collection_id in sorted({number for report in pending for number in report.collections}):
+                pending = self._table(kind, collection_id, path_of(self._settings, collection_id), pending, result)
+                self._seam(f"flush.{kind}")
+        pending = self._segments(pending, result)
+        self._seam("flush.segments")
+        pending = self._checkpoints(pending, result)
+        self._seam("flush.checkpoints")
+        result.committed = pending
+        result.seconds = time.perf_counter() - started
+        self._report(result)
+        return result
+
+    def _ensured(self, report: FlushReport, result: FlushResult) -> bool:
+        """Have the tables, with every field that the rows have: done before the commit, harmless where it was done.
+
+        A report that has no place in its tables parks its PChannel; the others go on (law 6).
+        """
+        try:
+            for number, schema in report.schemas.items():
+                known = self._known.get(number)
+                if known is not None and len(known.fields) >= len(schema.fields):
+                    continue
+                rows, deletes = rows_uri(self._settings, number), deletes_uri(self._settings, number)
+                self._handles[rows] = ensure_rows_table(rows, schema)
+                self._handles[deletes] = ensure_deletes_table(deletes, schema)
+                self._known[number] = schema
+        except ChannelParked as error:
+            self._drop(report, None)
+            result.parked[report.pchannel] = error
+            return False
+        return True
+
+    def _table(
+        self, kind: str, collection_id: int, path: str, reports: list[FlushReport], result: FlushResult
+    ) -> list[FlushReport]:
+        parts = [
+            (report, part)
+            for report in reports
+            if (part := report.collections.get(collection_id, {}).get(kind)) is not None
+        ]
+        return self._commit(kind, path, parts, reports, result)
+
+    def _segments(self, reports: list[FlushReport], result: FlushResult) -> list[FlushReport]:
+        path = self._settings.segments_uri
+        if path not in self._handles:
+            self._handles[path] = ensure_segments(path)
+        parts = [(report, report.segments) for report in reports if report.segments.rows]
+        return self._commit("segments", path, parts, reports, result)
+
+    def _checkpoints(self, reports: list[FlushReport], result: FlushResult) -> list[FlushReport]:
+        path = self._settings.checkpoints_uri
+        if path not in self._handles:
+            self._handles[path] = ensure_checkpoints(path)
+        parts = []
+        for report in reports:
+            move = AppMove(report.checkpoint.base, report.new_checkpoint.time_tick)
+            parts.append((report, TablePart(report.checkpoint_actions, {report.pchannel: move})))
+        return self._commit("checkpoints", path, parts, reports, result)
+
+    def _commit(
+        self,
+        kind: str,
+        path: str,
+        parts: list[tuple[FlushReport, TablePart]],
+        reports: list[FlushReport],
+        result: FlushResult,
+    ) -> list[FlushReport]:
+        """Commit the parts of one table together; the reports that go on. Those that are fenced leave nothing more."""
+        if not parts:
+            return reports
+        started = time.perf_counter()
+        outcome = commit_fenced(
+            self._handles[path],
+            [
+                Part(part.actions, removed_checkpoint(report.checkpoint) if kind == "checkpoints" else (), part.moves)
+                for report, part in parts
+            ],
+            seam=self._seam,
+        )
+        late = [parts[place][0] for place in outcome.fenced]
+        for report in late:
+            self._drop(report, path)
+        result.fenced.extend(late)
+        if len(late) < len(parts):
+            self._done.add(path)
+            if self._metrics is not None:
+                self._metrics.flusher_commit_duration_seconds.labels(kind).observe(time.perf_counter() - started)
+        return [report for report in reports if report not in late]
+
+    def _drop(self, report: FlushReport, fenced_at: str | None) -> None:
+        """Remove the files of a report that goes nowhere, for the tables whose commit it did not come to."""
+        settings = self._settings
+        places = [
+            ((deletes_uri if kind == DELETES else rows_uri)(settings, number), part.actions)
+            for number, parts in report.collections.items()
+            for kind, part in parts.items()
+        ]
+        places.append((settings.segments_uri, report.segments.actions))
+        places.append((settings.checkpoints_uri, report.checkpoint_actions))
+        for path, actions in places:
+            if path not in self._done and path != fenced_at:
+                drop_files(store_at(path), actions)
+
+    def _report(self, result: FlushResult) -> None:
+        metrics = self._metrics
+        if metrics is None:
+            return
+        for report in result.committed:
+            checkpoint = report.new_checkpoint
+            metrics.recovery_persisted_time_tick.labels(report.pchannel).set(checkpoint.time_tick)
+            now_ms = time.time() * 1000
+            for vchannel, tick in checkpoint.flush_ticks.items():
+                metrics.flusher_time_tick.labels(vchannel).set(tick)
+                metrics.flusher_lag_seconds.labels(vchannel).set(max(0.0, now_ms - tick_physical_ms(tick)) / 1000)
+            for vchannel, rows in report.rows_by_vchannel.items():
+                metrics.flusher_rows_total.labels(vchannel).inc(rows)

@@ -1,0 +1,350 @@
+"""One flush of one PChannel, from plan to files: visible WAL rows into the tables' Parquet files. Knows no Spark.
+
+:func:`plan_flush` starts from the PChannel's checkpoint, :func:`run_flush` is a pure function of (checkpoint, WAL range,
+how far each table is) but for file names: it leaves durable files and a :class:`FlushReport` that names them, and commits
+nothing. What a table has already, because a flusher died between two commits, is left out for that table alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.message.bodies import parse_body
+from millrace.message.ids import MessageId
+from millrace.message.schema import CollectionSchema
+from millrace.message.types import MessageType
+from millrace.storage.commit import AppMove
+from millrace.storage.files import FileSink, drop_files
+from millrace.storage.parquet_file import FileAction
+from millrace.storage.store import store_at
+from millrace.storage.table import Table, open_table
+from millrace.tables.collections.catalog import SegmentEvent
+from millrace.tables.collections.flush_tables import Checkpoint, read_segments, write_checkpoint, write_segments
+from millrace.tables.collections.table import (
+    DATE,
+    STATS_COLUMNS,
+    check_fields,
+    deletes_uri,
+    rows_uri,
+)
+from millrace.tables.collections.visible_rows import CollectionRows, by_date, collection_rows, conform
+from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, read_range
+from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
+
+ROWS: Final = "rows"
+DELETES: Final = "deletes"
+
+_DROPS: Final = pa.array(
+    [MessageType.DROP_PARTITION.name, MessageType.DROP_COLLECTION.name, MessageType.IMPORT.name],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FlushPlan:
+    """What one task is to do: everything that becomes visible on the PChannel in (checkpoint, up_to_tick]."""
+
+    checkpoint: Checkpoint
+    up_to_tick: int
+    range: WalRange
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.checkpoint.to_json(),
+            "up_to_tick": self.up_to_tick,
+            "range": self.range.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(Checkpoint.from_json(value["checkpoint"]), value["up_to_tick"], WalRange.from_json(value["range"]))
+
+
+@dataclass(slots=True)
+class TablePart:
+    """Files for one table and, for each app id with rows in them, where the table stood and where it will stand."""
+
+    actions: list[FileAction] = field(default_factory=list)
+    moves: dict[str, AppMove] = field(default_factory=dict)
+    rows: int = 0
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(
+            [FileAction.from_dict(action) for action in value["actions"]],
+            {app_id: AppMove(**move) for app_id, move in value["moves"].items()},
+            value["rows"],
+        )
+
+
+@dataclass(slots=True)
+class FlushReport:
+    """What a task hands to the committer."""
+
+    checkpoint: Checkpoint
+    """From which the work was planned."""
+    new_checkpoint: Checkpoint
+    schemas: dict[int, CollectionSchema] = field(default_factory=dict)
+    """The newest schema of each collection that must have its tables before the commit."""
+    collections: dict[int, dict[str, TablePart]] = field(default_factory=dict)
+    """By collection id: ROWS and DELETES."""
+    segments: TablePart = field(default_factory=TablePart)
+    checkpoint_actions: list[FileAction] = field(default_factory=list)
+    rows_by_vchannel: dict[str, int] = field(default_factory=dict)
+    """Rows for the collections' rows tables."""
+    seconds: float = 0.0
+
+    @property
+    def pchannel(self) -> str:
+        return self.checkpoint.pchannel
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.checkpoint.to_json(),
+            "new_checkpoint": self.new_checkpoint.to_json(),
+            "schemas": {str(number): schema.to_json() for number, schema in self.schemas.items()},
+            "collections": {
+                str(number): {kind: asdict(part) for kind, part in parts.items()}
+                for number, parts in self.collections.items()
+            },
+            "segments": asdict(self.segments),
+            "checkpoint_actions": [action.to_dict() for action in self.checkpoint_actions],
+            "rows_by_vchannel": self.rows_by_vchannel,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(
+            Checkpoint.from_json(value["checkpoint"]),
+            Checkpoint.from_json(value["new_checkpoint"]),
+            {int(number): CollectionSchema.from_json(schema) for number, schema in value["schemas"].items()},
+            {
+                int(number): {kind: TablePart.from_json(part) for kind, part in parts.items()}
+                for number, parts in value["collections"].items()
+            },
+            TablePart.from_json(value["segments"]),
+            [FileAction.from_dict(action) for action in value["checkpoint_actions"]],
+            value["rows_by_vchannel"],
+            value["seconds"],
+        )
+
+
+def plan_flush(
+    wal: WalSnapshot, checkpoint: Checkpoint, *, up_to_tick: int = MAX_TICK, max_bytes: int | None = None
+) -> FlushPlan | None:
+    """The next range of a PChannel, up to `up_to_tick` or about `max_bytes` of WAL files; None where there is nothing."""
+    target = min(up_to_tick, wal.last_tick(checkpoint.pchannel))
+    if target <= checkpoint.time_tick:
+        return None
+    plan = wal.plan(
+        checkpoint.pchannel,
+        start=checkpoint.confirmed,
+        after_tick=checkpoint.time_tick,
+        up_to_tick=target,
+        max_bytes=max_bytes,
+    )
+    return FlushPlan(checkpoint, min(target, plan.up_to_tick), plan)
+
+
+def run_flush(settings: Settings, plan: FlushPlan) -> FlushReport:
+    """Write what became visible in the planned range into durable files. What it wrote is removed where it raises.
+
+    Raises ChannelParked, before it writes rows, where a table has a column with another type than its collection; Malformed;
+    StagedFileDamaged.
+    """
+    started = time.perf_counter()
+    writer = _Writer(settings, plan)
+    try:
+        report = writer.run()
+    except BaseException:
+        writer.abort()
+        raise
+    report.seconds = time.perf_counter() - started
+    hit("flush.written")
+    return report
+
+
+class _Writer:
+    """The state of one run."""
+
+    def __init__(self, settings: Settings, plan: FlushPlan) -> None:
+        self._settings = settings
+        self._plan = plan
+        self._catalog = plan.checkpoint.catalog
+        self._tables: dict[tuple[int, str], _TableWriter] = {}
+        self._segment_events: list[SegmentEvent] = []
+        self._drops: list[_Drop] = []
+        self._confirmed = plan.checkpoint.confirmed
+        self._term = plan.checkpoint.term
+
+    def run(self) -> FlushReport:
+        plan, settings = self._plan, self._settings
+        pchannel = plan.checkpoint.pchannel
+        before = {name: len(info.schemas) for name, info in self._catalog.vchannels.items()}
+        for visible in self._visible():
+            drops = visible.filter(pc.is_in(visible["type"].cast(pa.utf8()), _DROPS))
+            self._drops.extend(each for row in drops.to_pylist() if (each := _drop(row)).before)
+            for stretch in self._catalog.apply(visible):
+                self._segment_events.extend(self._catalog.segment_events(stretch))
+                for part in collection_rows(stretch, self._catalog, staged=self._settings.staged_path):
+                    self._table(part).write(part)
+        collections: dict[int, dict[str, TablePart]] = {}
+        rows_by_vchannel: dict[str, int] = {}
+        for (collection_id, kind), table in self._tables.items():
+            made = table.finish(plan.up_to_tick)
+            rows_by_vchannel |= table.counts if kind == ROWS else {}
+            if made.rows:
+                collections.setdefault(collection_id, {})[kind] = made
+        new_checkpoint = replace(
+            plan.checkpoint,
+            time_tick=plan.up_to_tick,
+            confirmed=self._confirmed,
+            term=self._term,
+            flush_ticks=dict.fromkeys(sorted(self._catalog.vchannels), plan.up_to_tick),
+            catalog_bytes=self._catalog.to_bytes(),
+            path=None,
+        )
+        changed: dict[int, CollectionSchema] = {}
+        for name, info in self._catalog.vchannels.items():
+            if info.collection_id in collections or len(info.schemas) != before.get(name):
+                # A change may have come to some of its VChannels alone: the table has the newest.
+                known = changed.get(info.collection_id, info.newest_schema)
+                changed[info.collection_id] = max(known, info.newest_schema, key=lambda each: len(each.fields))
+        return FlushReport(
+            checkpoint=plan.checkpoint,
+            new_checkpoint=new_checkpoint,
+            schemas=changed,
+            collections=collections,
+            segments=self._segments(pchannel),
+            checkpoint_actions=write_checkpoint(settings.checkpoints_uri, new_checkpoint),
+            rows_by_vchannel=rows_by_vchannel,
+        )
+
+    def _visible(self) -> Iterator[pa.Table]:
+        buffer = TxnBuffer(after_tick=self._plan.checkpoint.time_tick)
+        for table in read_range(store_at(self._settings.wal_uri), self._plan.range):
+            last = table.slice(table.num_rows - 1).to_pylist()[0]
+            self._confirmed = MessageId(last["lc_ledger"], last["lc_entry"], last["lc_index"], last["lc_ordinal"])
+            self._term = last["term"]
+            yield buffer.push(table)
+
+    def _table(self, part: CollectionRows) -> _TableWriter:
+        kind = DELETES if part.is_delete else ROWS
+        table = self._tables.get((part.collection_id, kind))
+        if table is None:
+            path = (deletes_uri if part.is_delete else rows_uri)(self._settings, part.collection_id)
+            sink = FileSink.at(path, part.rows.schema, (part.schema.primary_key, *STATS_COLUMNS))
+            table = _TableWriter(sink, path, self._plan.checkpoint.time_tick)
+            self._tables[part.collection_id, kind] = table
+        return table
+
+    def _segments(self, pchannel: str) -> TablePart:
+        path = self._settings.segments_uri
+        table = open_table(path)
+        base = 0 if table is None else table.app_version(pchannel)
+        events = [*self._segment_events, *self._dropped_segments(table, pchannel)]
+        events = [event for event in events if event.time_tick > base]
+        actions = write_segments(path, pchannel, events)
+        moves = {pchannel: AppMove(base, self._plan.up_to_tick)} if actions else {}
+        return TablePart(actions, moves, len(events))
+
+    def _dropped_segments(self, table: Table | None, pchannel: str) -> list[SegmentEvent]:
+        """The segments that went with the partitions and collections dropped, and the Imports that replaced, in this range."""
+        if not self._drops:
+            return []
+        stored = read_segments(table, pchannel=pchannel).drop_columns(["pchannel"])
+        newest = {row["segment_id"]: SegmentEvent(**row) for row in stored.to_pylist()}
+        newest.update({event.segment_id: event for event in self._segment_events})
+        dropped: list[SegmentEvent] = []
+        for drop in self._drops:
+            for number, event in sorted(newest.items()):
+                gone = event.vchannel == drop.vchannel and drop.partition_id in (0, event.partition_id)
+                if gone and event.state != "dropped" and event.time_tick < drop.tick and number < drop.before:
+                    newest[number] = event._replace(state="dropped", time_tick=drop.tick)
+                    dropped.append(newest[number])
+        return dropped
+
+    def abort(self) -> None:
+        for table in self._tables.values():
+            table.abort()
+
+
+class _Drop(NamedTuple):
+    """What takes segments away: those of a VChannel and partition (0: all) with a smaller id than `before`."""
+
+    vchannel: str
+    partition_id: int
+    tick: int
+    before: int
+
+
+def _drop(row: Mapping[str, Any]) -> _Drop:
+    """By the message. An Import that replaces leaves its own segments; one that does not, takes none away."""
+    tick, before = row[VISIBLE_TICK], row[VISIBLE_TICK]
+    partition_id = row["partition_id"] if row["type"] == MessageType.DROP_PARTITION.name else 0
+    if row["type"] == MessageType.IMPORT.name:
+        replaces = parse_body(MessageType.IMPORT, row["payload"])["replace"]
+        before = (row["segment_id"] or tick) if replaces else 0
+    return _Drop(row["vchannel"], partition_id, tick, before)
+
+
+class _TableWriter:
+    """Rows on their way into one table; leaves out what the table has of each VChannel already."""
+
+    def __init__(self, sink: FileSink, uri: str, checkpoint_tick: int) -> None:
+        self._sink = sink
+        self._table = open_table(uri)
+        self._check()
+        self._checkpoint_tick = checkpoint_tick
+        self._bases: dict[str, int] = {}
+        self._ahead = False
+        self.counts: dict[str, int] = {}
+        """Rows written, by VChannel."""
+
+    def write(self, part: CollectionRows) -> None:
+        rows = part.rows
+        if len(rows.schema) > len(self._sink.schema):
+            self._sink.finish()  # a field was added: it needs files that have it
+            self._sink.schema = rows.schema
+            self._check()
+        channels = pc.unique(rows["_vchannel"]).to_pylist()
+        for channel in channels:
+            if channel not in self._bases:
+                base = 0 if self._table is None else self._table.app_version(channel)
+                self._bases[channel] = base
+                self._ahead |= base > self._checkpoint_tick
+        if self._ahead:
+            rows = self._missing(rows)
+        for day, each in by_date(rows) if rows.num_rows else ():
+            self._sink.write(conform(each, self._sink.schema), {DATE: day})
+        for count in pc.value_counts(rows["_vchannel"]).to_pylist():
+            self.counts[count["values"]] = self.counts.get(count["values"], 0) + count["counts"]
+
+    def _check(self) -> None:
+        """Raises ChannelParked where the rows do not fit the table: the commit would find out too, with all files written."""
+        if self._table is not None:
+            check_fields(self._table, self._sink.schema)
+
+    def _missing(self, rows: pa.Table) -> pa.Table:
+        channel = pc.dictionary_encode(rows["_vchannel"]).combine_chunks()
+        has = np.array([self._bases[name] for name in channel.dictionary.to_pylist()], dtype=np.int64)
+        codes = channel.indices.to_numpy(zero_copy_only=False)
+        return rows.filter(pa.array(rows["_time_tick"].to_numpy() > has[codes]))
+
+    def finish(self, tick: int) -> TablePart:
+        # A VChannel that the table is ahead with brings no rows, so its app id stays where it is.
+        moves = {name: AppMove(base, tick) for name, base in self._bases.items() if base < tick}
+        return TablePart(self._sink.finish(), moves, sum(self.counts.values()))
+
+    def abort(self) -> None:
+        self._sink.abort()
+        drop_files(self._sink.store, self._sink.actions)

@@ -1,0 +1,175 @@
+"""Writes what the chain made of one log range as Parquet files of the ``wal`` table, durable before anyone hears of them.
+
+One file per kind and UTC date, under a name that no other attempt has; nothing is committed here. The result is a list of
+file actions, small enough to travel through Spark as JSON, which the committer puts into one Delta commit. Memory
+is bounded by the slices that are handed in: each becomes a row group at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from datetime import UTC, date, datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.message.ids import LOGICAL_BITS
+from millrace.storage.parquet_file import FileAction, ParquetFile
+from millrace.storage.store import TableStore, store_at
+from millrace.tables.wal.table import (
+    STATS_COLUMNS,
+    Totals,
+    WalPosition,
+    partition_path,
+    state_detail,
+)
+from millrace.wal.chain import Outcome
+from millrace.wal.digest import digest
+from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE, ROW_SCHEMA
+from millrace.wal.state import ChannelState
+
+_DAY_MS: Final = 86_400_000
+_DICTIONARY: Final = [
+    "type",
+    "vchannel",
+    "reason",
+    "term",
+    "lc_ledger",
+    "collection_id",
+    "partition_id",
+    "segment_id",
+    "schema_version",
+    "producer_id",
+    "epoch",
+    "txn_id",
+    "ledger",
+    "rows",
+]
+"""Columns of few values; the others would pay for a dictionary that fills up."""
+
+_WRITE_OPTIONS: Final[dict[str, Any]] = {
+    "compression": "none",
+    "use_dictionary": _DICTIONARY,
+    "write_statistics": list(STATS_COLUMNS),
+    "version": "2.6",
+    "data_page_size": 1 << 20,
+}
+
+
+class RangeWriter:
+    """The files of one attempt at one range of one PChannel.
+
+    Call :meth:`add` for each outcome in log order, then :meth:`finish` once; :meth:`abort` takes everything away.
+    """
+
+    def __init__(self, uri: object, pchannel: str) -> None:
+        self._store = store_at(uri)
+        self._pchannel = pchannel
+        self._attempt = uuid.uuid4().hex
+        self._open: dict[tuple[str, str], RowFile] = {}
+        self.totals = Totals()
+
+    def add(self, outcome: Outcome) -> None:
+        """Write the rows of one outcome."""
+        for kind, rows in ((KIND_MESSAGE, outcome.messages), (KIND_REJECTION, outcome.rejections)):
+            if rows.num_rows == 0:
+                continue
+            added = digest(rows)
+            count = rows.num_rows
+            self.totals += Totals(count if kind == KIND_MESSAGE else 0, count if kind == KIND_REJECTION else 0, added)
+            for day, part in rows_by_date(kind, rows):
+                self._file(kind, day).write(part)
+
+    @property
+    def rows(self) -> int:
+        """Message and rejection rows written so far."""
+        return self.totals.messages + self.totals.rejections
+
+    def finish(self, state: ChannelState, base: WalPosition) -> list[FileAction]:
+        """Write the state row behind the range, make all files durable and describe them."""
+        data = state.to_bytes()
+        detail = state_detail(
+            commits=base.commits + 1,
+            previous_tick=base.last_tick,
+            totals=base.totals + self.totals,
+            time_tick=state.last_tick,
+            state=data,
+        )
+        row = _state_row(state, detail=detail, data=data)
+        self._file(KIND_STATE, _date(state.last_tick >> LOGICAL_BITS)).write(row)
+        return [file.close() for file in self._open.values()]
+
+    def abort(self) -> None:
+        """Remove what was written. Idempotent."""
+        for file in self._open.values():
+            file.discard()
+        self._open.clear()
+
+    def _file(self, kind: str, day: str) -> RowFile:
+        file = self._open.get((kind, day))
+        if file is None:
+            file = self._open[(kind, day)] = RowFile(self._store, kind, self._pchannel, day, name=self._attempt)
+        return file
+
+
+class RowFile:
+    """One file of the ``wal`` table that is being written: rows of one kind and day."""
+
+    def __init__(self, store: TableStore, kind: str, pchannel: str, day: str, *, name: str | None = None) -> None:
+        self._partition = {"kind": kind, "pchannel": pchannel, "date": day}
+        # Messages and rejections are held by their commits' digests: checksums of their pages cost a third of the writing.
+        checksums = {"write_page_checksum": kind == KIND_STATE}
+        path = f"{partition_path(kind, pchannel, day)}/{name or uuid.uuid4().hex}.parquet"
+        self._file = ParquetFile(store, path, ROW_SCHEMA, options=_WRITE_OPTIONS | checksums)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Add rows as a row group."""
+        self._file.write(rows, row_group_size=max(1, rows.num_rows))
+
+    def close(self) -> FileAction:
+        """Make the file durable, and describe it."""
+        return self._file.close(self._partition, STATS_COLUMNS)
+
+    def discard(self) -> None:
+        self._file.discard()
+
+
+def _date(physical_ms: int) -> str:
+    return datetime.fromtimestamp(physical_ms / 1000, UTC).date().isoformat()
+
+
+def rows_by_date(kind: str, rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
+    """`rows` cut where the UTC date changes: of the tick, or of the append stamp for a rejection."""
+    ticks = rows.column("time_tick" if kind == KIND_MESSAGE else "physical_ms").to_numpy()
+    days = (ticks >> LOGICAL_BITS if kind == KIND_MESSAGE else ticks) // _DAY_MS
+    if days[0] == days[-1]:  # ticks and stamps never decrease
+        return [(_day_name(int(days[0])), rows)]
+    cuts = [0, *(np.flatnonzero(np.diff(days)) + 1).tolist(), rows.num_rows]
+    return [(_day_name(int(days[start])), rows.slice(start, end - start)) for start, end in itertools.pairwise(cuts)]
+
+
+def _day_name(day: int) -> str:
+    return (date(1970, 1, 1).fromordinal(date(1970, 1, 1).toordinal() + day)).isoformat()
+
+
+def _state_row(state: ChannelState, *, detail: str, data: bytes) -> pa.RecordBatch:
+    values: dict[str, Any] = {
+        "time_tick": state.last_tick,
+        "ledger": state.position.ledger,
+        "entry": state.position.entry,
+        "physical_ms": state.last_tick >> LOGICAL_BITS,
+        "type": "UNDEFINED",
+        "vchannel": "",
+        "term": state.term,
+        "reason": None,
+        "detail": detail,
+        "payload": data,
+    }
+    arrays = [pa.array([values.get(item.name, 0)], _value_type(item.type)).cast(item.type) for item in ROW_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -1,0 +1,1 @@
+"""What ingest and flush share: parked PChannels, samples of what a query did."""

@@ -1,0 +1,113 @@
+"""Retention of the ingress log by size and by time, applied by the process that owns it, and bounded by the checkpoints.
+
+Off unless the settings `log_retention_bytes` or `log_retention_seconds` say otherwise. What retention gives up is old, or beyond
+the size, and both checkpoints have passed it (millrace.node.retention.truncation): a PChannel that is parked, or whose flusher is behind,
+keeps everything that it still needs, however much that is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol, runtime_checkable
+
+from millrace.base.errors import TableNotFound
+from millrace.base.failpoint import hit
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.log.protocol import Log, LogService
+from millrace.message.ids import LogId
+from millrace.node.retention.removal import removing
+from millrace.node.retention.truncation import allowed_position
+from millrace.runtime.periodic import Periodic
+from millrace.storage.table import open_table
+from millrace.tables.collections.flush_tables import read_checkpoints
+from millrace.tables.quality_state import standing_blocks
+from millrace.tables.wal.table import WalTable
+
+PAUSE: Final = 60.0
+"""Seconds between two passes."""
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Keeps(Log, Protocol):
+    """A log with retention of its own, as the embedded one is."""
+
+    def enforce_retention(
+        self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
+    ) -> int: ...
+
+
+def wanted(settings: Settings) -> bool:
+    """Whether a deployment has a retention for its log."""
+    return bool(settings.log_retention_bytes or settings.log_retention_seconds)
+
+
+def enforce(settings: Settings, service: LogService) -> dict[str, int]:
+    """Give up what is beyond the retention of each PChannel's log, as far as its checkpoints allow; bytes freed.
+
+    May be killed at any instant and repeated. While a backup holds it back (millrace.node.retention.removal), or quality does, nothing
+    is freed.
+    """
+    blocks = standing_blocks(settings)
+    if blocks:
+        _log.warning("nothing of the log is given up: critical expectations stand failed (%s)", ", ".join(blocks))
+        return {}
+    with removing(settings) as free:
+        return _enforce(settings, service) if free else {}
+
+
+def _enforce(settings: Settings, service: LogService) -> dict[str, int]:
+    try:
+        wal = WalTable.open(settings.wal_uri)
+    except TableNotFound:
+        return {}
+    path = settings.checkpoints_uri
+    checkpoints = read_checkpoints(open_table(path))
+    freed = {}
+    for pchannel, position in wal.sound_positions(wal.pchannels()).items():
+        allowed = allowed_position(position, checkpoints.get(pchannel))
+        # A state without a checksum, of an earlier build, is not proved here: the next commit has one.
+        if allowed is None or not position.checked:
+            continue
+        log = service.open(pchannel)
+        if isinstance(log, Keeps):
+            hit("retention.before")
+            freed[pchannel] = log.enforce_retention(
+                allowed=allowed,
+                retention_bytes=settings.log_retention_bytes,
+                retention_ms=int(settings.log_retention_seconds * 1000),
+            )
+            hit("retention.after")
+        log.close()
+    return freed
+
+
+class LogRetention(Periodic):
+    """Enforces the retention every `pause` seconds."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        service: LogService,
+        *,
+        pause: float = PAUSE,
+        passed: Callable[[], None] = lambda: None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        super().__init__(name="log-retention", pause=pause)
+        self._settings = settings
+        self._service = service
+        self._passed = passed
+        self._metrics = metrics
+
+    def work(self) -> None:
+        freed = enforce(self._settings, self._service)
+        if self._metrics is not None:
+            for pchannel, size in freed.items():
+                self._metrics.truncated_bytes_total.labels(pchannel).inc(size)
+        if any(freed.values()):
+            _log.info("retention gave up %s bytes of the log", freed)
+        self._passed()

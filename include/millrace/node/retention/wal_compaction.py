@@ -1,0 +1,154 @@
+"""Continuous compaction of the ``wal`` table: small files of one PChannel and day into larger ones, row for row.
+
+What a commit costs grows with the number of live files, and a streaming node adds some with each micro-batch. Files fall
+into tiers by size; where FAN_IN neighbours of one tier stand side by side in id order they become one file of the next
+tier, so that a row is rewritten once a tier and the number of live files stays small. The rows stay as they are and in
+order; the old files stay on disk until VACUUM, for readers that have planned with them. One commit removes the old and
+adds the new (no data change); it is made by the process of the committer, between two of its commits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import DeadlineExceeded, TableUnavailable, WalGap
+from millrace.base.failpoint import hit
+from millrace.node.ingest.wal_writer import RowFile
+from millrace.storage.commit import Part, commit_fenced
+from millrace.storage.parquet_file import FileAction
+from millrace.storage.table import Table
+from millrace.wal.schema import KIND_STATE, ROW_SCHEMA
+
+FAN_IN: Final = 16
+"""Neighbours of one tier that become one file."""
+
+TIER_BYTES: Final = (2 << 20, 32 << 20)
+"""Upper bounds of the tiers; a file of the last bound or more is left alone."""
+
+ROW_GROUP_BYTES: Final = 16 << 20
+"""Small row groups are joined up to about this size."""
+
+_DICTIONARIES: Final = [field.name for field in ROW_SCHEMA if pa.types.is_dictionary(field.type)]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """One live file of messages or rejections; `low` and `high` are (ledger, entry)."""
+
+    path: str
+    size: int
+    rows: int
+    kind: str
+    pchannel: str
+    date: str
+    low: tuple[int, int]
+    high: tuple[int, int]
+
+    @property
+    def tier(self) -> int:
+        """0 for the smallest files; len(TIER_BYTES) for those that stay."""
+        return next((tier for tier, bound in enumerate(TIER_BYTES) if self.size < bound), len(TIER_BYTES))
+
+
+def live_files(table: Table) -> list[LiveFile]:
+    """The files of messages and rejections at the table's version, from its log alone, in id order within a partition."""
+    actions = table.actions()
+    if actions.num_rows == 0:
+        return []
+    actions = actions.filter(pc.not_equal(actions["partition.kind"], KIND_STATE))
+    files = [
+        LiveFile(
+            path=row["path"],
+            size=row["size_bytes"],
+            rows=row["num_records"],
+            kind=row["partition.kind"],
+            pchannel=row["partition.pchannel"],
+            date=str(row["partition.date"]),
+            low=(row["min.ledger"], row["min.entry"]),
+            high=(row["max.ledger"], row["max.entry"]),
+        )
+        for row in actions.to_pylist()
+    ]
+    return sorted(files, key=lambda file: (file.kind, file.pchannel, file.date, file.low))
+
+
+def plan(files: Sequence[LiveFile], *, fan_in: int = FAN_IN) -> list[LiveFile]:
+    """The next group to merge: `fan_in` neighbours of one tier, of the lowest tier that has such; empty where none has.
+
+    `files` are in the order of :func:`live_files`.
+    """
+    best: list[LiveFile] = []
+    for _, partition in itertools.groupby(files, key=lambda file: (file.kind, file.pchannel, file.date)):
+        for tier, run in itertools.groupby(partition, key=lambda file: file.tier):
+            group = list(itertools.islice(run, fan_in))
+            if tier < len(TIER_BYTES) and len(group) == fan_in and (not best or tier < best[0].tier):
+                best = group
+    return best
+
+
+def compact_once(table: Table, *, fan_in: int = FAN_IN) -> int:
+    """Merge one group of files of `table` (a handle at its newest version); files merged.
+
+    Where another writer replaced one of them first, nothing happens: the next call plans anew. Raises WalGap for files that
+    overlap.
+    """
+    group = plan(live_files(table), fan_in=fan_in)
+    if not group:
+        return 0
+    merged = _merge(table, group)
+    hit("compaction.merged")
+    part = Part(adds=[merged], removes=[file.path for file in group], info={"replaced": len(group)})
+    try:
+        outcome = commit_fenced(table, [part], data_change=False)
+    except (TableUnavailable, DeadlineExceeded):
+        return 0  # the commit may stand, and its file stays
+    return 0 if outcome.fenced else len(group)
+
+
+def _merge(table: Table, group: Sequence[LiveFile]) -> FileAction:
+    first = group[0]
+    file = RowFile(table.store, first.kind, first.pchannel, first.date)
+    try:
+        previous: tuple[int, int] | None = None
+        rows = 0
+        for each in group:
+            if previous is not None and each.low <= previous:
+                raise WalGap(f"{each.path} holds entries that another file of {each.pchannel} holds too")
+            previous = each.high
+        for batch in _row_groups(table, group):
+            file.write(batch)
+            rows += batch.num_rows
+        if rows != sum(each.rows for each in group):
+            raise WalGap(f"{first.pchannel}: {rows} rows in files that should hold {sum(each.rows for each in group)}")
+        action = file.close()
+    except BaseException:
+        file.discard()
+        raise
+    return action
+
+
+def _row_groups(table: Table, group: Sequence[LiveFile]) -> Iterator[pa.RecordBatch]:
+    """The rows of the files in order, in row groups of about ROW_GROUP_BYTES."""
+    held: list[pa.Table] = []
+    size = 0
+    for each in group:
+        with table.opened(each.path, read_dictionary=_DICTIONARIES) as parquet:
+            for number in range(parquet.num_row_groups):
+                rows = parquet.read_row_group(number).cast(ROW_SCHEMA)
+                if held and size + rows.nbytes > ROW_GROUP_BYTES:
+                    yield _joined(held)
+                    held, size = [], 0
+                held.append(rows)
+                size += rows.nbytes
+    if held:
+        yield _joined(held)
+
+
+def _joined(tables: list[pa.Table]) -> pa.RecordBatch:
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks().to_batches()[0]

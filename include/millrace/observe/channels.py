@@ -1,0 +1,78 @@
+"""PChannels: what the WAL, the checkpoints, the log and the jobs together say of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millrace.message.ids import tick_physical_ms
+from millrace.observe.log_view import LogView
+from millrace.observe.models import JobView, PChannelView
+from millrace.tables.collections.flush_tables import Checkpoint
+from millrace.tables.wal.table import WalPosition
+
+
+def moment(tick: int) -> float | None:
+    """A tick's moment in Unix seconds; None for 0."""
+    return tick_physical_ms(tick) / 1000 if tick else None
+
+
+def owner(node: JobView) -> str | None:
+    """Who has the PChannels: the streaming node, where one runs."""
+    return f"streaming-node (process {node.pid})" if node.state == "running" else None
+
+
+def pchannels(
+    positions: Mapping[str, WalPosition],
+    checkpoints: Mapping[str, Checkpoint],
+    log: LogView,
+    parked: Mapping[str, str],
+    node: JobView,
+) -> list[PChannelView]:
+    """Every PChannel that any of these knows, by name."""
+    names = sorted({*positions, *checkpoints, *log.channels, *parked})
+    return [_view(name, positions.get(name), checkpoints.get(name), log, parked.get(name), node) for name in names]
+
+
+def _view(
+    name: str,
+    position: WalPosition | None,
+    checkpoint: Checkpoint | None,
+    log: LogView,
+    parked: str | None,
+    node: JobView,
+) -> PChannelView:
+    state = position.state if position is not None else None
+    channel = log.channels.get(name)
+    tick = position.last_tick if position is not None else 0
+    flushed = checkpoint.time_tick if checkpoint is not None else 0
+    growing = (
+        [segment for each in state.vchannels.values() for segment in each.growing.values()] if state is not None else []
+    )
+    return PChannelView(
+        name=name,
+        owner=owner(node),
+        term=max(state.term if state is not None else 0, channel.term if channel is not None else 0),
+        time_tick=str(tick),
+        time=moment(tick),
+        log_end=str(channel.description.end) if channel is not None else None,
+        log_bytes=channel.description.bytes if channel is not None else None,
+        wal_position=str(state.position) if state is not None else None,
+        lag_seconds=channel.lag_seconds if channel is not None else None,
+        messages=position.totals.messages if position is not None else 0,
+        rejections=position.totals.rejections if position is not None else 0,
+        flushed_tick=str(flushed),
+        flushed_time=moment(flushed),
+        flush_lag_seconds=flush_lag(tick, flushed),
+        open_transactions=sum(1 for _ in state.open_txns()) if state is not None else 0,
+        vchannels=len(state.vchannels) if state is not None else 0,
+        growing_rows=sum(each.rows for each in growing),
+        growing_bytes=sum(each.bytes for each in growing),
+        parked=parked or (channel.parked if channel is not None else None),
+    )
+
+
+def flush_lag(tick: int, flushed: int) -> float:
+    """Seconds between the WAL's last tick and the flusher's; a PChannel that was never flushed counts from its first look."""
+    if tick <= flushed or not flushed:
+        return 0.0
+    return round((tick_physical_ms(tick) - tick_physical_ms(flushed)) / 1000, 3)

@@ -1,0 +1,281 @@
+"""Collections: what the coordinator, the checkpoints' catalog and the Delta tables say of each."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Self
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.catalog.collection import Collection, pchannel_of
+from millrace.message.ids import tick_physical_ms
+from millrace.observe.channels import moment
+from millrace.observe.models import (
+    CollectionRow,
+    CollectionView,
+    FieldView,
+    FilePage,
+    FileView,
+    PartitionView,
+    SegmentPage,
+    SegmentView,
+    VChannelView,
+)
+from millrace.observe.tables import Pinned
+from millrace.tables.collections.flush_tables import PCHANNEL, SEGMENT_COLUMNS, Checkpoint
+from millrace.tables.collections.table import base_tick
+from millrace.tables.collections.visible_rows import conform
+
+MOST_PAGE: Final = 500
+
+SEGMENT_STATES: Final = ("growing", "flushed", "dropped")
+FILE_ORDERS: Final = ("tick", "bytes", "rows")
+
+
+class Segments(NamedTuple):
+    """The newest row of every segment, as columns, in the order of their age (newest first)."""
+
+    table: pa.Table
+
+    def of(self, collection_id: int) -> pa.Table:
+        """Those of one collection."""
+        return self.table.filter(pa.array(self.table["collection_id"].to_numpy() == collection_id))
+
+
+class Flushed(NamedTuple):
+    """How far the flusher is, and by collection the rows that its growing segments hold."""
+
+    checkpoints: Mapping[str, Checkpoint]
+    growing_rows: Mapping[int, int]
+    growing: Mapping[tuple[str, int], tuple[int, int]]
+    """Rows and payload bytes so far, by VChannel and segment."""
+
+    @classmethod
+    def of(cls, checkpoints: Mapping[str, Checkpoint]) -> Self:
+        """From the checkpoints: each catalog is decoded once."""
+        rows: Counter[int] = Counter()
+        growing: dict[tuple[str, int], tuple[int, int]] = {}
+        for checkpoint in checkpoints.values():
+            for name, channel in checkpoint.catalog.vchannels.items():
+                rows[channel.collection_id] += sum(info.rows for info in channel.growing.values())
+                growing |= {(name, number): (info.rows, info.bytes) for number, info in channel.growing.items()}
+        return cls(checkpoints, rows, growing)
+
+    def tick(self, vchannel: str) -> int:
+        """Up to where the tables have everything of a VChannel."""
+        checkpoint = self.checkpoints.get(pchannel_of(vchannel))
+        return checkpoint.time_tick if checkpoint is not None else 0
+
+
+def find(known: list[Collection], name: str) -> Collection:
+    """The collection with that id, or (where none is dropped) name. Raises CollectionNotFound."""
+    for each in known:
+        if str(each.id) == name or (each.name == name and each.state != "dropped"):
+            return each
+    raise CollectionNotFound(
+        f"no collection {name[:80]!r}; those there are: {', '.join(each.name for each in known[:20])}"
+    )
+
+
+def read_segments(pinned: Pinned | None) -> Segments:
+    """The newest row of each segment: all files of the table, by columns."""
+    schema = pa.schema([*SEGMENT_COLUMNS, pa.field(PCHANNEL, pa.utf8())])
+    parts = [schema.empty_table()]
+    if pinned is not None:
+        for path, owner in zip(pinned.column("path"), pinned.column(f"partition.{PCHANNEL}"), strict=True):
+            rows = conform(pinned.table.read(unquote(path)), SEGMENT_COLUMNS)
+            parts.append(rows.append_column(PCHANNEL, pa.array([owner] * rows.num_rows, pa.utf8())).cast(schema))
+    rows = pa.concat_tables(parts)
+    if not rows.num_rows:
+        return Segments(rows)
+    owner = rows[PCHANNEL].combine_chunks().dictionary_encode().indices.to_numpy()
+    segment, tick = rows["segment_id"].to_numpy(), rows["time_tick"].to_numpy()
+    order = np.lexsort((tick, segment, owner))
+    last = np.ones(len(order), dtype=bool)
+    last[:-1] = (owner[order][1:] != owner[order][:-1]) | (segment[order][1:] != segment[order][:-1])
+    newest = order[last]
+    return Segments(rows.take(pa.array(newest[np.argsort(-tick[newest], kind="stable")])))
+
+
+def by_state(segments: pa.Table) -> dict[str, int]:
+    """How many segments are in each state."""
+    counts = Counter(segments["state"].to_pylist())
+    return {state: counts[state] for state in SEGMENT_STATES if counts[state]}
+
+
+def row(
+    collection: Collection,
+    rows: Pinned | None,
+    deletes: Pinned | None,
+    segments: pa.Table,
+    flushed: Flushed,
+) -> CollectionRow:
+    """A collection in the list."""
+    return CollectionRow(**_row(collection, rows, deletes, segments, flushed))
+
+
+def _row(
+    collection: Collection,
+    rows: Pinned | None,
+    deletes: Pinned | None,
+    segments: pa.Table,
+    flushed: Flushed,
+) -> dict[str, Any]:
+    tables = [each for each in (rows, deletes) if each is not None]
+    ticks = [flushed.tick(each) for each in collection.vchannels]
+    return {
+        "id": str(collection.id),
+        "name": collection.name,
+        "state": collection.state,
+        "fields": len(collection.schema.fields),
+        "partitions": len(collection.partitions),
+        "vchannels": len(collection.vchannels),
+        "rows": rows.total("num_records") if rows is not None else 0,
+        "deletes": deletes.total("num_records") if deletes is not None else 0,
+        "bytes": sum(each.total("size_bytes") for each in tables),
+        "files": sum(each.actions().num_rows for each in tables),
+        "segments": by_state(segments),
+        "growing_rows": flushed.growing_rows.get(collection.id, 0),
+        "flushed_tick": str(min(ticks, default=0)),
+    }
+
+
+def view(
+    collection: Collection,
+    rows: Pinned | None,
+    deletes: Pinned | None,
+    segments: pa.Table,
+    flushed: Flushed,
+) -> CollectionView:
+    """A collection in full."""
+    schema, key = collection.schema, collection.schema.primary_key
+    first = {field.name: len(collection.schemas) for field in schema.fields}
+    for version in range(len(collection.schemas), 0, -1):
+        for field in collection.schemas[version - 1].fields:
+            first[field.name] = version
+    return CollectionView(
+        **_row(collection, rows, deletes, segments, flushed),
+        primary_key=key,
+        event_time=schema.event_time,
+        schema_version=collection.schema_version,
+        field_list=[
+            FieldView(
+                name=field.name,
+                type=field.type,
+                nullable=field.nullable,
+                key=field.name == key,
+                event_time=field.name == schema.event_time,
+                since_version=first[field.name],
+            )
+            for field in schema.fields
+        ],
+        partition_list=_partitions(collection, segments),
+        vchannel_list=[
+            VChannelView(
+                name=each,
+                pchannel=pchannel_of(each),
+                flushed_tick=str(flushed.tick(each)),
+                flushed_time=moment(flushed.tick(each)),
+            )
+            for each in collection.vchannels
+        ],
+        table_path=f"collections/{collection.id}",
+        table_version=rows.version if rows is not None else None,
+        base_tick=str(base_tick(rows.table if rows is not None else None)),
+    )
+
+
+def _partitions(collection: Collection, segments: pa.Table) -> list[PartitionView]:
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, number in enumerate(segments["partition_id"].to_pylist()):
+        places[number].append(place)
+    found = []
+    for name, number in collection.partitions.items():
+        mine = segments.take(pa.array(places.get(number, []), pa.int64()))
+        flushed = mine.filter(pa.array([state == "flushed" for state in mine["state"].to_pylist()], pa.bool_()))
+        found.append(
+            PartitionView(
+                id=str(number),
+                name=name,
+                segments=by_state(mine),
+                rows=sum(flushed["rows"].to_pylist()),
+                bytes=sum(flushed["bytes"].to_pylist()),
+            )
+        )
+    return found
+
+
+def segment_page(
+    collection: Collection, segments: pa.Table, flushed: Flushed, *, state: str, offset: int, limit: int
+) -> SegmentPage:
+    """Segments of a collection, newest first, of one state or (state "") of all. Raises InvalidArgument."""
+    if state and state not in SEGMENT_STATES:
+        raise InvalidArgument(f"no segment state {state[:40]!r}: one of {', '.join(SEGMENT_STATES)}")
+    if state:
+        segments = segments.filter(pa.array([each == state for each in segments["state"].to_pylist()], pa.bool_()))
+    partitions = {number: name for name, number in collection.partitions.items()}
+    return SegmentPage(
+        total=segments.num_rows,
+        offset=offset,
+        limit=limit,
+        items=[
+            SegmentView(
+                pchannel=each["pchannel"],
+                vchannel=each["vchannel"],
+                partition=partitions.get(each["partition_id"], str(each["partition_id"])),
+                segment_id=str(each["segment_id"]),
+                state=each["state"],
+                rows=each["rows"] or flushed.growing.get((each["vchannel"], each["segment_id"]), (0, 0))[0],
+                bytes=each["bytes"] or flushed.growing.get((each["vchannel"], each["segment_id"]), (0, 0))[1],
+                policy=each["policy"],
+                merged_into=str(each["merged_into"] or 0),
+                created=tick_physical_ms(each["created_tick"]) / 1000,
+                since=tick_physical_ms(each["time_tick"]) / 1000,
+            )
+            for each in segments.slice(offset, limit).to_pylist()
+        ],
+    )
+
+
+def file_page(pinned: Pinned | None, *, order: str, offset: int, limit: int) -> FilePage:
+    """The live files of a table, by newest tick, size or rows, the greatest first. Raises InvalidArgument."""
+    if order not in FILE_ORDERS:
+        raise InvalidArgument(f"no order {order[:40]!r}: one of {', '.join(FILE_ORDERS)}")
+    if pinned is None:
+        return FilePage(total=0, offset=offset, limit=limit, items=[])
+    columns = {
+        "path": pinned.column("path"),
+        "bytes": pinned.column("size_bytes"),
+        "rows": [each or 0 for each in pinned.column("num_records")],
+        "min": [each or 0 for each in pinned.column("min._time_tick")],
+        "tick": [each or 0 for each in pinned.column("max._time_tick")],
+        "modified": pinned.column("modification_time"),
+        "date": pinned.column("partition._date"),
+    }
+    places = sorted(range(len(columns["path"])), key=lambda place: columns[order][place], reverse=True)
+    return FilePage(
+        total=len(places),
+        offset=offset,
+        limit=limit,
+        items=[
+            FileView(
+                path=unquote(columns["path"][place]),
+                rows=columns["rows"][place],
+                bytes=columns["bytes"][place],
+                partition=str(columns["date"][place] or ""),
+                min_tick=str(columns["min"][place]),
+                max_tick=str(columns["tick"][place]),
+                modified=_seconds(columns["modified"][place]),
+            )
+            for place in places[offset : offset + limit]
+        ],
+    )
+
+
+def _seconds(value: Any) -> float:
+    """Delta's modification time: Unix milliseconds, or a datetime."""
+    return value.timestamp() if hasattr(value, "timestamp") else float(value or 0) / 1000

@@ -1,0 +1,108 @@
+"""All of Millrace's metrics in one Prometheus text: the read model's own, the log server's with its append host, the jobs'.
+
+A family that several of them report is one family here; of two samples with the same labels that of the process itself
+stands. Counters that the WAL table keeps (rows by PChannel) come from it: they survive every restart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from millrace.base.metrics import METRICS_SUFFIX, Metrics
+from millrace.base.process import wrote
+from millrace.base.settings import Settings
+from millrace.client.consume.positions import Positions
+from millrace.observe.models import Overview
+from millrace.tables.wal.reader import WalSnapshot
+
+
+class _Merged:
+    """Families of several expositions, as a collector."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families: dict[str, Metric] = {}
+        seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+        for family in families:
+            known = self._families.get(family.name)
+            if known is None:
+                known = self._families[family.name] = Metric(family.name, family.documentation, family.type)
+            for sample in family.samples:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                if key not in seen:
+                    seen.add(key)
+                    known.samples.append(sample)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from (family for family in self._families.values() if family.samples)
+
+
+def exposition(overview: Overview, *, host: str, jobs: Sequence[str], backlogs: bytes) -> bytes:
+    """The text, from the overview, the groups' backlogs, and what append host and jobs say themselves."""
+    registry = CollectorRegistry()
+    texts = [*jobs, host, of_overview(overview).decode(), backlogs.decode()]
+    registry.register(_Merged(family for text in texts for family in text_string_to_metric_families(text)))
+    return generate_latest(registry)
+
+
+def of_overview(overview: Overview) -> bytes:
+    """What the read model knows by itself."""
+    metrics = Metrics()
+    for found in overview.findings:
+        metrics.health_findings.labels(found.severity, found.kind).inc()
+    for each in overview.pchannels:
+        name = each.name
+        metrics.wal_committed_rows_total.labels(name, "message").inc(each.messages)
+        metrics.wal_committed_rows_total.labels(name, "rejection").inc(each.rejections)
+        metrics.wal_committed_time_tick.labels(name).set(int(each.time_tick))
+        metrics.recovery_persisted_time_tick.labels(name).set(int(each.flushed_tick))
+        metrics.wal_inflight_txn.labels(name).set(each.open_transactions)
+        metrics.wal_growing_segment_rows_total.labels(name).set(each.growing_rows)
+        metrics.wal_growing_segment_bytes.labels(name).set(each.growing_bytes)
+        metrics.wal_parked.labels(name).set(bool(each.parked))
+        metrics.vchannel_total.labels(name).set(each.vchannels)
+        if each.owner is not None:
+            metrics.pchannel_info.labels(name, str(each.term), "streaming-node").set(1)
+        if each.log_bytes is not None:
+            metrics.log_stored_bytes.labels(name).set(each.log_bytes)
+        if each.lag_seconds is not None:
+            metrics.wal_lag_seconds.labels(name).set(each.lag_seconds)
+    return metrics.render()
+
+
+def job_metrics(settings: Settings) -> list[str]:
+    """What the running streaming jobs report, as each left it beside its heartbeat a moment ago."""
+    return [text for path in settings.run_path.glob("*.heartbeat.json") if (text := _of_job(path))]
+
+
+def _of_job(heartbeat: Path) -> str:
+    """The text of one job; "" where it does not run, or has left none."""
+    try:
+        beat = json.loads(heartbeat.read_text(encoding="utf-8"))
+        if wrote(int(beat["pid"]), float(beat["at"])):
+            return heartbeat.with_suffix(METRICS_SUFFIX).read_text(encoding="utf-8")
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return ""
+
+
+def backlogs(settings: Settings, wal: WalSnapshot | None) -> bytes:
+    """By consumer group and PChannel the messages in the ``wal`` table behind its position."""
+    metrics = Metrics()
+    folder = settings.data_dir / "coord"
+    if wal is not None and (folder / "consumers.db").exists():
+        positions = Positions(folder)
+        try:
+            groups = positions.groups()
+        finally:
+            positions.close()
+        for group, ticks in groups.items():
+            for pchannel, tick in ticks.items():
+                metrics.consumer_backlog_messages.labels(group, pchannel).set(wal.count(pchannel, after_tick=tick))
+    return metrics.render()

@@ -1,0 +1,232 @@
+"""Health: what is not as it should be, and where to go with it. The one place that says so; CLI, API, pages and metrics read it.
+
+Each finding is one thing that is wrong now, by what the deployment itself keeps: parked PChannels, jobs, lags, DDL that does
+not end, what quality blocks, how the newest run of each kind of maintenance ended. The state of the whole follows from them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from millrace.access.token_file import TokenFile
+from millrace.base.errors import TokenFileRefused
+from millrace.base.settings import Settings
+from millrace.coord.store import Store
+from millrace.observe.models import HealthFinding, HealthKind, JobView, PChannelView, State
+from millrace.rpc.clock import ClockView
+from millrace.runtime.launch import history as launch_history
+from millrace.tables.quality_state import standing_blocks
+
+LAGGING_SECONDS: Final = 15.0
+"""A WAL that is so far behind its log is called lagging."""
+FLUSH_LAGGING_SECONDS: Final = 120.0
+"""Collections' tables that are so far behind the WAL are called lagging (reads see the WAL's tail meanwhile)."""
+STALLED_SECONDS: Final = 300.0
+"""A flusher that has had rows to flush for so long, and brought none, stands still."""
+AHEAD_SECONDS: Final = 60.0
+"""Log time that is so far ahead of the wall clock means that a clock is wrong, or was."""
+DDL_SECONDS: Final = 60.0
+"""A change to a collection takes less than a second; one that is under way for so long does not end by itself."""
+MAINTENANCE: Final = ("backup", "checkpoint", "compaction", "quality", "recovery")
+"""Operations that run by themselves: how the newest run of each ended is a matter of health."""
+HISTORY_LINES: Final = 500
+"""Of the history of operations, that are looked at for the newest run of each."""
+
+_NOT_WELL: Final = {
+    "checkpoint": ("ok", "a checkpoint or a base was not confirmed"),
+    "recovery": ("healthy", "it left findings"),
+}
+"""By job the field of its report that is false where what it found is not well, and what that means."""
+
+WHERE: Final[dict[HealthKind, str]] = {
+    "parked": "mend the cause, or `millrace log tombstone`, then `millrace unpark`: docs/operating.md#parked-pchannels",
+    "job_failed": "`millrace jobs log`, and recovery in mode diagnose: docs/operating.md#recovery",
+    "job_stopped": "the DAG `streaming` (or `millrace jobs run --with-flusher`): docs/operating.md#processes",
+    "log_stopped": "the next producer starts it, the DAG `streaming` too: docs/operating.md#processes",
+    "lagging": "the job's log and what it is at: docs/operating.md#status",
+    "tokens_refused": "`millrace tokens list` says why nobody gets in, and what to do: docs/access.md#tokens",
+    "clock": "`millrace log clock`, then the host's clock: docs/operating.md#when-the-clock-is-wrong",
+    "flusher_stalled": "the flusher's log; recovery in mode diagnose: docs/operating.md#recovery",
+    "ddl_stuck": "`millrace collections flush NAME` tries it again, and says why it does not go on: docs/operating.md#health",
+    "quality_blocks": "mend the data and run quality again, or release it (DAG `quality_release`): docs/quality.md",
+    "maintenance_failed": "the run's log (Maintenance, or `millrace jobs list`), then run it again: docs/operating.md#health",
+}
+"""Where to go, by kind."""
+
+_CRITICAL: Final[frozenset[HealthKind]] = frozenset(
+    {"parked", "job_failed", "job_stopped", "flusher_stalled", "ddl_stuck", "quality_blocks"}
+)
+_STATES: Final[dict[HealthKind, State]] = {
+    "parked": "parked",
+    "job_stopped": "stopped",
+    "job_failed": "degraded",
+    "flusher_stalled": "degraded",
+    "ddl_stuck": "degraded",
+    "quality_blocks": "degraded",
+    "maintenance_failed": "degraded",
+    "tokens_refused": "degraded",
+    "clock": "degraded",
+    "lagging": "lagging",
+    "log_stopped": "stopped",
+}
+"""What a finding makes of the whole; of several the one that stands first here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the deployment keeps beside its tables that bears on its health."""
+
+    ddl: Sequence[tuple[str, str, float]] = ()
+    """Collection, kind and begin (Unix seconds; 0.0: not known) of each change that is under way."""
+    blocks: Sequence[str] = ()
+    newest_runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By job the newest line of the history of operations."""
+    tokens_refused: str = ""
+    """Why the file of tokens lets nobody in; empty: it does."""
+
+
+def read_kept(settings: Settings) -> Kept:
+    """As it is now; makes nothing."""
+    ddl: list[tuple[str, str, float]] = []
+    store = Store.to_look(settings.data_dir)
+    if store is not None:
+        with store:
+            ddl = store.under_way()
+    newest: dict[str, Mapping[str, Any]] = {}
+    for line in launch_history.read(
+        launch_history.history_path(settings, launch_history.OPERATIONS), limit=HISTORY_LINES
+    ):
+        if line.get("state") != "stopped":  # a person's doing, or the system's end: it says nothing of the job
+            newest.setdefault(str(line.get("job")), line)
+    refused = ""
+    try:
+        TokenFile(settings.data_dir).tokens()
+    except TokenFileRefused as error:
+        refused = str(error)
+    return Kept(ddl, standing_blocks(settings), newest, refused)
+
+
+def findings(
+    jobs: Sequence[JobView],
+    channels: Sequence[PChannelView],
+    kept: Kept,
+    *,
+    log_server: bool,
+    clock: ClockView | None = None,
+    now: float | None = None,
+) -> list[HealthFinding]:
+    """Everything that is not as it should be, the worst first."""
+    now = time.time() if now is None else now
+    found = [
+        *_of_channels(channels),
+        *_of_jobs(jobs, channels, now=now),
+        *_of_ddl(kept, now=now),
+        *_of_clocks(clock, channels, now=now),
+        *(finding("quality_blocks", each, f"the critical expectation {each} stands failed: nothing is removed") for each in kept.blocks),
+        *_of_runs(kept.newest_runs),
+    ]  # fmt: skip
+    if kept.tokens_refused:
+        found.append(finding("tokens_refused", "tokens", kept.tokens_refused))
+    if channels and not log_server:
+        found.append(finding("log_stopped", "log server", "the log's server does not run"))
+    order = list(_STATES)
+    return sorted(found, key=lambda each: order.index(each.kind))
+
+
+def state_of(found: Sequence[HealthFinding], *, empty: bool) -> tuple[State, str]:
+    """The state of the whole, and why in a sentence."""
+    if empty and not found:
+        return "empty", "Nothing was written yet: no PChannel is there."
+    if not found:
+        return "healthy", "Streaming node and flusher run, and nothing is behind."
+    worst = found[0]
+    state = _STATES[worst.kind]
+    subjects = _listed(sorted({each.subject for each in found if each.kind == worst.kind}))
+    if state == "parked":
+        return state, f"{subjects} cannot go on; a person has to look."
+    if worst.kind == "job_stopped":
+        return state, f"{subjects} {'does' if ' and ' not in subjects else 'do'} not run."
+    if state == "lagging":
+        return state, f"{subjects} is behind."
+    if worst.kind == "log_stopped":
+        return state, "The log's server does not run; the next producer starts it."
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return state, f"{worst.subject}: {worst.words}{more}."
+
+
+def finding(kind: HealthKind, subject: str, words: str) -> HealthFinding:
+    """A finding with its severity, and where to go."""
+    severity = "critical" if kind in _CRITICAL else "warning"
+    return HealthFinding(severity=severity, kind=kind, subject=subject, words=words, where=WHERE[kind])  # type: ignore[arg-type]
+
+
+def _of_channels(channels: Iterable[PChannelView]) -> Iterator[HealthFinding]:
+    for each in channels:
+        if each.parked:
+            words = each.parked
+            yield finding("parked", each.name, words if words.startswith(each.name) else f"it is parked: {words}")
+        if (each.lag_seconds or 0) > LAGGING_SECONDS:
+            yield finding("lagging", each.name, f"the WAL is {each.lag_seconds:.0f} s behind the log")
+        if each.flush_lag_seconds > FLUSH_LAGGING_SECONDS:
+            yield finding("lagging", each.name, f"the tables are {each.flush_lag_seconds:.0f} s behind the WAL")
+
+
+def _of_jobs(jobs: Sequence[JobView], channels: Sequence[PChannelView], *, now: float) -> Iterator[HealthFinding]:
+    for job in jobs:
+        for name, words in job.failures.items():
+            yield finding("job_failed", job.name, f"{name}: {words}")
+        if channels and job.state != "running":
+            yield finding("job_stopped", job.name, "it does not run")
+    flusher = next((job for job in jobs if job.name == "flusher"), None)
+    if flusher is None or flusher.state != "running" or flusher.at is None:
+        return
+    quiet = now - flusher.at
+    # What waits must be old, not only the flusher's last word: one that rests says nothing for hours.
+    waiting = [
+        each.name
+        for each in channels
+        if int(each.time_tick) > int(each.flushed_tick) and each.time is not None and now - each.time > STALLED_SECONDS
+    ]
+    if waiting and quiet > STALLED_SECONDS:
+        yield finding(
+            "flusher_stalled",
+            "flusher",
+            f"rows of {_listed(waiting)} wait in the WAL, and it did nothing for {quiet:.0f} s",
+        )
+
+
+def _of_ddl(kept: Kept, *, now: float) -> Iterator[HealthFinding]:
+    for collection, kind, begun in kept.ddl:
+        if now - begun > DDL_SECONDS:
+            since = f"for {now - begun:.0f} s" if begun else "since an unknown time"
+            yield finding("ddl_stuck", collection, f"{kind} is under way {since}: no other change of it can begin")
+
+
+def _of_clocks(clock: ClockView | None, channels: Iterable[PChannelView], *, now: float) -> Iterator[HealthFinding]:
+    if clock is not None and clock.held_since_ms is not None:
+        words = f"the wall clock leapt ahead and is not believed: the log's stamps stay {-clock.ahead_seconds:.0f} s behind it"
+        yield finding("clock", "log clock", words)
+    for each in channels:
+        ahead = (each.time or 0.0) - now
+        if ahead > AHEAD_SECONDS:
+            words = f"log time is {ahead:.0f} s ahead of this host's clock, and slow until that has caught up"
+            yield finding("clock", each.name, words)
+
+
+def _of_runs(newest: Mapping[str, Mapping[str, Any]]) -> Iterator[HealthFinding]:
+    for job in MAINTENANCE:
+        line = newest.get(job, {})
+        report, name = line.get("report"), str(line.get("run_id"))
+        error = line.get("error") if isinstance(line.get("error"), dict) else {}
+        if line.get("state") in ("failed", "lost"):
+            words = f"{error.get('code')}: {error.get('message')}" if error else str(line["state"])
+            yield finding("maintenance_failed", job, f"its newest run {name} failed: {words[:300]}")
+        elif job in _NOT_WELL and isinstance(report, dict) and report.get(_NOT_WELL[job][0]) is False:
+            yield finding("maintenance_failed", job, f"its newest run {name} says that {_NOT_WELL[job][1]}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

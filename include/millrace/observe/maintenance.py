@@ -1,0 +1,177 @@
+"""The tables' health, and what operations and quality checks left behind. All of it may be absent: then it is empty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+
+from millrace.base.settings import Settings
+from millrace.observe.models import OperationRow, QualityBlock, QualityRow, QualityView, TableView
+from millrace.observe.payloads import bounded
+from millrace.observe.tables import Pinned
+from millrace.operations.quality.results import KIND_RESULT, read_state
+from millrace.runtime.launch import history as launch_history
+from millrace.runtime.launch.folder import RUN_ID, RunFolder, operations_path, read_json
+
+SMALL_FILE_BYTES: Final = 16 << 20
+MOST_OPERATIONS: Final = 200
+MOST_LINES: Final = 2000
+"""Lines of the history that are looked at for operations of one job."""
+MOST_RUNNING: Final = 100
+"""Folders of runs that are looked at, the newest."""
+MOST_WORDS: Final = 2000
+
+_QUALITY_TEXTS: Final = ("run_id", "table", "expectation", "column", "source", "severity", "observed", "words", "error")
+_QUALITY: Final = ["at", *_QUALITY_TEXTS, "critical", "success", "elements", "unexpected"]
+
+
+def table_view(name: str, title: str, pinned: Pinned) -> TableView:
+    """A table's files by number and size."""
+    sizes = pinned.sizes()
+    return TableView(
+        name=name,
+        title=title,
+        version=pinned.version,
+        files=len(sizes),
+        bytes=int(sizes.sum()) if len(sizes) else 0,
+        rows=pinned.total("num_records"),
+        small_files=int((sizes < SMALL_FILE_BYTES).sum()),
+        largest=int(sizes.max()) if len(sizes) else 0,
+        median=int(np.median(sizes)) if len(sizes) else 0,
+    )
+
+
+def finished_operations(settings: Settings, *, job: str = "", limit: int = 50) -> list[OperationRow]:
+    """The last finished operations, the newest first (of one job where it is given)."""
+    lines = launch_history.read(
+        launch_history.history_path(settings, launch_history.OPERATIONS), limit=MOST_LINES if job else limit
+    )
+    return [_finished(value) for value in lines if not job or value.get("job") == job][:limit]
+
+
+def operations_of(settings: Settings, run: str) -> list[OperationRow]:
+    """The attempts of one run, by the id that its Airflow task shows, the newest first: the running one too."""
+    history = launch_history.history_path(settings, launch_history.OPERATIONS)
+    ended = [_finished(value) for value in launch_history.read(history, limit=MOST_LINES) if value.get("run_id") == run]
+    return [*(each for each in running_operations(settings) if each.run_id == run), *ended]
+
+
+def _finished(value: Mapping[str, Any]) -> OperationRow:
+    """A line of the history; what is missing or foreign in it is left out, not refused."""
+    error = value.get("error")
+    return OperationRow(
+        job=str(value.get("job") or "?")[:80],
+        run_id=str(value.get("run_id") or "")[:250],
+        state=str(value.get("state") or "?")[:40],
+        attempt=value["attempt"] if isinstance(value.get("attempt"), int) else 1,
+        started=seconds(value.get("started_at")),
+        ended=seconds(value.get("ended_at")),
+        words=f"{error.get('code', '')}: {error.get('message', '')}"[:MOST_WORDS] if isinstance(error, dict) else "",
+        params=_object(value.get("params")),
+        report=_object(value.get("report")),
+    )
+
+
+def running_operations(settings: Settings) -> list[OperationRow]:
+    """Operations whose job lives, by the folder of their run."""
+    try:
+        runs = sorted(operations_path(settings).iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
+    except OSError:
+        return []
+    found = []
+    for path in runs[:MOST_RUNNING]:
+        if RUN_ID.fullmatch(path.name) is None:
+            continue
+        run = RunFolder(settings, path.name)
+        if not run.is_locked():
+            continue
+        asked, progress = read_json(run.params) or {}, read_json(run.progress) or {}
+        done = progress.get("done")
+        found.append(
+            OperationRow(
+                job=str(asked.get("job") or "?")[:80],
+                run_id=path.name,
+                state="running",
+                attempt=asked["attempt"] if isinstance(asked.get("attempt"), int) else 1,
+                started=seconds(asked.get("started_at") or asked.get("at")),
+                ended=None,
+                words=str(progress.get("words") or "")[:MOST_WORDS],
+                done=float(done) if isinstance(done, int | float) else None,
+                params=_object(asked.get("params")),
+                report=_object(progress.get("figures")),
+            )
+        )
+    return found
+
+
+def _object(value: Any) -> dict[str, Any]:
+    shown, _ = bounded(value if isinstance(value, dict) else {})
+    return dict(shown)
+
+
+def seconds(value: Any) -> float | None:
+    """A moment as Unix seconds: a number, ISO 8601, or a datetime; None for anything else."""
+    if isinstance(value, datetime):
+        return value.timestamp()
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    try:
+        return datetime.fromisoformat(str(value)).timestamp()
+    except ValueError:
+        return None
+
+
+def quality_view(settings: Settings, pinned: Pinned | None, *, limit: int) -> QualityView:
+    """The results of the newest runs and what they block (not whether there are Data Docs); empty where no check ran yet."""
+    if pinned is None:
+        return QualityView(present=False, rows=[], blocks=[], docs=False)
+    blocks = [
+        QualityBlock(
+            id=each.id,
+            table=each.table,
+            expectation=each.expectation,
+            run_id=each.run_id,
+            at=seconds(each.at),
+            words=each.words[:MOST_WORDS],
+        )
+        for each in read_state(settings).blocks
+    ]
+    return QualityView(present=True, rows=_quality_rows(pinned, limit), blocks=blocks, docs=False)
+
+
+def _quality_rows(pinned: Pinned, limit: int) -> list[QualityRow]:
+    """The newest results: of the newest files, until there are enough."""
+    files = sorted(
+        (
+            (str(at), path)
+            for at, path, kind in zip(
+                pinned.column("modification_time"), pinned.column("path"), pinned.column("partition.kind"), strict=True
+            )
+            if kind == KIND_RESULT
+        ),
+        reverse=True,
+    )
+    found: list[QualityRow] = []
+    for _, path in files:
+        with pinned.opened(path) as parquet:
+            for batch in parquet.iter_batches(batch_size=1024, columns=_QUALITY):
+                found += map(_quality_row, batch.to_pylist())
+        found = sorted(found, key=lambda each: each.at or 0.0, reverse=True)[:limit]
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _quality_row(row: dict[str, Any]) -> QualityRow:
+    texts = {name: str(row[name] or "")[:MOST_WORDS] for name in _QUALITY_TEXTS}
+    return QualityRow(
+        **texts,
+        at=seconds(row["at"]),
+        critical=bool(row["critical"]),
+        success=bool(row["success"]),
+        elements=row["elements"] or 0,
+        unexpected=row["unexpected"] or 0,
+    )

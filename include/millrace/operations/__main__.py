@@ -1,0 +1,16 @@
+"""The job of an operation: ``python -m millrace.operations NAME [--params JSON] [--result FILE] [--progress FILE]``."""
+
+from __future__ import annotations
+
+import sys
+
+from millrace.base.errors import MillraceError
+from millrace.operations.entry import main
+from millrace.operations.registry import find_operation
+
+if __name__ == "__main__":
+    try:
+        chosen = find_operation(sys.argv[1] if len(sys.argv) > 1 else "")
+    except MillraceError as error:
+        sys.exit(f"{error.code}: {error}")
+    sys.exit(main(chosen, sys.argv[2:]))

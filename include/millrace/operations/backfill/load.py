@@ -1,0 +1,62 @@
+"""A load: the rows of files, checked and staged, named by Import messages.
+
+Staging reads every row before anything is appended; the rows pass neither the log nor the append host. Each slice is one message
+on its VChannel (millrace.operations.backfill.importing), so its rows become visible together, and a load that is repeated has no
+second effect.
+"""
+
+from __future__ import annotations
+
+from millrace.base.settings import Settings
+from millrace.client.client import Client
+from millrace.operations.backfill.declaration import LoadParams
+from millrace.operations.backfill.importing import append_imports
+from millrace.operations.backfill.staging import stage
+from millrace.operations.operation import OperationReport
+from millrace.runtime.progress import Progress
+
+
+class LoadedSlice(OperationReport):
+    """One slice that stands."""
+
+    number: int
+    vchannel: str
+    rows: int
+    time_tick: int
+    """From which on its rows are visible."""
+
+
+class LoadReport(OperationReport):
+    """What a load did."""
+
+    import_id: str
+    collection: str
+    dry_run: bool
+    slices: int
+    rows: int
+    loaded: list[LoadedSlice]
+    time_tick: int
+    """From which on all of it is visible; 0: nothing was appended."""
+
+
+def run(settings: Settings, params: LoadParams, progress: Progress) -> LoadReport:
+    """Stage, and append; with `dry_run` only check.
+
+    Raises InvalidArgument (a row, a file, a partition that does not fit; nothing is appended then), CollectionNotFound,
+    AppendRejected where the chain refuses a message, LogUnavailable.
+    """
+    with Client.connect(settings) as client:
+        manifest = stage(settings, params, client.collection(params.collection), progress)
+        loaded = [] if params.dry_run else append_imports(client, manifest, progress=progress)
+    return LoadReport(
+        import_id=manifest.import_id,
+        collection=manifest.collection,
+        dry_run=params.dry_run,
+        slices=len(manifest.slices),
+        rows=manifest.rows,
+        loaded=[
+            LoadedSlice(number=each.number, vchannel=each.vchannel, rows=each.rows, time_tick=each.time_tick)
+            for each in loaded
+        ],
+        time_tick=max((each.time_tick for each in loaded), default=0),
+    )

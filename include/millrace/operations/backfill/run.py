@@ -1,0 +1,352 @@
+"""A backfill of a derived table: the range as slices, each read at one tick, built, and put in place in one commit.
+
+Readers see a slice's old rows or its new ones: one Delta commit takes the ones away and brings the others
+(``replaceWhere`` on the slice). The commit carries an app transaction of the slice, whose version is the tick: the same slice
+at the same tick is written once, however often it is tried, and an older tick never replaces a newer one. The record of the
+slice comes behind the commit; where a kill left it out, the next attempt finds the rows in place and records them.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from delta.exceptions import DeltaConcurrentModificationException
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from millrace.base.errors import DeadlineExceeded, InvalidArgument
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.operations.backfill.declaration import BackfillParams
+from millrace.operations.backfill.derived import DATE, DerivedTable, derived_table, derived_uri, source_collection
+from millrace.operations.backfill.slices import Slice, check_width, cut, record, recorded
+from millrace.operations.backfill.source import Pinned, changed, digest, pin, rows_at, within
+from millrace.operations.operation import OperationReport
+from millrace.runtime.progress import Progress
+from millrace.storage.spark import spark_frame
+from millrace.storage.store import store_at
+from millrace.storage.table import open_table
+
+HISTORY: Final = 1000
+"""Commits of a derived table that are searched for the one of a slice."""
+
+RECENT: Final = 32
+"""Commits that are looked through first."""
+
+CONFLICTS: Final = 20
+"""Conflicts that the commit of one slice bears: each means that another writer of the same days got through."""
+
+Outcome = Literal["written", "in place", "done before", "kept newer", "planned"]
+
+
+class SliceReport(OperationReport):
+    """What became of one slice.
+
+    ``written``: its rows are new. ``in place``: an earlier attempt at this tick had written it. ``done before``: this run had
+    recorded it. ``kept newer``: rows of a newer tick stand there. ``planned``: a dry run; rows and digest are those that
+    stand there now.
+    """
+
+    start: datetime
+    end: datetime
+    outcome: Outcome
+    rows: int
+    digest: str
+    delta_version: int
+
+
+class BackfillReport(OperationReport):
+    """What a backfill did."""
+
+    table: str
+    source: str
+    at: int
+    """The time tick that the source was read at."""
+    run_id: str
+    dry_run: bool
+    slices: list[SliceReport]
+    rows: int
+
+
+class PlanReport(OperationReport):
+    """What a backfill would do."""
+
+    table: str
+    source: str
+    at: int
+    slices: list[dict[str, Any]]
+    """The parameters of each slice's own run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What all slices of a run have in common."""
+
+    spark: SparkSession
+    settings: Settings
+    table: DerivedTable
+    rows: DataFrame
+    """The source at the pinned tick."""
+    event: Any
+    tick: int
+    run_id: str
+
+    @property
+    def uri(self) -> str:
+        return derived_uri(self.settings, self.table.name)
+
+    def built(self, part: Slice) -> DataFrame:
+        """The table's rows of a slice. Raises InvalidArgument where the definition does not fit the source."""
+        try:
+            made = self.table.build(self.rows.where(within(self.event, part)))
+            if dict(made.dtypes).get(self.table.bucket) != "timestamp":
+                raise InvalidArgument(f"{self.table.name}: build gives no timestamp column {self.table.bucket!r}")
+            return made.withColumn(DATE, F.to_date(F.col(self.table.bucket)))
+        except AnalysisException as error:
+            raise InvalidArgument(
+                f"{self.table.name} cannot be built from {self.table.source!r}: {error.getMessage()}"
+            ) from error
+
+    def app(self, part: Slice) -> str:
+        """The app id of a slice's commits."""
+        return f"backfill/v{self.table.version}/{part}"
+
+
+def run(spark: SparkSession, settings: Settings, params: BackfillParams, progress: Progress) -> BackfillReport:
+    """Rebuild the range. Raises InvalidArgument, CollectionNotFound, TickNotReached, TickTooOld before anything is written.
+
+    A slice that fails does not undo those that are done; the same call again goes on with the rest.
+    """
+    progress.say("pinning the source")
+    work, pinned = _work(spark, settings, params)
+    slices = _slices(work, params, pinned)
+    if params.dry_run:
+        done = [_standing(work, part) for part in slices]
+        return _report(work, params, done)
+    if slices:
+        _ensure(work, work.built(slices[0]).schema)
+    before = _done_by(settings, work.table.name, params.run_id)
+    done = [before[part] for part in slices if part in before]
+    progress.say(f"{len(done)} of {len(slices)} slices", done=len(done) / max(len(slices), 1))
+    with ThreadPoolExecutor(params.parallel or settings.backfill_parallel, thread_name_prefix="slice") as pool:
+        futures = [pool.submit(_rebuild, work, part) for part in slices if part not in before]
+        try:
+            for future in as_completed(futures):
+                done.append(future.result())
+                progress.say(
+                    f"{len(done)} of {len(slices)} slices",
+                    done=len(done) / len(slices),
+                    rows=sum(each.rows for each in done),
+                )
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return _report(work, params, sorted(done, key=lambda each: each.start))
+
+
+def plan(spark: SparkSession, settings: Settings, params: BackfillParams, progress: Progress) -> PlanReport:
+    """The slices of a range, each as the parameters of a run of its own, all at one tick; writes nothing. Raises as `run`."""
+    progress.say("pinning the source")
+    work, pinned = _work(spark, settings, params)
+    slices = _slices(work, params, pinned)
+    return PlanReport(
+        table=work.table.name,
+        source=work.table.source,
+        at=work.tick,
+        slices=[params.for_slice(part.start, part.end, at=work.tick).model_dump(mode="json") for part in slices],
+    )
+
+
+def _work(spark: SparkSession, settings: Settings, params: BackfillParams) -> tuple[_Work, Pinned]:
+    table = derived_table(settings, params.table)
+    collection = source_collection(settings, table)
+    table.event_column(collection)
+    # A bad range is told before any waiting.
+    if params.range_of == "event_time":
+        cut(params.start, params.end, hours=params.slice_hours, table=table)
+    else:
+        check_width(params.slice_hours, table)
+    pinned = pin(settings, collection, at=params.at)
+    rows = rows_at(spark, settings, table, collection, pinned)
+    return _Work(spark, settings, table, rows, table.event_column(collection), pinned.tick, params.run_id), pinned
+
+
+def _slices(work: _Work, params: BackfillParams, pinned: Pinned) -> list[Slice]:
+    if params.range_of == "event_time":
+        return cut(params.start, params.end, hours=params.slice_hours, table=work.table)
+    collection = source_collection(work.settings, work.table)
+    start, end = params.start, params.end
+    hours = params.slice_hours
+    found = changed(work.spark, work.settings, work.table, collection, pinned, start=start, end=end, hours=hours)
+    return list(found)
+
+
+def _ensure(work: _Work, schema: StructType) -> None:
+    """The derived table, created if there is none. Raises InvalidArgument where it has other columns than `schema`."""
+    wanted = StructType([field for field in schema.fields if field.name != DATE] + [schema[DATE]])
+    for field in wanted.fields:
+        field.nullable = True
+    for _ in range(CONFLICTS):
+        try:
+            maker = DeltaTable.createIfNotExists(work.spark).location(store_at(work.uri).spark_uri).addColumns(wanted)
+            found = maker.partitionedBy(DATE).execute().toDF()
+        except DeltaConcurrentModificationException:
+            continue  # another slice's task made it
+        if found.dtypes != [(field.name, field.dataType.simpleString()) for field in wanted.fields]:
+            raise InvalidArgument(
+                f"the table {work.table.name} has the columns {', '.join(found.columns)}, its definition now gives "
+                f"{', '.join(wanted.names)} (or other types): give the definition a new name, or move {work.uri} away"
+            )
+        return
+    raise DeadlineExceeded(f"{work.uri}: the table could not be created beside {CONFLICTS} others that did")
+
+
+def _done_by(settings: Settings, table: str, run_id: str) -> dict[Slice, SliceReport]:
+    """The slices that the run `run_id` has recorded; none for a run without a name."""
+    if not run_id:
+        return {}
+    return {
+        Slice(row["start"], row["end"]): SliceReport(
+            start=row["start"],
+            end=row["end"],
+            outcome="done before",
+            rows=row["rows"],
+            digest=row["digest"],
+            delta_version=row["delta_version"],
+        )
+        for row in recorded(settings, table=table, run_id=run_id).to_pylist()
+    }
+
+
+def _rebuild(work: _Work, part: Slice) -> SliceReport:
+    """Write one slice, unless it stands there at this tick or a newer one, and record it."""
+    stands = _tick_of(work, part)
+    if stands < work.tick:
+        written = _write(work, part)
+        if written is not None:
+            hit("backfill.written")
+            return _recorded(work, written)
+        stands = _tick_of(work, part)
+    version = _find(work, lambda note: note.get("slice") == str(part) and note.get("at") == stands)
+    found = _standing(work, part, outcome="in place" if stands == work.tick else "kept newer", version=version)
+    return _recorded(work, found) if stands == work.tick else found
+
+
+def _write(work: _Work, part: Slice) -> SliceReport | None:
+    """One commit that replaces the slice; None where the same app transaction got there first."""
+    frame = work.built(part)
+    attempt = uuid.uuid4().hex
+    note = {"slice": str(part), "at": work.tick, "run_id": work.run_id, "attempt": attempt}
+    for _ in range(CONFLICTS):
+        seen = Observation()
+        writer = (
+            frame.observe(seen, *digest(frame.drop(DATE)))
+            .write.format("delta")
+            .mode("overwrite")
+            .partitionBy(DATE)
+            .option("replaceWhere", _predicate(work.table, part))
+            .option("txnAppId", work.app(part))
+            .option("txnVersion", work.tick)
+            .option("userMetadata", json.dumps(note))
+        )
+        try:
+            writer.options(**store_at(work.uri).options).save(store_at(work.uri).spark_uri)
+        except DeltaConcurrentModificationException:
+            continue
+        except AnalysisException as error:
+            if "REPLACE_WHERE_MISMATCH" not in str(error):
+                raise
+            raise InvalidArgument(
+                f"{work.table.name}: build gave rows whose {work.table.bucket!r} lies outside the slice {part} that they "
+                "were built from: a row's bucket must follow from its own event time"
+            ) from error
+        version = _find(work, lambda found: found.get("attempt") == attempt)  # none: Delta left the write out
+        if version is None:
+            return None
+        figures = seen.get
+        return _slice_report(part, "written", figures["rows"], figures["hashes"], version)
+    raise DeadlineExceeded(
+        f"slice {part} of {work.table.name}: {CONFLICTS} commits of others got in before it; run it again"
+    )
+
+
+def _predicate(table: DerivedTable, part: Slice) -> str:
+    """The slice in SQL. By days alone where it can be: such a commit names whole files and meets no other day's."""
+    if part.whole_days:
+        return f"{DATE} >= DATE '{part.start:%Y-%m-%d}' AND {DATE} < DATE '{part.end:%Y-%m-%d}'"
+    start, end = (f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S}Z'" for moment in part)
+    days = f"{DATE} >= DATE '{part.start:%Y-%m-%d}' AND {DATE} <= DATE '{part.end:%Y-%m-%d}'"
+    return f"{days} AND `{table.bucket}` >= {start} AND `{table.bucket}` < {end}"
+
+
+def _tick_of(work: _Work, part: Slice) -> int:
+    """The tick that the slice's rows are of; 0 where it was never written."""
+    table = open_table(work.uri)
+    return 0 if table is None else table.app_version(work.app(part))
+
+
+def _find(work: _Work, match: Callable[[dict[str, Any]], bool]) -> int | None:
+    """The version of the newest commit whose note matches; None where there is none (any more)."""
+    table = open_table(work.uri)
+    if table is None:
+        return None
+    for limit in (RECENT, HISTORY):
+        for commit in table.history(limit):
+            note = commit.get("userMetadata")
+            if note and match(json.loads(note)):
+                return int(commit["version"])
+    return None
+
+
+def _standing(work: _Work, part: Slice, *, outcome: Outcome = "planned", version: int | None = None) -> SliceReport:
+    """The slice as it stands in the table, at `version` or now."""
+    table = open_table(work.uri, version=version)
+    if table is None:
+        return _slice_report(part, outcome, 0, None, -1)
+    frame = spark_frame(work.spark, table.store, table.version)
+    stands = frame.where(_predicate(work.table, part)).drop(DATE)
+    found = stands.agg(*digest(stands)).collect()[0]
+    return _slice_report(part, outcome, found["rows"], found["hashes"], table.version)
+
+
+def _slice_report(part: Slice, outcome: Outcome, rows: int, hashes: Any, version: int) -> SliceReport:
+    text = f"{int(hashes or 0) % (1 << 64):016x}"
+    return SliceReport(start=part.start, end=part.end, outcome=outcome, rows=rows, digest=text, delta_version=version)
+
+
+def _recorded(work: _Work, found: SliceReport) -> SliceReport:
+    row = found.model_dump(exclude={"outcome"})
+    record(
+        work.settings,
+        [
+            {
+                **row,
+                "table": work.table.name,
+                "at_tick": work.tick,
+                "definition": work.table.version,
+                "run_id": work.run_id,
+            }
+        ],
+    )
+    return found
+
+
+def _report(work: _Work, params: BackfillParams, done: list[SliceReport]) -> BackfillReport:
+    return BackfillReport(
+        table=work.table.name,
+        source=work.table.source,
+        at=work.tick,
+        run_id=params.run_id,
+        dry_run=params.dry_run,
+        slices=done,
+        rows=sum(each.rows for each in done),
+    )

@@ -1,0 +1,121 @@
+"""Slices of a range, and the table that keeps which slice was rebuilt when, from what, with what result.
+
+Slices are cut on one grid (multiples of their width since 1970), so that ranges that overlap have their inner slices in
+common, and two slices never share a day where the width is a multiple of one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import InvalidArgument
+from millrace.base.settings import Settings
+from millrace.operations.backfill.derived import SLICES, DerivedTable, derived_uri
+from millrace.storage.commit import Part, commit_fenced
+from millrace.storage.files import FileSink
+from millrace.storage.table import create_table, open_table
+
+MAX_SLICES: Final = 1000
+"""Of one run: Airflow maps a task over 1,024 at most."""
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+RECORD: Final = pa.schema(
+    [
+        pa.field("table", pa.utf8(), nullable=False),
+        pa.field("start", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("end", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("at_tick", pa.int64(), nullable=False),  # of the source
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("digest", pa.utf8(), nullable=False),  # of the rows, in any order
+        pa.field("definition", pa.int32(), nullable=False),  # DerivedTable.version
+        pa.field("delta_version", pa.int64(), nullable=False),  # of the derived table, which first had these rows
+        pa.field("run_id", pa.utf8(), nullable=False),
+        pa.field("written_at", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
+"""Columns of ``derived/slices``, partitioned by table. The row with the greatest `delta_version` of a slice counts."""
+
+
+class Slice(NamedTuple):
+    """A stretch [start, end) of event time."""
+
+    start: datetime
+    end: datetime
+
+    @property
+    def whole_days(self) -> bool:
+        """Whether it begins and ends at midnight UTC."""
+        return all((moment - EPOCH) % timedelta(days=1) == timedelta(0) for moment in self)
+
+    def __str__(self) -> str:
+        return f"[{self.start:%Y-%m-%dT%H:%MZ}, {self.end:%Y-%m-%dT%H:%MZ})"
+
+
+def cut(start: datetime, end: datetime, *, hours: int, table: DerivedTable) -> list[Slice]:
+    """[start, end) as slices of `hours` on the grid; the first and the last may be shorter.
+
+    Raises InvalidArgument where a bound is no multiple of the table's grain, or the slices are too many.
+    """
+    start, end = start.astimezone(UTC), end.astimezone(UTC)
+    grain, width = timedelta(hours=table.grain_hours), timedelta(hours=hours)
+    for moment in (start, end):
+        if (moment - EPOCH) % grain:
+            raise InvalidArgument(
+                f"{moment.isoformat()} is no whole {table.grain} in UTC: {table.name} can be rebuilt by whole {table.grain}s"
+            )
+    check_width(hours, table)
+    if (end - start) / width > MAX_SLICES:
+        raise InvalidArgument(
+            f"{(end - start) / width:,.0f} slices are more than {MAX_SLICES:,}: take a shorter range, or wider slices"
+        )
+    found = []
+    while start < end:
+        stop = min(end, start - (start - EPOCH) % width + width)
+        found.append(Slice(start, stop))
+        start = stop
+    return found
+
+
+def check_width(hours: int, table: DerivedTable) -> None:
+    """Raises InvalidArgument where slices of `hours` are no multiple of the table's grain."""
+    if hours % table.grain_hours:
+        raise InvalidArgument(f"slices of {hours} h: those of {table.name} are whole {table.grain}s")
+
+
+def slices_uri(settings: Settings) -> str:
+    """The table of slices."""
+    return derived_uri(settings, SLICES)
+
+
+def recorded(settings: Settings, *, table: str | None = None, run_id: str | None = None) -> pa.Table:
+    """Rows of the table of slices, in the order of the commits they tell of; of one table, of one run."""
+    path = slices_uri(settings)
+    handle = open_table(path)
+    if handle is None:
+        return RECORD.empty_table()
+    filters: Any = pc.scalar(True)
+    if table is not None:
+        filters &= pc.field("table") == table
+    if run_id is not None:
+        filters &= pc.field("run_id") == run_id
+    rows = handle.dataset().to_table(filter=filters, columns=RECORD.names)
+    return rows.sort_by([("delta_version", "ascending"), ("written_at", "ascending")]).cast(RECORD)
+
+
+def record(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
+    """Append `rows` (without ``written_at``) to the table of slices."""
+    path = slices_uri(settings)
+    table = create_table(path, RECORD, partition_by=["table"])
+    now = datetime.now(UTC)
+    sink = FileSink(table.store, RECORD.remove(RECORD.get_field_index("table")), ())
+    for name, each in itertools.groupby(sorted(rows, key=itemgetter("table")), key=itemgetter("table")):
+        sink.write(pa.Table.from_pylist([{**row, "written_at": now} for row in each], sink.schema), {"table": name})
+    commit_fenced(table, [Part(sink.finish())]).require()

@@ -1,0 +1,123 @@
+"""The source of a backfill: a collection pinned at one time tick, and which stretches of it differ between two ticks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql import functions as F
+
+from millrace.base.errors import CollectionNotFound, LogUnavailable, TickNotReached
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
+from millrace.client.append_client import AppendClient
+from millrace.message.ids import compose_tick
+from millrace.operations.backfill.derived import LOG_TIME, DerivedTable
+from millrace.operations.backfill.slices import EPOCH, Slice
+from millrace.tables.read.freshness import confirm
+from millrace.tables.read.plan import plan_read
+from millrace.tables.read.spark import read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+class Pinned(NamedTuple):
+    """The tick to read at, and by PChannel up to where the ``wal`` table is known to be whole."""
+
+    tick: int
+    confirmed: dict[str, int]
+
+
+def pin(settings: Settings, collection: Collection, *, at: int | None) -> Pinned:
+    """The tick `at`, or without one the newest that can be read, as something that every later read agrees on.
+
+    With the log's server at hand a PChannel on which nothing happens does not hold the tick back; without it, the ``wal``
+    table alone says how far that is. Raises TickNotReached, TickTooOld, CollectionNotFound.
+    """
+    confirmed: dict[str, int] = {}
+    try:
+        with AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline) as client:
+            confirmed, whole = confirm(settings, collection.pchannels, client, at=at, seconds=settings.read_deadline)
+    except LogUnavailable:
+        whole = True
+    if not whole and at is None:
+        raise TickNotReached(
+            f"the wal table does not hold all of {collection.name!r} after {settings.read_deadline:.0f} s: is the streaming "
+            "node running (`millrace status`)? Or give the tick to read at"
+        )
+    plan = plan_read(settings, collection.id, at=at, deadline=0.0, confirmed=confirmed)
+    return Pinned(plan.tick, confirmed)
+
+
+def rows_at(
+    spark: SparkSession, settings: Settings, table: DerivedTable, collection: Collection, pinned: Pinned
+) -> DataFrame:
+    """The source's rows at the pinned tick."""
+    log_time = table.event_time == LOG_TIME
+    return read(
+        spark, settings, collection.id, at=pinned.tick, confirmed=pinned.confirmed, deadline=0.0, with_ticks=log_time
+    )
+
+
+def within(event: Column, part: Slice) -> Column:
+    """Whether a row of that event time is of that slice."""
+    return (event >= F.lit(part.start)) & (event < F.lit(part.end))
+
+
+def row_hash(frame: DataFrame) -> Column:
+    """A hash of a row that tells a null from another column's value."""
+    nulls = [F.col(f"`{name}`").isNull() for name in frame.columns]
+    return F.xxhash64(*(F.col(f"`{name}`") for name in frame.columns), *nulls)
+
+
+def digest(frame: DataFrame) -> tuple[Column, Column]:
+    """(rows, sum of row hashes) as aggregates: equal for the same rows in any order."""
+    return F.count(F.lit(1)).alias("rows"), F.sum(row_hash(frame).cast("decimal(38,0)")).alias("hashes")
+
+
+def changed(
+    spark: SparkSession,
+    settings: Settings,
+    table: DerivedTable,
+    collection: Collection,
+    pinned: Pinned,
+    *,
+    start: datetime,
+    end: datetime,
+    hours: int,
+) -> Sequence[Slice]:
+    """The slices of event time whose source rows are others before `end` than they were before `start` (in log time).
+
+    Finds what inserts, deletes, dropped partitions and restores changed alike, because it compares the two states.
+    """
+    after = min(compose_tick(_ms(end)) - 1, pinned.tick)
+    before = min(compose_tick(_ms(start)) - 1, after)
+    try:
+        newer = _stretches(spark, settings, table, collection, pinned._replace(tick=after), hours)
+    except CollectionNotFound:
+        return []  # the range ended before the collection came
+    try:
+        older = _stretches(spark, settings, table, collection, pinned._replace(tick=before), hours)
+    except CollectionNotFound:
+        older = newer.limit(0)  # the collection came after `start`
+    older = older.withColumnsRenamed({"rows": "rows_before", "hashes": "hashes_before"})
+    same = F.col("rows").eqNullSafe(F.col("rows_before")) & F.col("hashes").eqNullSafe(F.col("hashes_before"))
+    places = sorted(row["stretch"] for row in newer.join(older, "stretch", "full_outer").where(~same).collect())
+    width = timedelta(hours=hours)
+    return [Slice(EPOCH + place * width, EPOCH + (place + 1) * width) for place in places]
+
+
+def _stretches(
+    spark: SparkSession, settings: Settings, table: DerivedTable, collection: Collection, pinned: Pinned, hours: int
+) -> DataFrame:
+    rows = rows_at(spark, settings, table, collection, pinned)
+    event = table.event_column(collection)
+    stretch = F.floor(F.unix_micros(event) / F.lit(hours * 3_600_000_000)).alias("stretch")
+    return rows.where(event.isNotNull()).groupBy(stretch).agg(*digest(rows))
+
+
+def _ms(moment: datetime) -> int:
+    return (moment.astimezone(UTC) - EPOCH) // timedelta(milliseconds=1)

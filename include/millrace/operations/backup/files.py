@@ -1,0 +1,184 @@
+"""Files on their way into a backup: linked where that is right, else copied; each with its digest, each durable.
+
+A Delta table's data files have names that are given once and are never written to again, so one that an earlier backup has is
+linked from there, and one of the deployment is linked where both lie on one file system. Everything else is written to
+in place (log segments, databases) or has a name that comes again (entries of a Delta log), and is copied.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from millrace.base.digests import sha256_of
+from millrace.base.errors import BackupBusy, BackupRefused, TableUnavailable
+from millrace.base.files import make_folder, sync
+from millrace.operations.backup.manifest import DATA, Manifest, Stored
+from millrace.storage.local import LocalStore
+from millrace.storage.store import TableStore
+
+CHUNK: Final = 1 << 20
+
+
+class FileGone(TableUnavailable):
+    """A file was removed while it was backed up."""
+
+    code = TableUnavailable.code
+
+
+@dataclass(slots=True)
+class Files:
+    """The files of one backup. Thread-safe."""
+
+    folder: Path
+    """Of the backup."""
+    earlier: Path | None = None
+    """Folder of the backup before, and its manifest."""
+    known: Manifest | None = None
+    stored: dict[str, Stored] = field(default_factory=dict)
+    linked: int = 0
+    """Files that the backup before had."""
+    new_bytes: int = 0
+    """Bytes of the others."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def place(self, name: str) -> Path:
+        """Where the file `name` (below the data folder) lies in the backup; its folder is made."""
+        path = self.folder / DATA / name
+        make_folder(path.parent)
+        return path
+
+    def link(self, store: TableStore, file: str, table: str, size: int) -> None:
+        """Take over an immutable file of a table. Raises FileGone; BackupRefused where its size is not `size`."""
+        name = f"{table}/{file}"
+        if self.reuse(name, size):
+            return
+        found = store.size(file)
+        if found is not None and found != size:
+            raise BackupRefused(f"{file} of {store.uri} has {found} bytes, and should have {size}: run recovery first")
+        target = self.place(name)
+        if found is None or not LocalStore(self.folder / DATA / table).take(store, file, "link"):
+            raise FileGone(f"{file} of {store.uri} was removed while it was backed up: try again")
+        sync(target)
+        self.add(name, Stored(size, sha256_of(target)))
+
+    def take(self, store: TableStore, file: str, table: str) -> None:
+        """Copy a file of a table's log, whose name may come again. Raises FileGone."""
+        if not LocalStore(self.folder / DATA / table).take(store, file, "copy"):
+            raise FileGone(f"{file} of {store.uri} was removed while it was backed up: try again")
+        self.written(f"{table}/{file}")
+
+    def link_again(self, source: Path, name: str) -> None:
+        """Take over a file that is not written to, but whose name may come again with other bytes. Raises FileGone."""
+        try:
+            found = Stored(source.stat().st_size, sha256_of(source))
+        except FileNotFoundError:
+            raise FileGone(f"{source} was removed while it was backed up: try again") from None
+        if self.known is not None and self.known.files.get(name) == found and self.reuse(name, found.size):
+            return
+        try:
+            link_file(source, self.place(name))
+        except OSError:
+            self.copy(source, name)
+            return
+        sync(self.place(name))
+        self.add(name, found)
+
+    def reuse(self, name: str, size: int) -> bool:
+        """Link `name` from the backup before; False where that has none of this size."""
+        known = None if self.known is None else self.known.files.get(name)
+        if self.earlier is None or known is None or known.size != size:
+            return False
+        try:
+            if (self.earlier / DATA / name).stat().st_size != size:
+                return False
+            link_file(self.earlier / DATA / name, self.place(name))
+        except OSError:  # taken away, or as many links as the file system allows
+            return False
+        with self._lock:
+            self.stored[name] = known
+            self.linked += 1
+        return True
+
+    def copy(self, source: Path, name: str, *, size: int | None = None) -> None:
+        """Copy a file, or its first `size` bytes. Raises FileGone; BackupRefused where there are fewer."""
+        try:
+            self.add(name, copy_file(source, self.place(name), size=size))
+        except FileNotFoundError:
+            raise FileGone(f"{source} was removed while it was backed up: try again") from None
+        except EOFError as error:
+            raise BackupRefused(str(error)) from None
+
+    def written(self, name: str) -> None:
+        """Take in a file that was written into its place."""
+        path = self.folder / DATA / name
+        sync(path)
+        self.add(name, Stored(path.stat().st_size, sha256_of(path)))
+
+    def add(self, name: str, stored: Stored) -> None:
+        with self._lock:
+            self.stored[name] = stored
+            self.new_bytes += stored.size
+
+    def sync_folders(self) -> None:
+        """Make the names of all files durable."""
+        for folder, _, _ in os.walk(self.folder):
+            sync(Path(folder))
+
+
+@contextmanager
+def alone(path: Path, *, busy: str) -> Iterator[None]:
+    """Hold the lock in the file `path`, which ends with the process. Raises BackupBusy, with those words."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_ino != os.stat(path).st_ino:
+                raise BackupBusy(busy)  # its holder took the file away when it was done
+        except (BlockingIOError, FileNotFoundError):
+            raise BackupBusy(busy) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Link a file, but never a link: it would lead out of the backup. Raises OSError where it is one, or cannot be linked."""
+    os.link(source, target, follow_symlinks=False)
+    if not stat.S_ISREG(target.lstat().st_mode):
+        target.unlink()
+        raise OSError(errno.EMLINK, f"{source} is a link itself")
+
+
+def copy_file(source: Path, target: Path, *, size: int | None = None) -> Stored:
+    """Copy `source` (or its first `size` bytes) to the new file `target`, durably. Raises EOFError where there are fewer."""
+    with source.open("rb", buffering=0) as read:
+        return copy_open(read, target, size=size)
+
+
+def copy_open(read: BinaryIO, target: Path, *, size: int | None = None) -> Stored:
+    """:func:`copy_file` of an open file."""
+    digest, done = hashlib.sha256(), 0
+    with target.open("xb", buffering=0) as write:
+        while size is None or done < size:
+            piece = read.read(CHUNK if size is None else min(CHUNK, size - done))
+            if not piece:
+                break
+            digest.update(piece)
+            view = memoryview(piece)
+            while view:
+                view = view[write.write(view) :]
+            done += len(piece)
+        if size is not None and done < size:
+            raise EOFError(f"{read.name} has {done} bytes, and should have {size}")
+        sync(write.fileno())
+    return Stored(done, digest.hexdigest())

@@ -1,0 +1,195 @@
+"""The ingress log in a backup: from where the pinned tables need it, up to where it ended while no DDL was under way.
+
+The end is taken while the coordinator's file takes no writes, and the file is copied at the same moment: what DDL, terms and
+producers' epochs the log holds before that end, the copy knows (it is kept before it is appended), and what the copy says
+was acknowledged lies before that end. So a restored coordinator and a restored log fit each other.
+
+Logs in the data folder are copied. One on brokers, or in another folder, is not: the backup then says where it ended.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from millrace.base.errors import LogBusy
+from millrace.base.log_backends import in_own_folder
+from millrace.base.settings import Settings
+from millrace.coord.store import Store
+from millrace.log.generations.listing import FILE, GenerationFile, Generations, span_of
+from millrace.log.generations.positions import local
+from millrace.log.protocol import LogService
+from millrace.log.rocksmq.channel_copy import check_copy, plan_copy, store_manifest
+from millrace.log.rocksmq.manifest import file_name
+from millrace.message.ids import LogId
+from millrace.node.retention.truncation import allowed_position
+from millrace.operations.backup.files import Files
+from millrace.operations.backup.manifest import ChannelPart
+from millrace.operations.backup.pin import Pinned
+from millrace.storage.table import open_table, table_at
+from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.wal.table import WalPosition, WalTable
+
+COORDINATOR: Final = "coord/coord.db"
+CONSUMERS: Final = "coord/consumers.db"
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """What a backup has of the log."""
+
+    channels: dict[str, ChannelPart]
+    incarnations: dict[str, int]
+    included: bool
+
+
+def take_log(settings: Settings, service: LogService, pinned: Mapping[str, Pinned], files: Files) -> LogPart:
+    """Copy coordinator, consumers' positions and log. The caller holds back what is given up.
+
+    Raises LogBusy where the log's backend is being switched, and what the log raises.
+    """
+    log, folder = settings.log_path, settings.log_path.relative_to(settings.data_dir)
+    generations = _settled(GenerationFile(log, settings.log))
+    # Before the ends: where a consumer stands, the log had already.
+    copy_database(settings.data_dir / CONSUMERS, CONSUMERS, files)
+    _take_groups(log, folder, generations, files)
+    _ends(service)  # the server is up, and has all logs open, before the coordinator has to wait
+    ends = _cut(settings, service, files)
+    if _settled(GenerationFile(log, settings.log)) != generations:
+        raise LogBusy("the log was switched to another backend meanwhile: make the backup again")
+    if (log / FILE).exists():
+        files.copy(log / FILE, f"{folder}/{FILE}")
+    positions, checkpoints = _positions(pinned)
+    channels, incarnations, included = {}, {}, True
+    for name, end in ends.items():
+        position = positions.get(name, WalPosition(0, name))
+        checkpoint = checkpoints.get(name)
+        needed = allowed_position(position, checkpoint)
+        for place, begin, stop in _spans(log, generations, name, needed, end):
+            if place is None:
+                included = False
+                continue
+            target = place.relative_to(settings.data_dir) / "channels" / file_name(name)
+            incarnations[str(target)] = _take_channel(
+                place / "channels" / file_name(name), str(target), begin, stop, files
+            )
+        channels[name] = ChannelPart(
+            tick=position.last_tick,
+            flushed_tick=0 if checkpoint is None else checkpoint.time_tick,
+            position="" if position.position is None else str(position.position),
+            begin="" if needed is None else str(needed),
+            end=str(end),
+        )
+    return LogPart(channels, incarnations, included)
+
+
+def copy_database(source: Path, name: str, files: Files) -> None:
+    """Copy an SQLite file that others write to, as of one moment; nothing where there is none."""
+    if not source.exists():
+        return
+    target = files.place(name)
+    place = f"{source.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(place, uri=True)) as read, closing(sqlite3.connect(target)) as write:
+        read.backup(write)
+        write.execute("pragma journal_mode=delete")  # one file, nothing beside it
+    files.written(name)
+
+
+def _settled(file: GenerationFile) -> Generations:
+    found = file.generations
+    if any(not item.closed for item in found.items[:-1]):
+        raise LogBusy(
+            "the log is being switched to another backend: finish that (millrace log switch), then make the backup"
+        )
+    return found
+
+
+def _ends(service: LogService) -> dict[str, LogId]:
+    found = {}
+    for name in service.names():
+        log = service.open(name)
+        try:
+            found[name] = log.describe().end
+        finally:
+            log.close()
+    return found
+
+
+def _cut(settings: Settings, service: LogService, files: Files) -> dict[str, LogId]:
+    """Where each log ends, while the coordinator's file is copied and takes no writes."""
+    path = settings.data_dir / COORDINATOR
+    if not path.exists():
+        return _ends(service)
+    store = Store(path)
+    try:
+        with store.transaction():
+            ends = _ends(service)
+            copy_database(path, COORDINATOR, files)
+    finally:
+        store.close()
+    return ends
+
+
+def _positions(pinned: Mapping[str, Pinned]) -> tuple[dict[str, WalPosition], dict[str, Checkpoint]]:
+    """Where WAL and flusher stand in the pinned versions, by PChannel."""
+    positions: dict[str, WalPosition] = {}
+    checkpoints: dict[str, Checkpoint] = {}
+    if "wal" in pinned:
+        wal = WalTable(table_at(pinned["wal"].uri, version=pinned["wal"].version))
+        positions = wal.positions(wal.pchannels())
+    if "checkpoints" in pinned:
+        found = pinned["checkpoints"]
+        checkpoints = read_checkpoints(open_table(found.uri, version=found.version))
+    return positions, checkpoints
+
+
+def _spans(
+    log: Path, generations: Generations, pchannel: str, needed: LogId | None, end: LogId
+) -> list[tuple[Path | None, int | None, int]]:
+    """(folder of an embedded log in the data folder, else None; first entry, None: its first; end) by generation."""
+    span = span_of(generations, pchannel, found=generations.newest)
+    first = span.first if needed is None else max(span.first, needed.generation)
+    found = []
+    for number in range(first, span.current + 1):
+        place = embedded_folder(log, generations.items[number].url, number)
+        stop = local(end) if number == span.current else span.ends[number]
+        begin = local(needed).entry if needed is not None and needed.generation == number else None
+        found.append((place, begin, stop.entry))
+    return found
+
+
+def embedded_folder(log: Path, url: str, generation: int) -> Path | None:
+    """The folder of a generation's embedded log where that lies in the data folder."""
+    if not in_own_folder(url):
+        return None
+    return log if generation == 0 else log / f"generation-{generation}"
+
+
+def _take_groups(log: Path, folder: Path, generations: Generations, files: Files) -> None:
+    """Positions of the log's own consumer groups: files of a kilobyte with two slots, of which a torn copy leaves one."""
+    for number, item in enumerate(generations.items):
+        place = embedded_folder(log, item.url, number)
+        if place is None or not (place / "groups").is_dir():
+            continue
+        for path in sorted((place / "groups").glob("*/*")):
+            files.copy(path, str(folder / path.relative_to(log)))
+
+
+def _take_channel(source: Path, name: str, begin: int | None, end: int, files: Files) -> int:
+    """Copy one channel; its incarnation."""
+    plan = plan_copy(source, begin=begin, end=end)
+    same = files.known is not None and files.known.incarnations.get(name) == plan.manifest.incarnation
+    for part in plan.parts:
+        target = f"{name}/{part.path.name}"
+        # Its bytes up to there are the same for ever, in the same channel.
+        if not (same and files.reuse(target, part.bytes)):
+            files.copy(part.path, target, size=part.bytes)
+    directory = files.place(f"{name}/manifest").parent
+    check_copy(directory, plan)
+    store_manifest(directory, plan)
+    files.written(f"{name}/manifest")
+    return plan.manifest.incarnation

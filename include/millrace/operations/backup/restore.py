@@ -1,0 +1,232 @@
+"""A backup becomes a deployment: verified while it is copied, durable, held against its log, and there all at once.
+
+Everything is put together in a hidden folder beside the data folder and gets its name last: a restore that is killed leaves no
+deployment, and the next one begins anew. That folder says first that it is a restore's; one of its name that does not is left
+alone. Nothing is linked, so that what runs then cannot touch the backup.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from pydantic import Field
+
+from millrace.base.errors import BackupDamaged, BackupRefused, ChannelNotFound, PositionTruncated
+from millrace.base.failpoint import hit
+from millrace.base.files import make_folder, sync
+from millrace.base.log_backends import backend_of
+from millrace.base.settings import Settings, changed
+from millrace.log.generations.listing import FILE, GenerationFile, Generations, same_place
+from millrace.log.generations.service import open_deployment_log
+from millrace.log.protocol import LogService
+from millrace.message.ids import LogId
+from millrace.message.types import MessageType
+from millrace.message.wire import decode_entries
+from millrace.node.ingest.ranges import check_not_regressed
+from millrace.operations.backup.deployment import write as write_id
+from millrace.operations.backup.files import alone, copy_open
+from millrace.operations.backup.inside import open_inside, outward
+from millrace.operations.backup.manifest import DATA, ChannelPart, Manifest, Stored, find
+from millrace.operations.operation import OperationReport
+from millrace.runtime.progress import Progress
+from millrace.storage.table import table_at
+from millrace.tables.wal.table import WalTable
+
+_THREADS: Final = 4
+_MARKER: Final = "restore.lock"
+_DRAFT: Final = "data"
+
+
+class RestoreReport(OperationReport):
+    """What a restore made."""
+
+    id: str
+    data: str
+    """The data folder."""
+    tables: int
+    files: int
+    bytes: int
+    ticks: dict[str, int] = Field(description="By PChannel: the WAL is whole up to there; the log goes on from there.")
+    settings: dict[str, Any] = Field(description="Settings that the deployment had otherwise than they are set now.")
+    seconds: float
+
+
+def restore(settings: Settings, path: Path, progress: Progress | None = None) -> RestoreReport:
+    """Restore the backup at `path` (or the newest in that folder) into ``settings.data_dir``, which must be empty or not there.
+
+    Raises BackupNotFound; BackupDamaged where a file is not as it was; BackupRefused where the data folder is not empty, or
+    where the log is not in the backup and the one that is there does not fit; LogRegressed, LogCorrupted.
+    """
+    started = time.monotonic()
+    progress = progress or Progress()
+    folder, manifest = find(path)
+    target = settings.data_dir.absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BackupRefused(f"{target} is not empty: a backup is restored into a data folder of its own (--data)")
+    if settings.tables:
+        raise BackupRefused(
+            f"the setting tables is {settings.tables}: a backup is restored into a data folder that has its tables, too; unset it,"
+            " and move them afterwards"
+        )
+    if not same_place(manifest.log, settings.log):
+        raise BackupRefused(
+            f"the deployment's log was {manifest.log}, and the setting log is {settings.log}: set MILLRACE_LOG={manifest.log}"
+            " (to move it afterwards: millrace log switch)"
+        )
+    try:
+        with _draft(target) as draft:
+            # Its own: what it comes from may go on, and the backups of either are the other's to leave alone.
+            write_id(draft, deployment=manifest.deployment, backup=manifest.id)
+            _copy(folder, manifest, draft, progress)
+            hit("restore_backup.copied")
+            _begin_log(settings.at(draft), manifest)
+            progress.say("holding the tables against the log")
+            check(settings.at(draft), manifest)
+            for place in (draft, *(each for each in draft.rglob("*") if each.is_dir())):
+                sync(place)
+            draft.replace(target)
+            sync(target.parent)
+    except OSError as error:
+        raise BackupRefused(f"{target} cannot be made: {error}; restore into a folder on this disk") from error
+    now = changed(settings)
+    return RestoreReport(
+        id=manifest.id,
+        data=str(target),
+        tables=len(manifest.tables),
+        files=len(manifest.files),
+        bytes=manifest.bytes,
+        ticks={name: each.tick for name, each in manifest.channels.items()},
+        settings={name: value for name, value in manifest.settings.items() if now.get(name) != value},
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+@contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """The folder that becomes `target`, empty; what is left of it in the end goes. Raises BackupRefused, BackupBusy."""
+    home = target.with_name(f".{target.name}.restoring")
+    if home.is_symlink() or (home.exists() and any(home.iterdir()) and not (home / _MARKER).is_file()):
+        raise BackupRefused(
+            f"{home} is in the way, and is not what a restore left: move it, or restore into another folder"
+        )
+    make_folder(home)
+    with alone(home / _MARKER, busy=f"another restore into {target} is under way: try again when it is done"):
+        shutil.rmtree(home / _DRAFT, ignore_errors=True)
+        (home / _DRAFT).mkdir(mode=0o700)
+        try:
+            yield home / _DRAFT
+        finally:
+            shutil.rmtree(home / _DRAFT, ignore_errors=True)
+            (home / _MARKER).unlink(missing_ok=True)
+            with suppress(OSError):  # somebody else's files are in it, and stay
+                home.rmdir()
+
+
+def _copy(folder: Path, manifest: Manifest, draft: Path, progress: Progress) -> None:
+    total, done = manifest.bytes or 1, 0
+
+    def one(each: tuple[str, Stored]) -> int:
+        name, stored = each
+        make_folder((draft / name).parent)
+        try:
+            source = open_inside(folder, f"{DATA}/{name}")
+        except FileNotFoundError:
+            raise BackupDamaged(f"{folder} has no {name}: restore another backup") from None
+        except OSError as error:
+            raise BackupDamaged(f"{name} does not read ({error.strerror}): restore another backup") from None
+        with source:
+            found = copy_open(source, draft / name)
+        if found != stored:
+            raise BackupDamaged(f"{folder / DATA / name} is not as it was written: restore another backup")
+        return stored.size
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
+        for number, size in enumerate(pool.map(one, manifest.files.items())):
+            done += size
+            if number % 100 == 0:
+                progress.say("copying", done=done / total, bytes=done)
+    for words in outward(manifest.files, lambda name: open_inside(draft, name)):
+        raise BackupDamaged(f"{folder}: {words}; somebody changed it: restore another backup")
+
+
+def _begin_log(settings: Settings, manifest: Manifest) -> None:
+    """The copied list names generations of the log from before what the backup has of it: they are truncated here."""
+    if not (settings.log_path / FILE).exists() or not manifest.log_included:
+        return
+    begins = {name: LogId.parse(part.begin).generation for name, part in manifest.channels.items() if part.begin}
+
+    def begun(generations: Generations) -> Generations:
+        for name, generation in begins.items():
+            generations = generations.with_first(name, generation)
+        return generations
+
+    GenerationFile(settings.log_path, settings.log).change(begun)
+
+
+def check(settings: Settings, manifest: Manifest) -> None:
+    """Hold the restored tables against the log that they go on with: the restored one, or the one on the brokers."""
+    for name, number in manifest.tables.items():
+        found = table_at(settings.table_uri(name)).version
+        if found != number:
+            raise BackupDamaged(f"{name} comes out at version {found}, not {number}: restore another backup")
+    for item in GenerationFile(settings.log_path, settings.log).generations.items:
+        scheme, elsewhere, place = item.url.partition("://")
+        if (
+            backend_of(scheme).local
+            and elsewhere
+            and not (Path(unquote(place.partition("?")[0])) / "channels").is_dir()
+        ):
+            raise BackupRefused(
+                f"the log of the backup lies at {place}, and there is none: nothing is made outside of the data folder"
+            )
+    with open_deployment_log(settings.log_path, settings.log) as service:
+        for name, part in manifest.channels.items():
+            _check_channel(settings, service, name, part, included=manifest.log_included)
+
+
+def _check_channel(settings: Settings, service: LogService, name: str, part: ChannelPart, *, included: bool) -> None:
+    state = WalTable.open(settings.wal_uri).position(name).state if WalTable.exists(settings.wal_uri) else None
+    try:
+        log = service.open(name)
+    except ChannelNotFound as error:
+        raise BackupRefused(
+            f"{error}: the log of {name} is not in the backup, and not at {settings.log} any more"
+        ) from None
+    try:
+        if state is not None:
+            check_not_regressed(log, state)
+        end = LogId.parse(part.end)
+        described = log.describe()
+        if described.end < end:
+            raise BackupRefused(
+                f"the log of {name} ends at {described.end}, and went up to {end} when the backup was made"
+            )
+        if part.begin and described.begin > LogId.parse(part.begin):
+            raise BackupRefused(
+                f"the log of {name} begins at {described.begin}, and the tables of the backup need it from {part.begin} on:"
+                " it was truncated since; restore a newer backup"
+            )
+        if included:
+            return
+        position = end
+        while position < described.end:
+            entries = log.read(position, end=described.end)
+            types = set(decode_entries(entries.batch).column("type").to_pylist())
+            if types - {int(MessageType.TIME_TICK)}:
+                raise BackupRefused(
+                    f"the log of {name} at {settings.log} went on since the backup (behind {end}), and the coordinator's file"
+                    " in the backup knows nothing of that. Possible: use the tables of the backup for reading alone, or restore"
+                    " its files and a coord/ that is as new as the log by hand (docs/restore.md)"
+                )
+            position = max(entries.next, position.following())
+    except PositionTruncated as error:
+        raise BackupRefused(f"{error}: restore a newer backup") from None
+    finally:
+        log.close()

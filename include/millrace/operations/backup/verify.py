@@ -1,0 +1,64 @@
+"""A backup read again: whether each file is there, with the size and the digest that its manifest names, and names none outside."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from millrace.operations.backup.inside import open_inside, outward
+from millrace.operations.backup.manifest import DATA, Stored, find
+from millrace.operations.operation import OperationReport
+
+_THREADS: Final = 4
+
+
+class VerifyReport(OperationReport):
+    """What was found. `ok`: every file is as it was written."""
+
+    id: str
+    folder: str
+    files: int
+    bytes: int
+    problems: tuple[str, ...] = Field(description="A sentence for each file that is not as it was.")
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(path: Path) -> VerifyReport:
+    """Read the backup at `path` (or the newest in that folder). Raises BackupNotFound, BackupDamaged (the manifest)."""
+    started = time.monotonic()
+    folder, manifest = find(path)
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as pool:
+        found = pool.map(lambda each: _problem(folder, *each), manifest.files.items())
+        problems = tuple(words for words in found if words)
+    problems += tuple(outward(manifest.files, lambda name: open_inside(folder, f"{DATA}/{name}")))
+    return VerifyReport(
+        id=manifest.id,
+        folder=str(folder),
+        files=len(manifest.files),
+        bytes=manifest.bytes,
+        problems=problems,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _problem(folder: Path, name: str, stored: Stored) -> str:
+    try:
+        with open_inside(folder, f"{DATA}/{name}") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != stored.size:
+                return f"{name} has {size} bytes, and had {stored.size}"
+            if hashlib.file_digest(file, "sha256").hexdigest() != stored.sha256:
+                return f"{name} has other bytes than when it was written"
+    except OSError as error:
+        return f"{name} does not read: {error.strerror}"
+    return ""

@@ -1,0 +1,212 @@
+"""A base is proved: a PChannel's part of each collection's tables is held against the WAL, behind the base before, up to a tick.
+
+By digests over both sides, step by step, so that each row of the WAL is read once for all bases together (their table is
+:mod:`millrace.tables.collections.bases`). Compaction may have folded deletes into the rows already: then what is dead at the fold is left
+out on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.settings import Settings
+from millrace.storage.parquet_file import dataset, readable
+from millrace.storage.table import Table, open_table
+from millrace.tables.collections.bases import Base
+from millrace.tables.collections.catalog import CATALOG_TYPES, Catalog, VChannelInfo
+from millrace.tables.collections.dead_rows import Drops, dead, drops_at
+from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.collections.table import (
+    FOLDED,
+    base_tick,
+    delete_file_schema,
+    deletes_uri,
+    file_schema,
+    rows_uri,
+)
+from millrace.tables.collections.visible_rows import collection_rows, conform
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.wal.txn_buffer import TxnBuffer
+
+_MASK: Final = (1 << 64) - 1
+_CATALOG_AND_DELETES: Final = (*CATALOG_TYPES, "BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "DELETE")
+
+
+class BaseDiffers(Exception):
+    """The tables do not hold what the WAL holds; the words say where."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Rows added up: their number, and the sum of a hash over all columns of each."""
+
+    rows: int = 0
+    value: int = 0
+
+    def add(self, db: duckdb.DuckDBPyConnection, rows: pa.Table) -> None:
+        if rows.num_rows:
+            columns = ", ".join('"' + name.replace('"', '""') + '"' for name in sorted(rows.column_names))
+            [(value,)] = db.execute(f"select sum(hash({columns})::hugeint) from rows").fetchall()
+            self.rows += rows.num_rows
+            self.value = (self.value + int(value)) & _MASK
+
+
+@dataclass(slots=True)
+class _Tables:
+    """A collection's tables at pinned versions, and what is dead in them."""
+
+    schema: Any
+    vchannels: pa.Array
+    rows: Table
+    deletes: Table | None
+    folded: int
+    drops: Drops = field(default_factory=Drops)
+    struck: pa.Table | None = None
+    """Deletes of the WAL behind the base before, up to the fold; None where nothing was folded."""
+
+    def living(self, rows: pa.Table) -> pa.Table:
+        if self.struck is None:
+            return rows
+        return rows.filter(pa.array(~dead(rows, self.struck, key=self.schema.primary_key, drops=self.drops)))
+
+
+def prove(
+    settings: Settings,
+    snapshot: WalSnapshot,
+    checkpoint: Checkpoint,
+    before: Base,
+    tick: int,
+) -> Base:
+    """The base at `tick` (behind `before`, at or before the flusher's checkpoint).
+
+    Raises BaseDiffers, and PositionTruncated where another run has trimmed the WAL behind `before` meanwhile.
+    """
+    catalog, buffer = Catalog.from_bytes(before.catalog_bytes), TxnBuffer(after_tick=before.time_tick)
+    numbers = {info.collection_id for info in checkpoint.catalog.vchannels.values()}
+    pinned = {number: _pin(settings, number) for number in numbers}
+    # Compaction may have folded in what came behind `snapshot`: what that hides, catalog and WAL say from behind the tables.
+    newest = read_checkpoints(open_table(settings.checkpoints_uri))
+    later = WalSnapshot.open(settings.wal_uri) or snapshot
+    infos = newest.get(before.pchannel, checkpoint).catalog
+    tables = {
+        number: _tables(settings, later, infos.of_collection(number), before, number, *pinned[number])
+        for number in numbers
+    }
+    wal: dict[tuple[int, bool], _Sum] = {}
+    with duckdb.connect() as db:
+        for messages in snapshot.messages(before.pchannel, start=before.confirmed, up_to_tick=tick):
+            for stretch in catalog.apply(buffer.push(messages)):
+                for part in collection_rows(stretch, catalog, staged=settings.staged_path):
+                    found = tables.get(part.collection_id)
+                    if found is not None:
+                        total = wal.setdefault((part.collection_id, part.is_delete), _Sum())
+                        total.add(db, _comparable(part.rows, found, part.is_delete))
+        counts = dict(before.collections)
+        for number, found in tables.items():
+            if found is None:
+                counts.pop(number, None)
+                continue
+            compared = [_compare(db, settings, number, found, wal, before, tick, deletes) for deletes in (False, True)]
+            had = counts.get(number, (0, 0))
+            counts[number] = (had[0] + compared[0], had[1] + compared[1])
+    confirmed = snapshot.confirmed_at(before.pchannel, tick)
+    return Base(before.pchannel, tick, confirmed, catalog.to_bytes(), counts)
+
+
+def _compare(
+    db: duckdb.DuckDBPyConnection,
+    settings: Settings,
+    number: int,
+    found: _Tables,
+    wal: Mapping[tuple[int, bool], _Sum],
+    before: Base,
+    tick: int,
+    deletes: bool,
+) -> int:
+    """How many rows (or deletes) both sides have. Raises BaseDiffers."""
+    table = found.deletes if deletes else found.rows
+    stored, expected = _Sum(), wal.get((number, deletes), _Sum())
+    for rows in _stored(table, found, before.time_tick, tick, deletes):
+        stored.add(db, _comparable(rows, found, deletes))
+    if (stored.rows, stored.value) != (expected.rows, expected.value):
+        what = "deletes" if deletes else "rows"
+        raise BaseDiffers(
+            f"collection {number}, {before.pchannel}, ticks {before.time_tick} to {tick}: its table holds {stored.rows} {what} "
+            f"with digest {stored.value:016x}, the WAL {expected.rows} with {expected.value:016x}"
+        )
+    return expected.rows
+
+
+def _pin(settings: Settings, number: int) -> tuple[Table | None, Table | None]:
+    """A collection's deletes, then its rows: compaction takes a delete away behind the rows that it hit."""
+    deletes = open_table(deletes_uri(settings, number))
+    return deletes, open_table(rows_uri(settings, number))
+
+
+def _tables(
+    settings: Settings,
+    snapshot: WalSnapshot,
+    infos: Mapping[str, VChannelInfo],
+    before: Base,
+    number: int,
+    deletes: Table | None,
+    rows: Table | None,
+) -> _Tables | None:
+    """A collection's tables, and what is dead in them; None where it is dropped, or nothing of it was ever flushed."""
+    if rows is None or any(info.dropped_tick for info in infos.values()):
+        return None
+    schema = max((info.newest_schema for info in infos.values()), key=lambda each: len(each.fields))
+    folded = max(base_tick(rows), rows.app_version(FOLDED) or 0)
+    found = _Tables(schema, pa.array(sorted(infos), pa.utf8()), rows, deletes, folded)
+    if folded > before.time_tick:
+        found.drops = drops_at(infos, folded)
+        found.struck = _struck(settings, snapshot, before, number, schema, folded)
+    return found
+
+
+def _struck(settings: Settings, snapshot: WalSnapshot, before: Base, number: int, schema: Any, folded: int) -> pa.Table:
+    """The deletes of a collection behind the base before, up to the fold, from the WAL."""
+    catalog, buffer = Catalog.from_bytes(before.catalog_bytes), TxnBuffer(after_tick=before.time_tick)
+    parts = [delete_file_schema(schema).empty_table()]
+    for messages in snapshot.messages(
+        before.pchannel, start=before.confirmed, up_to_tick=folded, types=_CATALOG_AND_DELETES
+    ):
+        for stretch in catalog.apply(buffer.push(messages)):
+            found = collection_rows(stretch, catalog, staged=settings.staged_path, deletes=True)
+            parts += [part.rows for part in found if part.collection_id == number]
+    return pa.concat_tables(parts)
+
+
+def _comparable(rows: pa.Table, found: _Tables, deletes: bool) -> pa.Table:
+    """The rows that both sides must have, in one form."""
+    if deletes:
+        behind = pc.greater(rows["_time_tick"], found.folded)
+        return conform(rows.filter(behind), delete_file_schema(found.schema))
+    return found.living(conform(rows, file_schema(found.schema)))
+
+
+def _stored(table: Table | None, found: _Tables, after: int, up_to: int, deletes: bool) -> Iterator[pa.Table]:
+    """The stored rows of the PChannel's VChannels that became visible in (after, up_to]; other files are not opened."""
+    if table is None:
+        return
+    actions = table.actions()
+    if actions.num_rows and "min._time_tick" in actions.column_names:
+        early = pc.less_equal(pc.fill_null(actions["min._time_tick"], 0), up_to)
+        late = pc.greater(pc.fill_null(actions["max._time_tick"], up_to), after)
+        actions = actions.filter(pc.and_(early, late))
+    files = actions["path"].to_pylist() if actions.num_rows else []
+    if not files:
+        return
+    schema = delete_file_schema(found.schema) if deletes else file_schema(found.schema)
+    tick, channel = pc.field("_time_tick"), pc.field("_vchannel")
+    wanted = (tick > after) & (tick <= up_to) & channel.isin(found.vchannels)
+    with readable(table.uri):
+        for batch in dataset(table.store, files, schema).to_batches(filter=wanted):
+            if batch.num_rows:
+                yield pa.Table.from_batches([batch])

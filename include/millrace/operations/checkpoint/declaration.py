@@ -1,0 +1,35 @@
+"""The operation `checkpoint`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import Field
+
+from millrace.operations.operation import Operation, OperationParams
+
+
+class CheckpointParams(OperationParams):
+    """How much is replayed, and what is given up behind the checkpoints."""
+
+    sample_mib: int = Field(
+        default=256,
+        ge=1,
+        le=65536,
+        description="At most so many MiB of WAL files are replayed of a PChannel; where more came since the last checkpoint, the newest part of it.",
+    )
+    truncate: bool = Field(default=True, description="Truncate the log as far as flush and recovery checkpoints allow.")
+    trim: bool = Field(default=True, description="Trim the WAL by its retention (setting wal_retention; 0 keeps all).")
+    dry_run: bool = Field(
+        default=False, description="Only verify, and say what could be freed; nothing is written or removed."
+    )
+
+
+CHECKPOINT: Final = Operation(
+    name="checkpoint",
+    title="Checkpoint and truncate",
+    summary="Writes verified checkpoints, then truncates the log and trims the WAL as far as they allow.",
+    example="--dry-run",
+    params=CheckpointParams,
+    run="millrace.operations.checkpoint.run:run",
+)

@@ -1,0 +1,201 @@
+"""The operation `checkpoint`: write and verify a checkpoint of each PChannel, then give up what stands behind them.
+
+The order: verify, write, sync the tables, ask quality's gate, truncate the log, trim the WAL. Each step rests on the ones
+before alone, so that a kill in between leaves more than is needed, never less; the next run goes on from there. Needs no Spark.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from pydantic import Field
+
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.log.protocol import LogService
+from millrace.message.ids import LogId
+from millrace.node.retention.removal import removing
+from millrace.node.retention.truncation import allowed_position, truncate_log
+from millrace.operations.checkpoint import durable, store
+from millrace.operations.checkpoint.declaration import CheckpointParams
+from millrace.operations.checkpoint.retention import TrimmedWal, apply_retention
+from millrace.operations.checkpoint.store import RecoveryCheckpoint
+from millrace.operations.checkpoint.verify import choose_start, verify
+from millrace.operations.operation import OperationReport
+from millrace.operations.quality.gate import blocked
+from millrace.runtime.progress import Progress
+from millrace.storage.table import open_table
+from millrace.tables.collections.flush_tables import read_checkpoints
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalPosition, WalTable
+
+MIB = 1 << 20
+
+
+class ChannelCheckpoint(OperationReport):
+    """What was done for one PChannel."""
+
+    pchannel: str
+    time_tick: int
+    position: str = Field(description="The next entry of the log behind the checkpoint.")
+    verified_by: str = Field(
+        description="replayed: from the checkpoint before; sampled: the newest part of what came since."
+    )
+    replayed_from: str
+    replayed_rows: int
+    by_log: bool = Field(description="Whether the log was run through the chain; else the WAL's rows were evolved.")
+    problem: str = Field(description="Why the checkpoint was not written; empty where it was, or was there.")
+    written: bool
+    seconds: float
+
+
+class Freed(OperationReport):
+    """What the log of a PChannel gave up, or could."""
+
+    pchannel: str
+    begin: str
+    position: str
+    freed_bytes: int
+
+
+class CheckpointReport(OperationReport):
+    """What a run did. `ok`: every checkpoint was confirmed by its replay, and every base that was asked for."""
+
+    ok: bool
+    dry_run: bool
+    channels: tuple[ChannelCheckpoint, ...] = ()
+    truncated: tuple[Freed, ...] = ()
+    trimmed: tuple[TrimmedWal, ...] = ()
+    synced_files: int = 0
+    blocked: tuple[str, ...] = Field(default=(), description="Blocks of quality that kept log and WAL as they are.")
+    seconds: float = 0.0
+
+
+def run(settings: Settings, params: CheckpointParams, progress: Progress) -> CheckpointReport:
+    """The operation as its job runs it, with the log's server (which it starts where none runs)."""
+    from millrace.client.append_client import AppendClient
+    from millrace.rpc.launch import launch_of
+
+    if not WalTable.exists(settings.wal_uri):
+        return CheckpointReport(ok=True, dry_run=params.dry_run)
+    with AppendClient.connect(
+        settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
+    ) as client:
+        return checkpoint(settings, client.service, params, progress)
+
+
+def checkpoint(
+    settings: Settings,
+    service: LogService,
+    params: CheckpointParams,
+    progress: Progress,
+    *,
+    seam: Callable[[str], None] = hit,
+) -> CheckpointReport:
+    """The operation on a log that is at hand."""
+    started = time.perf_counter()
+    wal = WalTable.open(settings.wal_uri)
+    snapshot = WalSnapshot(wal.table)  # one handle: one version
+    # Pinned before anything is synced: the log goes no further than these.
+    flushed = read_checkpoints(open_table(settings.checkpoints_uri))
+    known = store.newest(settings)
+    names = wal.pchannels()
+    channels = []
+    for number, pchannel in enumerate(names):
+        progress.say(f"verifying {pchannel}", done=number / len(names))
+        done, found = _channel(settings, service, params, wal, snapshot, wal.position(pchannel), known, seam)
+        channels.append(done)
+        if found is not None:
+            known[pchannel] = found
+    broken = {each.pchannel for each in channels if each.problem}
+    limits: dict[str, LogId] = {}
+    for pchannel, found in known.items():
+        allowed = allowed_position(wal.position(pchannel), flushed.get(pchannel))
+        last = found.state.last_entry
+        if pchannel not in broken and allowed is not None and last is not None:
+            limits[pchannel] = min(allowed, last)
+    progress.say("syncing the tables")
+    synced = 0 if params.dry_run else durable.sync_tables(settings)
+    seam("checkpoint.synced")
+    blocks = blocked(settings)
+    truncated: tuple[Freed, ...] = ()
+    if params.truncate and (params.dry_run or not blocks):
+        progress.say("truncating the log")
+        truncated = tuple(
+            Freed(
+                pchannel=t.pchannel,
+                begin=str(t.begin),
+                position=str(max(t.position, t.begin)),
+                freed_bytes=t.freed_bytes,
+            )
+            for t in truncate_log(settings, service, dry_run=params.dry_run, limits=limits)
+        )
+    trimmed: tuple[TrimmedWal, ...] = ()
+    if params.trim and settings.wal_retention and (params.dry_run or not blocks):
+        progress.say("trimming the WAL")
+        reached = {name: each.time_tick for name, each in known.items() if name not in broken}
+        with removing(settings) as free:  # a backup holds it back while it pins the tables
+            trimmed = tuple(
+                apply_retention(settings, snapshot, flushed, reached, dry_run=params.dry_run or not free, seam=seam)
+            )
+    return CheckpointReport(
+        ok=not broken and not any(each.problem for each in trimmed),
+        dry_run=params.dry_run,
+        channels=tuple(channels),
+        truncated=truncated,
+        trimmed=trimmed,
+        synced_files=synced,
+        blocked=tuple(each.id for each in blocks),
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def _channel(
+    settings: Settings,
+    service: LogService,
+    params: CheckpointParams,
+    wal: WalTable,
+    snapshot: WalSnapshot,
+    position: WalPosition,
+    known: dict[str, RecoveryCheckpoint],
+    seam: Callable[[str], None],
+) -> tuple[ChannelCheckpoint, RecoveryCheckpoint | None]:
+    """Verify and write the checkpoint of one PChannel; the newest one that stands, where it is another than before."""
+    started = time.perf_counter()
+    before = known.get(position.pchannel)
+    if before is not None and before.commits >= position.commits:
+        return _told(before, by_log=True, problem="", written=False, started=started), None
+    earlier = None if before is None else (before.state, before.totals)
+    start = choose_start(wal, position, earlier, max_bytes=params.sample_mib * MIB)
+    log = service.open(position.pchannel)
+    try:
+        result = verify(wal, snapshot, position, start, log)
+    finally:
+        log.close()
+    found = RecoveryCheckpoint.of(
+        position,
+        verified_by="replayed" if start.whole else "sampled",
+        replayed_from=result.start,
+        replayed_rows=result.rows,
+    )
+    if result.problem:
+        return _told(found, by_log=result.by_log, problem=result.problem, written=False, started=started), None
+    written = not params.dry_run and store.write(settings, found, seam=seam)
+    told = _told(found, by_log=result.by_log, problem="", written=written, started=started)
+    return told, found if written or params.dry_run else None
+
+
+def _told(found: RecoveryCheckpoint, *, by_log: bool, problem: str, written: bool, started: float) -> ChannelCheckpoint:
+    return ChannelCheckpoint(
+        pchannel=found.pchannel,
+        time_tick=found.time_tick,
+        position=str(found.position),
+        verified_by=found.verified_by,
+        replayed_from=str(found.replayed_from),
+        replayed_rows=found.replayed_rows,
+        by_log=by_log,
+        problem=problem,
+        written=written,
+        seconds=round(time.perf_counter() - started, 3),
+    )

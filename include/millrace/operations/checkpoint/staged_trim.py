@@ -1,0 +1,87 @@
+"""Staged files go once the WAL is trimmed past the Import that names them: nobody expands that message any more.
+
+A trim first writes a note of the files that its messages name (:func:`note_staged`), then commits; :func:`remove_staged` takes
+the files of those notes away that a commit stands behind, but where a message that is left names one of them, then the note.
+So a kill at any instant leaves a note that the next run completes, or files and no commit. A file that no trimmed message
+names is never touched: it may be about to be named. What else lies beside it (a loader's own notes) stays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.failpoint import hit
+from millrace.base.files import make_folder, replace_json, sync
+from millrace.message.bodies import parse_body
+from millrace.message.types import MessageType
+from millrace.tables.wal.reader import WalSnapshot
+
+NOTES: Final = ".trims"
+"""Folder of the notes below the staged one. No Import can name what lies in it: such names begin with no full stop."""
+
+
+def named_files(messages: pa.Table) -> list[str]:
+    """The paths that the Imports among accepted `messages` name."""
+    imports = messages.filter(pc.equal(messages["type"].cast(pa.utf8()), MessageType.IMPORT.name))
+    bodies = (parse_body(MessageType.IMPORT, payload) for payload in imports["payload"].to_pylist())
+    return [file["path"] for body in bodies for file in body["files"]]
+
+
+def note_staged(staged: Path, pchannel: str, tick: int, paths: list[str]) -> None:
+    """Write down what may go once the WAL of `pchannel` is trimmed to `tick`: durable before that is committed."""
+    if not paths:
+        return
+    folder = staged / NOTES
+    make_folder(folder)
+    replace_json(folder / f"{pchannel}-{tick}.json", {"pchannel": pchannel, "tick": tick, "paths": paths}, synced=True)
+
+
+def remove_staged(staged: Path, wal: WalSnapshot, *, seam: Callable[[str], None] = hit) -> int:
+    """Remove what trims up to the version of `wal` have let go; how many files that were."""
+    notes = [note for note in sorted((staged / NOTES).glob("*.json")) if _stands(note, wal)]
+    if not notes:
+        return 0
+    needed = set(_still_named(wal))
+    removed = 0
+    for note in notes:
+        for path in dict.fromkeys(json.loads(note.read_text())["paths"]):
+            if path not in needed:
+                removed += _remove(staged, path)
+        seam("staged_trim.removed")
+        note.unlink(missing_ok=True)
+        sync(note.parent)
+    return removed
+
+
+def _stands(note: Path, wal: WalSnapshot) -> bool:
+    value = json.loads(note.read_text())
+    return bool(wal.trimmed(value["pchannel"])[0] >= value["tick"])
+
+
+def _still_named(wal: WalSnapshot) -> Iterator[str]:
+    for pchannel in wal.pchannels():
+        for messages in wal.messages(pchannel, types=[MessageType.IMPORT.name]):
+            yield from named_files(messages)
+
+
+def _remove(staged: Path, path: str) -> int:
+    target = staged / path
+    try:
+        target.unlink()
+    except FileNotFoundError:
+        return 0
+    sync(target.parent)
+    for folder in target.parents:
+        if folder == staged:
+            break
+        with suppress(OSError):  # it holds something else
+            folder.rmdir()
+            sync(folder.parent)
+    return 1

@@ -1,0 +1,119 @@
+"""Trimming of the ``wal`` table: whole files that lie before a verified base go, and every version says so of itself.
+
+The removal is one commit, made from the very version it was planned from; it also moves ``<pchannel>/trimmed``. The committer,
+which meets it as any other writer's commit, looks again and goes on. The files themselves go with VACUUM; the staged files that
+messages in them name go behind the commit (:mod:`millrace.operations.checkpoint.staged_trim`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow.compute as pc
+
+from millrace.base.errors import DeadlineExceeded
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.message.ids import LogId
+from millrace.operations.checkpoint.staged_trim import named_files, note_staged
+from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.tables.collections.bases import Base
+from millrace.tables.wal.reader import TRIMMED_APP_SUFFIX
+from millrace.tables.wal.table import Totals, WalTable
+from millrace.tables.wal.trims import Trim, record_trim, trimmed_totals
+from millrace.wal.digest import digest
+from millrace.wal.schema import KIND_MESSAGE, KIND_STATE, ROW_SCHEMA
+
+ATTEMPTS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What was, or could be, given up of one PChannel."""
+
+    pchannel: str
+    time_tick: int
+    files: int
+    rows: int
+    bytes: int
+
+
+def trim_wal(settings: Settings, base: Base, *, dry_run: bool = False, seam: Callable[[str], None] = hit) -> Trimmed:
+    """Remove the files of the base's PChannel that lie before it. May be killed at any instant and repeated."""
+    table = WalTable.open(settings.wal_uri)
+    for _ in range(ATTEMPTS):
+        table.refresh()
+        files = files_before(table, base)
+        found = Trimmed(
+            base.pchannel,
+            base.time_tick,
+            len(files),
+            sum(file.rows for file in files),
+            sum(file.size for file in files),
+        )
+        if dry_run or not files:
+            return found
+        gone, imported = trimmed_totals(table).get(base.pchannel, Totals()), list[str]()
+        for file in files:
+            totals, named = _read(table, file)
+            gone, imported = gone + totals, [*imported, *named]
+        note_staged(settings.staged_path, base.pchannel, base.time_tick, imported)
+        record_trim(table.table.uri, Trim(base.pchannel, base.time_tick, gone, found.files, found.bytes))
+        seam("wal_trim.recorded")
+        seam("wal_trim.checked")
+        if _commit(table, base, files):
+            seam("wal_trim.done")
+            return found
+    raise DeadlineExceeded(f"{ATTEMPTS} commits to {settings.wal_uri} met another writer's; the next run trims it")
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: str
+    size: int
+    rows: int
+    kind: str
+    date: str
+
+
+def files_before(table: WalTable, base: Base) -> list[_File]:
+    """The live files that hold nothing but what lies before the base, from the Delta log alone."""
+    actions = table.table.actions()
+    if actions.num_rows == 0:
+        return []
+    mine = pc.and_(
+        pc.equal(actions["partition.pchannel"], base.pchannel), pc.not_equal(actions["partition.kind"], KIND_STATE)
+    )
+    early = pc.less_equal(actions["max.time_tick"], base.time_tick)
+    return [
+        _File(row["path"], row["size_bytes"], row["num_records"], row["partition.kind"], str(row["partition.date"]))
+        for row in actions.filter(pc.and_(mine, pc.fill_null(early, False))).to_pylist()
+        if LogId(row["max.ledger"], row["max.entry"]) < base.confirmed.log_id
+    ]
+
+
+def _read(table: WalTable, file: _File) -> tuple[Totals, list[str]]:
+    """What a file's rows add up to, and the staged files that its messages name."""
+    rows = table.table.read(file.path).cast(ROW_SCHEMA)
+    if file.kind != KIND_MESSAGE:
+        return Totals(0, rows.num_rows, digest(rows)), []
+    return Totals(rows.num_rows, 0, digest(rows)), named_files(rows)
+
+
+def _commit(table: WalTable, base: Base, files: list[_File]) -> bool:
+    """Take `files` out; False where one of them was replaced, or another trim was first."""
+    app, earliest = base.pchannel + TRIMMED_APP_SUFFIX, base.confirmed.log_id
+
+    def move(app_id: str, version: int) -> tuple[str, AppMove]:
+        return app_id, AppMove(table.table.app_version(app_id), version)
+
+    part = Part(
+        removes=[file.path for file in files],
+        moves=dict(
+            [move(app, base.time_tick), move(app + "/ledger", earliest.ledger), move(app + "/entry", earliest.entry)]
+        ),
+        info={"trimmed": len(files), "pchannel": base.pchannel, "tick": base.time_tick},
+    )
+    return not commit_fenced(table.table, [part]).fenced

@@ -1,0 +1,125 @@
+"""What compaction commits, and the order that makes it safe beside the flusher and beside another compaction.
+
+Two app transactions of its own in a collection's rows table. ``millrace/rewrites`` counts the commits that replaced files:
+each moves it by one, so that of two rewriters at work on one table the second is fenced. Whoever else removes files of a
+collection's table moves it, too. ``millrace/folded`` is the tick up to which no dead row is in the table any more: deletes
+up to it have nothing left to hit. The flusher's app ids are never touched; its commits and these meet only in the
+version number, and whoever comes second tries again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from millrace.base.failpoint import hit
+from millrace.operations.compaction.files import Group
+from millrace.operations.compaction.report import TableWork
+from millrace.operations.compaction.rewrite import Job, Mapper, Rewritten
+from millrace.storage.commit import AppMove, Part, commit_fenced, set_properties
+from millrace.storage.files import drop_files
+from millrace.storage.table import Table
+from millrace.tables.collections.table import BASE_TICK, FOLDED, REWRITES, base_tick
+
+COMMIT_GROUPS: Final = 64
+"""Groups of files that one commit replaces at most."""
+
+Seam = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Replacer:
+    """Commits rewritten groups to one table. `rewrites` is where the table stood when the groups were planned."""
+
+    table: Table
+    rewrites: int
+    seam: Seam = hit
+    superseded: bool = False
+    """Another rewriter was first: nothing more goes through from this plan."""
+    given_up: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, table: Table, *, seam: Seam = hit) -> Replacer:
+        return cls(table, table.app_version(REWRITES), seam)
+
+    def replace(self, done: Sequence[Rewritten]) -> list[Rewritten]:
+        """Commit the groups of `done` as one; those that went through. What did not leaves no file behind."""
+        good = []
+        for each in done:
+            if each.error is not None:
+                self.given_up.append(f"{each.group.paths[0]} and {len(each.group.files) - 1} more: {each.error}")
+            elif not each.unchanged:
+                good.append(each)
+        if self.superseded:
+            drop_files(self.table.store, [action for each in good for action in each.actions])
+            self._give_up(good, "another compaction was first")
+            return []
+        parts = [Part(each.actions, each.group.paths, self._moves()) for each in good]
+        fenced = commit_fenced(self.table, parts, data_change=False, seam=self.seam).fenced
+        self.superseded = any(REWRITES in fence.moved for fence in fenced.values())
+        self._give_up(
+            [good[place] for place in fenced],
+            "another compaction was first" if self.superseded else "replaced meanwhile",
+        )
+        through = [each for place, each in enumerate(good) if place not in fenced]
+        if through:
+            self.rewrites += 1
+            self.seam("compact.replaced")
+        return through
+
+    def _moves(self) -> dict[str, AppMove]:
+        return {REWRITES: AppMove(self.rewrites, self.rewrites + 1)}
+
+    def _give_up(self, groups: Sequence[Rewritten], words: str) -> None:
+        self.given_up += [f"{each.group.paths[0]} and {len(each.group.files) - 1} more: {words}" for each in groups]
+
+    def mark_folded(self, tick: int) -> bool:
+        """Record that no row that is dead at `tick` is left; False where another rewriter was in between."""
+        have = self.table.app_version(FOLDED)
+        part = Part(moves={**self._moves(), FOLDED: AppMove(have, max(tick, have))})
+        if commit_fenced(self.table, [part], seam=self.seam).fenced:
+            return False
+        self.rewrites += 1
+        self.seam("compact.folded")
+        return True
+
+
+def replace_groups(replacer: Replacer, job: Job, groups: Sequence[Group], mapper: Mapper, work: TableWork) -> TableWork:
+    """Rewrite `groups` and commit them, a few at a time, so that a long run keeps what it has done; `work` with the outcome."""
+    done: list[Rewritten] = []
+    for start in range(0, len(groups), COMMIT_GROUPS):
+        if replacer.superseded:
+            replacer.given_up.append(f"{len(groups) - start} groups: another compaction was first")
+            break
+        done += replacer.replace(list(mapper(job, groups[start : start + COMMIT_GROUPS])))
+    return work.model_copy(
+        update={
+            "files_removed": work.files_removed + sum(len(each.group.files) for each in done),
+            "files_added": work.files_added + sum(len(each.actions) for each in done),
+            "rows": work.rows + sum(each.rows_out for each in done),
+            "rows_removed": work.rows_removed + sum(each.rows_in - each.rows_out for each in done),
+            "bytes_read": work.bytes_read + sum(each.group.size for each in done),
+            "bytes_written": work.bytes_written + sum(action.size for each in done for action in each.actions),
+            "given_up": [*replacer.given_up],
+        }
+    )
+
+
+def folded_tick(table: Table | None) -> int:
+    """The tick up to which the rows table holds no dead row; 0 before the first fold."""
+    return 0 if table is None else table.app_version(FOLDED)
+
+
+def raise_base(table: Table, tick: int, *, seam: Seam = hit) -> int:
+    """Have the rows table say that it can be read from `tick` on, before any row that is dead there goes; its base tick.
+
+    It never goes back: a commit is made from the very version that was looked at, or not at all.
+    """
+
+    def wanted(properties: Mapping[str, str]) -> dict[str, str]:
+        return {BASE_TICK: str(tick)} if int(properties.get(BASE_TICK) or 0) < tick else {}
+
+    if set_properties(table, wanted, seam=seam):
+        seam("compact.base")
+    return base_tick(table)

@@ -1,0 +1,131 @@
+"""The live files of a Delta table by its log alone, and which of them are merged with which.
+
+Sizes are those of decoded columns, estimated from a sample, because that is what a task holds and what a file is closed by;
+bytes on disk would say ten times more or less. A file is rewritten only together with others of its own size or more in
+sum (size-tiered), so that each row is rewritten a logarithmic number of times, however often compaction runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from millrace.storage.parquet_file import opened
+from millrace.storage.store import TableStore
+from millrace.storage.table import Table
+
+SMALL_SHARE: Final = 0.5
+"""A file below this share of the target is small."""
+
+TINY_BYTES: Final = 1 << 20
+"""Files below this are merged whatever the others are."""
+
+SAMPLES: Final = 3
+"""Files of which a row group is read to learn how large a row is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """One live file as the Delta log describes it; bounds are None where the log does not have them."""
+
+    path: str
+    size: int
+    """Bytes on disk."""
+    rows: int
+    partition: tuple[tuple[str, str], ...]
+    low_tick: int | None = None
+    high_tick: int | None = None
+    low_key: Any = None
+    high_key: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Files of one partition that are rewritten together: one task's work, one place in a commit."""
+
+    files: tuple[LiveFile, ...]
+
+    @property
+    def partition(self) -> dict[str, str | None]:
+        return dict(self.files[0].partition)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(file.path for file in self.files)
+
+
+def live_files(table: Table, *, key: str | None = None) -> list[LiveFile]:
+    """The files of the table at its version, in the order of partitions and ticks."""
+    actions = table.actions()
+    partitions = table.partition_columns
+    names = set(actions.column_names)
+
+    def column(name: str) -> list[Any]:
+        return actions[name].to_pylist() if name in names else [None] * actions.num_rows
+
+    bounds = [column(name) for name in ("min._time_tick", "max._time_tick", f"min.{key}", f"max.{key}")]
+    values = [column(f"partition.{name}") for name in partitions]
+    found = []
+    for place, (name, size, rows) in enumerate(
+        zip(column("path"), column("size_bytes"), column("num_records"), strict=True)
+    ):
+        if rows is None:
+            rows = _rows(table, name)
+        partition = tuple((each, str(value[place])) for each, value in zip(partitions, values, strict=True))
+        found.append(LiveFile(name, size, rows, partition, *(bound[place] for bound in bounds)))
+    return sorted(found, key=lambda file: (file.partition, file.low_tick or 0, file.path))
+
+
+def _rows(table: Table, name: str) -> int:
+    with table.opened(name) as parquet:
+        return int(parquet.metadata.num_rows)
+
+
+def row_bytes(files: Sequence[LiveFile], store: TableStore) -> float:
+    """Decoded bytes of a row, from the largest files' first row groups; 1 where there is nothing to learn from."""
+    total, rows = 0, 0
+    for file in sorted(files, key=lambda file: file.size, reverse=True)[:SAMPLES]:
+        with opened(store, file.path) as parquet:
+            for batch in parquet.iter_batches(batch_size=10_000, row_groups=[0] if parquet.num_row_groups else []):
+                total, rows = total + batch.nbytes, rows + batch.num_rows
+                break
+    return total / rows if rows else 1.0
+
+
+def merge_groups(files: Sequence[LiveFile], *, bytes_per_row: float, target: int, min_files: int) -> list[Group]:
+    """Which small files become one: at least `min_files` of a partition, of about `target` decoded bytes at most."""
+    groups: list[Group] = []
+    for _, partition in itertools.groupby(files, key=lambda file: file.partition):
+        small = [file for file in partition if file.rows * bytes_per_row < target * SMALL_SHARE]
+        for tier in _tiers(small, bytes_per_row):
+            taken: list[LiveFile] = []
+            held = 0.0
+            for file in sorted(tier, key=lambda file: (file.low_tick or 0, file.path)):
+                size = file.rows * bytes_per_row
+                if taken and held + size > target:
+                    groups += [Group(tuple(taken))] if len(taken) >= min_files else []
+                    taken, held = [], 0.0
+                taken.append(file)
+                held += size
+            groups += [Group(tuple(taken))] if len(taken) >= min_files else []
+    return groups
+
+
+def _tiers(files: Sequence[LiveFile], bytes_per_row: float) -> list[list[LiveFile]]:
+    """The files by size, a new tier where one is larger than twice all of its tier before it together."""
+    tiers: list[list[LiveFile]] = []
+    held = 0.0
+    for file in sorted(files, key=lambda file: (file.rows, file.path)):
+        size = file.rows * bytes_per_row
+        if not tiers or size > max(2 * held, TINY_BYTES):
+            tiers.append([])
+            held = 0.0
+        tiers[-1].append(file)
+        held += size
+    return tiers

@@ -1,0 +1,90 @@
+"""Whether compaction is worth its cost now: measured from the Delta logs, without Spark and without reading rows.
+
+What the DAG asks before it starts a driver. Thresholds are those of the parameters, so that what is found to be needed is
+what a run with them would do.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from millrace.base.settings import Settings
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.operations.compaction.files import live_files
+from millrace.operations.compaction.plan import history_tick, known_collections, merge, plan_collection
+from millrace.operations.compaction.report import CollectionNeed, Need
+from millrace.operations.compaction.segments import small_runs
+from millrace.operations.compaction.vacuum import vacuum_places, vacuum_table
+from millrace.storage.table import open_table
+
+RECLAIM_BYTES: Final = 256 << 20
+"""Bytes that VACUUM would free, from which on they alone are a reason to run."""
+
+SMALL_SEGMENTS: Final = 16
+"""Segments to be joined, from which on they alone are a reason to run."""
+
+
+def need(settings: Settings, params: CompactionParams | None = None, *, now: float | None = None) -> Need:
+    """What a run with `params` (default: all defaults) would find, and whether that is reason enough to run."""
+    params = params or CompactionParams()
+    hours = settings.history_hours if params.keep_history_hours is None else params.keep_history_hours
+    history = history_tick(int((time.time() if now is None else now) * 1000), hours)
+    why: list[str] = []
+    collections: list[CollectionNeed] = []
+    for known in known_collections(settings, params.collections):
+        plan = plan_collection(settings, known, params, history=history)
+        if plan is None:
+            continue
+        small = sum(len(group.files) for group in plan.merges)
+        delete_merges = (
+            merge(plan.delete_files, plan.deletes.store, params)
+            if params.files and plan.deletes is not None and plan.delete_files
+            else []
+        )
+        small_deletes = sum(len(group.files) for group in delete_merges)
+        reasons = []
+        if small + small_deletes:
+            reasons.append(f"{small + small_deletes} small files")
+        if plan.fold_tick:
+            reasons.append(f"{plan.foldable} deletes to fold in ({plan.ratio:.0%} of the rows)")
+        why += [f"{known.name}: {each}" for each in reasons]
+        collections.append(
+            CollectionNeed(
+                collection_id=known.collection_id,
+                name=known.name,
+                files=len(plan.row_files) + len(plan.delete_files),
+                small_files=small + small_deletes,
+                deletes_known=plan.delete_count,
+                deletes_foldable=plan.foldable,
+                delete_ratio=round(plan.ratio, 4),
+                drops_foldable=plan.drops_foldable,
+                needed=bool(reasons),
+            )
+        )
+    table = open_table(settings.segments_uri)
+    segments = segment_files = 0
+    if table is not None:
+        if params.segments:
+            segments = sum(len(run) - 1 for *_, run in small_runs(settings, table, target=params.segment_mib << 20))
+        files = live_files(table)
+        if params.files and files:
+            segment_files = sum(len(group.files) for group in merge(files, table.store, params))
+    bytes_ = _reclaimable(settings, params) if params.vacuum else 0
+    why += [f"{segments} small segments"] if segments >= SMALL_SEGMENTS else []
+    why += [f"{segment_files} small files of segments"] if segment_files else []
+    why += [f"{bytes_ >> 20} MiB that VACUUM would free"] if bytes_ >= RECLAIM_BYTES else []
+    return Need(
+        needed=bool(why),
+        why=why,
+        collections=collections,
+        small_segments=segments,
+        segment_files=segment_files,
+        reclaimable_bytes=bytes_,
+    )
+
+
+def _reclaimable(settings: Settings, params: CompactionParams) -> int:
+    """By the tombstones of the logs; files that no log names are found by VACUUM itself."""
+    places = vacuum_places(settings, None).values()
+    return sum(vacuum_table(path, hours=params.vacuum_hours, dry_run=True, full=False)[1] for path in places)

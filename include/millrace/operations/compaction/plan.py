@@ -1,0 +1,229 @@
+"""What compaction would do to one collection: from the Delta logs, the checkpoints and a few sampled rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from millrace.base.errors import CollectionNotFound
+from millrace.base.settings import Settings
+from millrace.message.ids import LOGICAL_BITS, compose_tick
+from millrace.operations.compaction.commits import folded_tick
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.operations.compaction.files import Group, LiveFile, live_files, merge_groups, row_bytes
+from millrace.operations.compaction.rewrite import Fold, Job
+from millrace.storage.files import MAX_FILE_BYTES
+from millrace.storage.store import TableStore
+from millrace.storage.table import Table, open_table
+from millrace.tables.collections.catalog import VChannelInfo
+from millrace.tables.collections.dead_rows import Drops, drops_at
+from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.collections.table import STATS_COLUMNS, base_tick, deletes_uri, rows_uri
+
+TARGET_SHARE: Final = 0.9
+"""Of the target, what a group is filled to by estimate, so that the real size stays below what a file is closed at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A collection as the flusher's checkpoints know it."""
+
+    collection_id: int
+    name: str
+    key: str
+    vchannels: Mapping[str, VChannelInfo]
+    flushed: int
+    """Everything of every VChannel up to this tick is in the tables; 0 where one was never flushed."""
+
+
+@dataclass(slots=True)
+class CollectionPlan:
+    """The plan for one collection. The deletes table was opened before the rows table."""
+
+    known: Known
+    history_tick: int
+    """Nothing behind this tick is folded in."""
+    rows: Table
+    deletes: Table | None
+    rows_uri: str
+    deletes_uri: str
+    row_files: list[LiveFile]
+    delete_files: list[LiveFile]
+    merges: list[Group] = field(default_factory=list)
+    fold_tick: int = 0
+    """Deletes and drops up to here are folded in; 0: none are."""
+    drops: Drops = field(default_factory=Drops)
+    foldable: int = 0
+    """Deletes that may be folded in (by their files: an upper bound)."""
+    base_tick: int = 0
+    folded: int = 0
+
+    @property
+    def row_count(self) -> int:
+        return sum(file.rows for file in self.row_files)
+
+    @property
+    def delete_count(self) -> int:
+        return sum(file.rows for file in self.delete_files)
+
+    @property
+    def ratio(self) -> float:
+        return self.foldable / self.row_count if self.row_count else 0.0
+
+    @property
+    def drops_foldable(self) -> bool:
+        return self.drops.last_tick > 0
+
+    def row_job(self) -> Job:
+        """The rows table's job."""
+        return Job(
+            self.rows_uri,
+            _file_schema(self.rows),
+            sort=(self.known.key, *STATS_COLUMNS),
+            stats=(self.known.key, *STATS_COLUMNS),
+            fold=self._fold() if self.fold_tick else None,
+        )
+
+    def row_groups(self) -> list[Group]:
+        """The merges and, where deletes are folded in, each other file that a dead row may be in."""
+        if not self.fold_tick:
+            return self.merges
+        merged = {path for group in self.merges for path in group.paths}
+        others = [file for file in self.row_files if file.path not in merged and self._may_hold_dead(file)]
+        return [*self.merges, *(Group((file,)) for file in others)]
+
+    def _fold(self) -> Fold:
+        files = [file for file in self.delete_files if (file.low_tick or 0) <= self.fold_tick]
+        schema = pa.schema([]) if self.deletes is None else _file_schema(self.deletes)
+        paths = tuple(file.path for file in files)
+        if self.deletes is None:
+            schema = pa.schema([pa.field(self.known.key, _file_schema(self.rows).field(self.known.key).type)])
+        return Fold(self.known.key, self.fold_tick, str(self.deletes_uri), paths, schema, self.drops)
+
+    def _may_hold_dead(self, file: LiveFile) -> bool:
+        """By the bounds in the log: a file behind the fold's tick, or beside all keys and drops, holds no dead row."""
+        low = file.low_tick or 0
+        if low > self.fold_tick:
+            return False
+        if any(low < tick for tick in self.drops.ticks):
+            return True
+        return any(_meet(file, each) for each in self.delete_files if (each.low_tick or 0) <= self.fold_tick)
+
+
+def _meet(rows: LiveFile, deletes: LiveFile) -> bool:
+    bounds = (rows.low_key, rows.high_key, deletes.low_key, deletes.high_key)
+    if any(bound is None for bound in bounds):
+        return True
+    return bool(rows.low_key <= deletes.high_key and deletes.low_key <= rows.high_key)
+
+
+def _file_schema(table: Table) -> pa.Schema:
+    """Columns of the table's files: those of the table without the partition columns."""
+    partitions = set(table.partition_columns)
+    return pa.schema([each for each in table.schema if each.name not in partitions])
+
+
+def history_tick(now_ms: int, hours: float) -> int:
+    """The last tick of the moment `hours` before `now_ms`."""
+    return compose_tick(max(0, now_ms - int(hours * 3_600_000)), (1 << LOGICAL_BITS) - 1)
+
+
+def known_collections(settings: Settings, wanted: tuple[str, ...] = ()) -> list[Known]:
+    """The collections that have rows or deletes, by the checkpoints; those of `wanted` (names or ids) where it has any.
+
+    Raises CollectionNotFound for a wanted one that the flusher does not know.
+    """
+    path = settings.checkpoints_uri
+    checkpoints = read_checkpoints(open_table(path))
+    found: dict[int, dict[str, tuple[VChannelInfo, Checkpoint]]] = {}
+    for checkpoint in checkpoints.values():
+        for name, info in checkpoint.catalog.vchannels.items():
+            found.setdefault(info.collection_id, {})[name] = (info, checkpoint)
+    known = [_known(number, places) for number, places in sorted(found.items())]
+    if not wanted:
+        return known
+    missing = [each for each in wanted if not any(each in (one.name, str(one.collection_id)) for one in known)]
+    if missing:
+        raise CollectionNotFound(
+            f"the flusher knows no collection {', '.join(missing)}: give names or ids of collections that have rows"
+        )
+    return [one for one in known if one.name in wanted or str(one.collection_id) in wanted]
+
+
+def _known(collection_id: int, places: Mapping[str, tuple[VChannelInfo, Checkpoint]]) -> Known:
+    infos = {name: info for name, (info, _) in places.items()}
+    first = next(iter(infos.values()))
+    whole = set(first.vchannels) == set(infos)
+    flushed = min(checkpoint.time_tick for _, checkpoint in places.values()) if whole else 0
+    return Known(collection_id, first.name, first.newest_schema.primary_key, infos, flushed)
+
+
+def plan_collection(
+    settings: Settings, known: Known, params: CompactionParams, *, history: int
+) -> CollectionPlan | None:
+    """The plan at the tables' newest versions; None where the collection has no rows table yet."""
+    paths = rows_uri(settings, known.collection_id), deletes_uri(settings, known.collection_id)
+    deletes = open_table(paths[1])
+    rows = open_table(paths[0])
+    if rows is None:
+        return None
+    row_files = live_files(rows, key=known.key)
+    delete_files = [] if deletes is None else live_files(deletes, key=known.key)
+    plan = CollectionPlan(
+        known,
+        min(known.flushed, history),
+        rows,
+        deletes,
+        *paths,
+        row_files,
+        delete_files,
+        base_tick=base_tick(rows),
+        folded=folded_tick(rows),
+    )
+    if params.files and row_files:
+        plan.merges = merge(row_files, rows.store, params)
+    _plan_fold(plan, params)
+    return plan
+
+
+def merge(files: list[LiveFile], store: TableStore, params: CompactionParams) -> list[Group]:
+    """The merges of one table's files that the parameters ask for."""
+    target = int(min(params.target_mib << 20, MAX_FILE_BYTES) * TARGET_SHARE)
+    return merge_groups(files, bytes_per_row=row_bytes(files, store), target=target, min_files=params.min_files)
+
+
+def _plan_fold(plan: CollectionPlan, params: CompactionParams) -> None:
+    limit = plan.history_tick
+    new = [file for file in plan.delete_files if (file.high_tick or limit + 1) > plan.folded]
+    whole = [file for file in new if file.high_tick is not None and file.high_tick <= limit]
+    partly = [file for file in new if file not in whole and (file.low_tick or 0) <= limit]
+    plan.foldable = sum(file.rows for file in (*whole, *partly))
+    plan.drops = _new_drops(plan, limit)
+    if params.fold == "never" or not (plan.foldable or plan.drops_foldable):
+        return
+    if params.fold == "auto" and plan.ratio < params.fold_ratio and not plan.drops_foldable:
+        return
+    last_delete = limit if partly else max((file.high_tick or 0 for file in whole), default=0)
+    plan.fold_tick = max(last_delete, plan.drops.last_tick)
+
+
+def _new_drops(plan: CollectionPlan, limit: int) -> Drops:
+    """The drops up to `limit` that were not folded in yet and have rows before them."""
+    lowest: Any = min((file.low_tick or 0 for file in plan.row_files), default=None)
+    if lowest is None:
+        return Drops()
+    drops = drops_at(plan.known.vchannels, limit)
+    return Drops(
+        tuple(each for each in drops.partitions if plan.folded < each[2] and lowest < each[2]),
+        tuple(each for each in drops.vchannels if plan.folded < each[1] and lowest < each[1]),
+    )
+
+
+def delete_job(plan: CollectionPlan, folded: int) -> Job:
+    """The deletes table's job: merge, and leave out what is folded in up to `folded`."""
+    assert plan.deletes is not None
+    columns = (plan.known.key, *STATS_COLUMNS)
+    return Job(plan.deletes_uri, _file_schema(plan.deletes), sort=columns, stats=columns, behind_tick=folded)

@@ -1,0 +1,205 @@
+"""Compaction from beginning to end: for each collection rows, then deletes; then segments; VACUUM last.
+
+The order that makes a fold safe: the base tick is raised, dead rows go, the fold is recorded, and only then do the deletes
+go that have nothing left to hit. A crash between any two of these leaves a state that every read is right in, and that the
+next run carries on from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.operations.compaction.commits import Replacer, Seam, folded_tick, raise_base, replace_groups
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.operations.compaction.files import Group, LiveFile, live_files
+from millrace.operations.compaction.plan import (
+    CollectionPlan,
+    Known,
+    delete_job,
+    history_tick,
+    known_collections,
+    merge,
+    plan_collection,
+)
+from millrace.operations.compaction.report import CollectionWork, CompactionReport, TableWork
+from millrace.operations.compaction.rewrite import Job, Mapper, Rewritten, rewrite_here
+from millrace.operations.compaction.segments import join_segments, merge_segment_files
+from millrace.operations.compaction.vacuum import vacuum
+from millrace.runtime.progress import Progress
+from millrace.storage.table import open_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ZOrder = Callable[[CollectionPlan], None]
+
+
+def run(spark: SparkSession, settings: Settings, params: CompactionParams, progress: Progress) -> CompactionReport:
+    """The operation as its job runs it: rewriting in Spark tasks."""
+    from millrace.operations.compaction.spark_tasks import spark_mapper
+    from millrace.operations.compaction.zorder import zorder
+
+    def order(plan: CollectionPlan) -> None:
+        zorder(spark, plan.rows, params.zorder_by)
+
+    return compact(settings, params, progress, mapper=spark_mapper(spark, cores=settings.cores), order=order)
+
+
+def compact(
+    settings: Settings,
+    params: CompactionParams,
+    progress: Progress | None = None,
+    *,
+    mapper: Mapper = rewrite_here,
+    order: ZOrder | None = None,
+    history: int | None = None,
+    seam: Seam = hit,
+) -> CompactionReport:
+    """Compact what the parameters ask for; what was done. `mapper` says where groups are rewritten, `order` how to Z-order.
+
+    `history` is the tick behind which nothing is folded in (default: by the clock and the hours of history to be kept).
+    `seam` is called at the places that crash and interleaving tests stop at. A group of files that another writer
+    replaced meanwhile is given up and reported; nothing of it is left. Raises CollectionNotFound, QualityBlocked.
+    """
+    started = time.perf_counter()
+    progress = progress or Progress()
+    stages: dict[str, float] = {}
+    if history is None:
+        hours = settings.history_hours if params.keep_history_hours is None else params.keep_history_hours
+        history = history_tick(int(time.time() * 1000), hours)
+    found = known_collections(settings, params.collections)
+    works = []
+    for number, known in enumerate(found):
+        progress.say(f"collection {known.name}", done=number / len(found))
+        work = _collection(settings, known, params, mapper, order, history, seam, stages)
+        works += [work] if work is not None else []
+    report = CompactionReport(dry_run=params.dry_run, collections=works)
+    changes: dict[str, object] = {}
+    if params.segments:
+        with _stage(stages, "segments"):
+            changes["segments_joined"] = join_segments(
+                settings, target=params.segment_mib << 20, dry_run=params.dry_run, seam=seam
+            )
+    if params.files:
+        with _stage(stages, "segments"):
+            changes["segments"] = merge_segment_files(settings, params, mapper, seam=seam)
+    if params.vacuum:
+        progress.say("VACUUM", done=0.95)
+        with _stage(stages, "vacuum"):
+            ids = [known.collection_id for known in found] if params.collections else None
+            files, size = vacuum(settings, hours=params.vacuum_hours, collection_ids=ids, dry_run=params.dry_run)
+            changes |= {"vacuumed_files": files, "vacuumed_bytes": size}
+    changes |= {"seconds": round(time.perf_counter() - started, 3), "stages": stages}
+    return report.model_copy(update=changes)
+
+
+def _collection(
+    settings: Settings,
+    known: Known,
+    params: CompactionParams,
+    mapper: Mapper,
+    order: ZOrder | None,
+    history: int,
+    seam: Seam,
+    stages: dict[str, float],
+) -> CollectionWork | None:
+    with _stage(stages, "plan"):
+        plan = plan_collection(settings, known, params, history=history)
+    if plan is None:
+        return None
+    work = CollectionWork(
+        collection_id=known.collection_id,
+        name=known.name,
+        rows=TableWork(
+            files=len(plan.row_files),
+            small_files=sum(len(group.files) for group in plan.merges),
+            groups=len(plan.row_groups()),
+        ),
+        deletes_known=plan.delete_count,
+        deletes_foldable=plan.foldable,
+        folded_to=plan.fold_tick or plan.folded,
+        base_tick=plan.base_tick,
+        history_tick=plan.history_tick,
+    )
+    if params.dry_run:
+        return work.model_copy(update={"deletes": _delete_work(plan, params, plan.fold_tick or plan.folded)[1]})
+    with _stage(stages, "rows"):
+        work = _rows(plan, work, mapper, seam)
+    if params.zorder_by and order is not None:
+        with _stage(stages, "zorder"):
+            order(plan)
+            work = work.model_copy(update={"zordered": True})
+    with _stage(stages, "deletes"):
+        return work.model_copy(update={"deletes": _deletes(plan, params, mapper, seam)})
+
+
+def _rows(plan: CollectionPlan, work: CollectionWork, mapper: Mapper, seam: Seam) -> CollectionWork:
+    """Merge files and, where the plan folds, leave the dead rows out."""
+    replacer = Replacer.of(plan.rows, seam=seam)
+    job, groups = plan.row_job(), plan.row_groups()
+    base = plan.base_tick
+    if plan.fold_tick:
+        base = raise_base(plan.rows, plan.fold_tick, seam=seam)
+    rows = replace_groups(replacer, job, groups, mapper, work.rows)
+    folded = plan.folded
+    if plan.fold_tick and not replacer.given_up and not replacer.superseded and replacer.mark_folded(plan.fold_tick):
+        folded = plan.fold_tick
+    return work.model_copy(update={"rows": rows, "base_tick": base, "folded_to": folded})
+
+
+def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: Mapper, seam: Seam) -> TableWork:
+    """Take away the deletes that have nothing left to hit, and merge files."""
+    plan.deletes = open_table(plan.deletes_uri)
+    if plan.deletes is None:
+        return TableWork()
+    # Behind the deletes: a recovery that makes both tables anew takes the fold back before it brings deletes again, so that
+    # either these are the old ones, and the commit is fenced, or nothing is folded.
+    folded = folded_tick(open_table(plan.rows_uri))
+    plan.delete_files = live_files(plan.deletes, key=plan.known.key)
+    groups, work = _delete_work(plan, params, folded)
+    if not groups:
+        return work
+    replacer = Replacer.of(plan.deletes, seam=seam)
+
+    def whole_files_first(job: Job, chosen: Sequence[Group]) -> Iterator[Rewritten]:
+        rest = []
+        for group in chosen:
+            if all(_behind(file, folded) for file in group.files):
+                yield Rewritten(group, rows_in=sum(file.rows for file in group.files))
+            else:
+                rest.append(group)
+        if rest:
+            yield from mapper(job, rest)
+
+    return replace_groups(replacer, delete_job(plan, folded), groups, whole_files_first, work)
+
+
+def _delete_work(plan: CollectionPlan, params: CompactionParams, folded: int) -> tuple[list[Group], TableWork]:
+    """The groups of the deletes table: files that are folded in whole, merges of others, files that are so in part."""
+    gone = [file for file in plan.delete_files if _behind(file, folded)]
+    rest = [file for file in plan.delete_files if not _behind(file, folded)]
+    merges = merge(rest, plan.deletes.store, params) if params.files and rest and plan.deletes is not None else []
+    merged = {path for group in merges for path in group.paths}
+    partly = [file for file in rest if file.path not in merged and (file.low_tick or 0) <= folded]
+    groups = [*(Group((file,)) for file in gone), *merges, *(Group((file,)) for file in partly)]
+    small = sum(len(group.files) for group in merges)
+    return groups, TableWork(files=len(plan.delete_files), small_files=small, groups=len(groups))
+
+
+def _behind(file: LiveFile, folded: int) -> bool:
+    """Whether the file holds nothing but deletes that are folded in."""
+    return file.high_tick is not None and file.high_tick <= folded
+
+
+@contextmanager
+def _stage(stages: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        stages[name] = round(stages.get(name, 0.0) + time.perf_counter() - started, 3)

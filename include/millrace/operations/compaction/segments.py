@@ -1,0 +1,116 @@
+"""Small flushed segments joined in the bookkeeping, and the files of ``segments`` merged.
+
+The first segment of a run takes the others in: it gets a row with their rows and bytes added, each of them a row with state
+``dropped`` that names it (``merged_into``). No id is invented, so a later drop of the partition finds the segment as it finds
+any other, also where it was on its way while this was committed. Rows keep the ``_segment_id`` that the chain gave them: a
+collection rebuilt from the WAL is then the same, row for row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from millrace.base.settings import Settings
+from millrace.operations.compaction.commits import Replacer, Seam, replace_groups
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.operations.compaction.files import live_files
+from millrace.operations.compaction.plan import merge
+from millrace.operations.compaction.report import TableWork
+from millrace.operations.compaction.rewrite import Job, Mapper
+from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.storage.parquet_file import FileAction
+from millrace.storage.table import Table, open_table
+from millrace.tables.collections.catalog import SegmentEvent
+from millrace.tables.collections.flush_tables import (
+    PCHANNEL,
+    SEGMENT_COLUMNS,
+    ensure_segments,
+    read_checkpoints,
+    read_segments,
+    write_segments,
+)
+from millrace.tables.collections.table import REWRITES
+
+SMALL_SHARE: Final = 0.5
+"""A segment below this share of the target is small."""
+
+
+def small_runs(settings: Settings, table: Table, *, target: int) -> Iterator[tuple[str, int, list[SegmentEvent]]]:
+    """(PChannel, tick, segments to be joined), at least two each, in the order of ids, of `target` bytes at most.
+
+    `table` was opened behind the checkpoints that are read here; the tick is the checkpoint's, and behind each segment's own.
+    """
+    checkpoints = read_checkpoints(open_table(settings.checkpoints_uri))
+    table.refresh()
+    ticks = {name: each.time_tick for name, each in checkpoints.items()}
+    rows = read_segments(table).to_pylist()
+
+    def place(row: dict[str, Any]) -> tuple[str, str, int]:
+        return row[PCHANNEL], row["vchannel"], row["partition_id"]
+
+    for (pchannel, *_), found in itertools.groupby(
+        sorted(rows, key=lambda row: (*place(row), row["segment_id"])), key=place
+    ):
+        tick = ticks.get(pchannel, 0)
+        run: list[SegmentEvent] = []
+        for row in found:
+            event = SegmentEvent(**{name: value for name, value in row.items() if name != PCHANNEL})
+            if event.state != "flushed" or event.time_tick >= tick or event.bytes >= target * SMALL_SHARE:
+                continue
+            if run and sum(each.bytes for each in run) + event.bytes > target:
+                if len(run) > 1:
+                    yield pchannel, tick, run
+                run = []
+            run.append(event)
+        if len(run) > 1:
+            yield pchannel, tick, run
+
+
+def joined(run: Sequence[SegmentEvent], tick: int) -> list[SegmentEvent]:
+    """The rows that say at `tick` that the first of `run` has taken the others in."""
+    first, *others = run
+    whole = first._replace(rows=sum(each.rows for each in run), bytes=sum(each.bytes for each in run), time_tick=tick)
+    return [whole, *(each._replace(state="dropped", time_tick=tick, merged_into=first.segment_id) for each in others)]
+
+
+def join_segments(settings: Settings, *, target: int, dry_run: bool, seam: Seam) -> int:
+    """Join what is small; how many segments became part of another one (or would)."""
+    path = settings.segments_uri
+    table = open_table(path)
+    if table is None:
+        return 0
+    runs = list(small_runs(settings, table, target=target))
+    count = sum(len(run) - 1 for *_, run in runs)
+    if dry_run or not runs:
+        return count
+    table = ensure_segments(path)  # one made by an older version gets the column here
+    base = table.app_version(REWRITES)
+    actions: list[FileAction] = []
+    for pchannel, events in itertools.groupby(runs, key=lambda each: each[0]):
+        rows = [event for _, tick, run in events for event in joined(run, tick)]
+        actions += write_segments(path, pchannel, rows)
+    if commit_fenced(table, [Part(actions, moves={REWRITES: AppMove(base, base + 1)})], seam=seam).fenced:
+        return 0  # another compaction joined them
+    seam("compact.segments")
+    return count
+
+
+def merge_segment_files(settings: Settings, params: CompactionParams, mapper: Mapper, *, seam: Seam) -> TableWork:
+    """Merge the small files of ``segments``, row for row."""
+    path = settings.segments_uri
+    table = open_table(path)
+    if table is None:
+        return TableWork()
+    files = live_files(table)
+    groups = merge(files, table.store, params) if files else []
+    work = TableWork(files=len(files), small_files=sum(len(each.files) for each in groups), groups=len(groups))
+    if params.dry_run or not groups:
+        return work
+    return replace_groups(Replacer.of(table, seam=seam), segment_job(path), groups, mapper, work)
+
+
+def segment_job(uri: str) -> Job:
+    """The job of the ``segments`` table."""
+    return Job(uri, SEGMENT_COLUMNS, sort=("segment_id", "time_tick"), stats=("segment_id", "time_tick"))

@@ -1,0 +1,91 @@
+"""VACUUM of Millrace's tables: files that were replaced long enough ago, and files that crashes left unnamed.
+
+Never below 24 hours: a task's file stands on disk before its commit names it, and a reader may still hold the version
+that a file was part of. A table that asks for longer itself (``delta.deletedFileRetentionDuration``) gets that.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from millrace.base.errors import InvalidArgument
+from millrace.base.settings import Settings
+from millrace.operations.backfill.derived import derived_names, derived_uri
+from millrace.operations.checkpoint.store import checkpoints_uri as recovery_checkpoints_uri
+from millrace.operations.quality.gate import require_open
+from millrace.operations.quality.quarantine import quarantine_uri
+from millrace.storage.table import Table, open_table
+from millrace.tables.collections.bases import bases_uri
+from millrace.tables.collections.table import stored_ids
+from millrace.tables.quality_state import results_uri
+from millrace.tables.wal.trims import trims_uri
+
+LEAST_HOURS: Final = 24
+
+_INTERVAL: Final = re.compile(r"(?:interval\s+)?(\d+)\s+(hour|day|week)s?", re.IGNORECASE)
+_HOURS: Final = {"hour": 1, "day": 24, "week": 168}
+
+
+def vacuum_places(settings: Settings, collection_ids: list[int] | None) -> dict[str, str]:
+    """The tables that are vacuumed, by name: of the given collections, or of all of them and the shared tables, too."""
+    places: dict[str, str] = {}
+    for kind in ("collections", "deletes"):
+        for number in stored_ids(settings, kind):
+            if collection_ids in (None, []) or number in (collection_ids or []):
+                places[f"{kind}/{number}"] = settings.table_uri(f"{kind}/{number}")
+    if not collection_ids:
+        places |= {
+            "segments": settings.segments_uri,
+            "checkpoints": settings.checkpoints_uri,
+            "wal": settings.wal_uri,
+            "recovery_checkpoints": recovery_checkpoints_uri(settings),
+            "bases": bases_uri(settings.wal_uri),
+            "wal_trims": trims_uri(settings.wal_uri),
+            "quality/results": results_uri(settings),
+            "quality/quarantine": quarantine_uri(settings),
+        }
+        places |= {f"derived/{name}": derived_uri(settings, name) for name in derived_names(settings)}
+    return places
+
+
+def vacuum_table(uri: object, *, hours: int, dry_run: bool, full: bool = True) -> tuple[int, int]:
+    """(files, bytes) that were removed, or would be. `full` looks at the folder too, and so finds files no log names.
+
+    Raises InvalidArgument below 24 hours.
+    """
+    if hours < LEAST_HOURS:
+        raise InvalidArgument(f"VACUUM keeps files for {LEAST_HOURS} hours at least, not {hours}: tasks may need them")
+    table = open_table(uri)
+    if table is None:
+        return 0, 0
+    hours = max(hours, _own_hours(table))
+    names = table.vacuum(hours, dry_run=True, full=full)
+    size = sum(table.store.size(name) or 0 for name in names)
+    if names and not dry_run:
+        names = table.vacuum(hours, dry_run=False, full=full)
+    return len(names), size
+
+
+def vacuum(
+    settings: Settings, *, hours: int, collection_ids: list[int] | None = None, dry_run: bool = False
+) -> tuple[dict[str, int], int]:
+    """(files by table, bytes) that were removed, or would be.
+
+    Raises QualityBlocked while a critical expectation stands failed: what is wrong may be in the files to be removed.
+    """
+    if not dry_run:
+        require_open(settings, what="VACUUM")
+    found: dict[str, int] = {}
+    total = 0
+    for name, path in vacuum_places(settings, collection_ids).items():
+        files, size = vacuum_table(path, hours=hours, dry_run=dry_run)
+        if files:
+            found[name] = files
+        total += size
+    return found, total
+
+
+def _own_hours(table: Table) -> int:
+    match = _INTERVAL.fullmatch(str(table.configuration.get("delta.deletedFileRetentionDuration", "")).strip())
+    return int(match[1]) * _HOURS[match[2].lower()] if match else 0

@@ -1,0 +1,135 @@
+"""A collection's visible rows of a range, as the flusher has stored them: what the suite from its schema is held against.
+
+Deletes at or before the end of the range are applied. A delete hits only rows before it, so that the deletes of the range
+are all that its rows need: the cost is that of the range, not of the collection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from millrace.base.settings import Settings
+from millrace.message.schema import CollectionSchema
+from millrace.operations.quality import suites
+from millrace.operations.quality.frames import Frame, within
+from millrace.operations.quality.outcome import Check
+from millrace.operations.quality.ranges import Ranges
+from millrace.storage.spark import spark_frame
+from millrace.storage.store import store_at
+from millrace.storage.table import open_table
+from millrace.tables.collections.catalog import VChannelInfo
+from millrace.tables.collections.flush_tables import Checkpoint
+from millrace.tables.collections.table import DATE, FOLDED, ROW_COLUMNS, base_tick, deletes_uri, rows_uri
+from millrace.tables.read.plan import pchannel_of
+from millrace.tables.wal.reader import MAX_TICK
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+PLACING_COLUMNS: Final = (*ROW_COLUMNS.names, DATE)
+"""What users may name beside a collection's fields."""
+
+_UNSAFE: Final = re.compile(r"[.`]")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A collection as the checkpoints know it, and the versions of its tables."""
+
+    collection_id: int
+    name: str
+    schema: CollectionSchema
+    vchannels: Mapping[str, VChannelInfo]
+    version: int
+    deletes_version: int | None
+    rewritten: int
+    """Deletes up to this tick are folded into the rows."""
+
+    @property
+    def pchannels(self) -> dict[str, str]:
+        """VChannel to PChannel."""
+        return {name: pchannel_of(name, self.collection_id) for name in self.vchannels}
+
+
+def stored_collections(settings: Settings, checkpoints: Mapping[str, Checkpoint]) -> dict[int, Stored]:
+    """The collections that the flusher has tables of and that are not dropped, versions pinned now, deletes before rows."""
+    known: dict[int, dict[str, VChannelInfo]] = {}
+    for checkpoint in checkpoints.values():
+        for name, info in checkpoint.catalog.vchannels.items():
+            known.setdefault(info.collection_id, {})[name] = info
+    found = {}
+    for number, infos in sorted(known.items()):
+        deletes = open_table(deletes_uri(settings, number))
+        rows = open_table(rows_uri(settings, number))
+        if rows is None or any(info.dropped_tick for info in infos.values()):
+            continue
+        schema = max((info.newest_schema for info in infos.values()), key=lambda each: len(each.fields))
+        found[number] = Stored(
+            collection_id=number,
+            name=next(iter(infos.values())).name,
+            schema=schema,
+            vchannels=infos,
+            version=rows.version,
+            deletes_version=None if deletes is None else deletes.version,
+            rewritten=max(base_tick(rows), rows.app_version(FOLDED) or 0),
+        )
+    return found
+
+
+def safe_name(name: str) -> str:
+    """A field's name as a column that Spark's column expressions take without quotes."""
+    return _UNSAFE.sub("_", name)
+
+
+def visible_rows(
+    spark: SparkSession, settings: Settings, stored: Stored, ranges: Ranges, users: tuple[Check, ...] = ()
+) -> Frame:
+    """The rows that became visible in the range and are visible at its end, with the collection's suite and the users'."""
+    chosen = _in_range(stored, ranges)
+    rows = spark_frame(spark, store_at(rows_uri(settings, stored.collection_id)), stored.version).where(chosen)
+    for name, info in stored.vchannels.items():
+        # Of an earlier collection of the same id, or replaced by an Import.
+        rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= info.begin_at(MAX_TICK)))
+        for number, ticks in info.partition_drops.items():
+            hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number)
+            rows = rows.where(~(hidden & (F.col("_time_tick") < max(ticks))))
+    if stored.deletes_version is not None:
+        deletes = spark_frame(spark, store_at(deletes_uri(settings, stored.collection_id)), stored.deletes_version)
+        rows = _without_deleted(rows, deletes.where(chosen), stored.schema.primary_key)
+    rows = rows.withColumn("write_lag_ticks", F.col("_time_tick") - F.col("_write_tick"))
+    for field in stored.schema.fields:
+        if safe_name(field.name) != field.name:
+            rows = rows.withColumnRenamed(field.name, safe_name(field.name))
+    fields = tuple(replace(field, name=safe_name(field.name)) for field in stored.schema.fields)
+    partitions = sorted({number for info in stored.vchannels.values() for number in info.partitions})
+    schema = CollectionSchema(fields, safe_name(stored.schema.primary_key))
+    checks = (*suites.of_collection(schema, partitions), *users)
+    row_id = (schema.primary_key, "_vchannel", "_write_tick")
+    return Frame(f"collections/{stored.collection_id}", rows, checks, ranges, row_id, stored.collection_id)
+
+
+def _in_range(stored: Stored, ranges: Ranges) -> Column:
+    """By tick in each PChannel; the least and the greatest tick stand apart, for the pruning of files."""
+    key = F.coalesce(*(F.when(F.col("_vchannel") == name, F.lit(home)) for name, home in stored.pchannels.items()))
+    least = min((each.after for each in ranges.values()), default=0)
+    most = max((each.up_to for each in ranges.values()), default=0)
+    tick = F.col("_time_tick")
+    return (tick > least) & (tick <= most) & within(ranges, key=key, tick="_time_tick")
+
+
+def _without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
+    name = f"`{key.replace('`', '``')}`"
+    last = deletes.groupBy(F.col(name).alias("_d_key"), F.col("_partition_id").alias("_d_partition")).agg(
+        F.max(F.struct("_time_tick", "_write_tick")).alias("_d_at")
+    )
+    hit = (
+        (F.col(name) == F.col("_d_key"))
+        & ((F.col("_d_partition") == 0) | (F.col("_d_partition") == F.col("_partition_id")))
+        & (F.struct("_time_tick", "_write_tick") < F.col("_d_at"))
+    )
+    return rows.join(last, hit, "left_anti")

@@ -1,0 +1,198 @@
+"""The Delta table ``quality/results``: a row an expectation and run, and the one state row that all runs add up to.
+
+Partitioned by `kind` (``result`` or ``state``). A run's rows and the new state are one commit, and so the gate can never
+see one without the other; of two runs at once the second is fenced and folds its outcomes into the state of the first.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import DeadlineExceeded, TableUnavailable
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.operations.quality.outcome import TableOutcome
+from millrace.operations.quality.state import QualityState, after_run
+from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.storage.files import FileSink
+from millrace.storage.parquet_file import FileAction
+from millrace.storage.table import Table, create_table, open_table
+from millrace.tables.quality_state import KIND_STATE, files_of, read_state_row, results_uri
+
+KIND_RESULT: Final = "result"
+APP_ID: Final = "quality"
+ATTEMPTS: Final = 20
+COMPACT_REVISIONS: Final = 32
+"""Runs between two joins of the small files that runs leave."""
+
+RESULT_COLUMNS: Final = pa.schema(
+    [
+        pa.field("run_id", pa.utf8()),
+        pa.field("at", pa.timestamp("us", tz="UTC")),
+        pa.field("table", pa.utf8()),
+        pa.field("collection_id", pa.int64()),  # 0: none
+        pa.field("expectation", pa.utf8()),  # the check's name
+        pa.field("type", pa.utf8()),  # Great Expectations' type
+        pa.field("column", pa.utf8()),
+        pa.field("arguments", pa.utf8()),  # JSON
+        pa.field("words", pa.utf8()),
+        pa.field("source", pa.utf8()),  # law, schema or user
+        pa.field("severity", pa.utf8()),
+        pa.field("critical", pa.bool_()),
+        pa.field("success", pa.bool_()),
+        pa.field("observed", pa.utf8()),
+        pa.field("elements", pa.int64()),
+        pa.field("unexpected", pa.int64()),
+        pa.field("sample", pa.utf8()),  # JSON list
+        pa.field("error", pa.utf8()),
+        pa.field("after_tick", pa.int64()),  # least and greatest over the PChannels; 0, 0: the whole table
+        pa.field("up_to_tick", pa.int64()),
+        pa.field("ranges", pa.utf8()),  # JSON: PChannel -> [after, up to]
+        pa.field("seconds", pa.float64()),  # of the table's check as a whole
+        pa.field("state", pa.utf8()),  # of the state row alone
+    ]
+)
+"""Columns of the files."""
+
+
+def quality_path(settings: Settings) -> Path:
+    """The folder of everything that quality keeps."""
+    return settings.data_dir / "quality"
+
+
+def docs_path(settings: Settings) -> Path:
+    """The folder of the Data Docs; its page is ``index.html``."""
+    return quality_path(settings) / "docs"
+
+
+def read_state(settings: Settings) -> QualityState:
+    """The state of all runs so far; the empty one before the first. Reads one small file."""
+    table = open_table(results_uri(settings))
+    return QualityState() if table is None else _state(table)[0]
+
+
+def record_run(
+    settings: Settings,
+    run_id: str,
+    tables: Sequence[TableOutcome],
+    *,
+    at: float | None = None,
+    seam: Callable[[str], None] = hit,
+) -> QualityState:
+    """Write a run's outcomes and fold them into the state, in one commit; the state behind it."""
+    moment = time.time() if at is None else at
+    rows = [row for table in tables for row in _rows(run_id, moment, table)]
+    return change(settings, lambda state: after_run(state, run_id, moment, tables), rows, at=moment, seam=seam)
+
+
+def change(
+    settings: Settings,
+    fold: Callable[[QualityState], QualityState],
+    rows: Sequence[dict[str, Any]] = (),
+    *,
+    at: float | None = None,
+    seam: Callable[[str], None] = hit,
+) -> QualityState:
+    """Put what `fold` makes of the state in its place, with `rows` beside it. `fold` may be called again after a conflict."""
+    path = results_uri(settings)
+    table = create_table(path, _with_kind(RESULT_COLUMNS), partition_by=["kind"])
+    moment = time.time() if at is None else at
+    for _ in range(ATTEMPTS):
+        table.refresh()
+        state, live = _state(table)
+        found = fold(state)
+        made = _write(path, rows, KIND_RESULT) if rows else []
+        made += _write(path, [{"at": int(moment * 1_000_000), "state": found.to_json()}], KIND_STATE)
+        part = Part(made, live, {APP_ID: AppMove(state.revision, found.revision)})
+        if commit_fenced(table, [part], seam=seam).fenced:
+            continue
+        if found.revision % COMPACT_REVISIONS == 0:
+            _compact(table)
+        return found
+    raise DeadlineExceeded(f"{ATTEMPTS} others changed {path} first; run it again")
+
+
+def history(
+    settings: Settings,
+    *,
+    table: str | None = None,
+    run_id: str | None = None,
+    failed_only: bool = False,
+    limit: int = 500,
+) -> pa.Table:
+    """The newest `limit` result rows, newest first, of `table` and `run_id` where given."""
+    path = results_uri(settings)
+    found = open_table(path)
+    empty = RESULT_COLUMNS.empty_table().drop_columns("state")
+    if found is None:
+        return empty
+    files = files_of(found, KIND_RESULT)
+    chosen = pc.scalar(True)
+    for name, value in (("table", table), ("run_id", run_id)):
+        if value is not None:
+            chosen = chosen & (pc.field(name) == value)
+    if failed_only:
+        chosen = chosen & ~pc.field("success")
+    rows = found.read_rows(files, RESULT_COLUMNS, columns=empty.column_names, where=chosen)
+    return rows.sort_by([("at", "descending")]).slice(0, limit)
+
+
+def _rows(run_id: str, at: float, table: TableOutcome) -> list[dict[str, Any]]:
+    ranges = {name: list(each) for name, each in table.ranges.items()}
+    return [
+        {
+            "run_id": run_id,
+            "at": int(at * 1_000_000),
+            "table": table.table,
+            "collection_id": table.collection_id,
+            "expectation": outcome.check.name,
+            "type": outcome.check.type,
+            "column": str(outcome.check.kwargs.get("column", "")),
+            "arguments": json.dumps(dict(outcome.check.kwargs), sort_keys=True, default=str),
+            "words": outcome.check.words,
+            "source": outcome.check.source,
+            "severity": outcome.check.severity,
+            "critical": outcome.check.critical,
+            "success": outcome.success,
+            "observed": outcome.observed,
+            "elements": outcome.elements,
+            "unexpected": outcome.unexpected,
+            "sample": json.dumps(list(outcome.sample)),
+            "error": outcome.error,
+            "after_tick": min((each[0] for each in ranges.values()), default=0),
+            "up_to_tick": max((each[1] for each in ranges.values()), default=0),
+            "ranges": json.dumps(ranges),
+            "seconds": table.seconds,
+        }
+        for outcome in table.outcomes
+    ]
+
+
+def _write(uri: str, rows: Sequence[dict[str, Any]], kind: str) -> list[FileAction]:
+    sink = FileSink.at(uri, RESULT_COLUMNS, ("after_tick", "up_to_tick"))
+    sink.write(pa.Table.from_pylist(list(rows), schema=RESULT_COLUMNS), {"kind": kind})
+    return sink.finish()
+
+
+def _state(table: Table) -> tuple[QualityState, list[str]]:
+    """The state at the table's version, and the file that holds it."""
+    text, live = read_state_row(table)
+    return QualityState() if text is None else QualityState.from_text(text), live
+
+
+def _compact(table: Table) -> None:
+    """Join the small files of past runs; where another writer is in between it waits for the next time."""
+    with suppress(TableUnavailable):
+        table.compact([("kind", "=", KIND_RESULT)])
+
+
+def _with_kind(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([*schema, pa.field("kind", pa.utf8())])

@@ -1,0 +1,176 @@
+"""The operation `quality`: pin the versions, check each table over its range, record, quarantine, write the Data Docs.
+
+Nothing it finds is an exception: a failed expectation stands in the report, in ``quality/results``, and in the gate. An
+exception means that the check itself could not be made (a users' file that is wrong, a table that cannot be read).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from millrace.base.errors import CollectionNotFound
+from millrace.base.settings import Settings
+from millrace.operations.operation import OperationReport
+from millrace.operations.quality import collection_frames, docs, frames, quarantine
+from millrace.operations.quality.declaration import ALL_TABLES, QualityParams, moment
+from millrace.operations.quality.frames import Frame
+from millrace.operations.quality.outcome import Check, TableOutcome
+from millrace.operations.quality.pinned import pin
+from millrace.operations.quality.ranges import choose, has_ticks
+from millrace.operations.quality.results import docs_path, read_state, record_run
+from millrace.operations.quality.state import QualityState
+from millrace.operations.quality.user_suites import read_suite, suite_file
+from millrace.operations.quality.validate import Validator, require_valid
+from millrace.runtime.progress import Progress
+from millrace.tables.wal.trims import trimmed_totals
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class FailedExpectation(OperationReport):
+    """One expectation that failed."""
+
+    table: str
+    expectation: str
+    words: str
+    critical: bool
+    unexpected: int
+    sample: tuple[str, ...]
+    error: str
+
+
+class QualityReport(OperationReport):
+    """What a run found. `passed`: no critical expectation failed in it."""
+
+    run_id: str
+    passed: bool
+    expectations: int
+    failed: tuple[FailedExpectation, ...]
+    tables: dict[str, dict[str, float]] = Field(description="By table: rows, seconds, expectations, failed.")
+    blocks: tuple[str, ...] = Field(description="Ids of all failures that stand now, of this run or an earlier one.")
+    quarantined: tuple[str, ...]
+    docs: str | None = Field(description="The index page of the Data Docs.")
+    seconds: float
+
+
+def run(spark: SparkSession, settings: Settings, params: QualityParams, progress: Progress) -> QualityReport:
+    """Check what `params` ask for. Raises InvalidSuite, CollectionNotFound."""
+    started, run_id = time.perf_counter(), f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
+    state = read_state(settings)
+    progress.say("choosing what to check")
+    found = list(_frames(spark, settings, params, state))
+    outcomes: list[TableOutcome] = []
+    pages = None
+    if found:
+        progress.say("starting Great Expectations", tables=len(found))
+        validator = Validator(docs=docs_path(settings) if params.data_docs else None, samples=params.samples)
+        for number, frame in enumerate(found):
+            progress.say(f"checking {frame.table}", done=number / len(found))
+            outcomes.append(validator.check(frame, run_id=run_id))
+        pages = validator.write_docs()
+        docs.keep_newest(docs_path(settings))
+        if pages is not None:
+            docs.write_index(docs_path(settings))
+    progress.say("recording the results", done=1.0)
+    state = record_run(settings, run_id, outcomes)
+    quarantined = (
+        quarantine.record(settings, [block for block in state.blocks if block.run_id == run_id])
+        if params.quarantine
+        else []
+    )
+    return QualityReport(
+        run_id=run_id,
+        passed=not any(table.failed_critical for table in outcomes),
+        expectations=sum(len(table.outcomes) for table in outcomes),
+        failed=tuple(failure for table in outcomes for failure in _failures(table)),
+        tables={table.table: _figures(table) for table in outcomes},
+        blocks=tuple(block.id for block in state.blocks),
+        quarantined=tuple(each.id for each in quarantined),
+        docs=None if pages is None else str(pages),
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def _frames(spark: SparkSession, settings: Settings, params: QualityParams, state: QualityState) -> Iterator[Frame]:
+    """What is to be checked, each over its own range of one consistent look. Where nothing came since, a table is left out."""
+    chosen = params.tables or ALL_TABLES
+    start, end = moment(params.start), moment(params.end)
+    pinned = pin(settings)
+    if pinned is None:
+        return
+    wal, flushed, stored = pinned.wal, pinned.flushed, pinned.stored
+    users = _user_suites(settings, list(stored.values()) if "collections" in chosen else [])
+    if "wal" in chosen:
+        ranges = choose(wal.reached, state.checked_of("wal"), start=start, end=end)
+        if has_ticks(ranges):
+            yield frames.messages(spark, wal, ranges)
+        # At a range's open end rejections may have come since, without a tick of their own.
+        ranges = choose(wal.reached, state.checked_of("wal/rejections"), start=start, end=end)
+        yield frames.rejections(spark, wal, ranges)
+        yield frames.channels(spark, wal, trimmed_totals(wal.table))
+    if "checkpoints" in chosen and flushed:
+        yield frames.checkpoints(spark, settings, pinned.checkpoints_version, wal)
+    if "segments" in chosen and pinned.segments_version is not None:
+        ranges = choose(flushed, state.checked_of("segments"), start=start, end=end)
+        versions = {number: (each.version, each.rewritten) for number, each in stored.items()}
+        if has_ticks(ranges):
+            yield frames.segments(spark, settings, pinned.segments_version, ranges, versions)
+    if "collections" in chosen:
+        for each in _chosen(stored.values(), params.collections):
+            homes = set(each.pchannels.values())
+            reached = {name: tick for name, tick in flushed.items() if name in homes}
+            ranges = choose(reached, state.checked_of(f"collections/{each.collection_id}"), start=start, end=end)
+            if has_ticks(ranges):
+                yield collection_frames.visible_rows(spark, settings, each, ranges, users.get(each.collection_id, ()))
+
+
+def _chosen(stored: Iterable[collection_frames.Stored], wanted: Sequence[str]) -> Iterator[collection_frames.Stored]:
+    known = list(stored)
+    for name in wanted:
+        if not any(name in (each.name, str(each.collection_id)) for each in known):
+            raise CollectionNotFound(
+                f"no collection {name!r} with stored rows; there are {', '.join(each.name for each in known) or 'none'}"
+            )
+    return (each for each in known if not wanted or {each.name, str(each.collection_id)} & set(wanted))
+
+
+def _user_suites(settings: Settings, stored: Sequence[collection_frames.Stored]) -> dict[int, tuple[Check, ...]]:
+    """The users' checks by collection, all of them looked at before the first one runs."""
+    found = {}
+    for each in stored:
+        columns = [collection_frames.safe_name(field.name) for field in each.schema.fields]
+        checks = read_suite(settings, each.name, [*columns, *collection_frames.PLACING_COLUMNS])
+        if checks:
+            require_valid(checks, where=str(suite_file(settings, each.name)))
+            found[each.collection_id] = checks
+    return found
+
+
+def _failures(table: TableOutcome) -> list[FailedExpectation]:
+    return [
+        FailedExpectation(
+            table=table.table,
+            expectation=each.check.name,
+            words=each.check.words,
+            critical=each.check.critical,
+            unexpected=each.unexpected,
+            sample=each.sample[:5],
+            error=each.error,
+        )
+        for each in table.failed
+    ]
+
+
+def _figures(table: TableOutcome) -> dict[str, float]:
+    return {
+        "rows": table.rows,
+        "seconds": round(table.seconds, 3),
+        "expectations": len(table.outcomes),
+        "failed": len(table.failed),
+    }

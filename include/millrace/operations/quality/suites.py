@@ -1,0 +1,148 @@
+"""The suites: the laws as expectations on columns that :mod:`.frames` derives, and a collection's suite from its schema.
+
+Plain data; Great Expectations sees it in :mod:`.validate`. Where it has no expectation for a law ("strictly increasing within
+a PChannel"), Spark computes a column with a window function and its own expectation checks that column, so that the Data
+Docs show what was asked in its own terms.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.types import BEHAVIOUR
+from millrace.operations.quality.outcome import CRITICAL, Check, Source
+from millrace.wal.reasons import Reason
+
+SEGMENT_STATES: Final = ("growing", "sealed", "flushed", "dropped")
+TYPE_NAMES: Final = sorted(kind.name for kind in BEHAVIOUR)
+REASONS: Final = sorted(reason.value for reason in Reason)
+
+_SPARK_TYPES: Final = {
+    "bool": "BooleanType",
+    "int8": "ByteType",
+    "int16": "ShortType",
+    "int32": "IntegerType",
+    "int64": "LongType",
+    "float32": "FloatType",
+    "float64": "DoubleType",
+    "string": "StringType",
+    "binary": "BinaryType",
+    "date": "DateType",
+    "timestamp": "TimestampType",
+}
+_ID: Final = ["pchannel", "ledger", "entry", "index", "ordinal"]
+
+
+def _between(name: str, column: str, words: str, *, low: int | None = None, high: int | None = None) -> Check:
+    bounds = {key: value for key, value in (("min_value", low), ("max_value", high)) if value is not None}
+    return Check(name, "expect_column_values_to_be_between", {"column": column, **bounds}, words)
+
+
+def _among(name: str, column: str, values: list[Any] | tuple[Any, ...], words: str) -> Check:
+    return Check(name, "expect_column_values_to_be_in_set", {"column": column, "value_set": list(values)}, words)
+
+
+def _present(name: str, column: str, words: str, *, severity: str = CRITICAL, source: Source = "law") -> Check:
+    return Check(name, "expect_column_values_to_not_be_null", {"column": column}, words, severity, source)
+
+
+def _unique(name: str, columns: list[str], words: str) -> Check:
+    return Check(name, "expect_compound_columns_to_be_unique", {"column_list": columns}, words)
+
+
+WAL: Final = (
+    _between("ticks-increase", "tick_step", "time ticks strictly increase within a PChannel (law 2)", low=1),
+    _unique("ids-unique", _ID, "no message id stands twice (law 3)"),
+    _among("term-opened", "term_step", [0], "each message has the term that was opened last before it (law 5)"),
+    _among("confirmed-not-ahead", "confirmed_ahead", [0], "no message stands before its LastConfirmed (law 4)"),
+    _between("confirmed-advances", "confirmed_step", "LastConfirmed never goes back within a PChannel (law 4)", low=0),
+    _between("tick-not-before-stamp", "tick_behind_ms", "no tick is older than its log stamp", high=0),
+    _among("type-known", "type", TYPE_NAMES, "each message has a type that the chain knows"),
+    _among("vchannel-of-pchannel", "foreign_vchannel", [0], "each VChannel lies on its PChannel"),
+    _between("rows-counted", "rows", "row counts are not negative", low=0),
+    _among("date-of-tick", "date_differs", [0], "each row lies in the partition of its tick's day"),
+    _among("no-reason", "has_reason", [0], "an accepted message has no reason of rejection"),
+)
+"""On the messages of ``wal``."""
+
+REJECTIONS: Final = (
+    _present("reason-given", "reason", "each rejection has a reason (law 6)"),
+    _among("reason-known", "reason", REASONS, "each reason is one of the documented ones"),
+    _unique("ids-unique", _ID, "no message is rejected twice (law 3)"),
+    _between("origin-known", "entry", "each rejection names the log entry it came from (law 6)", low=0),
+    _between("stamp-known", "physical_ms", "each rejection has the log's stamp", low=1),
+)
+"""On the rejections of ``wal``."""
+
+CHANNELS: Final = (
+    _among("messages-as-committed", "messages_missing", [0], "the WAL holds as many messages as its commits counted"),
+    _among("rejections-as-committed", "rejections_missing", [0], "the WAL holds as many rejections as were counted"),
+    _among("one-state", "states", [1], "each PChannel has one live state row"),
+    _among("tick-as-committed", "tick_differs", [0], "the state stands at the tick of the last commit"),
+)
+"""On one row for each PChannel of ``wal``."""
+
+SEGMENTS: Final = (
+    _among("state-known", "state", SEGMENT_STATES, "each segment is in a known state"),
+    _between("rows-counted", "rows", "row counts are not negative", low=0),
+    _between("bytes-counted", "bytes", "byte counts are not negative", low=0),
+    _between("ticks-in-order", "age_ticks", "no segment changes its state before it was created", low=0),
+    _between("ticks-positive", "created_tick", "ticks are positive", low=1),
+    _unique("states-once", ["pchannel", "segment_id", "state", "time_tick"], "each change of a segment stands once"),
+    _among("rows-as-stored", "rows_missing", [0], "a flushed segment has as many rows as its collection stores of it"),
+)
+"""On the rows of ``segments``; `rows_missing` is null for segments whose rows were rewritten since."""
+
+CHECKPOINTS: Final = (
+    _among("one-checkpoint", "live_rows", [1], "each PChannel has one live checkpoint"),
+    _between("tick-not-negative", "time_tick", "ticks are not negative", low=0),
+    _between("not-ahead", "ahead_of_wal", "no checkpoint is ahead of the WAL", high=0),
+    _between("confirmed-not-negative", "lc_entry", "LastConfirmed is a position of the log", low=0),
+    _between("term-known", "term", "terms are not negative", low=0),
+    _present("catalog-there", "catalog", "each checkpoint has its catalog"),
+)
+"""On ``checkpoints``."""
+
+
+def of_collection(schema: CollectionSchema, partitions: list[int]) -> tuple[Check, ...]:
+    """The suite that follows from a collection's schema and its partitions."""
+    key = schema.primary_key
+    checks = [
+        _present("key-present", key, "the primary key is never null", source="schema"),
+        # The system takes a key twice (a reader then sees both rows), so this warns and does not block.
+        Check(
+            "key-unique",
+            "expect_column_values_to_be_unique",
+            {"column": key},
+            "the primary key is unique among the visible rows of the range",
+            "warning",
+            "schema",
+        ),
+        Check(
+            "partition-known",
+            "expect_column_values_to_be_in_set",
+            {"column": "_partition_id", "value_set": sorted(partitions)},
+            "each row lies in a partition of the collection",
+            CRITICAL,
+            "schema",
+        ),
+        _between("ticks-in-order", "write_lag_ticks", "no row is visible before it was written", low=0),
+    ]
+    for field in schema.fields:
+        checks.extend(_of_field(field, key))
+    return tuple(checks)
+
+
+def _of_field(field: FieldSpec, key: str) -> list[Check]:
+    found = []
+    kind = _SPARK_TYPES.get(field.type)  # lists have no type name that Great Expectations compares
+    if kind is not None:
+        words = f"{field.name} is a {field.type}"
+        kwargs = {"column": field.name, "type_": kind}
+        found.append(
+            Check(f"type:{field.name}", "expect_column_values_to_be_of_type", kwargs, words, CRITICAL, "schema")
+        )
+    if not field.nullable and field.name != key:
+        found.append(_present(f"present:{field.name}", field.name, f"{field.name} is never null", source="schema"))
+    return found

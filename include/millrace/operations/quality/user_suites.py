@@ -1,0 +1,117 @@
+"""Suites that users write: Great Expectations' own JSON, one file a collection, checked before anything runs.
+
+    <quality folder>/<collection name>.json
+    {"expectations": [{"type": "expect_column_values_to_be_between", "severity": "warning",
+                       "kwargs": {"column": "delay", "min_value": -120}, "meta": {"name": "delay-sane"}}]}
+
+What Great Expectations exports is taken as it is (its `name`, `id`, `notes` and `meta` of the suite are ignored). An
+expectation without a severity is critical, as it is there. The columns are the collection's fields and those that Millrace
+adds (``_partition``, ``_partition_id``, ``_time_tick`` ...). Raises InvalidSuite that names file, place and fault.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.base.errors import InvalidSuite
+from millrace.base.settings import Settings
+from millrace.operations.quality.outcome import CRITICAL, Check
+from millrace.operations.quality.results import quality_path
+
+SUITE_KEYS: Final = frozenset({"name", "id", "expectations", "meta", "notes", "suite_parameters"})
+EXPECTATION_KEYS: Final = frozenset(
+    {"type", "kwargs", "meta", "severity", "id", "notes", "description", "rendered_content", "expectation_context"}
+)
+SEVERITIES: Final = ("critical", "warning", "info")
+
+
+def suites_folder(settings: Settings) -> Path:
+    """Where the users' suites lie."""
+    return Path(settings.quality_dir) if settings.quality_dir else quality_path(settings)
+
+
+def suite_file(settings: Settings, collection: str) -> Path:
+    """The users' file for a collection; it need not exist."""
+    return suites_folder(settings) / f"{collection}.json"
+
+
+def read_suite(settings: Settings, collection: str, columns: Iterable[str]) -> tuple[Check, ...]:
+    """The checks of the users' file for `collection`; none where there is no file. Types are not looked up here."""
+    if "/" in collection or collection.startswith("."):
+        return ()  # no file can have that name
+    path = suite_file(settings, collection)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSuite(f"{path}: it cannot be read: {error}") from error
+    return parse_suite(text, where=str(path), columns=columns)
+
+
+def parse_suite(text: str, *, where: str, columns: Iterable[str]) -> tuple[Check, ...]:
+    """The checks that `text` holds. Raises InvalidSuite that begins with `where`."""
+    try:
+        suite = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidSuite(f"{where}: line {error.lineno}, column {error.colno}: it is no JSON: {error.msg}") from error
+    if not isinstance(suite, dict) or not isinstance(suite.get("expectations"), list):
+        raise InvalidSuite(f'{where}: a suite is an object with a list "expectations"')
+    _known(suite, SUITE_KEYS, where)
+    known = frozenset(columns)
+    checks: list[Check] = []
+    for number, item in enumerate(suite["expectations"]):
+        check = _check(item, f"{where}: expectations[{number}]", known)
+        if any(each.name == check.name for each in checks):
+            raise InvalidSuite(
+                f"{where}: expectations[{number}]: another one is named {check.name!r}; give it a meta.name"
+            )
+        checks.append(check)
+    return tuple(checks)
+
+
+def _check(item: Any, where: str, columns: frozenset[str]) -> Check:
+    if not isinstance(item, dict) or not isinstance(item.get("type"), str):
+        raise InvalidSuite(f'{where}: an expectation is an object with a string "type"')
+    _known(item, EXPECTATION_KEYS, where)
+    kwargs, meta = item.get("kwargs") or {}, item.get("meta") or {}
+    if not isinstance(kwargs, dict) or not isinstance(meta, dict):
+        raise InvalidSuite(f"{where} ({item['type']}): kwargs and meta are objects")
+    severity = item.get("severity", CRITICAL)
+    if severity not in SEVERITIES:
+        raise InvalidSuite(f"{where} ({item['type']}): severity {severity!r} is none of {', '.join(SEVERITIES)}")
+    for name in _columns(kwargs):
+        if name not in columns:
+            raise InvalidSuite(
+                f"{where} ({item['type']}): the collection has no column {name!r}; it has {', '.join(sorted(columns))}"
+            )
+    arguments = {key: value for key, value in kwargs.items() if key != "batch_id"}
+    name = meta.get("name") or f"{item['type']}:{_short(arguments)}"
+    words = meta.get("notes") or item.get("description") or item.get("notes") or ""
+    if not isinstance(name, str) or not isinstance(words, str):
+        raise InvalidSuite(f"{where} ({item['type']}): meta.name and notes are strings")
+    return Check(f"user:{name}", item["type"], arguments, words, severity, "user")
+
+
+def _columns(kwargs: Mapping[str, Any]) -> list[str]:
+    """The columns that an expectation names."""
+    found = [kwargs[key] for key in ("column", "column_A", "column_B") if isinstance(kwargs.get(key), str)]
+    listed = kwargs.get("column_list")
+    return found + ([each for each in listed if isinstance(each, str)] if isinstance(listed, list) else [])
+
+
+def _known(value: Mapping[str, Any], keys: frozenset[str], where: str) -> None:
+    unknown = sorted(set(value) - keys)
+    if unknown:
+        raise InvalidSuite(f"{where}: unknown key {unknown[0]!r}; allowed are {', '.join(sorted(keys))}")
+
+
+def _short(arguments: Mapping[str, Any]) -> str:
+    text = json.dumps(arguments, sort_keys=True, default=str)
+    column = arguments.get("column")
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{column}:{digest}" if isinstance(column, str) else digest

@@ -1,0 +1,262 @@
+"""What is wrong: each check looks at one kind of fault and changes nothing.
+
+``quick`` looks at jobs, parked channels, the log's end, open transactions, and at every live file by name and size.
+``full`` compares contents too: the log run through the chain against the rows and the state of the WAL; and, on a clone that
+a flusher has brought up to date, the WAL against the collections.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+
+import pyarrow as pa
+
+from millrace.base.errors import LogRegressed, Malformed, MillraceError, PositionTruncated, StagedFileDamaged, WalGap
+from millrace.base.process import look
+from millrace.base.settings import Settings
+from millrace.log.protocol import LogService
+from millrace.message.ids import LOGICAL_BITS, compose_tick
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.ranges import check_not_regressed
+from millrace.node.range.parking import read_parked
+from millrace.operations.checkpoint import store
+from millrace.operations.recovery.clone import clone, present_tables
+from millrace.operations.recovery.findings import Finding
+from millrace.operations.recovery.replay import replay_starts
+from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.runtime.progress import Progress
+from millrace.storage.table import Table, open_table, table_exists
+from millrace.tables.read.freshness import lacks_rows
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalTable
+from millrace.wal.state import ChannelState
+
+JOBS = ("streaming-node", "flusher")
+"""Queries whose progress files stand in the run folder."""
+
+PLANS = 10
+"""How often a look at a PChannel is planned where truncation takes away what it was to read."""
+
+_TXN_GRACE_MS = 60_000
+"""A transaction is stuck this long after its lease ended: somebody's tick might be on its way."""
+
+
+def diagnose(
+    settings: Settings, service: LogService, *, depth: str, stale_after: float, progress: Progress
+) -> list[Finding]:
+    """Every finding, the WAL's before the collections'. Collections are compared once the WAL itself is whole."""
+    progress.say("looking at jobs, channels and files")
+    found = [*_jobs(settings, service, stale_after), *_parked(settings), *_checkpoints(settings), *_files(settings)]
+    if not table_exists(settings.wal_uri):
+        return found
+    for pchannel in WalTable.open(settings.wal_uri).pchannels():
+        progress.say("checking the WAL", pchannel=pchannel)
+        damaged = {each.kind for each in found if each.subject == pchannel and each.kind.startswith("wal_")}
+        if "wal_state_damaged" not in damaged:
+            look = partial(_channel, settings, service, pchannel, full=depth == "full" and not damaged)
+            found += _planned_anew(settings, look)
+    if depth == "full" and not any(each.kind.startswith(("wal_", "table_")) for each in found):
+        progress.say("comparing the collections with the WAL")
+        found += _collections(settings)
+    return found
+
+
+def _planned_anew(settings: Settings, look: Callable[[WalTable], list[Finding]]) -> list[Finding]:
+    """What `look` finds with the WAL as it is now.
+
+    Truncation takes from the log what the tables have, and may take what a look was about to read: then it is planned again,
+    from the tables as they are since. Raises PositionTruncated where that happens PLANS times.
+    """
+    for _ in range(PLANS - 1):
+        with suppress(PositionTruncated):
+            return look(WalTable.open(settings.wal_uri))
+    return look(WalTable.open(settings.wal_uri))
+
+
+def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterator[Finding]:
+    """Jobs that ran once, are gone or stand still, and have had work to do for `stale_after` seconds.
+
+    A job that rests says nothing for hours: what waits has to be old, not only its last word.
+    """
+    since = compose_tick(int((time.time() - stale_after) * 1000), 0)
+    behind = {"streaming-node": _node_behind(settings, service, since), "flusher": _flusher_behind(settings, since)}
+    for name in JOBS:
+        path = settings.progress_path(name)
+        try:
+            said = json.loads(path.read_text())
+            age = time.time() - path.stat().st_mtime
+        except (FileNotFoundError, json.JSONDecodeError):
+            continue  # it never ran here, or its file is being replaced: nothing to miss
+        if not behind[name] or age < stale_after:
+            continue
+        pid = int(said.get("pid", 0))
+        state = f"process {pid} runs but has said nothing" if look(pid) else f"process {pid} is gone"
+        yield Finding(kind="job_dead", subject=name, words=f"{state} for {age:.0f} s; {behind[name]}")
+
+
+def _node_behind(settings: Settings, service: LogService, since: int) -> str:
+    """Which PChannels have had rows in the log since before the tick `since` that the WAL lacks. Time ticks are no rows."""
+    wal = WalTable.open(settings.wal_uri) if table_exists(settings.wal_uri) else None
+    waiting = []
+    for pchannel in service.names():
+        log = service.open(pchannel)
+        try:
+            if lacks_rows(wal, log, pchannel, up_to=since):
+                waiting.append(pchannel)
+        except (OSError, Malformed):  # the state row is damaged: found by its own check
+            continue
+        finally:
+            log.close()
+    return f"entries wait in the log of {', '.join(waiting)}" if waiting else ""
+
+
+def _flusher_behind(settings: Settings, since: int) -> str:
+    from millrace.node.flush.in_process import plan_flushes
+
+    snapshot = WalSnapshot.open(settings.wal_uri)
+    try:
+        plans = plan_flushes(settings, snapshot, up_to_tick=since) if snapshot is not None else []
+    except (OSError, MillraceError):  # damaged tables have findings of their own
+        return ""
+    return f"rows of {', '.join(plan.checkpoint.pchannel for plan in plans)} wait in the WAL" if plans else ""
+
+
+def _parked(settings: Settings) -> Iterator[Finding]:
+    for parked in read_parked(settings.parked_path):
+        yield Finding(
+            kind="channel_parked",
+            subject=parked.pchannel,
+            words=f"at entry {parked.position} since {parked.since}: {parked.code}: {parked.message}",
+        )
+
+
+def _checkpoints(settings: Settings) -> Iterator[Finding]:
+    """Confirmed states that cannot be read. They are small: each is."""
+    bad = {name: words for owner, name in store.live_files(settings) if (words := _unreadable(settings, owner, name))}
+    if bad:
+        yield Finding(kind="table_file_damaged", subject="recovery_checkpoints", words=_few(bad), files=tuple(bad))
+
+
+def _unreadable(settings: Settings, pchannel: str, name: str) -> str:
+    try:
+        store.load(settings, pchannel, name)
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, MillraceError, pa.ArrowException) as error:
+        return str(error)
+    return ""
+
+
+def _files(settings: Settings) -> Iterator[Finding]:
+    """Live files that are not there, or have another size than their commit says."""
+    for subject in present_tables(settings):
+        table = open_table(settings.table_uri(subject))
+        assert table is not None
+        bad = {name: words for name, size in table.live_files().items() if (words := _wrong(table, name, size))}
+        if not bad:
+            continue
+        if subject != "wal":
+            yield Finding(
+                kind="table_file_damaged",
+                subject=subject,
+                words=_few(bad),
+                files=tuple(bad),
+            )
+            continue
+        for pchannel in sorted({_part(name, "pchannel") for name in bad}):
+            of = {name: words for name, words in bad.items() if _part(name, "pchannel") == pchannel}
+            states = {name: words for name, words in of.items() if _part(name, "kind") == "state"}
+            rows = {name: words for name, words in of.items() if name not in states}
+            if states:
+                yield Finding(kind="wal_state_damaged", subject=pchannel, words=_few(states), files=tuple(states))
+            if rows:
+                yield Finding(kind="wal_file_damaged", subject=pchannel, words=_few(rows), files=tuple(rows))
+
+
+def _wrong(table: Table, name: str, size: int) -> str:
+    actual = table.store.size(name)
+    if actual is None:
+        return "missing"
+    return "" if actual == size else f"{actual} bytes instead of {size}"
+
+
+def _few(bad: dict[str, str]) -> str:
+    shown = "; ".join(f"{name}: {words}" for name, words in list(bad.items())[:3])
+    return shown + (f"; and {len(bad) - 3} more" if len(bad) > 3 else "")
+
+
+def _part(name: str, column: str) -> str:
+    return name.partition(f"{column}=")[2].partition("/")[0]
+
+
+def _channel(settings: Settings, service: LogService, pchannel: str, wal: WalTable, *, full: bool) -> list[Finding]:
+    try:
+        state = wal.position(pchannel).state
+    except (OSError, Malformed, pa.ArrowException) as error:
+        return [Finding(kind="wal_state_damaged", subject=pchannel, words=str(error))]
+    assert state is not None
+    log = service.open(pchannel)
+    try:
+        check_not_regressed(log, state)
+    except LogRegressed as error:
+        return [Finding(kind="log_regressed", subject=pchannel, words=str(error))]
+    finally:
+        log.close()
+    found = []
+    now = int(time.time() * 1000) - _TXN_GRACE_MS << LOGICAL_BITS
+    for name, vchannel in state.vchannels.items():
+        late = [txn.id for txn in vchannel.txns.values() if txn.deadline(state.config) < now]
+        if late:
+            found.append(Finding(kind="txn_stuck", subject=pchannel, words=f"{name}: transactions {late}"))
+    if full:
+        found += _contents(settings, wal, service, pchannel, state)
+    return found
+
+
+def _contents(
+    settings: Settings, wal: WalTable, service: LogService, pchannel: str, state: ChannelState
+) -> list[Finding]:
+    """The whole WAL against what its commits counted, and what is left of the log against the WAL behind its beginning."""
+    snapshot = WalSnapshot(wal.table)
+    starts = [each for each in replay_starts(settings, service, pchannel) if each.state.position <= state.position]
+    try:
+        start = (starts[0].state, starts[0].totals) if starts else None
+        report = verify_channel(snapshot, wal, service if starts else None, pchannel, start=start)
+    except (WalGap, OSError, pa.ArrowException) as error:
+        return [Finding(kind="wal_rows_differ", subject=pchannel, words=str(error))]
+    if report.committed != report.stored:
+        return [Finding(kind="wal_rows_differ", subject=pchannel, words="the rows are not those that were committed")]
+    if report.replayed not in (None, report.committed):
+        words = "the log gives other rows than the commits counted"
+        return [Finding(kind="log_regressed", subject=pchannel, words=words)]
+    if report.state is not None and report.state.to_bytes() != wal.position(pchannel).state_bytes:
+        words = "the state row is not what the log gives at its position"
+        return [Finding(kind="wal_state_damaged", subject=pchannel, words=words)]
+    return []
+
+
+def _collections(settings: Settings) -> list[Finding]:
+    with clone(settings) as copy:
+        try:
+            flush(copy)
+            reports = verify_collections(copy)
+        except StagedFileDamaged as error:  # without its rows there is nothing to compare with
+            words = str(error).replace(str(copy.staged_path), str(settings.staged_path))
+            return [Finding(kind="staged_file_damaged", subject=settings.staged_path.name, words=words)]
+        names = {number: f"collections/{number}" for number in reports}
+    return [
+        Finding(
+            kind="collection_differs",
+            subject=names[number],
+            words=f"{report.stored} rows stored, {report.visible_inserted - report.folded} became visible in the WAL"
+            + ("; their contents differ" if report.stored + report.folded == report.visible_inserted else ""),
+            # As many rows or more, and others: some of them no message backs.
+            destructive=report.stored + report.folded >= report.visible_inserted,
+        )
+        for number, report in sorted(reports.items())
+        if not report.ok
+    ]

@@ -1,0 +1,181 @@
+"""One recovery run: diagnose, repair what can be, diagnose again.
+
+A rehearsal does all of it on a clone of the tables and throws the clone away; from the real log it only reads, but that a
+stuck transaction needs a time tick, which is appended: it says nothing of any row. A repair that would give
+up rows is left undone unless it was allowed. What one repair makes good may be what another finding meant, so repairs go in
+the order WAL, state, tables, channels, jobs, and each looks at what it is about to change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from millrace.base.errors import MillraceError
+from millrace.base.settings import Settings
+from millrace.client.append_client import AppendClient
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.node.range.parking import parked_names, unpark
+from millrace.operations.checkpoint import store
+from millrace.operations.recovery import table_repair, wal_repair
+from millrace.operations.recovery.clone import clone
+from millrace.operations.recovery.declaration import RecoveryParams
+from millrace.operations.recovery.diagnose import diagnose
+from millrace.operations.recovery.findings import Finding, RecoveryReport, Repair
+from millrace.rpc.launch import launch_of
+from millrace.runtime.progress import Progress
+
+ORDER: Final = (
+    "wal_file_damaged",
+    "wal_rows_differ",
+    "wal_state_damaged",
+    "table_file_damaged",
+    "collection_differs",
+    "channel_parked",
+    "txn_stuck",
+    "job_dead",
+    "log_regressed",
+    "staged_file_damaged",
+)
+"""In which findings are repaired."""
+
+NO_REPAIR: Final = {
+    "log_regressed": "there is no repair but a restore of the log (docs/operating.md)",
+    "staged_file_damaged": 'there is no repair but to put the file back (docs/tables.md, "staged")',
+}
+"""What only a person can mend, and how."""
+
+ROUNDS: Final = 3
+"""Diagnoses that may follow repairs: collections can be compared only once the WAL is whole."""
+
+
+def run(settings: Settings, params: RecoveryParams, progress: Progress) -> RecoveryReport:
+    """Do what `params.mode` says. Findings are no error; MillraceError where it cannot even look."""
+    started = time.monotonic()
+    with AppendClient.connect(
+        settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
+    ) as client:
+        run_ = _Run(settings, client, params, progress)
+        if params.mode == "rehearse":
+            with clone(settings) as copy:
+                run_ = _Run(copy, client, params, progress)
+                run_.all()
+        elif params.mode == "repair":
+            run_.all()
+        else:
+            run_.findings = run_.remaining = run_.look()
+    return RecoveryReport(
+        mode=params.mode,
+        depth=params.depth,
+        findings=tuple(run_.findings),
+        repairs=tuple(run_.repairs),
+        remaining=tuple(run_.remaining) if params.mode != "diagnose" else (),
+        healthy=not run_.remaining,
+        needs_approval=any(each.destructive for each in run_.remaining),
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+class _Run:
+    """Findings and repairs on one set of tables: the real ones, or a clone."""
+
+    def __init__(self, settings: Settings, client: AppendClient, params: RecoveryParams, progress: Progress) -> None:
+        self._settings = settings
+        self._client = client
+        self._params = params
+        self._progress = progress
+        self.findings: list[Finding] = []
+        self.repairs: list[Repair] = []
+        self.remaining: list[Finding] = []
+
+    def look(self) -> list[Finding]:
+        return diagnose(
+            self._settings,
+            self._client.service,
+            depth=self._params.depth,
+            stale_after=self._params.stale_after,
+            progress=self._progress,
+        )
+
+    def all(self) -> None:
+        """Diagnose and repair until nothing is wrong, nothing more can be done, or ROUNDS are over."""
+        for _ in range(ROUNDS):
+            self.remaining = self.look()
+            known = {(each.kind, each.subject) for each in self.findings}
+            fresh = [each for each in self.remaining if (each.kind, each.subject) not in known]
+            if not fresh:
+                return
+            self.findings += fresh
+            for finding in sorted(fresh, key=lambda each: ORDER.index(each.kind)):
+                self.repairs.append(self._repair(finding))
+        self.remaining = self.look()
+
+    def _repair(self, finding: Finding) -> Repair:
+        started = time.monotonic()
+        self._progress.say(f"repairing {finding.kind}", subject=finding.subject)
+        if finding.destructive and not self._params.allow_destructive:
+            return Repair(finding=finding, done=False, words="gives up rows: waits for approval", seconds=0.0)
+        repairs: dict[str, Callable[[Finding], str]] = {
+            "wal_file_damaged": self._wal_files,
+            "wal_rows_differ": self._wal_rows,
+            "wal_state_damaged": self._wal_state,
+            "table_file_damaged": self._table,
+            "collection_differs": self._table,
+            "channel_parked": self._unpark,
+            "txn_stuck": self._tick,
+            "job_dead": self._catch_up,
+        }
+        act = repairs.get(finding.kind)
+        try:
+            words = NO_REPAIR[finding.kind] if act is None else act(finding)
+            done = act is not None
+        except (MillraceError, OSError) as error:
+            done, words = False, f"{error.code if isinstance(error, MillraceError) else type(error).__name__}: {error}"
+        return Repair(finding=finding, done=done, words=words, seconds=round(time.monotonic() - started, 3))
+
+    def _wal_files(self, finding: Finding) -> str:
+        rows = wal_repair.rebuild_files(self._settings, self._client.service, finding.subject, finding.files)
+        return f"{rows} rows computed again from the log"
+
+    def _wal_rows(self, finding: Finding) -> str:
+        names = wal_repair.differing_files(self._settings, self._client.service, finding.subject)
+        rows = wal_repair.rebuild_files(self._settings, self._client.service, finding.subject, names)
+        return f"{len(names)} files differed; {rows} rows computed again from the log"
+
+    def _wal_state(self, finding: Finding) -> str:
+        wal_repair.rebuild_state(self._settings, self._client.service, finding.subject)
+        return "the state row was computed again from the log"
+
+    def _table(self, finding: Finding) -> str:
+        settings, progress = self._settings, self._progress
+        folder, _, name = finding.subject.partition("/")
+        if folder == "recovery_checkpoints":
+            return f"{store.forget(settings, finding.files)} taken out of the table; the DAG `checkpoint` writes others"
+        if folder == "segments":
+            files = table_repair.rebuild_segments(settings, progress=progress)
+        elif folder == "checkpoints":
+            files = table_repair.rebuild_checkpoints(settings, progress=progress)
+        else:
+            files = table_repair.rebuild_collection(settings, int(name), progress=progress)
+        return f"made again from the WAL, {files} files"
+
+    def _unpark(self, finding: Finding) -> str:
+        unpark(self._settings.parked_path, finding.subject)
+        catch_up(self._settings, self._client.service)  # parks it again, and raises, where the cause is still there
+        if finding.subject in parked_names(self._settings.parked_path):
+            return "tried again, and parked again"
+        if self._params.mode == "repair":  # in a rehearsal the running follower is left alone
+            self._client.restart(finding.subject)
+        return "tried again: it goes on"
+
+    def _tick(self, finding: Finding) -> str:
+        tick = self._client.tick(finding.subject)
+        catch_up(self._settings, self._client.service)
+        return f"a time tick was appended ({tick}): the chain ends what is past its lease"
+
+    def _catch_up(self, finding: Finding) -> str:
+        ticks = catch_up(self._settings, self._client.service)
+        flush(self._settings)
+        return f"its work was done here ({len(ticks)} PChannels); the DAG `streaming` keeps the job itself alive"

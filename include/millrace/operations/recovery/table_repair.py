@@ -1,0 +1,151 @@
+"""Tables of the flusher made anew from the WAL: a collection's rows and deletes, ``segments``, ``checkpoints``.
+
+The flusher itself does it, into a clone of the WAL alone, up to the ticks that the damaged table had reached; then the new
+files move over and one commit puts them in the place of the old ones. Files that a running flusher has added meanwhile stay: they
+hold later ticks. The old files remain on disk until VACUUM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from millrace.base.errors import BackupBusy, RepairImpossible
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.node.flush.commit import FlushCommitter
+from millrace.node.flush.flusher import plan_flush, run_flush
+from millrace.node.retention.removal import removing
+from millrace.operations.recovery.clone import clone_folder, clone_staged, clone_table
+from millrace.runtime.progress import Progress
+from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.storage.log import added_files
+from millrace.storage.store import table_name
+from millrace.storage.table import Table, open_table
+from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.collections.table import FOLDED, REWRITES
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalTable
+from millrace.tables.wal.trims import trimmed_totals
+
+_TRIES = 20
+
+
+def rebuild_collection(settings: Settings, collection_id: int, *, progress: Progress) -> int:
+    """Make rows and deletes of a collection anew; the files that were put in place."""
+    deletes, rows = settings.deletes_uri(collection_id), settings.collections_uri(collection_id)
+    with removing(settings) as free:
+        # A backup pins the deletes before the rows: it may not see these without the fold, and those still with it.
+        if not free:
+            raise BackupBusy(f"a backup pins the tables of collection {collection_id} right now: repair it in a minute")
+        table = open_table(rows)
+        rewrites = 0 if table is None else _unfold(table)
+        return _rebuild(settings, [deletes, rows], rewrites={rows: rewrites}, progress=progress)
+
+
+def _unfold(table: Table) -> int:
+    """Take back that no dead row is in the table, before there are some again; its count of rewrites.
+
+    From here on compaction lets no delete go, until it has folded anew: and then the rows' commit is fenced.
+    """
+    for _ in range(_TRIES):
+        table.refresh()
+        rewrites = table.app_version(REWRITES)
+        moves = {REWRITES: AppMove(rewrites, rewrites + 1), FOLDED: AppMove(table.app_version(FOLDED), 0)}
+        if not commit_fenced(table, [Part(moves=moves)], data_change=False).fenced:
+            return rewrites + 1
+    raise RepairImpossible(f"compaction rewrote {table.uri} {_TRIES} times in between: run it again")
+
+
+def rebuild_segments(settings: Settings, *, progress: Progress) -> int:
+    """Make ``segments`` anew."""
+    return _rebuild(settings, [settings.segments_uri], progress=progress)
+
+
+def rebuild_checkpoints(settings: Settings, *, progress: Progress) -> int:
+    """Make ``checkpoints`` anew: each PChannel's as of the tick it had."""
+    return _rebuild(settings, [settings.checkpoints_uri], progress=progress)
+
+
+def _rebuild(
+    settings: Settings, paths: Sequence[str], *, rewrites: Mapping[str, int] | None = None, progress: Progress
+) -> int:
+    # The checkpoints before the tables: a table may be ahead of what the checkpoint says, and then says so itself. The
+    # other way round, rows that came in between would be made here and stand in the table already.
+    wal = WalSnapshot.open(settings.wal_uri)
+    if wal is None:
+        raise RepairImpossible("there is no wal table to make anything from: restore it from a backup")
+    trimmed = trimmed_totals(WalTable.open(settings.wal_uri))
+    if trimmed:
+        raise RepairImpossible(
+            f"retention has trimmed the WAL of {', '.join(sorted(trimmed))}: what lay before it is in the collections alone; "
+            "restore the table from a backup"
+        )
+    reached = _checkpoint_ticks(settings, wal)
+    tables = {path: table for path in paths if (table := open_table(path)) is not None}
+    files = 0
+    for path, table in tables.items():
+        # Each by its own ticks: a flusher that died between two commits left one table ahead of the other.
+        ticks = {name: _own_tick(wal, table, name, tick) for name, tick in reached.items()}
+        with clone_folder(settings) as home:
+            scratch = settings.at(home)
+            clone_staged(settings, home)  # what is trimmed has no repair: nothing of it goes meanwhile
+            clone_table(settings.wal_uri, scratch.wal_uri)
+            clone_staged(settings, home)
+            _flush_up_to(scratch, ticks, progress)
+            moves = {}
+            if rewrites is not None and path in rewrites:
+                moves[REWRITES] = AppMove(rewrites[path], rewrites[path] + 1)
+            files += _put_in_place(table, scratch.table_uri(table_name(settings.tables_uri, path)), moves)
+    return files
+
+
+def _checkpoint_ticks(settings: Settings, wal: WalSnapshot) -> dict[str, int]:
+    """By PChannel the tick of its checkpoint. The app transaction says it even where the checkpoint's file is gone."""
+    table = open_table(settings.checkpoints_uri)
+    return {name: 0 if table is None else table.app_version(name) for name in wal.pchannels()}
+
+
+def _own_tick(wal: WalSnapshot, table: Table, pchannel: str, reached: int) -> int:
+    """The tick up to which `table` is whole on a PChannel."""
+    tick = max(reached, *(table.app_version(name) for name in (pchannel, *_vchannels(wal, pchannel))))
+    if tick > wal.last_tick(pchannel):
+        raise RepairImpossible(f"{table.uri} is ahead of the WAL of {pchannel}: restore the wal table")
+    return tick
+
+
+def _vchannels(wal: WalSnapshot, pchannel: str) -> set[str]:
+    found: set[str] = set()
+    for rows in wal.messages(pchannel, types=["CREATE_COLLECTION"], columns=["vchannel"]):
+        found.update(rows["vchannel"].to_pylist())
+    return found
+
+
+def _flush_up_to(scratch: Settings, ticks: Mapping[str, int], progress: Progress) -> None:
+    wal = WalSnapshot.open(scratch.wal_uri)
+    assert wal is not None
+    committer = FlushCommitter(scratch)
+    for pchannel, tick in ticks.items():
+        while True:
+            path = scratch.checkpoints_uri
+            checkpoint = read_checkpoints(open_table(path)).get(pchannel, Checkpoint(pchannel))
+            if checkpoint.time_tick >= tick:
+                break
+            progress.say("reading the WAL again", pchannel=pchannel, done=checkpoint.time_tick / tick)
+            plan = plan_flush(wal, checkpoint, up_to_tick=tick, max_bytes=scratch.max_bytes_per_trigger)
+            assert plan is not None
+            committer.commit([run_flush(scratch, plan)])
+
+
+def _put_in_place(table: Table, made: object, moves: Mapping[str, AppMove]) -> int:
+    """Move the files of the table at `made` and commit them for those of the version `table` stands at."""
+    old, new = list(table.live_files()), open_table(made)
+    actions = []
+    if new is not None:
+        added = added_files(new.store)
+        actions = [added[name] for name in new.live_files()]
+        for action in actions:
+            table.store.take(new.store, action.path, "move")
+        table.store.sync(action.path for action in actions)
+    hit("recovery.written")
+    commit_fenced(table, [Part(actions, old, moves)], data_change=False).require()
+    return len(actions)

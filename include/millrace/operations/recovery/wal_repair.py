@@ -1,0 +1,158 @@
+"""Damaged parts of the ``wal`` table computed again from the log: files of messages and rejections, and the state row.
+
+The WAL is a pure function of the log, so the rows that come out are the ones that were there; what a commit counted of them
+is compared before anything is put in place. A repair is one commit that removes the damaged file and adds the new one,
+fenced as compaction is: the committer may work on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.base.errors import RepairImpossible
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.log.protocol import LogService
+from millrace.message.ids import LogId
+from millrace.node.ingest.wal_writer import RangeWriter, RowFile, rows_by_date
+from millrace.node.retention.wal_compaction import LiveFile, live_files
+from millrace.operations.recovery.replay import nearest_start, replay_starts, run_again, state_at
+from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.storage.log import commit_notes
+from millrace.tables.wal.table import COMMIT_APP_SUFFIX, WalPosition, WalTable
+from millrace.wal.chain import Outcome
+from millrace.wal.digest import Digest, digest
+from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE, ROW_SCHEMA
+
+_DICTIONARIES = [field.name for field in ROW_SCHEMA if pa.types.is_dictionary(field.type)]
+
+
+def rebuild_files(settings: Settings, service: LogService, pchannel: str, names: Sequence[str]) -> int:
+    """Put a new file in the place of each of `names` (relative to the table) that is still live; the rows written.
+
+    Raises RepairImpossible where the log no longer has them, or gives another number of rows.
+    """
+    table = WalTable.open(settings.wal_uri)
+    files = [file for file in live_files(table.table) if file.pchannel == pchannel and file.path in set(names)]
+    return sum(_rebuild(settings, table, service, file) for file in files)
+
+
+def differing_files(settings: Settings, service: LogService, pchannel: str) -> list[str]:
+    """Live files of `pchannel` whose rows are not those that the log gives. One pass over the log and one over the files.
+
+    Raises RepairImpossible where the log reaches back to none of them.
+    """
+    table = WalTable.open(settings.wal_uri)
+    files = [file for file in live_files(table.table) if file.pchannel == pchannel]
+    if not files:
+        return []
+    start = next(iter(replay_starts(settings, service, pchannel)), None)
+    files = [file for file in files if start is not None and LogId(*file.low) >= start.state.position]
+    if start is None or not files:
+        raise RepairImpossible(
+            f"the log of {pchannel} was truncated behind all files of the wal table: restore the table from a backup"
+        )
+    expected = {file.path: Digest() for file in files}
+    for outcome in run_again(service, pchannel, start, until=_behind(files)):
+        for file in files:
+            part = _rows_of(outcome, file)
+            if part is not None:
+                expected[file.path] += digest(part)
+    return [file.path for file in files if _stored(table, file.path) != expected[file.path]]
+
+
+def rebuild_state(settings: Settings, service: LogService, pchannel: str) -> None:
+    """Write the PChannel's state row anew, as its last commit left it. Raises RepairImpossible."""
+    table = WalTable.open(settings.wal_uri)
+    commits, last_tick = table.commits(pchannel), table.last_tick(pchannel)
+    described = _last_commit(table, pchannel, commits)
+    position = LogId.parse(described["position"])
+    found = state_at(service, pchannel, nearest_start(settings, service, pchannel, before=position), until=position)
+    if found.state.last_tick != last_tick:
+        raise RepairImpossible(
+            f"the log of {pchannel} does not lead to tick {last_tick} of its commit {commits}: restore the log"
+        )
+    writer = RangeWriter(settings.wal_uri, pchannel)
+    base = WalPosition(table.version, pchannel, commits - 1, described["previous_tick"], found.totals)
+    (made,) = writer.finish(found.state, base)
+    hit("recovery.written")
+    damaged = [name for name in state_files(table, pchannel) if name != made.path]
+    # The PChannel stays where it is: what the app id is given is what it must have.
+    stays = {pchannel + COMMIT_APP_SUFFIX: AppMove(commits, commits)}
+    part = Part([made], damaged, stays, info={"replaced": len(damaged)})
+    if commit_fenced(table.table, [part], data_change=False).fenced:
+        raise RepairImpossible(f"{pchannel} was committed to meanwhile: diagnose again")
+
+
+def state_files(table: WalTable, pchannel: str) -> list[str]:
+    """Live state files of a PChannel, relative to the table: one, unless something is wrong."""
+    return table.files(KIND_STATE, pchannel)
+
+
+def _rebuild(settings: Settings, table: WalTable, service: LogService, file: LiveFile) -> int:
+    start = nearest_start(settings, service, file.pchannel, before=LogId(*file.low))
+    made = RowFile(table.table.store, file.kind, file.pchannel, file.date)
+    rows = 0
+    try:
+        for outcome in run_again(service, file.pchannel, start, until=_behind([file])):
+            part = _rows_of(outcome, file)
+            if part is not None:
+                made.write(part)
+                rows += part.num_rows
+        if rows != file.rows:
+            raise RepairImpossible(f"the log gives {rows} rows for {file.path}, its commit counted {file.rows}")
+        action = made.close()
+    except BaseException:
+        made.discard()
+        raise
+    hit("recovery.written")
+    part = Part([action], [file.path], info={"replaced": 1})
+    if commit_fenced(table.table, [part], data_change=False).fenced:
+        raise RepairImpossible(f"{file.path} was replaced meanwhile: diagnose again")
+    return rows
+
+
+def _behind(files: Sequence[LiveFile]) -> LogId:
+    return LogId(*max(file.high for file in files)).following()
+
+
+def _rows_of(outcome: Outcome, file: LiveFile) -> pa.RecordBatch | None:
+    """The rows of one outcome that lie in `file`: files of one kind hold ranges of entries that do not overlap."""
+    rows = {KIND_MESSAGE: outcome.messages, KIND_REJECTION: outcome.rejections}[file.kind]
+    if rows.num_rows == 0:
+        return None
+    for day, part in rows_by_date(file.kind, rows):
+        if day == file.date:
+            ledger, entry = part.column("ledger").to_numpy(), part.column("entry").to_numpy()
+            low = (ledger > file.low[0]) | ((ledger == file.low[0]) & (entry >= file.low[1]))
+            high = (ledger < file.high[0]) | ((ledger == file.high[0]) & (entry <= file.high[1]))
+            chosen = np.flatnonzero(low & high)
+            return part.slice(int(chosen[0]), len(chosen)) if len(chosen) else None
+    return None
+
+
+def _stored(table: WalTable, name: str) -> Digest:
+    """The digest of a file's rows; that of none where it cannot be read."""
+    total = Digest()
+    try:
+        with table.table.opened(name, read_dictionary=_DICTIONARIES) as parquet:
+            for group in range(parquet.num_row_groups):
+                total += digest(parquet.read_row_group(group).cast(ROW_SCHEMA))
+    except (OSError, pa.ArrowException):
+        return Digest()
+    return total
+
+
+def _last_commit(table: WalTable, pchannel: str, commits: int) -> dict[str, Any]:
+    """What the PChannel's commit number `commits` said of its range, from the Delta log."""
+    for said in commit_notes(table.table.store):
+        found = said.get(pchannel)
+        if isinstance(found, dict) and found.get("commit") == commits:
+            return found
+    raise RepairImpossible(
+        f"the log of the wal table no longer has commit {commits} of {pchannel}: restore the table from a backup"
+    )

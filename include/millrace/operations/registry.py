@@ -1,0 +1,59 @@
+"""Which operations there are: whatever a folder of this one declares, and what other packages register.
+
+A folder's `declaration.py` holds :class:`~millrace.operations.operation.Operation` values; nothing lists them. A package of yours
+registers its own by an entry point:
+
+    [project.entry-points."millrace.operations"]
+    my_report = "my_package.declaration:MY_REPORT"
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final
+
+import millrace.operations
+from millrace.base.entry_points import registered
+from millrace.base.errors import InvalidArgument
+from millrace.operations.operation import Operation
+from millrace.runtime.launch.command import Job, job_file, module_job
+
+GROUP: Final = "millrace.operations"
+
+
+def operations() -> dict[str, Operation]:
+    """Every operation by name. Raises InvalidArgument where two have one name, InvalidSettings (an entry point is wrong)."""
+    return _by_name([*_built_in().values(), *registered(GROUP, Operation)])
+
+
+def find_operation(name: str) -> Operation:
+    """The operation `name`. Raises InvalidArgument that names those there are."""
+    # First without what others register: a package of somebody's that does not load keeps none of Millrace's from its work.
+    known = found if name in (found := _built_in()) else operations()
+    if name not in known:
+        raise InvalidArgument(f"no operation {name!r}; operations are {', '.join(sorted(known))}")
+    return known[name]
+
+
+def find_job(name: str) -> Job:
+    """What a launcher starts as `name`: an operation, or a file of jobs/. Raises InvalidArgument that names those there are."""
+    if name in _built_in() or name in (known := operations()):
+        return module_job(name, "millrace.operations", name)
+    return job_file(name, others=known)
+
+
+def _built_in() -> dict[str, Operation]:
+    """What ``millrace.operations.<folder>.declaration`` declare."""
+    folders = [each.name for each in pkgutil.iter_modules(millrace.operations.__path__) if each.ispkg]
+    names = [f"millrace.operations.{folder}.declaration" for folder in folders]
+    modules = [import_module(name) for name in names if find_spec(name) is not None]
+    return _by_name([each for module in modules for each in vars(module).values() if isinstance(each, Operation)])
+
+
+def _by_name(found: list[Operation]) -> dict[str, Operation]:
+    known = {each.name: each for each in found}
+    if twice := {each.name for each in found if known[each.name] is not each}:
+        raise InvalidArgument(f"several operations are called {', '.join(sorted(twice))}: rename all but one")
+    return known

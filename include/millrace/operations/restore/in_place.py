@@ -1,0 +1,113 @@
+"""A restore in place: the rows of a moment are staged, and one Import a VChannel puts them in the place of all that is there.
+
+A collection changes only through messages (law 9): reads before the Imports' ticks find what was there, later ones the restored
+rows. The record names the import, so that a run which was killed goes on with the same messages, and one that is done is not done
+again under its run id.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+
+from millrace.base.errors import CollectionNotFound
+from millrace.base.failpoint import hit
+from millrace.catalog.collection import Collection
+from millrace.client.client import Client
+from millrace.client.produce.rows import conform, split_rows
+from millrace.operations.backfill.importing import append_imports
+from millrace.operations.backfill.staged import Manifest, StagingFolder, staged_folder
+from millrace.operations.restore.declaration import RestoreParams
+from millrace.operations.restore.records import DONE, LOADING, read_record, write_record
+from millrace.runtime.progress import Progress
+from millrace.tables.read.plan import ReadPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What stands in the place of the collection's rows."""
+
+    import_id: str
+    ticks: dict[str, int]
+    """By VChannel: from which on."""
+
+
+def record_name(collection: Collection) -> str:
+    """The record of the newest restore in place of a collection; no collection that is made has such a name."""
+    return f"in-place-{collection.id}"
+
+
+def known(client: Client, collection: Collection, params: RestoreParams) -> Replaced | None:
+    """What a run of the same id has done already."""
+    record = read_record(client.settings, record_name(collection))
+    if params.run_id and (record.get("run_id"), record.get("state")) == (params.run_id, DONE):
+        return Replaced(record["import_id"], record["ticks"])
+    return None
+
+
+def replace(
+    client: Client,
+    collection: Collection,
+    params: RestoreParams,
+    plan: ReadPlan,
+    parts: Iterable[pa.Table],
+    progress: Progress,
+) -> Replaced:
+    """Stage `parts` (rows at the plan's tick, with ``_partition``) and append the Imports, or go on with those of a killed run.
+
+    Raises CollectionNotFound for a dropped collection, and what appending raises.
+    """
+    if collection.state != "active":
+        raise CollectionNotFound(f"{params.collection} was dropped: restore it into a new collection")
+    settings, name = client.settings, record_name(collection)
+    record: dict[str, Any] = {
+        "collection": collection.name,
+        "tick": plan.tick,
+        "run_id": params.run_id,
+        "state": LOADING,
+    }
+    before = read_record(settings, name)
+    if {**before, "import_id": ""} == {**record, "import_id": ""}:
+        record = before
+    else:
+        record["import_id"] = f"restore-{collection.id}-{uuid.uuid4().hex}"
+        write_record(settings, name, record)
+    hit("restore.recorded")
+    manifest = Manifest.read(staged_folder(settings, record["import_id"]))
+    if manifest is None:
+        manifest = _stage(client, collection, record["import_id"], parts)
+    done = append_imports(client, manifest, replace=True, everywhere=collection.vchannels, progress=progress)
+    return Replaced(manifest.import_id, {each.vchannel: each.time_tick for each in done})
+
+
+def finish(client: Client, collection: Collection, replaced: Replaced) -> None:
+    """Record that the result was compared, and is right."""
+    name = record_name(collection)
+    record = read_record(client.settings, name)
+    write_record(client.settings, name, {**record, "state": DONE, "ticks": replaced.ticks})
+
+
+def _stage(client: Client, collection: Collection, import_id: str, parts: Iterable[pa.Table]) -> Manifest:
+    target = StagingFolder(client.settings, import_id, collection, slice_bytes=None)
+    try:
+        for part in parts:
+            for name in part["_partition"].unique().to_pylist():
+                if name not in collection.partitions:  # dropped since: it comes back, under a new id
+                    client.catalog.create_partition(collection.name, name, restored=True)
+                    collection = client.collection(collection.name)
+                chosen = part.filter(pc.equal(part["_partition"], name))
+                fields = [each for each in collection.schema.arrow().names if each in chosen.column_names]
+                rows = conform(chosen.select(fields), collection)
+                for vchannel, partition, batch in split_rows(rows, collection, name, None):
+                    target.add(vchannel, partition, batch)
+        return target.publish({})
+    finally:
+        target.discard()

@@ -1,0 +1,37 @@
+"""Where restores keep what they are at. Light: others look there, too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from millrace.base.data_folder import as_file_name
+from millrace.base.files import replace_json
+from millrace.base.settings import Settings
+
+LOADING = "loading"
+DONE = "done"
+
+
+def restores_path(settings: Settings) -> Path:
+    """The folder of the records of restores: one file a collection that was made, or replaced in place."""
+    return settings.data_dir / "restores"
+
+
+def read_record(settings: Settings, name: str) -> dict[str, Any]:
+    """The record of a restore; empty where there is none."""
+    try:
+        found: dict[str, Any] = json.loads(_path(settings, name).read_text())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def write_record(settings: Settings, name: str, record: dict[str, Any]) -> None:
+    """Replace the record of a restore, durably."""
+    replace_json(_path(settings, name), record, synced=True)
+
+
+def _path(settings: Settings, name: str) -> Path:
+    return restores_path(settings) / f"{as_file_name(name)}.json"

@@ -1,0 +1,218 @@
+"""One restore: read at a tick, create, insert, compare; or replace in place (millrace.operations.restore.in_place).
+
+The source is read at one pinned tick. The new collection has the source's schema and partitions as of that tick, gets the
+rows through a producer like any other, and is compared by count and content with what was read before the run counts as
+done. A run that was killed leaves a record beside its half-filled collection; the next run of the same restore drops that and
+starts anew, so the result never has a row twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import CollectionExists, CollectionNotFound, Malformed
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
+from millrace.client.client import Client
+from millrace.message.ids import resolve_tick, tick_physical_ms
+from millrace.node.ingest.in_process import catch_up
+from millrace.operations.operation import OperationReport
+from millrace.operations.restore import in_place
+from millrace.operations.restore.declaration import RestoreParams
+from millrace.operations.restore.records import DONE, LOADING, read_record, write_record
+from millrace.operations.restore.rows import SMALL_BYTES, Digest, Reader, Rows, Sessions, reader_for
+from millrace.runtime.progress import Progress
+from millrace.tables.read.freshness import confirm
+from millrace.tables.read.plan import ReadPlan, plan_read
+
+
+class RestoreReport(OperationReport):
+    """What a restore did."""
+
+    collection: str
+    into: str
+    into_id: int | None
+    tick: int
+    at: str
+    """The tick's moment, UTC."""
+    rows: int
+    digest: str
+    """Of the rows: a count and two sums of hashes, the same for the source and for what was made; Spark's are others than Arrow's."""
+    ticks: dict[str, int]
+    """Of a restore in place: by VChannel the tick of its Import."""
+    dry_run: bool
+    seconds: float
+
+
+def restore(settings: Settings, params: RestoreParams, progress: Progress) -> RestoreReport:
+    """The operation as its job runs it: with a session where there is much to read."""
+    from millrace.operations.entry import spark_session
+
+    return run(settings, params, progress, sessions=lambda: spark_session("restore", settings, progress))
+
+
+def run(
+    settings: Settings, params: RestoreParams, progress: Progress, *, sessions: Sessions, small_bytes: int = SMALL_BYTES
+) -> RestoreReport:
+    """Restore; `sessions` makes a Spark session where there is more to read than `small_bytes`.
+
+    Raises CollectionNotFound, CollectionExists, TickTooOld, TickNotReached; Malformed where the copy differs.
+    """
+    started = time.monotonic()
+    with Client.connect(settings) as client, ExitStack() as stack:
+        source = _source(client, params.collection)
+        _clear(settings, client, params)
+        at = resolve_tick(params.at) if params.at else None
+        confirmed = _confirmed(settings, client, source, at)
+        plan = plan_read(settings, source.id, at=at, deadline=settings.read_deadline, confirmed=confirmed)
+        read = reader_for(plan, stack, sessions, small_bytes=small_bytes)
+        rows = read(source.id, at=plan.tick, confirmed=confirmed)
+        names = plan.schema.arrow().names
+        made, replaced = None, None
+        try:
+            progress.say("reading the source", tick=plan.tick)
+            wanted = rows.digest(names)
+            parts = _parts(rows, plan, wanted, params, progress)
+            if params.in_place and not params.dry_run:
+                replaced = in_place.known(client, source, params)
+                if replaced is None:
+                    replaced = in_place.replace(client, source, params, plan, parts, progress)
+                    progress.say("comparing")
+                    _compare_in_place(read, client, source, plan, replaced, wanted)
+                    in_place.finish(client, source, replaced)
+            elif not params.dry_run:
+                made = _load(settings, client, params, plan, parts)
+                progress.say("comparing")
+                reached = _confirmed(settings, client, made, None)
+                _same(read(made.id, at=None, confirmed=reached).digest(names), wanted, params.into, plan)
+                _record(settings, params, plan, made, DONE)
+        finally:
+            rows.release()
+    return RestoreReport(
+        collection=params.collection,
+        into=params.into,
+        into_id=source.id if replaced is not None else None if made is None else made.id,
+        tick=plan.tick,
+        at=datetime.fromtimestamp(tick_physical_ms(plan.tick) / 1000, UTC).isoformat(),
+        rows=wanted.rows,
+        digest=str(wanted),
+        ticks={} if replaced is None else replaced.ticks,
+        dry_run=params.dry_run,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _same(found: Digest, wanted: Digest, name: str, plan: ReadPlan) -> None:
+    if str(found) != str(wanted):
+        raise Malformed(
+            f"{name} holds {found}, and what was read at tick {plan.tick} was {wanted} (rows/digests): "
+            f"somebody wrote to it meanwhile? Drop {name} and run the restore again."
+        )
+
+
+def _compare_in_place(
+    read: Reader,
+    client: Client,
+    collection: Collection,
+    plan: ReadPlan,
+    replaced: in_place.Replaced,
+    wanted: Digest,
+) -> None:
+    """What each VChannel holds at the tick of its Import must be what was restored, whoever writes behind it."""
+    settings = client.settings
+    reached = _confirmed(settings, client, collection, None)
+    found = Digest(0, 0, 0)
+    for vchannel, tick in sorted(replaced.ticks.items()):
+        rows = read(collection.id, at=tick, confirmed=reached)
+        found = found.plus(rows.on(vchannel).digest(plan.schema.arrow().names))
+        rows.release()
+    if str(found) != str(wanted):
+        raise Malformed(
+            f"{collection.name} holds {found} behind the restore, and had {wanted} at tick {plan.tick} (rows/digests):"
+            f" run recovery, then the restore again. What was there before can be read before tick {min(replaced.ticks.values())}"
+        )
+
+
+def _source(client: Client, name: str) -> Collection:
+    for each in client.catalog.collections(dropped=True):
+        if str(each.id) == name:
+            return each
+    try:
+        return client.collection(name)
+    except CollectionNotFound:
+        dropped = [str(each.id) for each in client.catalog.collections(dropped=True) if each.name == name]
+        hint = f"; dropped ones of that name have the ids {', '.join(dropped)}" if dropped else ""
+        raise CollectionNotFound(f"there is no collection {name!r}{hint}") from None
+
+
+def _confirmed(settings: Settings, client: Client, collection: Collection, at: int | None) -> dict[str, int]:
+    """By PChannel the tick up to which the WAL is whole: all that was appended before this call, or up to `at`."""
+    catch_up(settings, client.log)  # nobody need run beside it; what a running node commits first is fenced here
+    return confirm(settings, collection.pchannels, client.append, at=at, seconds=settings.read_deadline)[0]
+
+
+def _clear(settings: Settings, client: Client, params: RestoreParams) -> None:
+    """Drop what a killed run of this restore left; anything else of that name is the caller's, and stays."""
+    standing = {each.name: each for each in client.catalog.collections()}.get(params.into)
+    if standing is None or params.dry_run:
+        return
+    record = read_record(settings, params.into)
+    if record.get("state") != LOADING or record.get("collection") != params.collection:
+        raise CollectionExists(f"there is a collection {params.into!r} already: choose another name, or drop it")
+    client.catalog.drop_collection(params.into)
+
+
+def _parts(rows: Rows, plan: ReadPlan, wanted: Digest, params: RestoreParams, progress: Progress) -> Iterator[pa.Table]:
+    """The rows in parts that fit into memory, each said once it was taken."""
+    slices, done = max(1, -(-wanted.rows // params.rows_per_slice)), 0
+    for part in rows.parts(slices, plan.schema.primary_key, [*plan.schema.arrow().names, "_partition"]):
+        yield part
+        done += part.num_rows
+        progress.say("writing", done=done / max(1, wanted.rows), rows=done)
+
+
+def _load(
+    settings: Settings, client: Client, params: RestoreParams, plan: ReadPlan, parts: Iterator[pa.Table]
+) -> Collection:
+    # Recorded before it is made: between the two a kill leaves a record of nothing, which harms nobody.
+    _record(settings, params, plan, None, LOADING)
+    hit("restore.recorded")
+    channels = plan.vchannels.values()
+    names = sorted({name for info in channels for number, name in info.partitions.items() if _stands(plan, number)})
+    made = client.catalog.create_collection(
+        params.into,
+        plan.schema,
+        partitions=names or ["_default"],
+        vchannels=len(next(iter(channels)).vchannels),
+        restored=True,
+    )
+    producer = client.producer()
+    for part in parts:
+        for name in part["_partition"].unique().to_pylist():
+            chosen = part.filter(pc.equal(part["_partition"], name))
+            producer.insert(made, chosen.drop_columns(["_partition"]), partition=name)
+            hit("restore.inserted")
+    return made
+
+
+def _stands(plan: ReadPlan, number: int) -> bool:
+    """Whether a partition was not dropped by the tick."""
+    return all(dropped != number for _, dropped, _ in plan.partition_drops)
+
+
+def _record(settings: Settings, params: RestoreParams, plan: ReadPlan, made: Collection | None, state: str) -> None:
+    record = {
+        "collection": params.collection,
+        "into": params.into,
+        "tick": plan.tick,
+        "id": None if made is None else made.id,
+        "state": state,
+    }
+    write_record(settings, params.into, record)

@@ -1,0 +1,207 @@
+"""How the server of a log folder is found, started and recognised as dead: `server.json` and two lock files.
+
+`server.json` (mode 0600: whoever can read it may use the log) names the address, the process and a token generated at each
+start. It counts only while that very process lives: the process id with its start time since boot, so that neither a reused
+id nor a step of the clock deceives. `server.lock` is held by the server for its lifetime, so that there is never a second
+one, whatever `server.json` says; `server.starting.lock` lets one of several starters start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from millrace.base.errors import LogUnavailable
+from millrace.base.file_lock import held
+from millrace.base.files import replace_json
+from millrace.base.package import ROOT
+from millrace.base.process import look, this_process
+from millrace.rpc.launch import ServerLaunch
+from millrace.rpc.wire import error_from_bytes
+
+RECORD_FILE: Final = "server.json"
+LOCK_FILE: Final = "server.lock"
+STARTING_FILE: Final = "server.starting.lock"
+OUTPUT_FILE: Final = "server.log"
+STARTUP_ERROR: Final = "millrace-log-server cannot start: "
+"""Begins the line by which a server that cannot start tells its starter the typed error."""
+
+ELSEWHERE: Final = 0
+"""The process id of a server on another host."""
+
+_POLL: Final = 0.01
+_SAME_START: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRecord:
+    """One running server. `started` is in seconds since boot, `instance` random for each start."""
+
+    address: str
+    pid: int
+    started: float
+    instance: str
+    token: str
+    roots: str = ""
+    """File with the certificates (PEM) by which its TLS is trusted; empty: no TLS, or the system's own."""
+    tls_name: str = ""
+    """The name to look for in its certificate; empty: the host of its address."""
+
+    @classmethod
+    def elsewhere(cls, address: str, token: str, *, roots: str = "", tls_name: str = "") -> ServerRecord:
+        """A server on another host, of which only this is known: it cannot be looked up, started or watched from here."""
+        return cls(address, ELSEWHERE, 0.0, "", token, roots, tls_name)
+
+    @classmethod
+    def of_this_process(cls, address: str) -> ServerRecord:
+        """A record of this process with a new instance id and token."""
+        me = this_process()
+        return cls(address, me.pid, me.since_boot, secrets.token_hex(8), secrets.token_urlsafe(32))
+
+    def alive(self) -> bool:
+        """Whether that very process still runs; of a server on another host that is not known, and assumed."""
+        if self.pid == ELSEWHERE:
+            return True
+        found = look(self.pid)
+        return found is not None and abs(found.since_boot - self.started) < _SAME_START
+
+
+class Liveness:
+    """Tells at once, and for a microsecond, whether a record's process still runs."""
+
+    def __init__(self, record: ServerRecord) -> None:
+        self._record = record
+        self._descriptor = -1
+        if record.pid == ELSEWHERE:
+            return
+        try:
+            self._descriptor = os.pidfd_open(record.pid)
+        except (OSError, AttributeError):
+            pass  # gone already, or a system without process descriptors: the record itself is asked each time
+        if not record.alive():
+            self.close()  # the descriptor may be another process's that got the id
+
+    def lives(self) -> bool:
+        """Whether the process runs. A zombie does not."""
+        descriptor = self._descriptor
+        if descriptor < 0:
+            return self._record.alive()
+        ended = select.poll()  # one poll object serves one thread at a time
+        ended.register(descriptor, select.POLLIN)
+        return not ended.poll(0)
+
+    def close(self) -> None:
+        """Give the descriptor back. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def write_record(folder: Path, record: ServerRecord) -> None:
+    """Publish `record`, whole or not at all, readable by the owner alone. The caller holds `server.lock`."""
+    replace_json(folder / RECORD_FILE, asdict(record))
+
+
+def read_record(folder: Path) -> ServerRecord | None:
+    """The record in `folder`, of a living server or a dead one; None where there is none that can be read."""
+    try:
+        document = json.loads((folder / RECORD_FILE).read_text())
+        return ServerRecord(
+            address=str(document["address"]),
+            pid=int(document["pid"]),
+            started=float(document["started"]),
+            instance=str(document["instance"]),
+            token=str(document["token"]),
+            roots=str(document.get("roots", "")),
+            tls_name=str(document.get("tls_name", "")),
+        )
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
+        return None
+
+
+def remove_record(folder: Path, record: ServerRecord) -> None:
+    """Take `record` back, unless another server has published its own since."""
+    if read_record(folder) == record:
+        (folder / RECORD_FILE).unlink(missing_ok=True)
+
+
+def locate(folder: Path, *, start: bool, deadline: float, launch: ServerLaunch | None = None) -> ServerRecord:
+    """The record of the living server of `folder`; where there is none, starts one or, without `start`, raises LogUnavailable.
+
+    `deadline` is a monotonic time. Raises what kept a started server from running (LogCorrupted, ...).
+    """
+    record = read_record(folder)
+    if record is not None and record.alive():
+        return record
+    if not start:
+        raise LogUnavailable(
+            f"no log server runs for {folder}: start it with python -m millrace.log.server.main --data {folder}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder / STARTING_FILE, deadline=deadline):
+        record = read_record(folder)
+        if record is not None and record.alive():
+            return record
+        return _start(folder, deadline=deadline, launch=launch or ServerLaunch())
+
+
+def _start(folder: Path, *, deadline: float, launch: ServerLaunch) -> ServerRecord:
+    output = folder / OUTPUT_FILE
+    with output.open("ab") as file:
+        offset = file.tell()
+    pid = _spawn(folder, output, launch)
+    while True:
+        record = read_record(folder)
+        if record is not None and record.alive():
+            return record
+        if look(pid) is None:
+            raise _startup_failure(output, offset)
+        if time.monotonic() >= deadline:
+            raise LogUnavailable(f"the log server (process {pid}) is not up yet; it writes to {output}")
+        time.sleep(_POLL)
+
+
+def _spawn(folder: Path, output: Path, launch: ServerLaunch) -> int:
+    """Start a server in a session of its own, a child of init and not of ours: it outlives us and leaves us no zombie."""
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "millrace.log.server.main",
+        "--data",
+        str(folder.absolute()),
+        *launch.arguments(),
+    ]
+    package_root = str(ROOT)
+    inherited = os.environ.get("PYTHONPATH")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (package_root, inherited)))}
+    shell = subprocess.run(
+        ["/bin/sh", "-c", '"$@" </dev/null >>"$0" 2>&1 & echo $!', str(output.absolute()), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=environment,
+        cwd="/",
+        start_new_session=True,
+        check=True,
+        timeout=10,
+    )
+    return int(shell.stdout)
+
+
+def _startup_failure(output: Path, offset: int) -> Exception:
+    with output.open("rb") as file:
+        file.seek(offset)
+        lines = file.read(1 << 20).decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        if line.startswith(STARTUP_ERROR):
+            return error_from_bytes(line.removeprefix(STARTUP_ERROR).encode())
+    tail = " | ".join(lines[-3:])
+    return LogUnavailable(f"the log server ended while it started; {output} ends with: {tail}")

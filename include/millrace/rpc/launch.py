@@ -1,0 +1,98 @@
+"""How the server of a log folder is started by whoever needs it: what crosses its command line, and what a deployment asks for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from millrace.base.log_backends import in_own_folder
+from millrace.base.settings import Settings
+from millrace.message.log_entries import DEFAULT_MAX_ENTRY_BYTES
+
+APPEND_HOST: Final = "millrace.node.append.server:append_extension"
+"""What a log server is given as --extension to host the append role: the one call upward, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLaunch:
+    """How a client starts a server; one that runs already is taken as it is."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: a free one."""
+    idle_timeout: float | None = None
+    """Seconds without work until it stops by itself; None: never."""
+    tls: tuple[str, str, str] | None = None
+    """Files of its certificate chain and key (PEM), and the name in the certificate; None: no TLS."""
+    backend: str = ""
+    """URL of the log that it serves (millrace.log.registry); empty: the embedded one in the folder."""
+    connections: int | None = None
+    """Connections that it takes (millrace.log.server.connections); None: as many as is usual."""
+    streams: int | None = None
+    """Streams of appends that it takes."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Of the backend (RocksMQSettings for the embedded log), by name."""
+    extensions: tuple[str, ...] = ()
+    """What else it hosts: `module:function`, each of which takes the LogService and the folder and returns an Extension."""
+
+    def to_json(self) -> str:
+        """As one text, for a process that may have to start the server anew: see :meth:`from_json`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ServerLaunch:
+        """Inverse of :meth:`to_json`."""
+        document = json.loads(text)
+        pairs = [(str(name), str(value)) for name, value in document["settings"]]
+        tls = document["tls"]
+        return cls(
+            **document
+            | {
+                "tls": None if tls is None else tuple(tls),
+                "settings": tuple(pairs),
+                "extensions": tuple(document["extensions"]),
+            }
+        )
+
+    def arguments(self) -> list[str]:
+        """As the server's command line takes them."""
+        given = [f"--host={self.host}", f"--port={self.port}"]
+        if self.idle_timeout is not None:
+            given.append(f"--idle-timeout={self.idle_timeout}")
+        if self.tls is not None:
+            given += [f"--tls-{part}={value}" for part, value in zip(("cert", "key", "name"), self.tls, strict=True)]
+        if self.backend:
+            given.append(f"--backend={self.backend}")
+        if self.connections is not None:
+            given.append(f"--connections={self.connections}")
+        if self.streams is not None:
+            given.append(f"--streams={self.streams}")
+        given += [f"--set={name}={value}" for name, value in self.settings]
+        given += [f"--extension={extension}" for extension in self.extensions]
+        return given
+
+
+LAUNCH: Final = ServerLaunch(extensions=(APPEND_HOST,))
+"""How whoever may start the log's server must start it: with the append host in it. Of a deployment: launch_of."""
+
+
+def launch_of(settings: Settings) -> ServerLaunch:
+    """How the log's server of a deployment is started: over the backend of the setting `log`, with the append host in it."""
+    embedded = in_own_folder(settings.log)
+    given: dict[str, str] = {}
+    if embedded:
+        given |= {"segment_bytes": str(settings.log_file_bytes), "clock_leap": str(settings.log_clock_leap)}
+    # A broker has a limit of its own, which the setting's default is not to contradict.
+    if embedded or settings.max_entry_bytes != DEFAULT_MAX_ENTRY_BYTES:
+        given["max_entry_bytes"] = str(settings.max_entry_bytes)
+    return replace(
+        LAUNCH,
+        host=settings.log_host,
+        port=settings.log_port,
+        tls=settings.log_tls,
+        backend="" if embedded else settings.log,
+        connections=settings.log_connections,
+        streams=settings.log_streams,
+        settings=tuple(given.items()),
+    )

@@ -1,0 +1,267 @@
+"""A client's connection to one running log server: calls with a deadline each, and append streams that are used again.
+
+A Link belongs to one ServerRecord and never outlives it: when a call fails on its way (ConnectionLost), the client drops the
+link, finds the server anew and makes another. Nothing here retries.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from millrace.base.errors import LogUnavailable, MillraceError
+from millrace.message.ids import LogId
+from millrace.rpc.discovery import Liveness, ServerRecord
+from millrace.rpc.wire import (
+    AUTHORIZATION,
+    VALUE_SCHEMA,
+    NotTaken,
+    ack_from_bytes,
+    from_json,
+    to_json,
+    typed_error,
+)
+
+CONNECTION_FAILURES: Final = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
+"""What Flight raises when a call does not come through; an error with `extra_info` did, and is unpacked first."""
+
+_TICK: Final = 0.1
+
+
+class ConnectionLost(Exception):
+    """The call failed on its way; whether it had an effect is unknown unless `sent` is False."""
+
+    def __init__(self, reason: str, *, sent: bool = True) -> None:
+        super().__init__(reason)
+        self.sent = sent
+
+
+class Watchdog:
+    """Ends waits that Flight cannot bound itself: a read on an open stream has no timeout of its own, but can be cancelled."""
+
+    def __init__(self) -> None:
+        self._guards: dict[int, tuple[float, Callable[[], None]]] = {}
+        self._numbers = itertools.count()
+        self._closed = threading.Event()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def guard(self, cancel: Callable[[], None], deadline: float) -> Iterator[None]:
+        """Call `cancel` where the body still runs at `deadline` (monotonic), within a tenth of a second."""
+        if self._thread is None:
+            self._start()
+        number = next(self._numbers)
+        self._guards[number] = (deadline, cancel)
+        try:
+            yield
+        finally:
+            self._guards.pop(number, None)
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(5.0)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="log-client-watchdog", daemon=True)
+                self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_TICK):
+            now = time.monotonic()
+            for number, (deadline, cancel) in list(self._guards.items()):
+                if now >= deadline and number in self._guards:
+                    self._guards.pop(number, None)
+                    cancel()
+
+
+class ExchangeStream:
+    """One open stream of requests and answers, in the same order; one thread at a time. A request is one append."""
+
+    def __init__(self, link: Link, command: dict[str, Any]) -> None:
+        self.link = link
+        self.over = False
+        """Whether the stream itself ended, so that it is of no more use."""
+        try:
+            self._writer, self._reader = link.client.do_exchange(
+                flight.FlightDescriptor.for_command(to_json(command)), link.options(None)
+            )
+        except CONNECTION_FAILURES as error:
+            raise lost(error, sent=False) from error
+        self._begun = False
+
+    def request(self, values: pa.LargeBinaryArray, metadata: bytes | None, *, deadline: float) -> None:
+        """Send one append, by `deadline` (monotonic). Raises ConnectionLost."""
+        batch = pa.RecordBatch.from_arrays([values], schema=VALUE_SCHEMA)
+        with self.link.watchdog.guard(self._reader.cancel, deadline):
+            try:
+                if not self._begun:
+                    self._writer.begin(VALUE_SCHEMA)
+                    self._begun = True
+                if metadata is None:
+                    self._writer.write_batch(batch)
+                else:
+                    self._writer.write_with_metadata(batch, pa.py_buffer(metadata))
+            except CONNECTION_FAILURES as error:
+                self.over = True
+                raise lost(error, sent=self._begun) from error
+
+    def answer(self, *, deadline: float) -> flight.FlightStreamChunk:
+        """The next answer, by `deadline` (monotonic). Raises ConnectionLost, or the typed error that ended the stream."""
+        with self.link.watchdog.guard(self._reader.cancel, deadline):
+            try:
+                return self._reader.read_chunk()
+            except CONNECTION_FAILURES as error:
+                self.over = True
+                raise lost(error) from error
+
+    def close(self) -> None:
+        """End the stream. Idempotent; never raises for a stream that broke."""
+        try:
+            self._reader.cancel()
+            self._writer.close()
+        except CONNECTION_FAILURES:
+            pass  # it is gone already, which is all we want
+
+
+class AppendStream(ExchangeStream):
+    """A stream of appends to the log itself, each answered by its ids."""
+
+    def __init__(self, link: Link, pchannel: str, *, pipelined: bool) -> None:
+        super().__init__(link, {"append": pchannel, "pipelined": pipelined})
+
+    def send(self, values: pa.LargeBinaryArray, *, deadline: float) -> None:
+        """Send one append. Raises ConnectionLost."""
+        self.request(values, None, deadline=deadline)
+
+    def receive(self, *, deadline: float) -> Sequence[LogId]:
+        """The next acknowledgement. Raises what that append raised, NotTaken or ConnectionLost."""
+        metadata = self.answer(deadline=deadline).app_metadata
+        return ack_from_bytes(metadata.to_pybytes() if metadata is not None else b"")
+
+
+class Link:
+    """A Flight client for one server, with its token, and its idle append streams."""
+
+    def __init__(self, record: ServerRecord, watchdog: Watchdog) -> None:
+        self.record = record
+        self.watchdog = watchdog
+        self.client = flight.FlightClient(record.address, **_tls(record))
+        self._headers = [(AUTHORIZATION.encode(), f"Bearer {record.token}".encode())]
+        self._idle: dict[str, list[AppendStream]] = {}
+        self._lock = threading.Lock()
+        self._server = Liveness(record)
+        self._closed = False
+
+    def options(self, timeout: float | None) -> flight.FlightCallOptions:
+        """Options of a call: its token and, unless None, its deadline in seconds from now."""
+        return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+
+    def check(self) -> None:
+        """Raise ConnectionLost(sent=False) where the server's process is gone: nothing is sent in vain, nothing in doubt."""
+        if not self._server.lives():
+            raise ConnectionLost(f"the log server (process {self.record.pid}) is gone", sent=False)
+
+    def act(self, name: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        """One action. Raises its typed error or ConnectionLost."""
+        try:
+            results = list(self.client.do_action(flight.Action(name, to_json(request)), self.options(timeout)))
+            return from_json(results[0].body.to_pybytes()) if results else {}
+        except CONNECTION_FAILURES as error:
+            raise lost(error) from error
+
+    def get(self, request: dict[str, Any], *, timeout: float) -> tuple[list[pa.RecordBatch], dict[str, Any]]:
+        """One DoGet: its batches and the metadata of the last. Raises its typed error or ConnectionLost."""
+        batches: list[pa.RecordBatch] = []
+        metadata: pa.Buffer | None = None
+        try:
+            reader = self.client.do_get(flight.Ticket(to_json(request)), self.options(timeout))
+            for chunk in reader:
+                batches.append(chunk.data)
+                metadata = chunk.app_metadata
+        except CONNECTION_FAILURES as error:
+            raise lost(error) from error
+        if metadata is None:
+            raise ConnectionLost("the log server answered a read with nothing")
+        return batches, from_json(metadata.to_pybytes())
+
+    @contextmanager
+    def stream(self, pchannel: str) -> Iterator[AppendStream]:
+        """A plain append stream for the body alone; kept for the next where the body ended well or by a typed error."""
+        self.check()
+        with self._lock:
+            idle = self._idle.get(pchannel)
+            stream = idle.pop() if idle else None
+        if stream is None:
+            stream = AppendStream(self, pchannel, pipelined=False)
+        keep = False
+        try:
+            yield stream
+            keep = True
+        except MillraceError:
+            keep = not stream.over
+            raise
+        finally:
+            with self._lock:
+                keep = keep and not self._closed
+                if keep:
+                    self._idle.setdefault(pchannel, []).append(stream)
+            if not keep:
+                stream.close()
+
+    def close(self) -> None:
+        """Close the idle streams and the client; streams in use break."""
+        with self._lock:
+            self._closed = True
+            streams = [stream for idle in self._idle.values() for stream in idle]
+            self._idle.clear()
+        for stream in streams:
+            stream.close()
+        self.client.close()
+        self._server.close()
+
+
+def _tls(record: ServerRecord) -> dict[str, Any]:
+    """How the server is trusted, as FlightClient takes it. Raises LogUnavailable where its certificates cannot be read."""
+    if not record.roots:
+        return {}
+    try:
+        trusted: dict[str, Any] = {"tls_root_certs": Path(record.roots).read_bytes()}
+    except OSError as error:
+        raise LogUnavailable(f"the certificates in {record.roots} cannot be read: {error}") from error
+    if record.tls_name:
+        trusted["override_hostname"] = record.tls_name
+    return trusted
+
+
+def lost(error: BaseException, *, sent: bool = True) -> MillraceError | ConnectionLost:
+    """The typed error that a failed call carries, else ConnectionLost."""
+    typed = typed_error(error)
+    if typed is not None:
+        return typed
+    # A refused token proves that nothing was looked at: another server lives at this address now.
+    sent = sent and not isinstance(error, flight.FlightUnauthenticatedError)
+    return ConnectionLost(str(error) or type(error).__name__, sent=sent)
+
+
+__all__ = [
+    "CONNECTION_FAILURES",
+    "AppendStream",
+    "ConnectionLost",
+    "ExchangeStream",
+    "Link",
+    "NotTaken",
+    "Watchdog",
+    "lost",
+]

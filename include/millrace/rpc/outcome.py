@@ -1,0 +1,184 @@
+"""What an append came to: one row for each message of the appended entries, as columns; and the typed view of it.
+
+The columns are what the chain wrote down, without payloads, so that an answer of a thousand messages costs a few arrays.
+A producer of few messages takes :meth:`AppendOutcome.results`, where a duplicate stands for the first one's result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import AppendRejected, InvalidArgument
+from millrace.message.ids import MessageId
+from millrace.message.types import Flag, MessageType, flags_of
+from millrace.wal.reasons import Reason
+from millrace.wal.rows import TYPE_CODES
+from millrace.wal.schema import ROW_SCHEMA
+
+OUTCOME_SCHEMA: Final = pa.schema(
+    [
+        pa.field("ledger", pa.int64(), nullable=False),  # message id; a rejection's too
+        pa.field("entry", pa.int64(), nullable=False),
+        pa.field("index", pa.int32(), nullable=False),
+        pa.field("ordinal", pa.int32(), nullable=False),
+        pa.field("time_tick", pa.int64(), nullable=False),
+        pa.field("lc_ledger", pa.int64(), nullable=False),  # LastConfirmed
+        pa.field("lc_entry", pa.int64(), nullable=False),
+        pa.field("lc_index", pa.int32(), nullable=False),
+        pa.field("lc_ordinal", pa.int32(), nullable=False),
+        pa.field("txn_id", pa.int64(), nullable=False),
+        pa.field("reason", pa.utf8(), nullable=False),  # a Reason; "" where the message was accepted
+        pa.field("detail", pa.utf8(), nullable=False),  # a rejection in words; "" otherwise
+    ]
+)
+"""One row a message, in the order (entry, index) in which they were appended."""
+
+ID_COLUMNS: Final = ("ledger", "entry", "index", "ordinal")
+CONFIRMED_COLUMNS: Final = ("lc_ledger", "lc_entry", "lc_index", "lc_ordinal")
+
+
+@dataclass(frozen=True, slots=True)
+class TxnContext:
+    """The transaction that a message belongs to."""
+
+    txn_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """An accepted message: where it stands, and from where a reader misses nothing that becomes visible after it.
+
+    Of a resolved duplicate these are the first one's; its LastConfirmed went out with the first answer alone and is None.
+    """
+
+    message_id: MessageId
+    last_confirmed: MessageId | None
+    time_tick: int
+    txn_context: TxnContext | None = None
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOutcome:
+    """The decisions about one append's messages, in order; `rows` is of OUTCOME_SCHEMA."""
+
+    rows: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return self.rows.num_rows
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A numeric column of OUTCOME_SCHEMA as a numpy view of shape ``(messages,)``."""
+        return self.rows.column(name).to_numpy(zero_copy_only=False)
+
+    @property
+    def rejected(self) -> int:
+        """How many messages were rejected, duplicates among them."""
+        return self.rows.num_rows - int(pc.sum(pc.equal(self.rows.column("reason"), "")).as_py() or 0)
+
+    @property
+    def last_tick(self) -> int:
+        """The greatest time tick among the messages; 0 where there is none."""
+        ticks = self.column("time_tick")
+        return int(ticks.max()) if len(ticks) else 0
+
+    def judged(self) -> Iterator[AppendResult | AppendRejected]:
+        """Each message's result or rejection, in order; a duplicate gives what the first one came to."""
+        for row in self.rows.to_pylist():
+            yield _judged(row)
+
+    def results(self) -> list[AppendResult]:
+        """Each message's result, in order. Raises the first rejection among them as AppendRejected."""
+        found: list[AppendResult] = []
+        for each in self.judged():
+            if isinstance(each, AppendRejected):
+                raise each
+            found.append(each)
+        return found
+
+    def result(self) -> AppendResult:
+        """The result of the only message. Raises AppendRejected, or InvalidArgument where there are several."""
+        if len(self) != 1:
+            raise InvalidArgument(f"this append has {len(self)} messages: take results()")
+        return self.results()[0]
+
+
+def _judged(row: dict[str, Any]) -> AppendResult | AppendRejected:
+    reason, detail = row["reason"], row["detail"]
+    message_id = MessageId(*(row[name] for name in ID_COLUMNS))
+    if not reason:
+        return AppendResult(
+            message_id=message_id,
+            last_confirmed=MessageId(*(row[name] for name in CONFIRMED_COLUMNS)),
+            time_tick=row["time_tick"],
+            txn_context=TxnContext(row["txn_id"]) if row["txn_id"] else None,
+        )
+    if reason != Reason.DUPLICATE:
+        return AppendRejected(f"message {message_id} was rejected: {reason} ({detail})", reason=reason)
+    first_id, first_tick, first_reason = parse_duplicate(detail)
+    if first_reason:
+        return AppendRejected(
+            f"message {message_id} repeats {first_id}, which was rejected: {first_reason}", reason=first_reason
+        )
+    context = TxnContext(row["txn_id"]) if row["txn_id"] else None
+    return AppendResult(first_id, None, first_tick, context, duplicate=True)
+
+
+def parse_duplicate(detail: str) -> tuple[MessageId, int, str]:
+    """The first one's message id, time tick and reason ("" where accepted) from a DUPLICATE rejection's detail.
+
+    The form is `<message id>@<tick>`, and for a rejected original a blank and its reason (docs/chain.md, "Producers").
+    """
+    place, _, reason = detail.partition(" ")
+    text, _, tick = place.partition("@")
+    return MessageId.parse(text), int(tick), reason
+
+
+def outcome_rows(messages: pa.RecordBatch, rejections: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows that answer for appended messages, of a chain outcome (two ROW_SCHEMA batches), in id order.
+
+    Leaves out what the chain emitted: CreateSegment and Flush, which it alone makes, and a RollbackTxn with a detail.
+    """
+    emitted = _emitted(messages)
+    own = _columns(messages) if emitted is None else _columns(messages.filter(pa.array(~emitted)))
+    if not rejections.num_rows:
+        return own
+    whole = pa.concat_batches([own, _columns(rejections)])
+    keys = [whole.column(name).to_numpy() for name in ("index", "entry", "ledger")]
+    return whole.take(pa.array(np.lexsort(keys)))
+
+
+_EMITTED: Final = np.array([Flag.EMITTED in (flags_of(member) or Flag.NONE) for member in TYPE_CODES])
+"""By code of a type: whether the chain alone makes it."""
+_ROLLBACK: Final = TYPE_CODES[MessageType.ROLLBACK_TXN]
+"""The chain makes it, or a producer."""
+
+
+def _emitted(messages: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+    """Which messages the chain emitted; None where it emitted none."""
+    codes = messages.column("type").indices.to_numpy()
+    emitted = _EMITTED[codes]
+    rollbacks = codes == _ROLLBACK
+    if rollbacks.any():
+        emitted |= rollbacks & messages.column("detail").is_valid().to_numpy(zero_copy_only=False)
+    return emitted if emitted.any() else None
+
+
+_PLACES: Final = tuple(map(ROW_SCHEMA.get_field_index, OUTCOME_SCHEMA.names))
+
+
+def _columns(rows: pa.RecordBatch) -> pa.RecordBatch:
+    count = rows.num_rows
+    *arrays, reason, detail = [rows.column(place) for place in _PLACES]
+    if reason.null_count == detail.null_count == count:
+        arrays += [pa.repeat("", count)] * 2
+    else:
+        arrays += [pc.fill_null(column.cast(pa.utf8()), "") for column in (reason, detail)]
+    return pa.RecordBatch.from_arrays(arrays, schema=OUTCOME_SCHEMA)

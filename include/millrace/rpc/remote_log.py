@@ -1,0 +1,374 @@
+"""The log through its server: a LogService for any process, any number of them at once.
+
+    with RemoteLogService.connect(folder) as service:
+        log = service.open("p0")
+        ids = log.append([b"..."])
+
+The server is found through the folder, started where none runs, and found or started again when it died. Reads and calls
+that may be repeated are repeated until the deadline. An append is sent once: where its answer got lost on the way,
+LogUnavailable says that it is in the log once or not at all, and the caller settles it by the producer's sequence; the next
+append works again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import pyarrow as pa
+
+from millrace.base.closing import Closing
+from millrace.base.errors import InvalidArgument, LogUnavailable
+from millrace.base.pauses import jittered
+from millrace.message.ids import LogId
+from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries, VerifyReport
+from millrace.rpc.clock import ClockView
+from millrace.rpc.discovery import ServerRecord, locate, read_record
+from millrace.rpc.launch import ServerLaunch
+from millrace.rpc.link import AppendStream, ConnectionLost, Link, NotTaken, Watchdog
+from millrace.rpc.pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Pipeline, as_values
+from millrace.rpc.wire import DEFAULT_DEADLINE, log_id, optional_log_id
+
+_PAUSE: Final = 0.02
+_T = TypeVar("_T")
+
+
+class RemoteLogService(Closing):
+    """A LogService whose log lives in another process. Thread-safe."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        start: bool,
+        deadline: float,
+        launch: ServerLaunch,
+        elsewhere: ServerRecord | None = None,
+    ) -> None:
+        self._folder = folder
+        self._elsewhere = elsewhere
+        self._start = start
+        self._launch = launch
+        self.deadline = deadline
+        self._watchdog = Watchdog()
+        self._link: Link | None = None
+        self._linking = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def connect(
+        cls,
+        data_dir: str | Path,
+        *,
+        start: bool = True,
+        deadline: float = DEFAULT_DEADLINE,
+        launch: ServerLaunch | None = None,
+    ) -> Self:
+        """The service of the log in `data_dir`; `start` lets it start the server, `deadline` bounds each call in seconds.
+
+        Raises LogUnavailable where no server runs and `start` is False, or what keeps the server from starting.
+        """
+        service = cls(Path(data_dir).absolute(), start=start, deadline=deadline, launch=launch or ServerLaunch())
+        service.link(time.monotonic() + deadline)
+        return service
+
+    @classmethod
+    def at(
+        cls,
+        address: str,
+        *,
+        token: str,
+        roots: str | Path = "",
+        tls_name: str = "",
+        deadline: float = DEFAULT_DEADLINE,
+    ) -> Self:
+        """The service at an address on any host, ``grpc://host:port`` or ``grpc+tls://host:port``.
+
+        `roots` is a PEM file with the certificates that the server's is trusted by (default: the system's), `tls_name` the
+        name in it where that is not the host's. The server is neither started nor stopped from here. Raises LogUnavailable.
+        """
+        if not address.startswith(("grpc://", "grpc+tls://")):
+            raise InvalidArgument(
+                f"{address!r} is no address of a log server: write grpc://host:port or grpc+tls://host:port"
+            )
+        record = ServerRecord.elsewhere(address, token, roots=str(roots), tls_name=tls_name)
+        service = cls(Path(), start=False, deadline=deadline, launch=ServerLaunch(), elsewhere=record)
+        service.link(time.monotonic() + deadline)
+        return service
+
+    def create(self, pchannel: str) -> None:
+        """Make an empty log. Raises ChannelExists; LogUnavailable where it is unknown whether it was made."""
+        self._once("create", {"pchannel": pchannel})
+
+    def open(self, pchannel: str) -> RemoteLog:
+        """A handle on an existing log. Raises ChannelNotFound."""
+        self._act("open", {"pchannel": pchannel})
+        return RemoteLog(self, pchannel)
+
+    def names(self) -> list[str]:
+        """The PChannels, sorted."""
+        return [str(name) for name in self._act("names", {})["names"]]
+
+    def drop(self, pchannel: str) -> None:
+        """Destroy a log. Raises ChannelNotFound; LogUnavailable where it is unknown whether it is gone."""
+        self._once("drop", {"pchannel": pchannel})
+
+    def groups(self) -> list[str]:
+        """The consumer groups, sorted."""
+        return [str(name) for name in self._act("groups", {})["groups"]]
+
+    def group_position(self, group: str, pchannel: str) -> LogId | None:
+        """Where a group stands in a log; None where it never moved there. Raises ChannelNotFound."""
+        return optional_log_id(self._act("group_position", {"group": group, "pchannel": pchannel})["position"])
+
+    def move_group(self, group: str, pchannel: str, position: LogId) -> None:
+        """Move a group, durably. Raises ChannelNotFound, InvalidArgument, LogUnavailable (it may have moved)."""
+        self._act("move_group", {"group": group, "pchannel": pchannel, "position": position})
+
+    def drop_group(self, group: str) -> None:
+        """Forget a group with all its positions."""
+        self._act("drop_group", {"group": group})
+
+    def clock(self, *, accept: bool = False) -> ClockView:
+        """The clock that the server stamps by; with `accept` it believes the wall clock, however far that leapt.
+
+        Raises InvalidArgument where brokers stamp.
+        """
+        return ClockView(**self._act("accept_clock" if accept else "clock", {}))
+
+    def ping(self) -> dict[str, Any]:
+        """The server's process id (`pid`) and whether it is stopping."""
+        return self._act("ping", {})
+
+    def shutdown(self, *, timeout: float = DEFAULT_DEADLINE) -> None:
+        """Stop the server that runs for the folder cleanly, and wait until its process is gone. Starts none for that.
+
+        It need not be the one that this service last spoke to, which may have died. A later call would start another.
+        """
+        if self._elsewhere is not None:
+            raise InvalidArgument(f"the log server at {self._elsewhere.address} runs on another host: stop it there")
+        deadline = time.monotonic() + timeout
+        cached = self._link
+        if cached is not None:
+            self.drop_link(cached)
+        record = read_record(self._folder)
+        if record is None or not record.alive():
+            return
+        link = Link(record, self._watchdog)
+        try:
+            link.act("shutdown", {}, timeout=timeout)
+        except ConnectionLost:
+            pass  # it is going, which the loop below waits for
+        finally:
+            link.close()
+        while record.alive():
+            if time.monotonic() >= deadline:
+                raise LogUnavailable(f"the log server (process {record.pid}) is asked to stop but still runs")
+            threading.Event().wait(jittered(_PAUSE))
+
+    def close(self) -> None:
+        """Release the connection; the server goes on. Idempotent."""
+        with self._linking:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        self._watchdog.close()
+
+    # --- for RemoteLog, and for clients of the server's extensions -------------------------------------------------------
+
+    def link(self, deadline: float) -> Link:
+        """The connection to the living server, found or started by `deadline` (monotonic)."""
+        link = self._link
+        if link is not None:
+            return link
+        while True:
+            with self._linking:
+                if self._closed:
+                    raise LogUnavailable("this log service is closed: connect again")
+                if self._link is not None:
+                    return self._link
+                record = self._elsewhere or locate(
+                    self._folder, start=self._start, deadline=deadline, launch=self._launch
+                )
+                link = Link(record, self._watchdog)
+                try:
+                    stopping = link.act("ping", {}, timeout=max(0.1, deadline - time.monotonic()))["stopping"]
+                    reason = "it is stopping"
+                except ConnectionLost as error:
+                    stopping, reason = True, str(error)
+                if not stopping:
+                    self._link = link
+                    return link
+                link.close()
+            if time.monotonic() >= deadline:
+                raise LogUnavailable(f"the log server at {record.address} does not answer: {reason}")
+            threading.Event().wait(jittered(_PAUSE))
+
+    def drop_link(self, link: Link) -> None:
+        """Forget a connection that failed; the next call makes another."""
+        with self._linking:
+            if self._link is link:
+                self._link = None
+        link.close()
+
+    def repeated(self, call: Callable[[Link, float], _T], *, seconds: float) -> _T:
+        """`call(link, deadline)`, repeated on new connections while it fails on its way, for `seconds` at the most."""
+        deadline = time.monotonic() + seconds
+        while True:
+            link = self.link(deadline)
+            try:
+                link.check()
+                return call(link, deadline)
+            except ConnectionLost as error:
+                self.drop_link(link)
+                threading.Event().wait(jittered(_PAUSE))
+                if time.monotonic() >= deadline:
+                    raise LogUnavailable(f"the log server did not answer within {seconds:.1f} s: {error}") from error
+
+    def sent_once(self, call: Callable[[Link, float], _T], *, seconds: float, what: str) -> _T:
+        """`call(link, deadline)`, repeated only while it is certain that the server took nothing of it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            link = self.link(deadline)
+            try:
+                link.check()
+                return call(link, deadline)
+            except (ConnectionLost, NotTaken) as error:
+                self.drop_link(link)
+                if isinstance(error, ConnectionLost) and error.sent:
+                    raise LogUnavailable(
+                        f"{what}: the connection to the log server broke before its answer ({error})"
+                    ) from error
+                if time.monotonic() >= deadline:
+                    raise LogUnavailable(f"{what}: not done, no log server took it within {seconds:.1f} s") from error
+
+    def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        return self.repeated(
+            lambda link, deadline: link.act(name, request, timeout=_left(deadline)), seconds=self.deadline
+        )
+
+    def _once(self, name: str, request: dict[str, Any]) -> None:
+        what = f"whether {name} of {request['pchannel']} took place is unknown"
+        self.sent_once(
+            lambda link, deadline: link.act(name, request, timeout=_left(deadline)), seconds=self.deadline, what=what
+        )
+
+
+class RemoteLog:
+    """One PChannel's log behind the server. Thread-safe: each appending thread has a stream of its own while it appends."""
+
+    def __init__(self, service: RemoteLogService, pchannel: str) -> None:
+        self._open: RemoteLogService | None = service
+        self.pchannel = pchannel
+
+    @property
+    def _service(self) -> RemoteLogService:
+        service = self._open
+        if service is None:
+            raise LogUnavailable("this handle is closed: open the log again")
+        return service
+
+    def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
+        """Append one atomic batch; its ids, once all are durable.
+
+        Raises EntryTooLarge (nothing is appended), and LogUnavailable where the answer got lost: the batch is then in the
+        log once or not at all. Where it is certain that the server took nothing, the batch is sent again.
+        """
+        array = as_values(values)
+        if not len(array):
+            return []
+
+        def send(link: Link, deadline: float) -> Sequence[LogId]:
+            with link.stream(self.pchannel) as stream:
+                stream.send(array, deadline=deadline)
+                return stream.receive(deadline=deadline)
+
+        return self._service.sent_once(
+            send, seconds=self._service.deadline, what="whether this batch is in the log is unknown"
+        )
+
+    def pipeline(self, *, appends: int = PIPELINE_APPENDS, bytes: int = PIPELINE_BYTES) -> Pipeline[Sequence[LogId]]:
+        """Several appends in flight at once, in order, at most so many of so many bytes together."""
+
+        def stream(link: Link) -> AppendStream:
+            return AppendStream(link, self.pchannel, pipelined=True)
+
+        return Pipeline(self._service, stream, appends=appends, bytes=bytes)
+
+    def read(
+        self,
+        position: LogId,
+        *,
+        end: LogId | None = None,
+        max_bytes: int = 64 << 20,
+        timeout: float = 0.0,
+    ) -> LogEntries:
+        """Entries with position <= id < end, as millrace.log.protocol.Log.read promises.
+
+        Raises PositionTruncated, ChannelNotFound, LogUnavailable.
+        """
+        waited_until = time.monotonic() + timeout
+        while True:
+            wait = max(0.0, waited_until - time.monotonic())
+            request = {
+                "pchannel": self.pchannel,
+                "position": position,
+                "end": end,
+                "max_bytes": max_bytes,
+                "timeout": wait,
+            }
+            batches, metadata = self._service.repeated(
+                lambda link, deadline, request=request: link.get(request, timeout=_left(deadline)),  # type: ignore[misc]
+                seconds=self._service.deadline + wait,
+            )
+            rows = [batch for batch in batches if batch.num_rows]
+            following = log_id(metadata["next"])
+            if rows or wait <= 0 or (end is not None and following >= end):
+                return LogEntries(_joined(rows), following)
+            if metadata["busy"]:
+                # The server has no thread left to wait in: ask again in a moment.
+                threading.Event().wait(min(wait, _PAUSE))
+
+    def truncate(self, position: LogId) -> int:
+        """Give up everything before `position`; bytes freed (by the last try, where the connection broke)."""
+        return int(self._service._act("truncate", {"pchannel": self.pchannel, "position": position})["freed"])
+
+    def describe(self) -> LogDescription:
+        """Where the log stands now."""
+        found = self._service._act("describe", {"pchannel": self.pchannel})
+        return LogDescription(begin=log_id(found["begin"]), end=log_id(found["end"]), bytes=int(found["bytes"]))
+
+    def end(self) -> LogId:
+        """The position behind the last entry."""
+        return self.describe().end
+
+    def enforce_retention(self, *, allowed: LogId) -> int:
+        """Give up whole files above the server's retention settings, but nothing from `allowed` on; bytes freed."""
+        return int(self._service._act("retain", {"pchannel": self.pchannel, "allowed": allowed})["freed"])
+
+    def verify(self, *, seconds: float = 3600.0) -> VerifyReport:
+        """Scan every checksum of the log, which may take `seconds`. Raises LogUnavailable beyond."""
+
+        found = self._service.repeated(
+            lambda link, deadline: link.act("verify", {"pchannel": self.pchannel}, timeout=_left(deadline)),
+            seconds=seconds,
+        )
+        return VerifyReport(**found | {"first_bad": optional_log_id(found["first_bad"])})
+
+    def close(self) -> None:
+        """Refuse calls from now on; other handles go on. Idempotent."""
+        self._open = None
+
+
+def _left(deadline: float) -> float:
+    return max(0.05, deadline - time.monotonic())
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if not batches:
+        return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in ENTRY_SCHEMA], schema=ENTRY_SCHEMA)
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,59 @@
+"""What a reader is told of the newest messages of a PChannel, and how these rows cross the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from millrace.wal.schema import ROW_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class Tailed:
+    """Messages (ROW_SCHEMA, in tick order) behind the asked tick, and the tick up to which they are all there is."""
+
+    batches: list[pa.RecordBatch]
+    confirmed_tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The asked tick lies before the buffer: everything behind `earliest` can be had here, the rest from ``wal``."""
+
+    earliest: int
+
+
+class Mvcc(NamedTuple):
+    """A VChannel's MVCC: the reference document's ``MVCCInfo``."""
+
+    vchannel: str
+    time_tick: int
+    """The greatest tick at which something became visible there, as far as the log is decided (docs/chain.md)."""
+    confirmed: bool
+    """Whether all that the log held when this was asked is decided: a read at `time_tick` then sees every append before."""
+
+
+TAIL_SCHEMA: Final = pa.schema(
+    [
+        pa.field(field.name, field.type.value_type, field.nullable) if pa.types.is_dictionary(field.type) else field
+        for field in ROW_SCHEMA
+    ]
+)
+"""ROW_SCHEMA on the wire: Flight sends no dictionaries beside metadata."""
+
+
+def wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of ROW_SCHEMA as TAIL_SCHEMA."""
+    columns = [each.dictionary_decode() if isinstance(each, pa.DictionaryArray) else each for each in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=TAIL_SCHEMA)
+
+
+def tailed_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of TAIL_SCHEMA as ROW_SCHEMA again."""
+    arrays = [
+        column.dictionary_encode() if pa.types.is_dictionary(field.type) else column
+        for column, field in zip(batch.columns, ROW_SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)

@@ -1,0 +1,174 @@
+"""What crosses the wire between the log's server and its clients, beside Arrow itself.
+
+Requests are JSON objects (tickets, commands, action bodies); values and entries are Arrow record batches. Errors cross as
+their stable code, message and attributes, and come out as the same class. An acknowledgement is a few dozen bytes, since the
+ids of one atomic batch are consecutive in every backend that we know; other ids travel in full.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from millrace.base.errors import InvalidArgument, LogError, LogUnavailable, MillraceError
+from millrace.message.ids import LogId, LogIds
+
+VALUE_SCHEMA: Final = pa.schema([pa.field("value", pa.large_binary(), nullable=False)])
+"""One record batch of it is one append."""
+
+TOKEN_VARIABLE: Final = "MILLRACE_SERVER_TOKEN"
+"""Environment variable with a token that the server takes beside its own: for clients that cannot read server.json."""
+APPEND_ROLE: Final = "append"
+"""The extension of a log's server that judges appends and answers them, as requests name it."""
+TIMEOUT: Final = struct.Struct("<d")
+"""The metadata of an append to it: the seconds to wait for its outcome."""
+DEFAULT_DEADLINE: Final = 30.0
+"""Seconds that a call may take where its caller does not say."""
+AUTHORIZATION: Final = "authorization"
+MAX_ERROR_TEXT: Final = 1000
+"""Characters of an error's message that cross the wire: gRPC carries errors in headers, which are bounded."""
+
+_LARGEST: Final = (1 << 63) - 1
+_CONSECUTIVE: Final = 0
+_LISTED: Final = 1
+_FAILED: Final = 2
+_NOT_TAKEN: Final = 3
+_ACK: Final = struct.Struct("<BQqq")
+
+
+class NotTaken(Exception):
+    """The server is stopping and took nothing of this append: it can be sent again elsewhere without doubt."""
+
+
+def sound(batch: pa.RecordBatch) -> bool:
+    """Whether a batch from the wire holds what its lengths and offsets say, which Flight takes as they come: before this was
+    asked nothing may be read of it, not even its size."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def to_json(document: object) -> bytes:
+    """One JSON document, compact."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def from_json(data: bytes) -> dict[str, Any]:
+    """A JSON object. Raises InvalidArgument for anything else."""
+    try:
+        document = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        raise InvalidArgument("the request is not JSON") from None
+    if not isinstance(document, dict):
+        raise InvalidArgument("the request is not a JSON object")
+    return document
+
+
+def number(request: dict[str, Any], key: str, default: float) -> float:
+    """A number of a request, 0 or more. Raises InvalidArgument."""
+    value = request.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
+        raise InvalidArgument(f"{key!r} of the request is a number, 0 or more")
+    return value
+
+
+def log_id(value: object) -> LogId:
+    """A position as JSON carries it: `[ledger, entry]`."""
+    match value:
+        case [int(ledger), int(entry)] if all(-_LARGEST <= part <= _LARGEST for part in (ledger, entry)):
+            return LogId(ledger, entry)
+        case _:
+            raise InvalidArgument(f"{value!r} is no position: write it as [ledger, entry]")
+
+
+def optional_log_id(value: object) -> LogId | None:
+    """:func:`log_id`, or None for null."""
+    return None if value is None else log_id(value)
+
+
+# --- errors ------------------------------------------------------------------------------------------------------------------
+
+
+def _classes(root: type[MillraceError] = MillraceError) -> Iterator[type[MillraceError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _classes(child)
+
+
+def error_to_bytes(error: BaseException) -> bytes:
+    """An error for the wire. What is not of our family is an internal failure, whose effect is unknown: LogUnavailable."""
+    if not isinstance(error, MillraceError):
+        error = LogUnavailable(
+            f"the log server failed inside ({type(error).__name__}: {error}); its log file has the trace"
+        )
+    text = str(error)[:MAX_ERROR_TEXT]
+    return json.dumps({"code": error.code, "message": text, "attributes": vars(error)}, default=str).encode()
+
+
+def error_from_bytes(data: bytes) -> MillraceError:
+    """Inverse of :func:`error_to_bytes`; a code that this build does not know becomes a LogError with that code's text."""
+    try:
+        document = json.loads(data)
+        code, message, attributes = document["code"], document["message"], document["attributes"]
+    except (ValueError, KeyError, TypeError):
+        return LogUnavailable(f"the log server answered with an error that cannot be read: {data[:200]!r}")
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in attributes.items()}
+    for kind in _classes():
+        if kind.code == code:
+            try:
+                return kind(message, **options)
+            except TypeError:
+                break  # same code, other attributes: a server of another version
+    return LogError(f"{code}: {message}")
+
+
+def flight_error(error: BaseException) -> flight.FlightError:
+    """What a Flight method raises, so that the client can have the original back."""
+    return flight.FlightServerError(str(error)[:MAX_ERROR_TEXT], error_to_bytes(error))
+
+
+def typed_error(error: BaseException) -> MillraceError | None:
+    """The original of :func:`flight_error`, or None where the call failed on its way."""
+    data = getattr(error, "extra_info", b"")
+    return error_from_bytes(data) if data else None
+
+
+# --- acknowledgements --------------------------------------------------------------------------------------------------------
+
+
+def ack_to_bytes(ids: Sequence[LogId]) -> bytes:
+    """An append's ids, which strictly increase."""
+    if not ids:
+        return _ACK.pack(_CONSECUTIVE, 0, 0, 0)
+    first, last = ids[0], ids[-1]
+    if first.ledger == last.ledger and last.entry - first.entry == len(ids) - 1:
+        return _ACK.pack(_CONSECUTIVE, len(ids), first.ledger, first.entry)
+    flat = [part for each in ids for part in each]
+    return _ACK.pack(_LISTED, len(ids), 0, 0) + struct.pack(f"<{len(flat)}q", *flat)
+
+
+def failure_to_bytes(error: BaseException) -> bytes:
+    """An append's failure, in place of its ids."""
+    if isinstance(error, NotTaken):
+        return _ACK.pack(_NOT_TAKEN, 0, 0, 0)
+    return _ACK.pack(_FAILED, 0, 0, 0) + error_to_bytes(error)
+
+
+def ack_from_bytes(data: bytes) -> Sequence[LogId]:
+    """The ids of an acknowledgement; raises what the append raised, or NotTaken."""
+    status, count, ledger, entry = _ACK.unpack_from(data)
+    if status == _CONSECUTIVE:
+        return LogIds(ledger, range(entry, entry + count))
+    if status == _LISTED:
+        flat = struct.unpack_from(f"<{2 * count}q", data, _ACK.size)
+        return [LogId(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+    if status == _NOT_TAKEN:
+        raise NotTaken
+    raise error_from_bytes(data[_ACK.size :])

@@ -1,0 +1,129 @@
+"""Jars of Maven Central, pinned by digest, fetched once into the cache folder by the Ivy inside the pyspark package.
+
+Ivy fetches just what is listed, nothing transitive; each jar is checked against its SHA-256, and the folder appears under its
+final name only when it is whole. A later start looks at file names alone. What is fetched is said by millrace.runtime.spark_jars
+(Delta's jars) and millrace.brokers (the servers that a test or a demo starts).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from millrace.base.digests import sha256_of
+from millrace.base.errors import DeadlineExceeded, InvalidSettings, MillraceError
+from millrace.base.file_lock import held
+from millrace.runtime.java import find_java
+
+_PORTION: Final = 32
+_AT_ONCE: Final = 6
+"""Ivy asks for one file after another, and waits for most of the time: so many portions of so many jars are fetched at once."""
+
+
+class Jar(NamedTuple):
+    """One pinned artifact of Maven Central."""
+
+    organisation: str
+    name: str
+    version: str
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.name}-{self.version}.jar"
+
+
+def fetched(
+    jars: Sequence[Jar], folder: Path, *, what: str, ivy_settings: str = "", deadline: float = 300
+) -> list[str]:
+    """Paths of `jars` in `folder`, in their order; fetches them first where the folder lacks one. `what` names them in errors.
+
+    Several processes may ask at once: one fetches, the others wait, at most `deadline` seconds. Raises InvalidSettings
+    (no pyspark or Java here, nothing to be had from the repository, a digest that differs) or DeadlineExceeded.
+    """
+    paths = [folder / jar.file_name for jar in jars]
+    if not all(path.is_file() for path in paths):
+        end = time.monotonic() + deadline
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.parent / f"{folder.name}.lock"
+        busy = DeadlineExceeded(f"another process holds {lock} and fetches {what}; try again")
+        with held(lock, deadline=end, busy=busy):
+            if not all(path.is_file() for path in paths):
+                _fetch(jars, folder, what, ivy_settings, end)
+    return [str(path) for path in paths]
+
+
+def _fetch(jars: Sequence[Jar], folder: Path, what: str, ivy_settings: str, end: float) -> None:
+    """Fetch the jars with Ivy into a staging folder beside `folder`, check them, move the folder into place."""
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise InvalidSettings("pyspark is not installed here: run `make venv`")
+    ivy = next((Path(spec.origin).parent / "jars").glob("ivy-*.jar"), None)
+    if ivy is None:
+        raise InvalidSettings("this pyspark brings no Ivy: install the pyspark that requirements.txt names")
+    java = find_java() / "bin" / "java"
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as name:
+        staging = Path(name)
+
+        def run(first: int) -> str:
+            """Fetch one portion; what Ivy said."""
+            module = staging / f"{first}.xml"
+            module.write_text(_ivy_module(jars[first : first + _PORTION]), encoding="utf-8")
+            command = [str(java), "-jar", str(ivy), "-warn", "-cache", str(staging / f"cache-{first}")]
+            command += ["-confs", "default", "-ivy", str(module), "-types", "jar", "bundle"]
+            command += ["-retrieve", f"{staging}/jars/[artifact]-[revision].[ext]"]
+            command += ["-settings", ivy_settings] if ivy_settings else []
+            left = max(1.0, end - time.monotonic())
+            done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
+            return (done.stdout + done.stderr)[-2000:]
+
+        try:
+            with ThreadPoolExecutor(_AT_ONCE) as threads:
+                said = list(threads.map(run, range(0, len(jars), _PORTION)))
+        except subprocess.TimeoutExpired:
+            raise DeadlineExceeded(f"fetching {what} took too long: is Maven Central reachable?") from None
+        for place, jar in enumerate(jars):
+            _verify(staging / "jars" / jar.file_name, jar, said[place // _PORTION])
+        # What stands there is incomplete (somebody deleted a file), or it would not be fetched.
+        shutil.rmtree(folder, ignore_errors=True)
+        (staging / "jars").replace(folder)
+
+
+def _ivy_module(jars: Sequence[Jar]) -> str:
+    dependencies = "\n".join(
+        f'    <dependency org="{jar.organisation}" name="{jar.name}" rev="{jar.version}" transitive="false"'
+        # Said outright: some modules call their packaging bundle, or nar, and have the jar beside it.
+        f' conf="default->master"><artifact name="{jar.name}" type="jar" ext="jar"/></dependency>'
+        for jar in jars
+    )
+    return (
+        '<ivy-module version="2.0">\n  <info organisation="millrace" module="jars"/>\n'
+        f'  <configurations><conf name="default"/></configurations>\n  <dependencies>\n{dependencies}\n'
+        "  </dependencies>\n</ivy-module>\n"
+    )
+
+
+def _verify(path: Path, jar: Jar, output: str) -> None:
+    if not path.is_file():
+        raise InvalidSettings(f"{jar.file_name} could not be fetched from Maven Central:\n{output}")
+    digest = sha256_of(path)
+    if digest != jar.sha256:
+        raise InvalidSettings(f"{jar.file_name} has another SHA-256 ({digest}) than the pinned one; it is not used")
+
+
+def exit_code(program: Callable[[], object]) -> int:
+    """Run what fetches jars, as a program: 0, or 1 with what is wrong in a line on stderr."""
+    try:
+        program()
+    except MillraceError as error:
+        sys.stderr.write(f"{error.code}: {error}\n")
+        return 1
+    return 0

@@ -1,0 +1,116 @@
+"""Find the Java that Spark 4.2 runs on (17 or 21), or install it where this user may. Standard library only.
+
+``python -m millrace.runtime.java`` is what `make java` runs, before anything is installed: it prints the Java home.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from millrace.base.errors import InvalidSettings
+
+SUPPORTED: Final = (17, 21)
+PACKAGES: Final = tuple(f"openjdk-{version}-jre-headless" for version in SUPPORTED)
+JVM_FOLDER: Final = Path("/usr/lib/jvm")
+
+_VERSION: Final = re.compile(r'^(?:JAVA_VERSION="?|.*\bversion ")(\d+)', re.MULTILINE)
+
+
+def java_version(home: Path) -> int | None:
+    """The major version of the Java in `home`, from its ``release`` file or by asking it; None where there is none."""
+    binary = home / "bin" / "java"
+    if not os.access(binary, os.X_OK):
+        return None
+    try:
+        text = (home / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = _VERSION.search(text)
+    if match is None:
+        try:
+            answer = subprocess.run([binary, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        match = _VERSION.search(answer.stderr)
+    return int(match[1]) if match else None
+
+
+def _candidates(env: Mapping[str, str], jvm_folder: Path) -> Iterator[Path]:
+    if env.get("JAVA_HOME"):
+        yield Path(env["JAVA_HOME"])
+    on_path = shutil.which("java", path=env.get("PATH", ""))
+    if on_path:
+        yield Path(on_path).resolve().parent.parent
+    if jvm_folder.is_dir():
+        yield from sorted(jvm_folder.iterdir())
+
+
+def find_java(*, env: Mapping[str, str] | None = None, jvm_folder: Path = JVM_FOLDER) -> Path:
+    """The home of a Java that Spark runs on: JAVA_HOME, then PATH, then the system's folder of Javas.
+
+    Raises InvalidSettings, in one sentence that says what to install, where there is none.
+    """
+    seen = set()
+    for home in _candidates(os.environ if env is None else env, jvm_folder):
+        version = java_version(home)
+        if version in SUPPORTED:
+            return home
+        if version is not None:
+            seen.add(version)
+    found = f" (found only {', '.join(map(str, sorted(seen)))})" if seen else ""
+    raise InvalidSettings(
+        f"Millrace needs Java 17 or 21{found}: install it (Debian, Ubuntu: `sudo apt-get install {PACKAGES[0]}`;"
+        " Fedora: `sudo dnf install java-21-openjdk-headless`) or point JAVA_HOME to one."
+    )
+
+
+def install_java(*, timeout: float = 600) -> bool:
+    """Install a supported Java with apt-get, as root or with a sudo that asks nothing. Whether that worked.
+
+    A package that is installed already is left at its version: other programs may be running on it.
+    """
+    apt = shutil.which("apt-get")
+    if apt is None:
+        return False
+    prefix: list[str] = []
+    if os.geteuid() != 0:
+        sudo = shutil.which("sudo")
+        if sudo is None or subprocess.run([sudo, "-n", "true"], capture_output=True, check=False).returncode != 0:
+            return False
+        prefix = [sudo, "-n"]
+
+    def run(*arguments: str) -> bool:
+        command = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", apt, "-q", "-y", *arguments]
+        try:
+            return subprocess.run(command, stdout=sys.stderr, timeout=timeout, check=False).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    run("update")  # a stale or partly failing package list may still know the package
+    return any(run("install", "--no-install-recommends", "--no-upgrade", package) for package in PACKAGES)
+
+
+def main() -> int:
+    """Print a Java home, after installing one if need be. Exit status 1, with one sentence, where that is impossible."""
+    try:
+        print(find_java())
+    except InvalidSettings:
+        print("Java 17 or 21 not found; trying to install it.", file=sys.stderr)
+        install_java()
+        try:
+            print(find_java())
+        except InvalidSettings as error:
+            print(error, file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

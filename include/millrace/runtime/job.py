@@ -1,0 +1,132 @@
+"""What every job of ours does around its queries: settings, metrics, session, signals, a heartbeat, a clean end.
+
+jobs/ holds one thin file an entry point; this is what they share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millrace.base import errors
+from millrace.base.data_folder import claim, private
+from millrace.base.errors import MillraceError
+from millrace.base.files import replace_json
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.runtime.heartbeat import Heartbeat
+from millrace.runtime.queries import await_queries, stop_on_signals, write_started
+from millrace.runtime.spark_session import session
+
+_OURS: Final = re.compile(r"millrace(?:\.\w+)+\.(\w+): (.*)")
+_CALLED: Final = re.compile(r"An error occurred while calling [a-z]:?[\w.]*\.\n?:? ?")
+_STACK: Final = re.compile(r"\s+at \S+\(.*\)|\s*\.\.\. \d+ more|\s*JVM stacktrace:|\s*Driver stacktrace:")
+_JVM_CLASS: Final = re.compile(r"^(?:Caused by: )?(?:[a-z]\w*\.){2,}[A-Z]\w*(?:Exception|Error): ")
+_MESSAGE_LENGTH: Final = 2000
+
+
+class StartQuery(Protocol):
+    """Starts one streaming query on a session; with `available_now` one that ends at what there is now."""
+
+    def __call__(
+        self, spark: SparkSession, *, settings: Settings, metrics: Metrics, available_now: bool = False
+    ) -> StreamingQuery: ...
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The arguments that all jobs have."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--available-now", action="store_true", help="end at what there is now")
+    made.add_argument("--result", type=Path, metavar="FILE", help="where it says how it ended, for a launcher")
+    made.add_argument("--progress", type=Path, metavar="FILE", help="a file that is kept up with what it is at")
+    return made
+
+
+def run(
+    app_name: str,
+    queries: Sequence[StartQuery],
+    *,
+    available_now: bool,
+    result: Path | None = None,
+    progress: Path | None = None,
+) -> None:
+    """Run `queries` in one driver until SIGTERM, SIGINT or the first failure.
+
+    With `available_now` each runs to its end before the next starts: a later one reads what an earlier one wrote. `result`
+    gets, last, ``{"ok": true, "stopped": ..., "report": {}}`` or the typed error; `progress` the words of the heartbeat.
+    """
+    private()
+    stop = stop_on_signals()
+    asked = threading.Event()
+    try:
+        _run(app_name, queries, available_now=available_now, progress=progress, stop=stop, asked=asked)
+    except BaseException as error:
+        if result is not None:
+            replace_json(result, {"ok": False, "error": describe(error)})
+        raise
+    if result is not None:
+        replace_json(result, {"ok": True, "stopped": asked.is_set(), "report": {}})
+
+
+def _run(
+    app_name: str,
+    queries: Sequence[StartQuery],
+    *,
+    available_now: bool,
+    progress: Path | None,
+    stop: threading.Event,
+    asked: threading.Event,
+) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    settings = Settings.load()
+    claim(settings.data_dir)
+    metrics = Metrics()
+    server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
+    spark = session(app_name, settings=settings, light_jvm=True)
+    beat = Heartbeat(settings, app_name, progress=progress, spark_ui=spark.sparkContext.uiWebUrl, metrics=metrics)
+
+    def start(turn: Sequence[StartQuery], place: int) -> StreamingQuery:
+        return turn[place](spark, settings=settings, metrics=metrics, available_now=available_now)
+
+    try:
+        for turn in [[query] for query in queries] if available_now else [queries]:
+            started = [start(turn, place) for place in range(len(turn))]
+            begun = None if available_now else partial(write_started, settings, app_name)
+            await_queries(started, stop=stop, beat=beat, restart=partial(start, turn), begun=begun)
+        if stop.is_set():  # a failed query raises above, so this was a signal
+            asked.set()
+    finally:
+        spark.stop()
+        if server is not None:
+            server.close()
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An error as the result file has it. What failed in a query comes through the JVM as text: our own type is found in it.
+
+    An error that is not ours may be the storage, or another writer: a retry is worth its cost.
+    """
+    if isinstance(error, MillraceError):
+        return {"code": error.code, "message": str(error)[:_MESSAGE_LENGTH], "retriable": error.retriable}
+    text = str(error)
+    for name, message in reversed(_OURS.findall(text)):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, MillraceError):
+            return {"code": kind.code, "message": message[:_MESSAGE_LENGTH], "retriable": kind.retriable}
+    return {"code": type(error).__name__, "message": _in_words(text)[:_MESSAGE_LENGTH], "retriable": True}
+
+
+def _in_words(text: str) -> str:
+    """An error's text without what the JVM and py4j put around it: names of objects, of its classes, and the stack."""
+    lines = [line for line in _CALLED.sub("", text).splitlines() if line.strip() and not _STACK.match(line)]
+    return "\n".join(_JVM_CLASS.sub("", line) for line in lines)

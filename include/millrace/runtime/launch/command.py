@@ -1,0 +1,78 @@
+"""The command line and the environment of a launched job: this Python, a module or a file of jobs/, the settings as variables.
+
+With the setting ``spark_master`` the same command submits to that master: pyspark starts Spark through its own
+``bin/spark-submit`` (client mode), with SPARK_HOME and PYSPARK_PYTHON of this Python (millrace.runtime.spark_session). The Python process
+stays the one that gets the signals, so a job stops between two micro-batches on a cluster as it does here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.base.errors import InvalidArgument, InvalidSettings
+from millrace.base.package import ROOT
+from millrace.base.settings import Settings
+from millrace.runtime.launch.folder import RunFolder
+from millrace.runtime.launch.process import RUN_FOLDER
+
+_OF_AIRFLOW: Final = ("AIRFLOW__", "_AIRFLOW")
+"""Airflow's own settings, its secrets among them: no job needs them, and a long-lived process is no place for them."""
+
+
+def jobs_folder() -> Path:
+    """The folder with the Spark entry points. Raises InvalidSettings where there is none."""
+    home = os.environ.get("MILLRACE_HOME")
+    root = Path(home) if home else ROOT.parent
+    if not (root / "jobs" / "streaming_node.py").is_file():
+        raise InvalidSettings(f"{root} has no jobs/streaming_node.py: set MILLRACE_HOME to the checkout of Millrace")
+    return root / "jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a launcher starts: the name that the run's records give, and the command line without what the run adds."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+def module_job(name: str, *command: str) -> Job:
+    """A module of this Python (``python -m``), with its first arguments."""
+    return Job(name, (sys.executable, "-m", *command))
+
+
+def job_file(name: str, *, folder: Path | None = None, others: Iterable[str] = ()) -> Job:
+    """A file of jobs/. Raises InvalidArgument that names the jobs there are, `others` among them."""
+    root = folder if folder is not None else jobs_folder()
+    script = root / f"{name}.py"
+    if not name.isidentifier() or not script.is_file():
+        known = sorted({path.stem for path in root.glob("*.py")} | set(others))
+        raise InvalidArgument(f"no job {name!r}; jobs are {', '.join(known)}")
+    return Job(name, (sys.executable, str(script)))
+
+
+def command_of(job: Job, folder: RunFolder, *, params: Mapping[str, Any] | None, arguments: Sequence[str]) -> list[str]:
+    """The job's command line: its parameters, where its result and its progress go, then `arguments`."""
+    command = [*job.command]
+    if params is not None:
+        command += ["--params", json.dumps(params)]
+    return [*command, "--result", str(folder.result), "--progress", str(folder.progress), *arguments]
+
+
+def environment_of(settings: Settings, folder: RunFolder) -> dict[str, str]:
+    """The job's environment: this process's without Airflow's settings, ours, this package's path, the mark of the run."""
+    package = str(ROOT)
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != package]
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(_OF_AIRFLOW)},
+        **settings.environment(),
+        "PYTHONPATH": os.pathsep.join([package, *inherited]),
+        "PYTHONUNBUFFERED": "1",
+        RUN_FOLDER: str(folder.path),
+    }

@@ -1,0 +1,74 @@
+"""The history of operations and of failures: JSON lines under ``run/history``, bounded, written by whoever sees an end first.
+
+A file that has grown past its bound becomes ``<name>.1.jsonl`` and the one before that goes; a line is written whole under a
+lock of the file, so readers and several writers need nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.base.settings import Settings
+
+OPERATIONS: Final = "operations"
+FAILURES: Final = "failures"
+MAX_BYTES: Final = 4 << 20
+"""Size from which a history file is put aside; two of them are kept."""
+
+
+def history_path(settings: Settings, name: str) -> Path:
+    """The history file `name` (:data:`OPERATIONS`, :data:`FAILURES`)."""
+    return settings.run_path / "history" / f"{name}.jsonl"
+
+
+def append(path: Path, line: Mapping[str, Any], *, max_bytes: int = MAX_BYTES) -> None:
+    """Add one line; put the file aside first where it has reached `max_bytes`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(line, default=str, separators=(",", ":")) + "\n"
+    while True:
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                current = os.stat(path)
+            except FileNotFoundError:
+                continue  # put aside by another writer between our open and our lock
+            if current.st_ino != os.fstat(file.fileno()).st_ino:
+                continue
+            if current.st_size >= max_bytes:
+                path.replace(_older(path))
+                continue
+            file.write(text.encode())
+            return
+
+
+def read(path: Path, *, limit: int = 200) -> list[dict[str, Any]]:
+    """The newest `limit` lines, newest first. A line that is not whole (a full disk) is left out."""
+    found: list[dict[str, Any]] = []
+    for line in _newest_first(path):
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _newest_first(path: Path) -> Iterator[bytes]:
+    for file in (path, _older(path)):
+        try:
+            lines = file.read_bytes().splitlines()
+        except FileNotFoundError:
+            continue
+        yield from reversed(lines)
+
+
+def _older(path: Path) -> Path:
+    return path.with_suffix(f".1{path.suffix}")

@@ -1,0 +1,339 @@
+"""The launcher: starts a job detached, once for each run id, and knows what became of it from any process, at any time.
+
+    launcher = Launcher(settings)
+    launcher.start("compaction.2026-11-21", find_job("compaction"), params={...})   # or attaches to the one that runs
+    status = launcher.poll("compaction.2026-11-21")                       # running, finished, failed, stopped, lost
+    launcher.stop("compaction.2026-11-21")                                # SIGTERM, then SIGKILL for what is left
+
+A job runs in a session of its own and outlives its starter. What is known of it stands in its folder (launch_folder); that
+it lives is a lock that the kernel keeps, so two starters start it once, and a job that was killed is seen at once. A job that
+ended without a result and without having been asked to stop is *lost*: JOB_LOST, and a retry may help. The first who sees an
+end writes it to the history (launch_history).
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.base.data_folder import claim
+from millrace.base.errors import DeadlineExceeded, RunNotFound
+from millrace.base.files import replace_json
+from millrace.base.process import is_alive
+from millrace.base.settings import Settings
+from millrace.runtime.launch.command import Job, command_of, environment_of, job_file
+from millrace.runtime.launch.folder import RUN_ID, RunFolder, operations_path, read_json
+from millrace.runtime.launch.history import OPERATIONS, append, history_path
+from millrace.runtime.launch.process import processes_of, send
+
+POLL_SECONDS: Final = 0.05
+KEPT_SECONDS: Final = 7 * 86400.0
+KEPT_RUNS: Final = 200
+LOG_BYTES: Final = 16 << 20
+"""Size from which the log of a running job is put aside, so that one that runs for weeks does not fill the disk."""
+
+
+class RunState(enum.StrEnum):
+    """What became of a run."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class JobError:
+    """Why a run failed, as its job said it."""
+
+    code: str
+    message: str
+    retriable: bool
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """A run as it was when it was looked at."""
+
+    run_id: str
+    job: str
+    attempt: int
+    state: RunState
+    pid: int | None
+    started_at: float
+    ended_at: float | None
+    params: dict[str, Any]
+    progress: dict[str, Any] | None
+    report: dict[str, Any] | None
+    error: JobError | None
+    collected: bool
+    log: Path
+
+    @property
+    def active(self) -> bool:
+        return self.state is RunState.RUNNING
+
+    def tail(self, lines: int = 30) -> str:
+        """The last lines of the job's log."""
+        return tail(self.log, lines=lines)
+
+
+class Launcher:
+    """Starts, watches and stops jobs of one data folder. Holds nothing itself: make one wherever it is needed."""
+
+    def __init__(self, settings: Settings, *, jobs: Path | None = None) -> None:
+        """`jobs`: the folder of the entry points, by default the checkout's jobs/."""
+        self._settings = settings
+        self._jobs = jobs
+
+    def start(
+        self,
+        run_id: str,
+        job: Job | str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> RunStatus:
+        """Start `job` (as a text: a file of jobs/) as `run_id`, or attach: to the one that runs, or that has finished and was not collected yet.
+
+        So a caller that died and comes again gets the same run; a run that failed, was stopped or lost, or whose result was
+        collected, is started anew as the next attempt. What is left of an attempt before is killed first. Raises
+        InvalidArgument (no such job, bad run id) and DeadlineExceeded (the process did not come up).
+        """
+        chosen = job if isinstance(job, Job) else job_file(job, folder=self._jobs)
+        folder = RunFolder(self._settings, run_id)
+        claim(self._settings.data_dir)
+        end = time.monotonic() + self._settings.start_deadline
+        while (held := folder.try_lock()) is None:
+            running = self._look(folder)
+            if running is not None and running.active:
+                return running
+            if time.monotonic() > end:
+                raise DeadlineExceeded(f"{folder.path} is locked and says of no run: see which process holds its lock")
+            time.sleep(POLL_SECONDS)  # its starter has not said yet what it is, or it is being cleaned away
+        try:
+            known = self._look(folder, alive=False)  # the lock is ours
+            if known is not None and known.state is RunState.FINISHED and not known.collected:
+                return known
+            if known is not None:
+                self._record(folder, known)
+                _kill_session(folder)
+            attempt = folder.begin_attempt()
+            asked = {"run_id": run_id, "job": chosen.name, "attempt": attempt, "at": time.time()}
+            replace_json(folder.params, {**asked, "params": dict(params or {}), "arguments": list(arguments)})
+            command = command_of(chosen, folder, params=params, arguments=arguments)
+            with folder.log.open("ab") as output:
+                subprocess.run(
+                    [sys.executable, "-m", "millrace.runtime.launch.exec", str(folder.identity), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment_of(self._settings, folder),
+                    pass_fds=(held,),
+                    check=True,
+                )
+        finally:
+            os.close(held)  # the job has it now
+        _await_identity(folder, deadline=self._settings.start_deadline)
+        return self.poll(run_id)
+
+    def attach(self, run_id: str) -> RunStatus:
+        """The run `run_id`, whoever started it. Raises RunNotFound."""
+        return self.poll(run_id)
+
+    def poll(self, run_id: str) -> RunStatus:
+        """What became of `run_id`. Writes its end to the history, once. Raises RunNotFound."""
+        folder = RunFolder(self._settings, run_id)
+        status = self._look(folder)
+        if status is None:
+            raise RunNotFound(
+                f"no run {run_id!r} in {operations_path(self._settings)}: it was never started, or cleaned away"
+            )
+        if status.active:
+            _bound_log(status.log)
+        else:
+            self._record(folder, status)
+        return status
+
+    def wait(self, run_id: str, *, deadline: float) -> RunStatus:
+        """Poll until the run has ended. Raises DeadlineExceeded after `deadline` seconds, RunNotFound."""
+        end = time.monotonic() + deadline
+        while (status := self.poll(run_id)).active:
+            if time.monotonic() > end:
+                raise DeadlineExceeded(f"run {run_id} still runs after {deadline:.0f} s; its log: {status.log}")
+            time.sleep(POLL_SECONDS)
+        return status
+
+    def stop(self, run_id: str, *, deadline: float | None = None) -> RunStatus:
+        """End a run: SIGTERM to the job, and SIGKILL to all of its processes after `deadline` seconds; its last status.
+
+        A run that has ended already is left as it is. Raises RunNotFound.
+        """
+        folder = RunFolder(self._settings, run_id)
+        status = self.poll(run_id)
+        if not status.active:
+            return status
+        if not folder.stop.exists():
+            replace_json(folder.stop, {"at": time.time(), "by": os.getpid()})
+        identity = read_json(folder.identity) or {}
+        if is_alive(identity.get("pid", 0), identity.get("start")):
+            send([identity["pid"]], signal.SIGTERM)
+        end = time.monotonic() + (self._settings.stop_deadline if deadline is None else deadline)
+        while folder.is_locked() and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+        _kill_session(folder)
+        killed = time.monotonic() + 10.0
+        while folder.is_locked() and time.monotonic() < killed:
+            time.sleep(POLL_SECONDS)
+        return self.poll(run_id)
+
+    def collect(self, run_id: str) -> None:
+        """Say that the result of a run was handed on: the next start of the same id runs it again."""
+        RunFolder(self._settings, run_id).collected.touch()
+
+    def runs(self) -> list[RunStatus]:
+        """Every run that is known, newest first."""
+        found = [self._look(RunFolder(self._settings, name)) for name in self._names()]
+        return sorted((each for each in found if each is not None), key=lambda each: each.started_at, reverse=True)
+
+    def clean(self, *, older_than: float = KEPT_SECONDS, keep: int = KEPT_RUNS) -> list[str]:
+        """Remove folders of runs that ended more than `older_than` seconds ago, and all but the newest `keep`; their ids."""
+        now = time.time()
+        removed = []
+        for place, status in enumerate(self.runs()):
+            if status.active or (place < keep and now - (status.ended_at or now) < older_than):
+                continue
+            folder = RunFolder(self._settings, status.run_id)
+            self._record(folder, status)
+            if folder.remove():
+                removed.append(status.run_id)
+        return removed
+
+    def _names(self) -> Iterable[str]:
+        try:
+            found = operations_path(self._settings).iterdir()
+            return [path.name for path in found if RUN_ID.fullmatch(path.name) and path.is_dir()]
+        except FileNotFoundError:
+            return []
+
+    def _look(self, folder: RunFolder, *, alive: bool | None = None) -> RunStatus | None:
+        # The lock first: a job that ends between the two reads has written its result before it let go.
+        alive = folder.is_locked() if alive is None else alive
+        asked, identity = read_json(folder.params), read_json(folder.identity)
+        if asked is None:
+            return None
+        result = read_json(folder.result)
+        state, error = _judge(folder, alive=alive, result=result)
+        ended = None
+        if state is not RunState.RUNNING:
+            ended = _written_at(folder.result) or _written_at(folder.stop) or _written_at(folder.log) or asked["at"]
+        return RunStatus(
+            run_id=folder.run_id,
+            job=asked["job"],
+            attempt=asked["attempt"],
+            state=state,
+            pid=identity["pid"] if identity is not None else None,
+            started_at=asked["at"],
+            ended_at=ended,
+            params=asked["params"],
+            progress=read_json(folder.progress),
+            report=result.get("report") if result is not None and state is RunState.FINISHED else None,
+            error=error,
+            collected=folder.collected.exists(),
+            log=folder.log,
+        )
+
+    def _record(self, folder: RunFolder, status: RunStatus) -> None:
+        """Write an end to the history; the first who sees it does."""
+        try:
+            os.close(os.open(folder.recorded, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except (FileExistsError, FileNotFoundError):
+            return
+        line = {
+            "run_id": status.run_id,
+            "job": status.job,
+            "attempt": status.attempt,
+            "state": str(status.state),
+            "started_at": status.started_at,
+            "ended_at": status.ended_at,
+            "params": status.params,
+            "report": status.report,
+            "error": None
+            if status.error is None
+            else {"code": status.error.code, "message": status.error.message, "retriable": status.error.retriable},
+        }
+        append(history_path(self._settings, OPERATIONS), line)
+
+
+def tail(path: Path, *, lines: int = 30, most_bytes: int = 64 << 10) -> str:
+    """The last lines of a log, however long it is."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - most_bytes))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return ""
+
+
+def _judge(folder: RunFolder, *, alive: bool, result: dict[str, Any] | None) -> tuple[RunState, JobError | None]:
+    if alive:
+        return RunState.RUNNING, None
+    if result is not None and result.get("ok"):
+        return (RunState.STOPPED if result.get("stopped") else RunState.FINISHED), None
+    if result is not None:
+        error = result.get("error") or {}
+        code, message = str(error.get("code", "UNKNOWN")), str(error.get("message", "the job gave no reason"))
+        return RunState.FAILED, JobError(code, message, bool(error.get("retriable", True)))
+    if folder.stop.exists():
+        return RunState.STOPPED, None
+    last = tail(folder.log, lines=5) or "it wrote no log"
+    return RunState.LOST, JobError("JOB_LOST", f"the job ended without a result (log: {folder.log}): {last}", True)
+
+
+def _await_identity(folder: RunFolder, *, deadline: float) -> None:
+    """Wait until the job has said who it is, or is gone again."""
+    end = time.monotonic() + deadline
+    while not folder.identity.exists() and folder.is_locked():
+        if time.monotonic() > end:
+            raise DeadlineExceeded(
+                f"the process of {folder.run_id} did not come up in {deadline:.0f} s; see {folder.log}"
+            )
+        time.sleep(0.005)
+
+
+def _kill_session(folder: RunFolder) -> None:
+    """SIGKILL for what a job left behind: a JVM whose driver was killed, Python workers."""
+    identity = read_json(folder.identity)
+    if identity is not None:
+        send(processes_of(folder.path, session=identity["pid"]), signal.SIGKILL)
+
+
+def _written_at(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _bound_log(path: Path) -> None:
+    """Keep a running job's log in bounds: copy it aside and cut it (the job appends, so it goes on at the new end)."""
+    try:
+        if path.stat().st_size < LOG_BYTES:
+            return
+        with path.open("r+b") as log:
+            path.with_name(f"{path.name}.1").write_bytes(log.read())
+            log.truncate(0)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,50 @@
+"""Processes that are not our children: what is left of a job's session, signals. Who one is: millrace.base.process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+RUN_FOLDER: Final = "MILLRACE_RUN_FOLDER"
+"""Variable that every process of a launched job inherits: the folder of its run."""
+
+
+def processes_of(folder: Path, *, session: int) -> list[int]:
+    """The processes of a job and below it: in its session, with the variable that names the folder of its run.
+
+    A server that the job started for others (the log's) has a session of its own and is none of them.
+    """
+    mark = f"{RUN_FOLDER}={folder}".encode()
+    return [pid for pid in _pids() if _session(pid) == session and mark in _environment(pid).split(b"\0")]
+
+
+def send(pids: list[int], number: signal.Signals) -> None:
+    """Signal each of `pids`; one that is gone is no error."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _pids() -> Iterator[int]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            yield int(entry.name)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:  # gone
+        return 0
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # gone, a kernel thread, or somebody else's
+        return b""

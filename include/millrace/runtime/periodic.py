@@ -1,0 +1,47 @@
+"""A piece of upkeep that a thread does again and again; one that fails is tried again after the same pause."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from typing import Final
+
+import pyarrow as pa
+
+from millrace.base.errors import MillraceError
+
+UPKEEP_FAILURES: Final = (MillraceError, OSError, pa.ArrowException)
+"""What tables, log and disk raise: none of it may end the thread."""
+
+_log = logging.getLogger(__name__)
+
+
+class Periodic(ABC):
+    """Calls :meth:`work` every `pause` seconds, from :meth:`start` to :meth:`close`."""
+
+    def __init__(self, *, name: str, pause: float) -> None:
+        self._name = name
+        self._pause = pause
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abstractmethod
+    def work(self) -> None:
+        """Do it once."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, once what is under way is done. Idempotent."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._pause):
+            try:
+                self.work()
+            except UPKEEP_FAILURES:
+                _log.exception("%s failed; it is tried again in %.0f s", self._name, self._pause)

@@ -1,0 +1,102 @@
+"""The Structured Streaming queries of one driver, from their start to an end between two micro-batches. Knows no query's purpose."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millrace.base.files import replace_json
+from millrace.base.settings import Settings
+
+_RESTARTS: Final = 5
+_WORKER_LATE: Final = "Python worker failed to connect back"
+
+_logger = logging.getLogger(__name__)
+
+
+def await_queries(
+    queries: Sequence[StreamingQuery],
+    *,
+    stop: threading.Event,
+    poll: float = 0.2,
+    beat: Callable[[Sequence[StreamingQuery]], None] | None = None,
+    restart: Callable[[int], StreamingQuery] | None = None,
+    begun: Callable[[], None] | None = None,
+) -> None:
+    """Wait until every query has ended, one has failed, or `stop` is set; then stop what still runs, between two batches.
+
+    `beat` is called with them at each look, `begun` once, when all of them have come to their first look for data. `restart` starts the query at a place anew, where Spark gave it up before it
+    began: a Python worker must come up within 10 s, which no setting changes, and on a busy machine one may not. That is done a
+    few times. Raises the failed query's StreamingQueryException.
+    """
+    running, left = list(queries), _RESTARTS
+    while not stop.is_set():
+        for place, query in enumerate(running):
+            error = None if query.isActive else query.exception()
+            if error is None:
+                continue
+            if restart is not None and left and query.lastProgress is None and _WORKER_LATE in str(error):
+                left -= 1
+                _logger.warning("Spark gave a query up whose Python worker came up too late: it is started again")
+                running[place] = restart(place)
+            else:
+                stop.set()
+        if not any(query.isActive for query in running):
+            break
+        if begun is not None and all(map(_runs, running)):
+            begun()
+            begun = None
+        if beat is not None:
+            beat(running)
+        stop.wait(poll)
+    for query in running:
+        stop_between_batches(query)
+    for query in running:
+        query.awaitTermination()
+
+
+def _runs(query: StreamingQuery) -> bool:
+    """Whether Spark has what the query needs (the workers of its sources among it)."""
+    return query.isActive and not query.status["message"].startswith("Initializing")
+
+
+def stop_between_batches(query: StreamingQuery, *, deadline: float = 30.0) -> None:
+    """Stop a query once no micro-batch of it runs, or after `deadline` seconds in the midst of one (which loses nothing)."""
+    until = time.monotonic() + deadline
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
+        if not query.status["isDataAvailable"]:
+            break
+        time.sleep(0.005)
+    if query.isActive:
+        query.stop()
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set, instead of ending the process in the midst of a batch."""
+    stop = threading.Event()
+
+    def set_it(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, set_it)
+    return stop
+
+
+def started_path(settings: Settings, app_name: str) -> Path:
+    """The file that says that a job's queries run, and since when."""
+    return settings.run_path / f"{app_name}.started.json"
+
+
+def write_started(settings: Settings, app_name: str) -> None:
+    """Say that the queries of `app_name` run."""
+    replace_json(started_path(settings, app_name), {"pid": os.getpid(), "at": time.time()})

@@ -1,0 +1,159 @@
+"""The log of a table: what its entries say, what a version needs of them, and which may go.
+
+Delta-rs lists the whole log whenever it opens or refreshes a table, so each old entry costs every later commit something
+(0.8 µs here). :func:`trim` removes what no checkpoint needs any more. That takes away what the optimistic commit relies on: that the
+name of a version, once taken, stays taken. A writer that slept while others committed and trimmed would find the name behind
+its own version free again, and its commit would succeed without being part of the table. So every commit is made under the
+store's lease and begins by asking whether its version still stands; trimming holds the lease alone, and does nothing where it
+cannot have it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import IO, Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millrace.base.failpoint import hit
+from millrace.storage.parquet_file import FileAction
+from millrace.storage.store import TableStore
+
+LOG: Final = "_delta_log"
+METADATA_KEY: Final = "millrace"
+"""Key in a commit's info under which what its parts say of themselves stands."""
+
+_HINT: Final = f"{LOG}/_last_checkpoint"
+_ENTRY: Final = re.compile(r"(\d{20})\..+")
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_NAMING: Final = ("add", "remove", "cdc", "sidecar")
+"""The actions that name a file."""
+
+
+def entry_name(version: int) -> str:
+    """The file of a version's commit, relative to the table."""
+    return f"{LOG}/{version:020d}.json"
+
+
+def is_of_log(name: str) -> bool:
+    """Whether a file, by its path, is part of some table's log."""
+    return f"/{LOG}/" in f"/{name}"
+
+
+def last_checkpoint(store: TableStore) -> int:
+    """The version of the newest Delta checkpoint; 0 where there is none."""
+    data = store.read(_HINT)
+    return 0 if data is None else int(json.loads(data)["version"])
+
+
+def entries(store: TableStore) -> list[str]:
+    """The names, relative to the table, of all commits and checkpoints, oldest first."""
+    return [f"{LOG}/{name}" for name in store.list(LOG) if _ENTRY.fullmatch(name)]
+
+
+def parts_of(store: TableStore, version: int) -> list[str]:
+    """The files of the log that say what `version` is: the newest checkpoint up to it, and the commits behind that."""
+    names = [name for name in entries(store) if version_of(name) <= version]
+    start = max((version_of(name) for name in names if _is_checkpoint(name)), default=0)
+    found = [name for name in names if version_of(name) >= start]
+    try:
+        hinted = last_checkpoint(store)
+    except (ValueError, KeyError):
+        return found
+    # A hint may be missing, but may not point behind the version.
+    return [*found, _HINT] if hinted == start and store.size(_HINT) is not None else found
+
+
+def actions_of(store: TableStore, version: int) -> list[dict[str, Any]] | None:
+    """The actions of one commit; None where the log has it no more (or not yet)."""
+    data = store.read(entry_name(version))
+    return None if data is None else [json.loads(line) for line in data.splitlines()]
+
+
+def commit_notes(store: TableStore) -> Iterator[dict[str, Any]]:
+    """What each commit that is still in the log says under METADATA_KEY, the newest first; empty where it says nothing."""
+    for name in reversed(entries(store)):
+        if name.endswith(".json"):
+            for action in actions_of(store, version_of(name)) or ():
+                said = action.get("commitInfo", {}).get(METADATA_KEY, {})
+                yield json.loads(said) if isinstance(said, str) else said
+
+
+def added_files(store: TableStore) -> dict[str, FileAction]:
+    """By name, each file that a commit in the log added, as it added it."""
+    found = {}
+    for name in entries(store):
+        for action in (actions_of(store, version_of(name)) or ()) if name.endswith(".json") else ():
+            add = action.get("add")
+            if add is not None:
+                rows = json.loads(add["stats"])["numRecords"]
+                values = {column: str(value) for column, value in add["partitionValues"].items()}
+                path = unquote(add["path"])
+                found[path] = FileAction(path, add["size"], rows, values, add["stats"], add["modificationTime"])
+    return found
+
+
+def named_files(name: str, file: IO[bytes]) -> Iterator[object]:
+    """What a file of a log, be it a commit or a checkpoint, names, as it stands there; None for a deletion vector, which may be
+    anywhere, and no table of Millrace has one."""
+    if name.endswith(".parquet"):
+        yield from _named_by_checkpoint(file)
+        return
+    for line in file.read().splitlines():
+        action = json.loads(line)
+        for kind in _NAMING:
+            named: dict[str, Any] | None = action.get(kind)
+            if named is not None:
+                yield named.get("path")
+                if named.get("deletionVector") is not None:
+                    yield None
+
+
+def _named_by_checkpoint(file: IO[bytes]) -> Iterator[object]:
+    checkpoint = pq.ParquetFile(file)
+    for kind in _NAMING:
+        fields = checkpoint.schema_arrow.field(kind).type if kind in checkpoint.schema_arrow.names else pa.struct([])
+        wanted = [each for each in ("path", "deletionVector") if fields.get_field_index(each) >= 0]
+        for each in wanted:
+            for batch in checkpoint.iter_batches(columns=[f"{kind}.{each}"]):
+                (column,) = batch.column(0).flatten()
+                for value in column.drop_null().to_pylist():
+                    yield value if each == "path" else None
+
+
+def trim(store: TableStore, *, keep: int) -> int:
+    """Remove what lies before the newest checkpoint that at least `keep` versions follow; log entries removed.
+
+    Oldest first, so that a kill in between leaves a log without gaps. Does nothing while somebody commits.
+    """
+    with store.alone() as free:
+        return _trim(store, keep) if free else 0
+
+
+def _trim(store: TableStore, keep: int) -> int:
+    names = entries(store)
+    newest = max((version_of(name) for name in names if name.endswith(".json")), default=0)
+    bases = [name for name in names if _is_checkpoint(name) and version_of(name) <= newest - keep]
+    if not bases:
+        return 0
+    doomed = [name for name in names if version_of(name) < version_of(bases[-1])]
+    if doomed:
+        # What replaces the entries must be there for good before they go.
+        store.sync([bases[-1]])
+    for name in doomed:
+        store.delete([name])
+        hit("trim.removed")
+    return len(doomed)
+
+
+def version_of(name: str) -> int:
+    """The version of a commit or checkpoint, by its name."""
+    return int(name.rpartition("/")[2][:20])
+
+
+def _is_checkpoint(name: str) -> bool:
+    return _CHECKPOINT.fullmatch(name.rpartition("/")[2]) is not None

@@ -1,0 +1,168 @@
+"""One Parquet file of a Delta table, durable before anyone hears of it: what every writer of ours writes files with.
+
+When :meth:`ParquetFile.close` returns, its bytes, its name and the folders above it are durable, and the :class:`FileAction` says
+what is in it. Naming it in a commit is left to others; so is a name that no other attempt has: a file that is there already
+is never written over.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from millrace.base.errors import TableDamaged
+from millrace.storage.store import TableStore
+
+MAX_STAT_CHARACTERS: Final = 64
+"""Longer strings stay out of the log: a cut maximum would prune what is there."""
+
+REPAIR: Final = "run the operation recovery (mode repair), which makes it anew"
+_CHECKED: Final = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
+
+
+@contextmanager
+def readable(what: object) -> Iterator[None]:
+    """Reading `what`, a table's file or files: one that is missing or does not read is TableDamaged."""
+    try:
+        yield
+    except TableDamaged:
+        raise
+    except FileNotFoundError as error:
+        raise TableDamaged(f"a file of {what} is missing: {error.filename or error}: {REPAIR}", missing=True) from error
+    except (pa.ArrowException, OSError, LookupError, UnicodeError) as error:  # the last two: a garbled footer's names
+        if isinstance(error, MemoryError) or getattr(error, "errno", None):
+            raise
+        raise TableDamaged(f"{what} does not read ({error}): {REPAIR}") from error
+
+
+@contextmanager
+def opened(store: TableStore, name: str, *, read_dictionary: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
+    """The file `name` of a table, for reading: pages that have a checksum must match it. Raises TableDamaged."""
+    with (
+        readable(f"{store.uri}/{name}"),
+        pq.ParquetFile(
+            name, filesystem=store.filesystem, read_dictionary=read_dictionary, page_checksum_verification=True
+        ) as file,
+    ):
+        yield file
+
+
+def read_file(store: TableStore, name: str) -> pa.Table:
+    """All rows of the file `name` of a table. Raises TableDamaged."""
+    with opened(store, name) as file:
+        return file.read()
+
+
+def dataset(
+    store: TableStore, names: Iterable[str], schema: pa.Schema, *, partitioning: ds.Partitioning | None = None
+) -> ds.Dataset:
+    """The rows of files of a table, as a dataset with the columns of `schema`: pages that have a checksum must match it."""
+    return ds.dataset(
+        list(names), filesystem=store.filesystem, schema=schema, format=_CHECKED, partitioning=partitioning
+    )
+
+
+def read_rows(
+    store: TableStore,
+    names: Iterable[str],
+    schema: pa.Schema,
+    *,
+    columns: Sequence[str] | None = None,
+    where: pc.Expression | None = None,
+) -> pa.Table:
+    """The rows of files of a table, with `columns` of `schema`, for which `where` holds. Raises TableDamaged."""
+    wanted = list(names)
+    if not wanted:
+        return schema.empty_table() if columns is None else schema.empty_table().select(list(columns))
+    with readable(store.uri):
+        return dataset(store, wanted, schema).to_table(columns=columns, filter=where)
+
+
+@dataclass(frozen=True, slots=True)
+class FileAction:
+    """One durable Parquet file that waits for its commit."""
+
+    path: str
+    """Relative to the table."""
+    size: int
+    rows: int
+    partition: dict[str, str]
+    stats: str
+    """What readers prune by, as Delta writes it."""
+    written_ms: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        return cls(**value)
+
+
+class ParquetFile:
+    """A new file of the table in `store`, of rows of `schema`, made with the `options` of pyarrow's ParquetWriter."""
+
+    def __init__(self, store: TableStore, name: str, schema: pa.Schema, *, options: Mapping[str, Any]) -> None:
+        self.name = name
+        self._store = store
+        self._sink = store.put(name)
+        self._footers: list[pq.FileMetaData] = []
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            store_schema=False,
+            metadata_collector=self._footers,
+            **{"write_page_checksum": True, **options},
+        )
+
+    def write(self, rows: pa.Table | pa.RecordBatch, *, row_group_size: int | None = None) -> None:
+        """Add rows, in row groups of their own; of at most `row_group_size` rows each."""
+        self._writer.write(rows, row_group_size)
+
+    def close(self, partition: Mapping[str, str], stats_columns: Sequence[str]) -> FileAction:
+        """End the file and make it durable, with its name; it lies in `partition`, with bounds of `stats_columns` as far as it has them."""
+        self._writer.close()
+        size = self._sink.sync()
+        self._sink.close()
+        (footer,) = self._footers
+        now = time.time_ns() // 1_000_000
+        return FileAction(self.name, size, footer.num_rows, dict(partition), _stats(footer, stats_columns), now)
+
+    def discard(self) -> None:
+        """Remove the file."""
+        # What made the attempt fail (a full disk) makes closing fail too, and the file goes in any case.
+        for stream in (self._writer, self._sink):
+            with suppress(OSError, pa.ArrowException, RuntimeError):
+                stream.close()
+        self._store.delete([self.name])
+
+
+def _stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
+    """The Delta statistics of a file: rows; min, max and nulls of those `columns` for which its footer has them."""
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for place in range(footer.num_columns):
+        name = footer.schema.column(place).path
+        if name not in columns:
+            continue
+        groups = [footer.row_group(group).column(place).statistics for group in range(footer.num_row_groups)]
+        if not groups or not all(group is not None and group.has_min_max for group in groups):
+            continue
+        low, high = min(group.min for group in groups), max(group.max for group in groups)
+        if not isinstance(high, str) or max(len(low), len(high)) <= MAX_STAT_CHARACTERS:
+            least[name], most[name] = low, high
+            if all(group.has_null_count for group in groups):
+                nulls[name] = sum(group.null_count for group in groups)
+    return json.dumps({"numRecords": footer.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls})

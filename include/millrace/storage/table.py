@@ -1,0 +1,293 @@
+"""A handle on one Delta table at one version; how tables are opened and made; the upkeep behind commits.
+
+A handle drags along what it has seen since it was opened, and its refreshes cost what the commits since the last Delta checkpoint
+are: :func:`maintain` writes a checkpoint now and then, trims the log (millrace.storage.log) and opens the handle anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from millrace.base.errors import TableDamaged, TableNotFound, TableUnavailable
+from millrace.base.failpoint import hit
+from millrace.storage.log import entry_name, last_checkpoint, trim
+from millrace.storage.parquet_file import dataset, opened, read_file, read_rows
+from millrace.storage.store import TableStore, store_at
+
+HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""Checkpoints and clean-up are done under rules of our own (:func:`maintain`)."""
+
+_log = logging.getLogger(__name__)
+
+
+class Table:
+    """A table at one version. Not thread-safe but for what reads one version (:meth:`actions`, :meth:`app_version`)."""
+
+    def __init__(self, store: TableStore, delta: DeltaTable) -> None:
+        self.store = store
+        self.delta = delta
+        self._opened = self.version
+        self._checkpointed: int | None = None
+
+    @property
+    def uri(self) -> str:
+        return self.store.uri
+
+    @property
+    def version(self) -> int:
+        return int(self.delta.version())
+
+    @property
+    def partition_columns(self) -> list[str]:
+        return self.delta.metadata().partition_columns
+
+    @property
+    def columns(self) -> list[str]:
+        return [field.name for field in self.delta.schema().fields]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, partition columns among them, as our files have them (delta-rs hands out view types)."""
+        return pa.schema([_plain(each) for each in pa.schema(self.delta.schema().to_arrow())])
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The table's properties."""
+        return self.delta.metadata().configuration
+
+    def app_version(self, app_id: str) -> int:
+        """The version that the last app transaction of `app_id` carries; 0 where there was none."""
+        return int(self.delta.transaction_version(app_id) or 0)
+
+    def actions(self) -> pa.Table:
+        """The live files: path, size_bytes, num_records, partition.* and min.*/max.* columns, as far as the log has them."""
+        return pa.table(self.delta.get_add_actions(flatten=True))
+
+    def live_files(self) -> dict[str, int]:
+        """Live files, relative to the table, with their sizes in bytes."""
+        actions = pa.table(self.delta.get_add_actions())
+        return dict(zip(map(unquote, actions["path"].to_pylist()), actions["size_bytes"].to_pylist(), strict=True))
+
+    def history(self, limit: int) -> list[dict[str, Any]]:
+        """What the last `limit` commits said of themselves, the newest first."""
+        return self.delta.history(limit)
+
+    def dataset(self) -> ds.Dataset:
+        """The table's rows, for pyarrow and DuckDB. (Delta-rs' own takes a column without bounds for one that is null throughout.)"""
+        schema, partitions = self.schema, set(self.partition_columns)
+        folders = pa.schema([each for each in schema if each.name in partitions])
+        return dataset(self.store, self.live_files(), schema, partitioning=ds.partitioning(folders, flavor="hive"))
+
+    def file_uris(self, predicate: str | None = None) -> list[str]:
+        """As :meth:`files`, but where whoever knows nothing of the table finds them."""
+        return self.delta.file_uris(file_pruning_predicate=predicate)
+
+    def files(self, predicate: str) -> list[str]:
+        """Live files that `predicate` (in SQL, over partition columns and bounds) does not rule out, relative to the table."""
+        root = self.delta.table_uri.removeprefix("file://").rstrip("/") + "/"
+        uris = self.file_uris(predicate)
+        return [unquote(uri.removeprefix("file://").removeprefix(root)) for uri in uris]
+
+    def gone(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that are no live files."""
+        wanted = list(names)
+        if not wanted:
+            return []
+        paths = pa.table(self.delta.get_add_actions())["path"]
+        found = pc.is_in(pa.array(wanted, pa.utf8()), paths.cast(pa.utf8())).to_pylist()
+        if all(found):
+            return []
+        live = self.live_files()
+        return [name for name in wanted if name not in live]
+
+    def opened(
+        self, name: str, *, read_dictionary: Sequence[str] | None = None
+    ) -> AbstractContextManager[pq.ParquetFile]:
+        """One of its files, for reading. Raises TableDamaged."""
+        return opened(self.store, name, read_dictionary=read_dictionary)
+
+    def read(self, name: str) -> pa.Table:
+        """All rows of one of its files. Raises TableDamaged."""
+        return read_file(self.store, name)
+
+    def read_rows(
+        self,
+        names: Iterable[str],
+        schema: pa.Schema,
+        *,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> pa.Table:
+        """The rows of some of its files, with the columns of `schema`. Raises TableDamaged."""
+        return read_rows(self.store, names, schema, columns=columns, where=where)
+
+    def is_newest(self) -> bool:
+        """Whether there is no later version, and this one still stands."""
+        return self.store.size(entry_name(self.version + 1)) is None and self.stands()
+
+    def columns_lacking(self, wanted: pa.Schema) -> tuple[list[Field], dict[str, tuple[str, str]]]:
+        """The columns of `wanted` that the table does not have; and, by name, (type here, type wanted) of those that differ."""
+        have = {field.name: field.type for field in self.delta.schema().fields}
+        fields = Schema.from_arrow(wanted).fields
+        differing = {
+            field.name: (str(have[field.name]), str(field.type))
+            for field in fields
+            if have.get(field.name, field.type) != field.type
+        }
+        return [field for field in fields if field.name not in have], differing
+
+    def vacuum(self, hours: int, *, dry_run: bool, full: bool) -> list[str]:
+        """Remove files that no version of the last `hours` names; their names. `full`: those too that no log ever named."""
+        with _answering(self.uri):
+            if dry_run:
+                return self.delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=full)
+            with self.store.lease():
+                self.refresh()
+                return self.delta.vacuum(
+                    hours, dry_run=False, enforce_retention_duration=False, full=full, post_commithook_properties=HOOKS
+                )
+
+    def compact(self, partitions: list[tuple[str, str, Any]]) -> None:
+        """Join small files. Raises TableUnavailable where another writer was in between."""
+        with _answering(self.uri), self.store.lease():
+            self.refresh()
+            self.delta.optimize.compact(partition_filters=partitions, post_commithook_properties=HOOKS)
+
+    def refresh(self) -> None:
+        """Go to the newest version. Costs next to nothing where this is it: versions have no gaps."""
+        if not self.is_newest():
+            with _answering(self.uri):
+                self.delta.update_incremental()
+
+    def stands(self) -> bool:
+        """Whether the log still has this version: under the lease, whether a commit made from it can take only its own place."""
+        return self.store.size(entry_name(self.version)) is not None
+
+    def reopen(self) -> None:
+        """Go to the newest version by way of the last Delta checkpoint: what a handle drags along since it was opened goes."""
+        with _answering(self.uri):
+            self.delta = self.store.delta()
+        self._opened = self.version
+
+
+@contextmanager
+def _answering(uri: str) -> Iterator[None]:
+    """What delta-rs raises, as an error of ours."""
+    try:
+        yield
+    except DeltaError as error:
+        raise TableUnavailable(f"the table {uri} does not answer ({error}): try again") from error
+
+
+def _plain(item: pa.Field) -> pa.Field:
+    kind = item.type
+    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
+        kind = pa.utf8()
+    elif pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
+        kind = pa.binary()
+    return pa.field(item.name, kind, nullable=item.nullable)
+
+
+def open_table(uri: object, *, version: int | None = None) -> Table | None:
+    """The table at `uri` (pinned to `version`, or as it is now); None where there is none. Raises TableDamaged."""
+    store = store_at(uri)
+    try:
+        return Table(store, store.delta(version))
+    except TableNotFoundError:
+        return None
+    except DeltaError as error:
+        if version is not None:
+            raise TableUnavailable(f"version {version} of the table {store.uri} does not open ({error})") from error
+        raise TableDamaged(
+            f"the log of the table {store.uri} does not read ({error}): restore it from a backup, or remove a collection's table"
+            " and run the operation recovery, which makes it anew"
+        ) from error
+
+
+def table_exists(uri: object) -> bool:
+    """Whether there is a table at `uri`."""
+    return store_at(uri).exists()
+
+
+def table_at(uri: object, *, version: int | None = None) -> Table:
+    """The table at `uri` as it is now, or at `version`. Raises TableNotFound, TableDamaged."""
+    table = open_table(uri, version=version)
+    if table is None:
+        raise TableNotFound(f"there is no table at {uri}")
+    return table
+
+
+def create_table(
+    uri: object,
+    schema: pa.Schema,
+    *,
+    partition_by: Sequence[str],
+    configuration: Mapping[str, str] | None = None,
+    name: str | None = None,
+    description: str | None = None,
+) -> Table:
+    """The table at `uri`, created if there is none; of several creators at once, all get the one that won."""
+    table = open_table(uri)
+    if table is not None:
+        return table
+    store = store_at(uri)
+    failed: DeltaError | None = None
+    try:
+        store.create(
+            schema=schema,
+            mode="ignore",
+            partition_by=list(partition_by),
+            configuration=dict(configuration or {}),
+            name=name,
+            description=description,
+            raise_if_key_not_exists=False,
+            # With a retry the loser of a race would write its own metadata as version 1.
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+    except DeltaError as error:
+        failed = error  # mostly another process that was first: version 0 exists once, whoever wrote it
+    table = open_table(uri)
+    if table is None:
+        raise failed or TableNotFound(f"there is no table at {uri}")
+    store.sync([entry_name(0)])
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """How a table's log is kept short."""
+
+    checkpoint_commits: int = 50
+    """Commits between two Delta checkpoints: what opening and refreshing a table costs grows with the commits since."""
+    keep_commits: int = 5000
+    """Versions that stay behind: more than an hour at one a second."""
+
+
+def maintain(table: Table, upkeep: Upkeep, seam: Callable[[str], None] = hit) -> None:
+    """Write a checkpoint where it is time, and clean up behind older ones. What fails is tried again by the next commit."""
+    every, version = upkeep.checkpoint_commits, table.version
+    if table._checkpointed is None or version - table._checkpointed >= every:
+        table._checkpointed = last_checkpoint(table.store)
+    try:
+        if version - table._checkpointed >= every:
+            table.delta.create_checkpoint()
+            table._checkpointed = version
+            seam("checkpoint.written")
+            trim(table.store, keep=upkeep.keep_commits)
+            table.reopen()
+        elif version - table._opened >= every:
+            table.reopen()
+    except (DeltaError, OSError):
+        _log.exception("upkeep of the log of %s failed; the next commit tries it again", table.uri)

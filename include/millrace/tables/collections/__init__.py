@@ -1,0 +1,1 @@
+"""What the flusher makes of the WAL: a collection's rows and deletes, segments, checkpoints, bases; and changes as Arrow batches."""

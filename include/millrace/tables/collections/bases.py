@@ -1,0 +1,109 @@
+"""The Delta table ``bases``: per PChannel the tick up to which the collections' tables were verified against the WAL.
+
+A base at tick B says: what became visible up to B stands in the tables of each collection, as the WAL had it. So the WAL before
+B may go; a rebuild begins with the tables up to B, reads on at the LastConfirmed beside it (transactions that were open at B
+begin behind that), with the catalog beside it. One live row a PChannel; earlier bases are earlier versions.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from millrace.base.failpoint import hit
+from millrace.message.ids import MessageId
+from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.storage.files import FileSink
+from millrace.storage.table import create_table, open_table
+from millrace.tables.collections.catalog import Catalog
+from millrace.tables.wal.reader import FIRST_ID, WalSnapshot
+
+PCHANNEL: Final = "pchannel"
+COLUMNS: Final = pa.schema(
+    [
+        pa.field("time_tick", pa.int64()),
+        pa.field("lc_ledger", pa.int64()),  # LastConfirmed at that tick: where a rebuild begins to read the WAL
+        pa.field("lc_entry", pa.int64()),
+        pa.field("lc_index", pa.int32()),
+        pa.field("lc_ordinal", pa.int32()),
+        pa.field("catalog", pa.binary()),
+        pa.field("collections", pa.utf8()),  # JSON: collection -> rows and deletes verified, all bases together
+        pa.field("verified_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A verified base of one PChannel; the default one is the beginning."""
+
+    pchannel: str
+    time_tick: int = 0
+    confirmed: MessageId = FIRST_ID
+    catalog_bytes: bytes = field(default_factory=lambda: Catalog().to_bytes())
+    collections: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """By collection: rows and deletes that were compared."""
+    path: str | None = None
+
+
+def bases_uri(wal: object) -> str:
+    """Beside the ``wal`` table at `wal`."""
+    return f"{str(wal).rpartition('/')[0]}/bases"
+
+
+def read_bases(wal: object) -> dict[str, Base]:
+    """The newest base of each PChannel that has one."""
+    path = bases_uri(wal)
+    table = open_table(path)
+    if table is None:
+        return {}
+    found = {}
+    for action in table.actions().to_pylist():
+        row = table.read(action["path"]).to_pylist()[0]
+        pchannel = action[f"partition.{PCHANNEL}"]
+        found[pchannel] = Base(
+            pchannel,
+            row["time_tick"],
+            MessageId(row["lc_ledger"], row["lc_entry"], row["lc_index"], row["lc_ordinal"]),
+            row["catalog"],
+            {int(number): (rows, deletes) for number, (rows, deletes) in json.loads(row["collections"]).items()},
+            action["path"],
+        )
+    return found
+
+
+def write_base(wal: object, before: Base, base: Base, *, seam: Callable[[str], None] = hit) -> bool:
+    """Put `base` in the place of `before`; False where another run was first."""
+    path = bases_uri(wal)
+    table = create_table(path, pa.schema([*COLUMNS, pa.field(PCHANNEL, pa.utf8())]), partition_by=[PCHANNEL])
+    sink = FileSink.at(path, COLUMNS, ("time_tick",))
+    lc = base.confirmed
+    row = {
+        "time_tick": base.time_tick,
+        "lc_ledger": lc.ledger,
+        "lc_entry": lc.entry,
+        "lc_index": lc.index,
+        "lc_ordinal": lc.ordinal,
+        "catalog": base.catalog_bytes,
+        "collections": json.dumps({str(number): list(counts) for number, counts in base.collections.items()}),
+        "verified_at": time.time_ns() // 1000,
+    }
+    sink.write(pa.Table.from_pylist([row], schema=COLUMNS), {PCHANNEL: base.pchannel})
+    part = Part(
+        adds=sink.finish(),
+        removes=() if before.path is None else (before.path,),
+        moves={base.pchannel: AppMove(before.time_tick, base.time_tick)},
+    )
+    return not commit_fenced(table, [part], seam=seam).fenced
+
+
+def trimmed_bases(wal: object, snapshot: WalSnapshot) -> dict[str, Base]:
+    """The bases of the PChannels whose WAL was trimmed: where a reader of the whole WAL has to begin."""
+    trimmed = [name for name in snapshot.pchannels() if snapshot.trimmed(name)[0]]
+    found = read_bases(wal) if trimmed else {}
+    return {name: found[name] for name in trimmed}

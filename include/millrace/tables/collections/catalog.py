@@ -1,0 +1,277 @@
+"""What the DDL of one PChannel's WAL adds up to at a tick: collections by VChannel, their schemas, partitions, segments.
+
+A :class:`Catalog` is evolved by visible rows alone, so that it comes out the same whatever the ranges were; the flusher
+stores it with each checkpoint, and a reader carries it on over the tail of the WAL. It remembers what is gone for as long
+as a read at an earlier tick may ask for it: drop ticks of partitions and collections, the tick of each schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import UnsupportedVersion
+from millrace.message.bodies import ImportBody, import_partitions, parse_body
+from millrace.message.schema import CollectionSchema
+from millrace.message.types import MessageType
+from millrace.wal.txn_buffer import VISIBLE_TICK
+
+VERSIONS: Final = (1, 2)
+"""Of the stored form: 2 holds the ticks of Imports that replaced a VChannel's rows, and is written only where there are any."""
+
+CATALOG_TYPES: Final = tuple(
+    member.name
+    for member in (
+        MessageType.CREATE_COLLECTION,
+        MessageType.DROP_COLLECTION,
+        MessageType.CREATE_PARTITION,
+        MessageType.DROP_PARTITION,
+        MessageType.SCHEMA_CHANGE,
+        MessageType.IMPORT,
+    )
+)
+"""The types of messages that a catalog is evolved by: who wants no more of the WAL than its catalog reads these."""
+
+_CATALOG_TYPES: Final = pa.array(CATALOG_TYPES)
+_SEGMENT_EVENTS: Final = pa.array([MessageType.CREATE_SEGMENT.name, MessageType.FLUSH.name])
+
+
+@dataclass(slots=True)
+class SegmentInfo:
+    """A growing segment: the rows and payload bytes that are visible in it so far."""
+
+    partition_id: int
+    created_tick: int
+    rows: int = 0
+    bytes: int = 0
+
+
+class SegmentEvent(NamedTuple):
+    """A segment's state became known."""
+
+    vchannel: str
+    collection_id: int
+    partition_id: int
+    segment_id: int
+    state: str
+    """growing, flushed or dropped."""
+    rows: int
+    bytes: int
+    policy: str
+    created_tick: int
+    time_tick: int
+    merged_into: int = 0
+
+
+@dataclass(slots=True)
+class VChannelInfo:
+    """One VChannel's collection."""
+
+    collection_id: int
+    name: str
+    vchannels: tuple[str, ...]
+    created_tick: int
+    schemas: list[tuple[int, CollectionSchema]]
+    """(tick from which on it holds, schema), by version from 1."""
+    partitions: dict[int, str]
+    partition_drops: dict[int, list[int]] = field(default_factory=dict)
+    """Ticks at which a partition of that id was dropped: its earlier rows are hidden from there on."""
+    dropped_tick: int = 0
+    replace_ticks: list[int] = field(default_factory=list)
+    """Ticks of the Imports that replaced the VChannel's rows: its earlier rows are hidden from there on."""
+    growing: dict[int, SegmentInfo] = field(default_factory=dict)
+
+    def schema_at(self, tick: int) -> CollectionSchema:
+        """The newest schema at `tick` (the first where `tick` lies before it)."""
+        known = [schema for since, schema in self.schemas if since <= tick]
+        return known[-1] if known else self.schemas[0][1]
+
+    def begin_at(self, tick: int) -> int:
+        """A read at `tick` sees no row of the VChannel that became visible before this tick: such a row is of an earlier
+        collection of the same id, or an Import replaced it."""
+        return max([self.created_tick, *(each for each in self.replace_ticks if each <= tick)])
+
+    @property
+    def newest_schema(self) -> CollectionSchema:
+        return self.schemas[-1][1]
+
+    def to_json(self) -> dict[str, Any]:
+        replaced = {"replace_ticks": self.replace_ticks} if self.replace_ticks else {}
+        return replaced | {
+            "collection_id": self.collection_id,
+            "name": self.name,
+            "vchannels": list(self.vchannels),
+            "created_tick": self.created_tick,
+            "schemas": [[tick, schema.to_json()] for tick, schema in self.schemas],
+            "partitions": {str(number): name for number, name in sorted(self.partitions.items())},
+            "partition_drops": {str(number): ticks for number, ticks in sorted(self.partition_drops.items())},
+            "dropped_tick": self.dropped_tick,
+            "growing": {
+                str(number): [info.partition_id, info.created_tick, info.rows, info.bytes]
+                for number, info in sorted(self.growing.items())
+            },
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        return cls(
+            collection_id=value["collection_id"],
+            name=value["name"],
+            vchannels=tuple(value["vchannels"]),
+            created_tick=value["created_tick"],
+            schemas=[(tick, CollectionSchema.from_json(schema)) for tick, schema in value["schemas"]],
+            partitions={int(number): name for number, name in value["partitions"].items()},
+            partition_drops={int(number): list(ticks) for number, ticks in value["partition_drops"].items()},
+            dropped_tick=value["dropped_tick"],
+            replace_ticks=list(value.get("replace_ticks", ())),
+            growing={int(number): SegmentInfo(*info) for number, info in value["growing"].items()},
+        )
+
+
+@dataclass(slots=True)
+class Catalog:
+    """The VChannels of one PChannel, dropped ones included."""
+
+    vchannels: dict[str, VChannelInfo] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Canonical: equal catalogs have equal bytes."""
+        # A build that knows no Import must not go on from a catalog that hides rows by one.
+        version = VERSIONS[any(info.replace_ticks for info in self.vchannels.values())]
+        body = {"version": version, "vchannels": {name: info.to_json() for name, info in self.vchannels.items()}}
+        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Inverse of :meth:`to_bytes`. Raises UnsupportedVersion."""
+        body = json.loads(data)
+        if body["version"] not in VERSIONS:
+            raise UnsupportedVersion(
+                f"a checkpoint's catalog of version {body['version']}: run the build that wrote it"
+            )
+        return cls({name: VChannelInfo.from_json(value) for name, value in body["vchannels"].items()})
+
+    def of_collection(self, collection_id: int) -> dict[str, VChannelInfo]:
+        """The VChannels of one collection that this PChannel has."""
+        return {name: info for name, info in self.vchannels.items() if info.collection_id == collection_id}
+
+    def apply(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """Take visible rows in; yields them in stretches, each when the DDL before it is part of the catalog.
+
+        An Import brings rows, too: it is the first row of a stretch.
+        """
+        start = 0
+        for place in _places(rows, _CATALOG_TYPES):
+            if place > start:
+                yield rows.slice(start, place - start)
+            row = rows.slice(place, 1).to_pylist()[0]
+            self._evolve(row)
+            start = place + (row["type"] != MessageType.IMPORT.name)
+        if start < rows.num_rows:
+            yield rows.slice(start)
+
+    def _evolve(self, row: dict[str, Any]) -> None:
+        kind, name, tick = MessageType[row["type"]], row["vchannel"], row[VISIBLE_TICK]
+        body = parse_body(kind, row["payload"] or b"")
+        if kind is MessageType.CREATE_COLLECTION:
+            self.vchannels[name] = VChannelInfo(
+                collection_id=row["collection_id"],
+                name=body["name"],
+                vchannels=tuple(body["vchannels"]),
+                created_tick=tick,
+                schemas=[(tick, body["schema"])],
+                partitions={number: partition for partition, number in body["partitions"].items()},
+            )
+            return
+        info = self.vchannels[name]
+        match kind:
+            case MessageType.DROP_COLLECTION:
+                info.dropped_tick = tick
+            case MessageType.CREATE_PARTITION:
+                info.partitions[row["partition_id"]] = body["name"]
+            case MessageType.IMPORT:
+                if body["replace"]:
+                    info.replace_ticks.append(tick)
+            case MessageType.DROP_PARTITION:
+                info.partition_drops.setdefault(row["partition_id"], []).append(tick)
+            case _:
+                info.schemas.append((tick, info.newest_schema.with_field(body["add"])))
+
+    def segment_events(self, rows: pa.Table) -> Iterator[SegmentEvent]:
+        """Count the visible rows of a stretch into their segments and tell which segments began and ended in it."""
+        events = [rows.slice(place, 1).to_pylist()[0] for place in _places(rows, _SEGMENT_EVENTS)]
+        for row in events:
+            if row["type"] == MessageType.CREATE_SEGMENT.name:
+                info = SegmentInfo(row["partition_id"], row["time_tick"])
+                self.vchannels[row["vchannel"]].growing[row["segment_id"]] = info
+                yield _event(row, "growing", info, "")
+        self._count(rows)
+        self._count_imports(rows)
+        for row in events:
+            if row["type"] == MessageType.FLUSH.name:
+                info = self.vchannels[row["vchannel"]].growing.pop(row["segment_id"])
+                yield _event(row, "flushed", info, parse_body(MessageType.FLUSH, row["payload"])["policy"])
+
+    def _count(self, rows: pa.Table) -> None:
+        inserts = rows.filter(pc.equal(rows["type"].cast(pa.utf8()), MessageType.INSERT.name))
+        if inserts.num_rows == 0:
+            return
+        sizes = pc.binary_length(inserts["payload"]).cast(pa.int64())
+        counted = (
+            pa.table(
+                {
+                    "vchannel": inserts["vchannel"].cast(pa.utf8()),
+                    "segment_id": inserts["segment_id"],
+                    "rows": inserts["rows"],
+                    "bytes": sizes,
+                }
+            )
+            .group_by(["vchannel", "segment_id"])
+            .aggregate([("rows", "sum"), ("bytes", "sum")])
+        )
+        for row in counted.to_pylist():
+            info = self.vchannels[row["vchannel"]].growing[row["segment_id"]]
+            info.rows += row["rows_sum"]
+            info.bytes += row["bytes_sum"]
+
+    def _count_imports(self, rows: pa.Table) -> None:
+        for place in _places(rows, pa.array([MessageType.IMPORT.name])):
+            row = rows.slice(place, 1).to_pylist()[0]
+            body = parse_body(MessageType.IMPORT, row["payload"])
+            segments = import_segments(row["segment_id"], body)
+            for file in body["files"]:
+                info = self.vchannels[row["vchannel"]].growing[segments[file["partition_id"]]]
+                info.rows += file["rows"]
+                info.bytes += file["bytes"]
+
+
+def import_segments(first: int, body: ImportBody) -> dict[int, int]:
+    """The segment of each partition that an Import brings rows to: `first` is the message's own, the others follow it."""
+    return {partition: first + place for place, partition in enumerate(import_partitions(body))}
+
+
+def _event(row: dict[str, Any], state: str, info: SegmentInfo, policy: str) -> SegmentEvent:
+    return SegmentEvent(
+        vchannel=row["vchannel"],
+        collection_id=row["collection_id"],
+        partition_id=row["partition_id"],
+        segment_id=row["segment_id"],
+        state=state,
+        rows=info.rows,
+        bytes=info.bytes,
+        policy=policy,
+        created_tick=info.created_tick,
+        time_tick=row[VISIBLE_TICK],
+    )
+
+
+def _places(rows: pa.Table, kinds: pa.Array) -> list[int]:
+    found = pc.is_in(rows["type"].cast(pa.utf8()), kinds)
+    places: list[int] = np.flatnonzero(found.to_numpy()).tolist()
+    return places

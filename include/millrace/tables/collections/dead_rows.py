@@ -1,0 +1,74 @@
+"""Rows of a collection's table that no read at a tick >= B can see: what compaction may leave out once B is the base.
+
+A row is dead at B where a delete with a tick <= B hits it, or where its partition or collection was dropped (or made anew
+under the same id, or its VChannel's rows replaced by an Import) behind it at a tick <= B. A row with a tick > B is never dead. Compaction removes by this rule, and
+verification applies it to both sides, so that it does not matter which of the dead rows were removed so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.tables.collections.catalog import VChannelInfo
+from millrace.tables.read.arrow import deleted
+
+
+@dataclass(frozen=True, slots=True)
+class Drops:
+    """What DDL up to a tick hides."""
+
+    partitions: tuple[tuple[str, int, int], ...] = ()
+    """(VChannel, partition id, tick): its rows before the tick are hidden."""
+    vchannels: tuple[tuple[str, int], ...] = ()
+    """(VChannel, tick): all its rows before the tick are hidden."""
+
+    @property
+    def ticks(self) -> list[int]:
+        return [*(each[2] for each in self.partitions), *(each[1] for each in self.vchannels)]
+
+    @property
+    def last_tick(self) -> int:
+        """The last tick of any; 0 where there is none."""
+        return max(self.ticks, default=0)
+
+
+def drops_at(vchannels: Mapping[str, VChannelInfo], tick: int) -> Drops:
+    """What the DDL of a collection's VChannels hides at `tick`: dropped partitions, a drop, an Import that replaced
+    rows, an earlier collection of the same id."""
+    partitions = [
+        (name, number, max(early))
+        for name, info in sorted(vchannels.items())
+        for number, ticks in sorted(info.partition_drops.items())
+        if (early := [each for each in ticks if each <= tick])
+    ]
+    whole = [
+        (name, max(early))
+        for name, info in sorted(vchannels.items())
+        if (early := [each for each in (info.begin_at(tick), info.dropped_tick) if 0 < each <= tick])
+    ]
+    return Drops(tuple(partitions), tuple(whole))
+
+
+def dead(rows: pa.Table, deletes: pa.Table, *, key: str, drops: Drops) -> npt.NDArray[np.bool_]:
+    """Which of `rows` are dead, where `deletes` and `drops` are those up to the tick: shape ``(rows,)``.
+
+    Both tables need the key and the columns that place a row or a delete.
+    """
+    found = np.zeros(rows.num_rows, dtype=bool)
+    if rows.num_rows == 0:
+        return found
+    ticks = rows["_time_tick"].to_numpy()
+    for name, number, tick in drops.partitions:
+        mine = pc.and_(pc.equal(rows["_vchannel"], name), pc.equal(rows["_partition_id"], number)).to_numpy()
+        found |= mine & (ticks < tick)
+    for name, tick in drops.vchannels:
+        found |= pc.equal(rows["_vchannel"], name).to_numpy() & (ticks < tick)
+    if deletes.num_rows:
+        found |= deleted(rows, deletes, key)
+    return found

@@ -1,0 +1,136 @@
+"""The two Delta tables of a collection: its rows, and its deletes, appended to and never rewritten by the flusher.
+
+``collections/<id>``: the fields of the collection's schema, then what places a row. ``deletes/<id>``: the key and what
+places the delete. Both are partitioned by ``_date`` (of the visible tick) and kept to what delta-rs and delta-spark both
+read and append to (reader 1, writer 2). Creation and alteration are idempotent: whoever comes second finds it done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from typing import Final
+
+import pyarrow as pa
+
+from millrace.base.errors import ChannelParked
+from millrace.base.settings import Settings
+from millrace.message.ids import tick_physical_ms
+from millrace.message.schema import CollectionSchema
+from millrace.storage.commit import add_columns
+from millrace.storage.store import store_at
+from millrace.storage.table import Table, create_table
+
+DATE: Final = "_date"
+PARTITION_BY: Final = (DATE,)
+
+ROW_COLUMNS: Final = pa.schema(
+    [
+        pa.field("_partition", pa.utf8()),  # the partition's name
+        pa.field("_partition_id", pa.int64()),
+        pa.field("_vchannel", pa.utf8()),
+        pa.field("_segment_id", pa.int64()),
+        pa.field("_time_tick", pa.int64()),  # from which on the row is visible
+        pa.field("_write_tick", pa.int64()),  # the message's own: the order inside a transaction
+    ]
+)
+"""What stands beside a collection's fields in its rows table (and ``_date``)."""
+
+DELETE_COLUMNS: Final = pa.schema(
+    [
+        pa.field("_partition_id", pa.int64()),  # 0: all partitions
+        pa.field("_vchannel", pa.utf8()),
+        pa.field("_time_tick", pa.int64()),
+        pa.field("_write_tick", pa.int64()),
+    ]
+)
+"""What stands beside the key in the deletes table (and ``_date``)."""
+
+STATS_COLUMNS: Final = ("_time_tick", "_write_tick")
+"""Columns with statistics in the Delta log, beside the primary key."""
+
+BASE_TICK: Final = "millrace.baseTick"
+"""Table property: deletes up to this tick are folded into the rows, so that no earlier tick can be read any more."""
+
+REWRITES: Final = "millrace/rewrites"
+"""App id that each commit moves by one which replaces or removes files of a table: of two rewriters, the second is fenced."""
+
+FOLDED: Final = "millrace/folded"
+"""App id of the rows table; its version is the tick up to which no row is left that a delete or a drop hides: deletes up to
+it may be gone from the deletes table. Whoever adds rows at or below it again must leave out those that are dead there."""
+
+
+def base_tick(rows: Table | None) -> int:
+    """The least tick that the rows table, at the version of `rows`, can be read at (BASE_TICK); 0 without a table."""
+    return 0 if rows is None else int(rows.configuration.get(BASE_TICK) or 0)
+
+
+def rows_uri(settings: Settings, collection_id: int) -> str:
+    """The table with a collection's rows."""
+    return settings.collections_uri(collection_id)
+
+
+def deletes_uri(settings: Settings, collection_id: int) -> str:
+    """The table with a collection's deletes."""
+    return settings.deletes_uri(collection_id)
+
+
+def stored_ids(settings: Settings, kind: str) -> list[int]:
+    """Ids of the collections that have a table with rows (`kind`: ``collections``), or one with ``deletes``."""
+    return sorted(int(name) for name in store_at(settings.table_uri(kind)).folders() if name.isdecimal())
+
+
+def file_schema(schema: CollectionSchema) -> pa.Schema:
+    """Columns of the rows table's files."""
+    return pa.schema([*schema.arrow(), *ROW_COLUMNS])
+
+
+def delete_file_schema(schema: CollectionSchema) -> pa.Schema:
+    """Columns of the deletes table's files."""
+    return pa.schema([*schema.key_arrow(), *DELETE_COLUMNS])
+
+
+def tick_date(tick: int) -> date:
+    """The UTC day of a time tick: the value of ``_date``."""
+    return datetime.fromtimestamp(tick_physical_ms(tick) / 1000, UTC).date()
+
+
+def ensure_rows_table(uri: object, schema: CollectionSchema) -> Table:
+    """The rows table, with every field of `schema`: created, or given the fields it lacks."""
+    wanted = pa.schema([*file_schema(schema), pa.field(DATE, pa.date32())])
+    table = create_table(uri, wanted, partition_by=PARTITION_BY, configuration=_configuration(schema))
+    add_fields(table, wanted)
+    return table
+
+
+def ensure_deletes_table(uri: object, schema: CollectionSchema) -> Table:
+    """The deletes table; a schema change never touches it, for the key stays what it is."""
+    wanted = pa.schema([*delete_file_schema(schema), pa.field(DATE, pa.date32())])
+    return create_table(uri, wanted, partition_by=PARTITION_BY, configuration=_configuration(schema))
+
+
+def add_fields(table: Table, wanted: pa.Schema) -> None:
+    """Give the table the columns of `wanted` that it lacks (all of them nullable: a schema change adds no others). `table` is then at the version that has them.
+
+    Raises ChannelParked where a column is there with another type: a collection of the same id was made before.
+    """
+    add_columns(table, wanted, refuse=lambda differing: _refuse(table, differing))
+
+
+def check_fields(table: Table, wanted: pa.Schema) -> None:
+    """Raises ChannelParked where the table, at the version of the handle, has a column of `wanted` with another type."""
+    _, differing = table.columns_lacking(wanted)
+    if differing:
+        _refuse(table, differing)
+
+
+def _refuse(table: Table, differing: Mapping[str, tuple[str, str]]) -> None:
+    name, (have, want) = next(iter(differing.items()))
+    raise ChannelParked(
+        f"{table.uri} has {name} as {have}, the collection wants {want}: "
+        "a dropped collection of the same id had another schema; create it under a new id"
+    )
+
+
+def _configuration(schema: CollectionSchema) -> dict[str, str]:
+    return {"delta.dataSkippingStatsColumns": ",".join((schema.primary_key, *STATS_COLUMNS))}

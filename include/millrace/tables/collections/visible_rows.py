@@ -1,0 +1,189 @@
+"""From visible WAL messages to the rows and deletes of collections, column by column.
+
+The flusher writes what comes out here into the Delta tables; a read at a time tick adds what comes out here for the tail
+of the WAL to what it finds in them. One function for both, so that a row is the same wherever a reader meets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import Malformed
+from millrace.message.bodies import parse_body
+from millrace.message.payload import decode_many
+from millrace.message.schema import CollectionSchema
+from millrace.message.types import MessageType
+from millrace.tables.collections.catalog import Catalog, import_segments
+from millrace.tables.collections.staged import check_there, read_staged
+from millrace.tables.collections.table import delete_file_schema, file_schema, tick_date
+from millrace.wal.run import groups, payload_sizes
+from millrace.wal.txn_buffer import VISIBLE_TICK
+
+DECODE_BYTES: Final = 64 << 20
+"""Payload bytes that are decoded at once: bounds memory where a large transaction becomes visible."""
+
+_ROWS: Final = (MessageType.INSERT.name,)
+_DELETES: Final = (MessageType.DELETE.name,)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionRows:
+    """Rows (or deletes) of one collection, in the order they became visible inside each VChannel."""
+
+    collection_id: int
+    is_delete: bool
+    schema: CollectionSchema
+    """The one the rows were written with; a newer one only adds fields behind it."""
+    rows: pa.Table
+    """Of file_schema(schema), or delete_file_schema(schema)."""
+
+
+def collection_rows(
+    stretch: pa.Table, catalog: Catalog, *, staged: Path, deletes: bool | None = None
+) -> Iterator[CollectionRows]:
+    """The rows (`deletes` False), the deletes (True) or both (None) of `stretch`, visible messages as Catalog.apply yields
+    them; other types are left out. `staged` is the folder of the files that Imports name.
+
+    Raises Malformed for a payload that the chain cannot have accepted: the WAL was altered; and StagedFileDamaged.
+    """
+    if not deletes and stretch.num_rows and stretch["type"][0].as_py() == MessageType.IMPORT.name:
+        yield from imported_rows(stretch.slice(0, 1).to_pylist()[0], catalog, staged)
+    wanted = {None: _ROWS + _DELETES, False: _ROWS, True: _DELETES}[deletes]
+    dml = stretch.filter(pc.is_in(stretch["type"].cast(pa.utf8()), pa.array(wanted)))
+    if dml.num_rows == 0:
+        return
+    dml = dml.unify_dictionaries().combine_chunks()
+    kind = pc.dictionary_encode(dml["type"].cast(pa.utf8())).combine_chunks()
+    version: npt.NDArray[np.int32] = dml["schema_version"].to_numpy()
+    collection: npt.NDArray[np.int64] = dml["collection_id"].to_numpy()
+    codes: npt.NDArray[Any] = kind.indices.to_numpy(zero_copy_only=False)
+    for places in groups(collection, version, codes):
+        part = dml if len(places) == dml.num_rows else dml.take(pa.array(places))
+        collection_id = int(collection[places[0]])
+        info = catalog.vchannels[part["vchannel"][0].as_py()]
+        schema = info.schemas[int(version[places[0]]) - 1][1]
+        is_delete = part["type"][0].as_py() == MessageType.DELETE.name
+        for piece in pieces(part, DECODE_BYTES):
+            yield CollectionRows(collection_id, is_delete, schema, _decode(piece, schema, is_delete, catalog))
+
+
+def imported_rows(row: dict[str, Any], catalog: Catalog, staged: Path) -> Iterator[CollectionRows]:
+    """The rows of an Import (a visible message as a dictionary), in the order of its files. Raises StagedFileDamaged."""
+    body, info = parse_body(MessageType.IMPORT, row["payload"]), catalog.vchannels[row["vchannel"]]
+    schema = info.schemas[row["schema_version"] - 1][1]
+    segments = import_segments(row["segment_id"], body)
+    check_there(staged, body["files"])
+    for file in body["files"]:
+        placed = {
+            "_partition": info.partitions[file["partition_id"]],
+            "_partition_id": file["partition_id"],
+            "_vchannel": row["vchannel"],
+            "_segment_id": segments[file["partition_id"]],
+            "_time_tick": row[VISIBLE_TICK],
+            "_write_tick": row["time_tick"],
+        }
+        target = file_schema(schema)
+        for rows in read_staged(staged, file, schema, vchannel=row["vchannel"], vchannels=info.vchannels):
+            columns = [
+                pa.repeat(pa.scalar(placed[field.name], field.type), rows.num_rows)
+                if field.name in placed
+                else rows[field.name]
+                for field in target
+            ]
+            yield CollectionRows(row["collection_id"], False, schema, pa.Table.from_arrays(columns, schema=target))
+
+
+def by_date(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """`rows` split by the UTC day of their visible tick, as (ISO date, rows)."""
+    ticks: npt.NDArray[np.int64] = rows["_time_tick"].to_numpy()
+    least, most = int(ticks.min()), int(ticks.max())
+    if tick_date(least) == tick_date(most):
+        yield tick_date(least).isoformat(), rows
+        return
+    days = (ticks >> 18) // 86_400_000
+    for day in np.unique(days).tolist():
+        chosen = rows.filter(pa.array(days == day))
+        yield tick_date(chosen["_time_tick"][0].as_py()).isoformat(), chosen
+
+
+def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`rows` with the columns of `schema`: those it lacks are null, those it has beyond are left out."""
+    if rows.schema.names == schema.names:
+        return rows.cast(schema)
+    have = set(rows.column_names)
+    columns = [
+        rows[field.name].cast(field.type) if field.name in have else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def pieces(part: pa.Table, max_bytes: int) -> Iterator[pa.Table]:
+    """Messages in pieces of at most `max_bytes` of payload, at least one message each."""
+    if part["payload"].nbytes <= max_bytes:
+        yield part
+        return
+    ends = np.cumsum(payload_sizes(part["payload"].combine_chunks()))
+    start = 0
+    while start < part.num_rows:
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + max_bytes, side="right")))
+        yield part.slice(start, stop - start)
+        start = stop
+
+
+def _decode(part: pa.Table, schema: CollectionSchema, is_delete: bool, catalog: Catalog) -> pa.Table:
+    payloads = part["payload"].combine_chunks()
+    if isinstance(payloads, pa.ChunkedArray):
+        payloads = payloads.chunk(0)
+    decoded = decode_many(payloads, schema.key_arrow() if is_delete else schema.arrow())
+    if decoded.errors:
+        place, words = next(iter(decoded.errors.items()))
+        raise Malformed(f"the message at tick {part['time_tick'][place]} of the WAL no longer decodes: {words}")
+    counts = decoded.counts
+    single = bool((counts == 1).all())
+    owner = None if single else np.repeat(np.arange(part.num_rows), counts)
+
+    def spread(name: str) -> npt.NDArray[Any]:
+        values: npt.NDArray[Any] = part[name].to_numpy()
+        return values if owner is None else values[owner]
+
+    channel = part["vchannel"].combine_chunks()
+    channel = channel.chunk(0) if isinstance(channel, pa.ChunkedArray) else channel
+    if not pa.types.is_dictionary(channel.type):
+        channel = channel.dictionary_encode()
+    indices = channel.indices.to_numpy(zero_copy_only=False)
+    placed = {
+        "_partition_id": pa.array(spread("partition_id")),
+        "_vchannel": pa.DictionaryArray.from_arrays(
+            pa.array(indices if owner is None else indices[owner]), channel.dictionary
+        ).cast(pa.utf8()),
+        "_time_tick": pa.array(spread(VISIBLE_TICK)),
+        "_write_tick": pa.array(spread("time_tick")),
+    }
+    if not is_delete:
+        placed["_segment_id"] = pa.array(spread("segment_id"))
+        placed["_partition"] = _partition_names(part, catalog, owner)
+    target = delete_file_schema(schema) if is_delete else file_schema(schema)
+    columns = [decoded.rows.column(field.name) if field.name not in placed else placed[field.name] for field in target]
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def _partition_names(part: pa.Table, catalog: Catalog, owner: npt.NDArray[Any] | None) -> pa.Array:
+    """The partition's name of each row, by its id; all VChannels of a collection have the same names."""
+    ids: npt.NDArray[np.int64] = part["partition_id"].to_numpy()
+    unique, inverse = np.unique(ids, return_inverse=True)
+    known: dict[int, str] = {}
+    for channel in pc.unique(part["vchannel"].cast(pa.utf8())).to_pylist():
+        known.update(catalog.vchannels[channel].partitions)
+    names = pa.array([known[number] for number in unique.tolist()], pa.utf8())
+    places = inverse if owner is None else inverse[owner]
+    return names.take(pa.array(places))

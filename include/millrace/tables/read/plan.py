@@ -1,0 +1,270 @@
+"""A read at a time tick, planned: which tick, from which versions of which tables, and what of the WAL's tail goes with it.
+
+All versions are pinned here, once, in the order checkpoints, deletes, rows, wal, so that whatever a table holds up to its
+tick the pinned ``wal`` has behind it, and a delete that compaction folded in and took away is gone from the rows, too. What a VChannel's rows table holds up to F (and its deletes table up to its own F)
+comes from the table, the rest up to T from the WAL; a row is seen once, however far flusher and WAL are apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import CollectionNotFound, TickNotReached, TickTooOld
+from millrace.base.settings import Settings
+from millrace.message.bodies import parse_body
+from millrace.message.ids import Moment, resolve_tick
+from millrace.message.schema import CollectionSchema
+from millrace.message.types import MessageType
+from millrace.storage.store import store_at
+from millrace.storage.table import Table, open_table
+from millrace.tables.collections.catalog import CATALOG_TYPES, Catalog, VChannelInfo
+from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.collections.table import (
+    base_tick,
+    delete_file_schema,
+    deletes_uri,
+    file_schema,
+    rows_uri,
+)
+from millrace.tables.collections.visible_rows import collection_rows, conform
+from millrace.tables.wal.reader import WalRange, WalSnapshot, range_bytes, read_range
+from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
+
+POLL: Final = 0.02
+"""Seconds between two looks at the ``wal`` table while a read waits for its tick."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """One PChannel's part of the WAL behind the tables."""
+
+    checkpoint: Checkpoint
+    range: WalRange
+    row_ticks: dict[str, int]
+    """By VChannel: up to where the rows table has everything."""
+    delete_ticks: dict[str, int]
+    staged_bytes: int = 0
+    """Bytes of the staged files that its Imports name."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.checkpoint.to_json(),
+            "range": self.range.to_json(),
+            "row_ticks": self.row_ticks,
+            "delete_ticks": self.delete_ticks,
+            "staged_bytes": self.staged_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        checkpoint, wal_range = Checkpoint.from_json(value["checkpoint"]), WalRange.from_json(value["range"])
+        return cls(checkpoint, wal_range, value["row_ticks"], value["delete_ticks"], value["staged_bytes"])
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Everything a read needs; nothing is looked up again."""
+
+    settings: Settings
+    collection_id: int
+    tick: int
+    schema: CollectionSchema
+    """The collection's at `tick`."""
+    vchannels: dict[str, VChannelInfo]
+    rows: Table | None
+    deletes: Table | None
+    tails: tuple[Tail, ...]
+
+    def tail_bytes(self) -> int:
+        """About how many bytes of files the tails are: of the WAL, and staged ones. Looks into a file of each."""
+        return sum(range_bytes(store_at(self.settings.wal_uri), tail.range) + tail.staged_bytes for tail in self.tails)
+
+    def tail_rows(self, *, deletes: bool) -> Iterator[pa.Table]:
+        """The rows (or deletes) of all tails: see :func:`tail_rows`."""
+        for tail in self.tails:
+            yield from tail_rows(
+                tail,
+                settings=self.settings,
+                collection_id=self.collection_id,
+                schema=self.schema,
+                deletes=deletes,
+            )
+
+    def has_tail_deletes(self) -> bool:
+        """Whether the tails may hold a delete: looks at the types of their messages alone."""
+        for tail in self.tails:
+            for _ in read_range(store_at(self.settings.wal_uri), tail.range, types=["DELETE"], columns=["type"]):
+                return True
+        return False
+
+    @property
+    def partition_drops(self) -> list[tuple[str, int, int]]:
+        """(VChannel, partition id, tick) of each partition drop that hides rows at this tick: those before its tick."""
+        return [
+            (name, number, max(past))
+            for name, info in self.vchannels.items()
+            for number, ticks in info.partition_drops.items()
+            if (past := [tick for tick in ticks if tick <= self.tick])
+        ]
+
+
+def plan_read(
+    settings: Settings,
+    collection_id: int,
+    *,
+    at: Moment | None = None,
+    deadline: float | None = None,
+    confirmed: Mapping[str, int] | None = None,
+) -> ReadPlan:
+    """Pin the versions and find the tick. Waits up to `deadline` seconds (default: ``read_deadline``) for a tick to come.
+
+    `confirmed` says, by PChannel, up to which tick the ``wal`` table is whole, where the caller knows more than the table's
+    own last tick (an idle PChannel's table stands still, because a tick without news becomes no row).
+    Raises TickNotReached, TickTooOld, and CollectionNotFound where the collection is not whole, or dropped, at that tick.
+    """
+    wanted = None if at is None else resolve_tick(at)
+    limit = time.monotonic() + (settings.read_deadline if deadline is None else deadline)
+    while True:
+        plan = _plan(settings, collection_id, wanted, confirmed or {})
+        if isinstance(plan, ReadPlan):
+            return plan
+        if time.monotonic() >= limit:
+            raise TickNotReached(
+                f"collection {collection_id} is readable up to tick {plan}, not {wanted}: wait for its channels, "
+                "append a time tick, or read without a tick"
+            )
+        time.sleep(POLL)
+
+
+def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Mapping[str, int]) -> ReadPlan | int:
+    """The plan; or the tick that was reached, where that is not the wanted one yet."""
+    path = settings.checkpoints_uri
+    checkpoints = read_checkpoints(open_table(path))
+    deletes = open_table(deletes_uri(settings, collection_id))  # before the rows: see above
+    rows = open_table(rows_uri(settings, collection_id))
+    wal = WalSnapshot.open(settings.wal_uri)
+    if wal is None:
+        raise CollectionNotFound(f"no collection {collection_id}: there is no WAL yet")
+    pchannels = _pchannels(wal, checkpoints, collection_id)
+    confirmed = min((max(wal.last_tick(name), known.get(name, 0)) for name in pchannels), default=0)
+    if wanted is not None and wanted > confirmed:
+        if not pchannels:
+            raise CollectionNotFound(f"no collection {collection_id}")
+        return confirmed
+    tick = confirmed if wanted is None else wanted
+    _check_base(rows, tick)
+    tails: list[Tail] = []
+    vchannels: dict[str, VChannelInfo] = {}
+    for pchannel in pchannels:
+        checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
+        tail = wal.plan(pchannel, start=checkpoint.confirmed, after_tick=checkpoint.time_tick, up_to_tick=tick)
+        if tick <= checkpoint.time_tick:
+            tail = WalRange(())
+        catalog, staged_bytes = _catalog(settings, checkpoint, tail)
+        found = catalog.of_collection(collection_id)
+        vchannels.update(found)
+        row_ticks, delete_ticks = (_ticks(table, found, checkpoint) for table in (rows, deletes))
+        tails.append(Tail(checkpoint, tail, row_ticks, delete_ticks, staged_bytes))
+    _check_whole(collection_id, vchannels, tick)
+    infos = list(vchannels.values())
+    schemas = [info.schema_at(tick) for info in infos]
+    schema = max(schemas, key=lambda each: len(each.fields))
+    return ReadPlan(settings, collection_id, tick, schema, vchannels, rows, deletes, tuple(tails))
+
+
+def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_id: int) -> list[str]:
+    """The PChannels that the collection's VChannels are on, by what checkpoints or the WAL's tail say of them."""
+    for checkpoint in checkpoints.values():
+        for info in checkpoint.catalog.of_collection(collection_id).values():
+            return sorted({pchannel_of(name, collection_id) for name in info.vchannels})
+    for pchannel in wal.pchannels():
+        checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
+        catalog = Catalog()
+        for rows in wal.messages(pchannel, after_tick=checkpoint.time_tick, types=["CREATE_COLLECTION"]):
+            created = rows.filter(pc.equal(rows["collection_id"], collection_id))
+            for _ in catalog.apply(TxnBuffer().push(created)):
+                pass
+        for info in catalog.vchannels.values():
+            return sorted({pchannel_of(name, collection_id) for name in info.vchannels})
+    return []
+
+
+def pchannel_of(vchannel: str, collection_id: int) -> str:
+    """The PChannel of a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
+    return vchannel.rpartition(f"_{collection_id}v")[0]
+
+
+def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> tuple[Catalog, int]:
+    """The catalog at the read's tick (or the checkpoint's, where that is later); bytes of staged files in the tail."""
+    catalog, staged_bytes = checkpoint.catalog, 0
+    for rows in read_range(store_at(settings.wal_uri), tail, types=CATALOG_TYPES):
+        for imported in catalog.apply(TxnBuffer(after_tick=checkpoint.time_tick).push(rows)):
+            for payload in imported["payload"].to_pylist():
+                staged_bytes += sum(file["bytes"] for file in parse_body(MessageType.IMPORT, payload)["files"])
+    return catalog, staged_bytes
+
+
+def _ticks(table: Table | None, vchannels: dict[str, VChannelInfo], checkpoint: Checkpoint) -> dict[str, int]:
+    """Up to which tick `table` has everything of each VChannel: its own app version, or the checkpoint if that is later."""
+    return {
+        name: max((None if table is None else table.app_version(name)) or 0, checkpoint.time_tick) for name in vchannels
+    }
+
+
+def _check_base(rows: Table | None, tick: int) -> None:
+    base = base_tick(rows)
+    if tick < base:
+        raise TickTooOld(
+            f"the oldest tick that can still be read is {base}, not {tick}: what lies before it was folded in by compaction, or trimmed with the WAL"
+        )
+
+
+def _check_whole(collection_id: int, vchannels: dict[str, VChannelInfo], tick: int) -> None:
+    wanted = next(iter(vchannels.values())).vchannels if vchannels else ()
+    missing = [name for name in wanted if name not in vchannels or vchannels[name].created_tick > tick]
+    if not wanted or missing:
+        raise CollectionNotFound(f"collection {collection_id} is not there (on all its VChannels) at tick {tick}")
+    for info in vchannels.values():
+        if 0 < info.dropped_tick <= tick:
+            raise CollectionNotFound(f"collection {collection_id} was dropped at tick {info.dropped_tick}")
+
+
+def tail_rows(
+    tail: Tail, *, settings: Settings, collection_id: int, schema: CollectionSchema, deletes: bool
+) -> Iterator[pa.Table]:
+    """The rows (or deletes) of the collection that the tail has and its table has not yet, as columns of `schema`."""
+    target = delete_file_schema(schema) if deletes else file_schema(schema)
+    ticks = tail.delete_ticks if deletes else tail.row_ticks
+    catalog = tail.checkpoint.catalog
+    buffer = TxnBuffer(after_tick=tail.checkpoint.time_tick)
+    for messages in read_range(store_at(settings.wal_uri), tail.range):
+        for stretch in catalog.apply(buffer.push(messages)):
+            mine = stretch.filter(pc.equal(stretch["collection_id"], collection_id))
+            if mine.num_rows == 0 or _has(mine, ticks):
+                continue
+            for part in collection_rows(mine, catalog, staged=settings.staged_path, deletes=deletes):
+                rows = _behind(part.rows, ticks)
+                if rows.num_rows:
+                    yield conform(rows, target)
+
+
+def _has(stretch: pa.Table, ticks: dict[str, int]) -> bool:
+    """Whether the table has the rows of all of a stretch: then no staged file is read for it."""
+    columns = {"vchannel": stretch["vchannel"].cast(pa.utf8()), VISIBLE_TICK: stretch[VISIBLE_TICK]}
+    last = pa.table(columns).group_by("vchannel").aggregate([(VISIBLE_TICK, "max")])
+    return all(row[f"{VISIBLE_TICK}_max"] <= ticks[row["vchannel"]] for row in last.to_pylist())
+
+
+def _behind(rows: pa.Table, ticks: dict[str, int]) -> pa.Table:
+    """The rows behind the tick of their VChannel."""
+    channel = pc.dictionary_encode(rows["_vchannel"]).combine_chunks()
+    has = np.array([ticks[name] for name in channel.dictionary.to_pylist()], dtype=np.int64)
+    codes = channel.indices.to_numpy(zero_copy_only=False)
+    return rows.filter(pa.array(rows["_time_tick"].to_numpy() > has[codes]))

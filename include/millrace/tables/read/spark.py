@@ -1,0 +1,198 @@
+"""``read``: a collection at a time tick as a Spark DataFrame. Same rows as :func:`millrace.tables.read.arrow.read_arrow`.
+
+The versions are pinned when `read` is called, once: the DataFrame gives the same rows however often it is evaluated and
+whatever is written meanwhile. Rows up to the tables' ticks come from Delta; the tail of the WAL comes as a local
+relation where it is small, otherwise through a batch data source whose tasks read and decode it. Deletes are one left anti
+join, which is left out where there are none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from millrace.base.settings import Settings
+from millrace.message.ids import Moment
+from millrace.message.schema import CollectionSchema
+from millrace.storage.files import require_files
+from millrace.storage.spark import spark_frame
+from millrace.storage.table import Table
+from millrace.tables.collections.table import delete_file_schema, file_schema
+from millrace.tables.read.plan import ReadPlan, Tail, plan_read, tail_rows
+from millrace.tables.wal.reader import MAX_TICK
+
+FORMAT: Final = "millrace_tail"
+SMALL_TAIL_BYTES: Final = 8 << 20
+"""Bytes of WAL files up to which the tail is read here and handed to Spark as a local relation: no Python worker, no task."""
+
+
+def read(
+    spark: SparkSession,
+    settings: Settings,
+    collection_id: int,
+    *,
+    at: Moment | None = None,
+    deadline: float | None = None,
+    confirmed: Mapping[str, int] | None = None,
+    with_ticks: bool = False,
+) -> DataFrame:
+    """The rows of a collection that are visible at `at` (default: the newest tick all its channels have reached).
+
+    Columns are the collection's fields at that tick; `with_ticks` adds those that place a row (``_partition`` ...). Waits up
+    to `deadline` seconds for a tick to come. `confirmed` as in :func:`millrace.tables.read.plan.plan_read`.
+    Raises TickNotReached, TickTooOld, CollectionNotFound.
+    """
+    plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
+    small = plan.tail_bytes() <= SMALL_TAIL_BYTES
+    rows = _frame(spark, plan, deletes=False, small_tail=small)
+    for name, number, tick in plan.partition_drops:
+        hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number) & (F.col("_time_tick") < tick)
+        rows = rows.where(~hidden)
+    first = _first_ticks(plan)
+    for name, info in plan.vchannels.items():
+        if first[name] < (begin := info.begin_at(plan.tick)):
+            rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= begin))
+    if _tick_span(plan.deletes)[0] <= plan.tick or plan.has_tail_deletes():
+        rows = _without_deleted(rows, _frame(spark, plan, deletes=True, small_tail=small), plan.schema.primary_key)
+    return rows if with_ticks else rows.select(*(_quoted(name) for name in plan.schema.arrow().names))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool, small_tail: bool) -> DataFrame:
+    """Rows (or deletes) up to the tick: the table's and the tail's."""
+    target = delete_file_schema(plan.schema) if deletes else file_schema(plan.schema)
+    # Nullable throughout: both sides of the union then have one type.
+    target = pa.schema([field.with_nullable(True) for field in target])
+    table = plan.deletes if deletes else plan.rows
+    parts = []
+    if table is not None:
+        parts.append(_table_frame(spark, table, target, plan.tick))
+    tail = _tail_frame(spark, plan, target, deletes=deletes, small=small_tail)
+    if tail is not None:
+        parts.append(tail)
+    if not parts:
+        return spark.createDataFrame([], from_arrow_schema(target))
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _table_frame(spark: SparkSession, table: Table, target: pa.Schema, tick: int) -> DataFrame:
+    require_files(table)  # Spark would say so in a task, in words of its own
+    frame = spark_frame(spark, table.store, table.version)
+    have = set(frame.columns)
+    types = {field.name: field.dataType for field in from_arrow_schema(target).fields}
+    columns = [
+        F.col(_quoted(name)) if name in have else F.lit(None).cast(types[name]).alias(name) for name in target.names
+    ]
+    if _tick_span(table)[1] > tick:
+        frame = frame.where(F.col("_time_tick") <= tick)
+    return frame.select(*columns)
+
+
+def _tick_span(table: Table | None) -> tuple[int, int]:
+    """Bounds of ``_time_tick`` in the table, by its files' statistics: of any tick where a file has none, of none without a row.
+
+    A filter that they say holds for every row is left out: a scan then does not read its columns.
+    """
+    actions = None if table is None else table.actions()
+    if actions is None or actions.num_rows == 0:
+        return MAX_TICK, 0
+    if {"min._time_tick", "max._time_tick"} <= set(actions.column_names):
+        least, greatest = actions["min._time_tick"], actions["max._time_tick"]
+        if least.null_count == greatest.null_count == 0:
+            return pc.min(least).as_py(), pc.max(greatest).as_py()
+    return 0, MAX_TICK
+
+
+def _first_ticks(plan: ReadPlan) -> dict[str, int]:
+    """By VChannel a tick that none of its rows is before, be they the table's or the tail's (which lie behind its tick)."""
+    first, _ = _tick_span(plan.rows)
+    return {name: min(first, tick + 1) for tail in plan.tails for name, tick in tail.row_ticks.items()}
+
+
+def _tail_frame(
+    spark: SparkSession, plan: ReadPlan, target: pa.Schema, *, deletes: bool, small: bool
+) -> DataFrame | None:
+    tails = [tail for tail in plan.tails if tail.range.files]
+    if not tails:
+        return None
+    if small:
+        parts = list(plan.tail_rows(deletes=deletes))
+        if not parts:
+            return None
+        # Read in Arrow, handed over in Arrow: no row passes through Python objects.
+        return spark.createDataFrame(pa.concat_tables(parts).cast(target), from_arrow_schema(target))
+    spark.dataSource.register(TailDataSource)
+    options = {
+        "settings": json.dumps(plan.settings.environment()),
+        "collection": str(plan.collection_id),
+        "schema": json.dumps(plan.schema.to_json()),
+        "tails": json.dumps([tail.to_json() for tail in tails]),
+        "deletes": str(deletes).lower(),
+    }
+    return spark.read.format(FORMAT).options(**options).schema(from_arrow_schema(target)).load()
+
+
+def _without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
+    """`rows` but for those that a delete hits. Of each key and partition the last delete hits what any of them hits."""
+    last = deletes.groupBy(F.col(_quoted(key)).alias("_d_key"), F.col("_partition_id").alias("_d_partition")).agg(
+        F.max(F.struct("_time_tick", "_write_tick")).alias("_d_at")
+    )
+    hit = (
+        (F.col(_quoted(key)) == F.col("_d_key"))
+        & ((F.col("_d_partition") == 0) | (F.col("_d_partition") == F.col("_partition_id")))
+        & (F.struct("_time_tick", "_write_tick") < F.col("_d_at"))
+    )
+    return rows.join(last, hit, "left_anti")
+
+
+class TailDataSource(DataSource):
+    """A large tail of the WAL, a partition for each PChannel. Registered by :func:`read`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TailReader(dict(self.options), to_arrow_schema(schema, timezone="UTC"))
+
+
+class TailPartition(InputPartition):
+    """One PChannel's tail."""
+
+    def __init__(self, tail: Tail) -> None:
+        self.value = tail
+
+
+class TailReader(DataSourceReader):
+    """Plans from its options alone; `read` runs in a task."""
+
+    def __init__(self, options: dict[str, str], target: pa.Schema) -> None:
+        self._options = options
+        self._target = target
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [TailPartition(Tail.from_json(tail)) for tail in json.loads(self._options["tails"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        rows = tail_rows(
+            partition.value,
+            settings=Settings.load(env=json.loads(self._options["settings"])),
+            collection_id=int(self._options["collection"]),
+            schema=CollectionSchema.from_json(json.loads(self._options["schema"])),
+            deletes=self._options["deletes"] == "true",
+        )
+        for table in rows:
+            yield from table.cast(self._target).combine_chunks().to_batches()

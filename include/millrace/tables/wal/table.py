@@ -1,0 +1,314 @@
+"""The ``wal`` Delta table: how it is made, and what one version of it says about a PChannel's position.
+
+Plain Delta (reader 1, writer 2), so that delta-rs and delta-spark both append to it and read it; partitioned by kind,
+PChannel and date of the tick. Only the committer (millrace.node.ingest.committer) and the compaction behind it write to it.
+The truth about a position is the one live row of kind ``state`` that a PChannel has; each commit replaces that row's file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+from urllib.parse import quote, unquote
+
+import crc32c
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument, Malformed, MillraceError, StateDamaged, UnsupportedVersion
+from millrace.message.ids import LogId
+from millrace.storage.table import Table, create_table, open_table, table_at, table_exists
+from millrace.wal.digest import Digest
+from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
+from millrace.wal.state import ChannelState
+
+STATS_COLUMNS: Final = ("time_tick", "ledger", "entry")
+"""Columns with statistics in the Delta log: what readers prune files by."""
+
+COMMIT_APP_SUFFIX: Final = "/commit"
+"""``<pchannel>/commit`` is the app id whose version counts the PChannel's commits; see millrace.node.ingest.committer."""
+
+_CONFIGURATION: Final = {
+    "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
+    # A tombstone outlives any reader and any task whose file is not committed yet; VACUUM never goes below it.
+    "delta.deletedFileRetentionDuration": "interval 2 days",
+}
+_CHECKSUM: Final = "crc32c"
+"""In a state row's detail."""
+_PCHANNEL: Final = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """A column of ROW_SCHEMA as Delta knows it: strings without dictionary, binary of any size."""
+    kind = field.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_large_binary(kind):
+        kind = pa.binary()
+    elif pa.types.is_unsigned_integer(kind):
+        raise InvalidArgument(f"Delta has no unsigned integers: {field.name}")
+    return pa.field(field.name, kind, nullable=field.nullable)
+
+
+TABLE_SCHEMA: Final = pa.schema(
+    [
+        *(_plain(item) for item in ROW_SCHEMA),
+        pa.field("kind", pa.utf8()),
+        pa.field("pchannel", pa.utf8()),
+        pa.field("date", pa.date32()),
+    ]
+)
+"""Columns of the table; the partition columns stand last, and not in the files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a PChannel's rows add up to from the first commit on; held in each state row."""
+
+    messages: int = 0
+    rejections: int = 0
+    digest: Digest = field(default_factory=Digest)
+    """Of all message and rejection rows (millrace.wal.digest)."""
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(self.messages + other.messages, self.rejections + other.rejections, self.digest + other.digest)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"messages": self.messages, "rejections": self.rejections, "digest": str(self.digest)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(int(data["messages"]), int(data["rejections"]), Digest.parse(data["digest"]))
+
+
+@dataclass(frozen=True, slots=True)
+class WalPosition:
+    """Where one PChannel stands in one version of the table."""
+
+    version: int
+    """Of the table."""
+    pchannel: str
+    commits: int = 0
+    """Commits of this PChannel so far: what the fence compares."""
+    last_tick: int = 0
+    """The app transaction's version: the last time tick of the last range."""
+    totals: Totals = field(default_factory=Totals)
+    state_bytes: bytes | None = None
+    state_path: str | None = None
+    """The live state row's file, relative to the table; the next commit removes it."""
+    checked: bool = True
+    """Whether the row has a checksum; one of an earlier build has none (millrace.tables.wal.state_check)."""
+
+    @property
+    def state(self) -> ChannelState | None:
+        """The channel state, decoded; None before the first commit."""
+        return None if self.state_bytes is None else ChannelState.from_bytes(self.state_bytes)
+
+    @property
+    def position(self) -> LogId | None:
+        """The next log entry to be read; None before the first commit."""
+        state = self.state
+        return None if state is None else state.position
+
+
+def partition_path(kind: str, pchannel: str, date: str) -> str:
+    """The folder of one partition, relative to the table. Raises InvalidArgument for names that no folder should have."""
+    if not _PCHANNEL.fullmatch(pchannel) or pchannel in {".", ".."}:
+        raise InvalidArgument(f"{pchannel!r} is no name of a PChannel: letters, digits, '.', '_' and '-'")
+    return f"kind={quote(kind)}/pchannel={quote(pchannel)}/date={quote(date)}"
+
+
+def state_detail(*, commits: int, previous_tick: int, totals: Totals, time_tick: int, state: bytes) -> str:
+    """The ``detail`` column of a state row, with a checksum over itself, the row's tick and the state."""
+    body = {"commits": commits, "previous_tick": previous_tick, **totals.to_json()}
+    return _json({**body, _CHECKSUM: _checksum(body, time_tick, state)})
+
+
+def _checksum(body: dict[str, Any], time_tick: int, state: bytes) -> int:
+    return int(crc32c.crc32c(state, crc32c.crc32c(f"{time_tick} {_json(body)}".encode())))
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+class WalTable:
+    """A handle on the table at one version. Not thread-safe: each thread opens its own."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._rows: dict[str, tuple[str, WalPosition]] = {}
+
+    @classmethod
+    def create(cls, uri: object) -> Self:
+        """The table at `uri`, made where there is none; several processes may do so at once."""
+        return cls(
+            create_table(
+                uri,
+                TABLE_SCHEMA,
+                partition_by=PARTITION_COLUMNS,
+                configuration=_CONFIGURATION,
+                name="wal",
+                description="Messages, rejections and channel state of every PChannel.",
+            )
+        )
+
+    @staticmethod
+    def exists(uri: object) -> bool:
+        """Whether there is a table at `uri`."""
+        return table_exists(uri)
+
+    @classmethod
+    def open(cls, uri: object) -> Self:
+        """The table at `uri` at its newest version. Raises TableNotFound, TableDamaged."""
+        return cls(table_at(uri))
+
+    @property
+    def uri(self) -> str:
+        return self.table.uri
+
+    @property
+    def version(self) -> int:
+        """The version this handle stands at."""
+        return self.table.version
+
+    def refresh(self) -> None:
+        """Go to the newest version."""
+        self.table.refresh()
+
+    def commits(self, pchannel: str) -> int:
+        """Commits of `pchannel` up to this version."""
+        return self.table.app_version(pchannel + COMMIT_APP_SUFFIX)
+
+    def last_tick(self, pchannel: str) -> int:
+        """The last committed time tick of `pchannel` at this version; 0 before the first commit."""
+        return self.table.app_version(pchannel)
+
+    def position(self, pchannel: str) -> WalPosition:
+        """Where `pchannel` stands at this version."""
+        return self.positions([pchannel])[pchannel]
+
+    def positions(self, pchannels: Iterable[str]) -> dict[str, WalPosition]:
+        """Where each of `pchannels` stands, all at this one version. Reads one small file for each that moved."""
+        found: dict[str, WalPosition] = {}
+        moved: list[str] = []
+        for pchannel in pchannels:
+            commits = self.commits(pchannel)
+            _, known = self._rows.get(pchannel, ("", None))
+            if commits == 0:
+                found[pchannel] = WalPosition(self.version, pchannel)
+            elif known is not None and known.commits == commits:
+                found[pchannel] = _at(known, self.version)
+            else:
+                moved.append(pchannel)
+        if moved:
+            paths = self._state_paths()
+            for pchannel in moved:
+                found[pchannel] = self._read_state(pchannel, paths.get(pchannel, []))
+        return found
+
+    def sound_positions(
+        self, pchannels: Iterable[str], *, damaged: Callable[[str, StateDamaged], None] = lambda name, error: None
+    ) -> dict[str, WalPosition]:
+        """As :meth:`positions`, without the PChannels whose state is damaged; `damaged` is told of each."""
+        names = list(pchannels)
+        try:
+            return self.positions(names)
+        except StateDamaged:
+            found = {}
+        for name in names:
+            try:
+                found[name] = self.position(name)
+            except StateDamaged as error:
+                damaged(name, error)
+        return found
+
+    def pchannels(self) -> list[str]:
+        """The PChannels with a commit, sorted."""
+        return sorted(self._state_paths())
+
+    def files(self, kind: str, pchannel: str, *, after: int | None = None, until: int | None = None) -> list[str]:
+        """Files of this version, relative to the table, that may hold rows of `kind` and `pchannel` with `after` < time tick <= `until`."""
+        predicate = f"kind = '{kind}' AND pchannel = '{pchannel}'"
+        if after is not None:
+            predicate += f" AND time_tick > {after}"
+        if until is not None:
+            predicate += f" AND time_tick <= {until}"
+        return self.table.files(predicate)
+
+    def _state_paths(self) -> dict[str, list[str]]:
+        """Live state files by PChannel, relative to the table."""
+        paths: dict[str, list[str]] = {}
+        for path in self.table.files(f"kind = '{KIND_STATE}'"):
+            paths.setdefault(_partition_value(path, "pchannel"), []).append(path)
+        return paths
+
+    def _read_state(self, pchannel: str, paths: list[str]) -> WalPosition:
+        problems = []
+        for path in paths:
+            try:
+                position = self._state_row(pchannel, path)
+            except UnsupportedVersion:
+                raise
+            except (OSError, pa.ArrowException, MillraceError, ValueError, LookupError, TypeError) as error:
+                problems.append(f"{path}: {error}")
+                continue
+            if position is not None:
+                self._rows[pchannel] = (path, position)
+                return position
+        raise StateDamaged(
+            f"version {self.version} of {self.table.uri} has no sound state row of {pchannel} for its commit"
+            f" {self.commits(pchannel)} at tick {self.last_tick(pchannel)} ({'; '.join(problems) or 'none at all'}): run the"
+            " operation recovery (mode repair), which computes it from the log again"
+        )
+
+    def _state_row(self, pchannel: str, path: str) -> WalPosition | None:
+        """What the state row in a file says; None where it is of another commit. Raises what reading it does, Malformed."""
+        with self.table.opened(path) as file:
+            (row,) = file.read(["detail", "payload", "time_tick", "ledger", "entry"]).to_pylist()
+        detail = json.loads(row["detail"])
+        checksum = detail.pop(_CHECKSUM, None)
+        if checksum is not None and checksum != _checksum(detail, row["time_tick"], row["payload"]):
+            raise Malformed("its checksum differs")
+        position = WalPosition(
+            version=self.version,
+            pchannel=pchannel,
+            commits=detail["commits"],
+            last_tick=row["time_tick"],
+            totals=Totals.from_json(detail),
+            state_bytes=row["payload"],
+            state_path=path,
+            checked=checksum is not None,
+        )
+        if (position.commits, position.last_tick) != (self.commits(pchannel), self.last_tick(pchannel)):
+            return None
+        if not position.checked:
+            state = position.state
+            if state is None or (state.pchannel, state.position, state.last_tick) != (
+                pchannel,
+                LogId(row["ledger"], row["entry"]),
+                row["time_tick"],
+            ):
+                raise Malformed("the state is not that of the row's position")
+        return position
+
+    def position_at(self, pchannel: str, version: int) -> WalPosition | None:
+        """Where `pchannel` stood at an older version; None where that or its state row is gone, or it had no commit yet."""
+        try:
+            pinned = open_table(self.table.uri, version=version)
+            found = None if pinned is None else WalTable(pinned).position(pchannel)
+        except Exception:  # cleaned up or vacuumed: delta-rs has no one type for it
+            return None
+        return found if found is not None and found.state_bytes is not None else None
+
+
+def _partition_value(path: str, column: str) -> str:
+    """The value of a partition column in a file's path."""
+    return unquote(path.partition(f"{column}=")[2].partition("/")[0])
+
+
+def _at(position: WalPosition, version: int) -> WalPosition:
+    """The same position, seen at a later version."""
+    return replace(position, version=version)

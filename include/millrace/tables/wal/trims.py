@@ -1,0 +1,90 @@
+"""What retention took from the ``wal`` table, so that what is left can still be verified: the Delta table ``wal_trims``.
+
+A trim removes whole files of a PChannel and moves the app id ``<pchannel>/trimmed`` to its tick, in one commit to ``wal``; so
+a reader of any version knows from that version alone up to where rows are gone. How many rows, and their digest, stands here, in
+a row that is written before that commit and counts from it on.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.storage.commit import Part, commit_fenced
+from millrace.storage.files import FileSink
+from millrace.storage.table import create_table, open_table
+from millrace.tables.wal.reader import TRIMMED_APP_SUFFIX
+from millrace.tables.wal.table import Totals, WalTable
+from millrace.wal.digest import Digest
+
+COLUMNS: Final = pa.schema(
+    [
+        pa.field("pchannel", pa.utf8()),
+        pa.field("time_tick", pa.int64()),  # rows up to here may be gone
+        pa.field("messages", pa.int64()),  # rows that are gone, all trims together
+        pa.field("rejections", pa.int64()),
+        pa.field("digest", pa.utf8()),  # of those rows
+        pa.field("files", pa.int64()),  # of this trim
+        pa.field("bytes", pa.int64()),
+        pa.field("at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """One trim of a PChannel; `totals` are of all trims up to it."""
+
+    pchannel: str
+    time_tick: int
+    totals: Totals
+    files: int
+    bytes: int
+
+
+def trims_uri(wal: object) -> str:
+    """Beside the ``wal`` table at `wal`."""
+    return f"{str(wal).rpartition('/')[0]}/wal_trims"
+
+
+def trimmed_totals(wal: WalTable) -> dict[str, Totals]:
+    """By PChannel, for those that were trimmed at the version of `wal`: the rows that are gone."""
+    reached = {name: wal.table.app_version(name + TRIMMED_APP_SUFFIX) for name in wal.pchannels()}
+    if not any(reached.values()):
+        return {}
+    path = trims_uri(wal.table.uri)
+    table = open_table(path)
+    if table is None:
+        return {}
+    actions = table.actions()
+    # Each trim wrote a file of one row: only those that count are opened.
+    wanted = pc.is_in(actions["max.time_tick"], pa.array(sorted(set(reached.values())), pa.int64()))
+    rows = table.read_rows(actions.filter(wanted)["path"].to_pylist(), COLUMNS).sort_by("at").to_pylist()
+    return {
+        row["pchannel"]: Totals(row["messages"], row["rejections"], Digest.parse(row["digest"]))
+        for row in rows
+        if row["time_tick"] == reached.get(row["pchannel"])
+    }
+
+
+def record_trim(wal: object, trim: Trim) -> None:
+    """Write the row of a trim that is about to be committed to ``wal``."""
+    path = trims_uri(wal)
+    table = create_table(path, COLUMNS, partition_by=[])
+    row = {
+        "pchannel": trim.pchannel,
+        "time_tick": trim.time_tick,
+        "messages": trim.totals.messages,
+        "rejections": trim.totals.rejections,
+        "digest": str(trim.totals.digest),
+        "files": trim.files,
+        "bytes": trim.bytes,
+        "at": time.time_ns() // 1000,
+    }
+    sink = FileSink.at(path, COLUMNS, ("time_tick",))
+    sink.write(pa.Table.from_pylist([row], schema=COLUMNS), {})
+    commit_fenced(table, [Part(adds=sink.finish())]).require()

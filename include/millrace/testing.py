@@ -1,0 +1,110 @@
+"""A whole deployment for the tests of your own programs: real log, real chain, real tables, no JVM; gone at the end.
+
+    import millrace.testing
+
+    with millrace.testing.deployment() as db:
+        users = db.create_collection("users", {"id": "int64"}, key="id")
+        users.insert([{"id": 1}])
+        assert users.read().num_rows == 1
+
+What takes the log into the tables is not Spark here but the calling process, by the same code (docs/testing.md).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.base.errors import DeadlineExceeded, MillraceError
+from millrace.base.settings import Settings
+from millrace.client.client import Client
+from millrace.client.database import Database
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.runtime import arrow_start as arrow_start
+
+_POLL: Final = 0.05
+_MOST_FAILURES: Final = 100
+
+
+class Deployment(Database):
+    """A :class:`millrace.Database` whose tables are kept up by a thread of this process. Made by :func:`deployment`."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.settings = client.settings
+        self.failures: list[MillraceError] = []
+        """What kept the thread from going on, newest last (the last hundred): a PChannel that is parked, say."""
+        self._turn = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep_up, name="millrace-testing", daemon=True)
+        self._thread.start()
+
+    def settle(self, *, deadline: float = 30.0) -> None:
+        """Take everything that was appended before this call into the tables: `wal`, rows, segments, checkpoints.
+
+        Raises what keeps a PChannel from going on (ChannelParked, TableUnavailable), or DeadlineExceeded where the thread
+        holds the tables for longer than `deadline` seconds.
+        """
+        if not self._turn.acquire(timeout=deadline):
+            raise DeadlineExceeded(f"the tables were not free within {deadline:g} s")
+        try:
+            self._take()
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        """Stop the thread, the clients and the log's server. Idempotent."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._thread.join(timeout=60)
+        try:
+            with suppress(MillraceError):
+                self.client.append.service.shutdown()
+        finally:
+            super().close()
+
+    def _take(self) -> None:
+        catch_up(self.settings, self.client.log)
+        flush(self.settings)
+
+    def _keep_up(self) -> None:
+        while not self._ended.wait(_POLL):
+            with self._turn:
+                try:
+                    self._take()
+                except MillraceError as error:
+                    self.failures = [*self.failures, error][-_MOST_FAILURES:]
+
+
+@contextmanager
+def deployment(folder: str | Path | None = None, **settings: Any) -> Iterator[Deployment]:
+    """A deployment in `folder`, which stays, or in a temporary one, which is removed at the end whatever happens.
+
+    `settings` go over the defaults (:class:`millrace.Settings`); nothing is taken from the environment. Raises
+    InvalidSettings, LogUnavailable.
+    """
+    made = Path(tempfile.mkdtemp(prefix="millrace-testing-")) if folder is None else Path(folder)
+    chosen = replace(Settings.load(env={}), data_dir=made / "data" if folder is None else made, **settings)
+    try:
+        with Deployment(Client.connect(chosen)) as db:
+            yield db
+    finally:
+        if folder is None:
+            _removed(made)
+
+
+def _removed(folder: Path) -> None:
+    """Remove the folder; the log's server, which has just been told to end, may still hold files of it for a moment."""
+    until = time.monotonic() + 10
+    while folder.exists() and time.monotonic() < until:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.02)

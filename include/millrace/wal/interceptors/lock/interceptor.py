@@ -1,0 +1,58 @@
+"""Lock: inserts and deletes share a VChannel; an exclusive message is a barrier on it (or on the whole PChannel).
+
+A run of inserts and deletes is judged together; every other message is judged alone. An exclusive message that the inner
+links accept fails the transactions that are open in its scope, in the order of their Begin ids, before it takes effect.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millrace.message.types import Flag, MessageType, flags_of
+from millrace.wal.interceptors.interceptor import Proceed
+from millrace.wal.run import Decided, Emission, Row, Run
+from millrace.wal.state import ChannelState, Txn, VChannelState
+
+BARRIER = "barrier"
+EXPIRED = "expired"
+
+
+def rollback(channel: VChannelState, txn: Txn, why: str) -> Emission:
+    """The RollbackTxn that the chain emits for `txn`; `why` (barrier or expired) stands in its detail."""
+    return Emission(
+        type=MessageType.ROLLBACK_TXN,
+        vchannel=channel.name,
+        collection_id=channel.collection_id,
+        txn_id=txn.id,
+        detail=why,
+    )
+
+
+class Lock:
+    """Between redo and timetick."""
+
+    name = "lock"
+
+    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+        if run.count > 1:
+            types = run.view(run.columns.type)
+            control = np.flatnonzero((types != MessageType.INSERT) & (types != MessageType.DELETE))
+            if len(control):
+                run.cut(max(int(control[0]), 1))
+        proceed(run)
+
+    def emissions(self, state: ChannelState, run: Run) -> list[Emission]:
+        """The rollbacks of what an exclusive message fails."""
+        flags = flags_of(int(run.columns.type[run.start]))
+        if not run.accepted_one or flags is None or Flag.EXCLUSIVE not in flags:
+            return []
+        scope = run.columns.vchannel_name(run.start)
+        failing = [(channel, txn) for channel, txn in state.open_txns() if scope in ("", channel.name)]
+        failing.sort(key=lambda pair: pair[1].begin)
+        return [rollback(channel, txn, BARRIER) for channel, txn in failing]
+
+    def evolve(self, state: ChannelState, rows: Decided) -> None:
+        """A lock is held for the message alone: no state."""
+
+    def evolve_one(self, state: ChannelState, row: Row) -> None:
+        """A lock is held for the message alone: no state."""

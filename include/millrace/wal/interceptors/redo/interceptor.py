@@ -1,0 +1,43 @@
+"""Redo: where the shard has no growing segment for an insert, have one made first and run the rest again.
+
+Milvus' redo interceptor waits until a segment was allocated; here nothing waits: the run ends before the first insert that
+lacks a segment, or is that insert alone, before which the shard emits the CreateSegment message, with a time tick of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millrace.message.types import MessageType
+from millrace.wal.interceptors.interceptor import Proceed
+from millrace.wal.run import Decided, Row, Run, groups
+from millrace.wal.state import ChannelState
+
+
+class Redo:
+    """Outermost link."""
+
+    name = "redo"
+
+    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+        proceed(run)
+        columns = run.columns
+        inserts = run.pending()
+        inserts = inserts[run.view(columns.type)[inserts] == MessageType.INSERT]
+        if not len(inserts):
+            return
+        vchannel, partition = run.view(columns.vchannel)[inserts], run.view(columns.partition_id)[inserts]
+        lacking = np.zeros(len(inserts), dtype=bool)
+        for rows in groups(vchannel, partition):
+            name = columns.names[vchannel[rows[0]]]
+            if int(partition[rows[0]]) not in state.vchannels[name].growing:
+                lacking[rows] = True
+        places = inserts[lacking]
+        if len(places):
+            run.cut(int(places[0]))
+
+    def evolve(self, state: ChannelState, rows: Decided) -> None:
+        """Redo has no state."""
+
+    def evolve_one(self, state: ChannelState, row: Row) -> None:
+        """Redo has no state."""

@@ -1,0 +1,351 @@
+"""Shard: collections, partitions, schemas and segments; judges rows and DDL. Innermost link. docs/chain.md, "Types"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument, Malformed
+from millrace.message.bodies import ImportBody, import_partitions, parse_body
+from millrace.message.keys import vchannel_index
+from millrace.message.payload import decode_many
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.types import DML, MessageType
+from millrace.wal.interceptors.interceptor import Proceed, Timer
+from millrace.wal.interceptors.shard import segments
+from millrace.wal.interceptors.txn.interceptor import TxnManager
+from millrace.wal.reasons import Reason
+from millrace.wal.run import Decided, Emission, Row, Run, groups
+from millrace.wal.segments.policies.registry import BY_MESSAGE, deadline, timed_out
+from millrace.wal.segments.segment import Segment
+from millrace.wal.state import ChannelState, VChannelState
+
+_DDL: Final = frozenset(
+    {
+        MessageType.CREATE_COLLECTION,
+        MessageType.DROP_COLLECTION,
+        MessageType.CREATE_PARTITION,
+        MessageType.DROP_PARTITION,
+        MessageType.SCHEMA_CHANGE,
+        MessageType.MANUAL_FLUSH,
+        MessageType.FLUSH_ALL,
+        MessageType.IMPORT,
+    }
+)
+
+
+class _Refused(Exception):
+    """A DDL message's rejection on its way out of the rule that found it."""
+
+    def __init__(self, reason: Reason, words: str) -> None:
+        super().__init__(words)
+        self.reason = reason
+
+
+class Shard:
+    """Collections of one PChannel."""
+
+    name = "shard"
+
+    def __init__(self, txns: TxnManager) -> None:
+        self._txns = txns
+
+    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+        number = int(run.columns.type[run.start])
+        if number in DML:
+            self._judge_rows(state, run)
+            segments.cut_after_seal(state, run)
+        elif run.accepted_one and number in _DDL:
+            try:
+                self._judge_ddl(state, run)
+            except Malformed as error:
+                run.reject(0, Reason.MALFORMED, str(error))
+            except InvalidArgument as error:
+                run.reject(0, Reason.MALFORMED, str(error))
+            except _Refused as refusal:
+                run.reject(0, refusal.reason, str(refusal))
+        proceed(run)
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def _judge_rows(self, state: ChannelState, run: Run) -> None:
+        columns = run.columns
+        for rows in self._groups(run, columns.vchannel, columns.collection_id):
+            channel = state.vchannels.get(columns.vchannel_name(run.start + int(rows[0])))
+            collection_id = int(columns.collection_id[run.start + rows[0]])
+            if channel is None or channel.collection_id != collection_id:
+                name = columns.vchannel_name(run.start + int(rows[0]))
+                run.reject(rows, Reason.COLLECTION_NOT_FOUND, f"no collection {collection_id} on VChannel {name!r}")
+        for rows in self._groups(run, columns.vchannel, columns.partition_id, columns.type):
+            row = run.start + int(rows[0])
+            partition_id = int(columns.partition_id[row])
+            known = state.vchannels[columns.vchannel_name(row)].partitions
+            if partition_id not in known and not (partition_id == 0 and columns.type[row] == MessageType.DELETE):
+                run.reject(rows, Reason.PARTITION_NOT_FOUND, f"the collection has no partition {partition_id}")
+        for rows in self._groups(run, columns.vchannel, columns.schema_version):
+            row = run.start + int(rows[0])
+            version = int(columns.schema_version[row])
+            newest = len(state.vchannels[columns.vchannel_name(row)].schemas)
+            if not 1 <= version <= newest:
+                run.reject(
+                    rows, Reason.SCHEMA_MISMATCH, f"schema version {version} is not known; the newest is {newest}"
+                )
+        self._txns.judge_bodies(state, run)
+        for rows in self._groups(run, self._shapes(state, run), columns.schema_version, columns.type):
+            self._judge_payloads(state, run, rows)
+
+    def _shapes(self, state: ChannelState, run: Run) -> npt.NDArray[np.int64]:
+        """By row of the batch, a number that is equal where VChannels share everything that judging a payload needs."""
+        columns = run.columns
+        codes: dict[object, int] = {None: 0}
+        for name in columns.names:
+            codes.setdefault(_shape(state.vchannels.get(name)), len(codes))
+        by_name = [codes[_shape(state.vchannels.get(name))] for name in columns.names]
+        return np.array(by_name or [0], dtype=np.int64)[columns.vchannel]
+
+    def _groups(self, run: Run, *keys: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.intp]]:
+        pending = run.pending()
+        if len(pending):
+            for places in groups(*(run.view(key)[pending] for key in keys)):
+                yield pending[places]
+
+    def _judge_payloads(self, state: ChannelState, run: Run, rows: npt.NDArray[np.intp]) -> None:
+        columns = run.columns
+        row = run.start + int(rows[0])
+        channel = state.vchannels[columns.vchannel_name(row)]
+        schema = channel.schemas[int(columns.schema_version[row]) - 1]
+        arrow = schema.arrow() if columns.type[row] == MessageType.INSERT else schema.key_arrow()
+        decoded = decode_many(_select(columns.payloads, run.start + rows), arrow, columns=[schema.primary_key])
+        for place, words in decoded.errors.items():
+            run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
+        claimed = run.view(columns.rows)[rows]
+        for place in np.flatnonzero((decoded.counts != claimed) & (decoded.counts > 0)).tolist():
+            words = f"the header says {claimed[place]} rows, the payload has {decoded.counts[place]}"
+            run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
+        if len(channel.vchannels) > 1 and decoded.rows.num_rows:
+            numbers = {name: number for number, name in enumerate(channel.vchannels)}
+            number = np.array([numbers.get(name, -1) for name in columns.names])[run.view(columns.vchannel)[rows]]
+            homes = vchannel_index(decoded.rows.column(schema.primary_key), len(channel.vchannels))
+            astray = homes != np.repeat(number, decoded.counts)
+            if astray.any():
+                owner = np.repeat(np.arange(len(rows)), decoded.counts)
+                wrong = rows[np.unique(owner[astray])]
+                wrong = wrong[run.reason[wrong] == 0]
+                if len(wrong):
+                    run.reject(
+                        wrong, Reason.WRONG_VCHANNEL, "a primary key belongs to another VChannel of the collection"
+                    )
+
+    # -- DDL ----------------------------------------------------------------------------------------------------------
+
+    def _judge_ddl(self, state: ChannelState, run: Run) -> None:
+        """Judge one DDL message. Raises _Refused or Malformed."""
+        columns, row = run.columns, run.start
+        message_type = MessageType(int(columns.type[row]))
+        body = parse_body(message_type, columns.payload(row))
+        name = columns.vchannel_name(row)
+        if message_type is MessageType.FLUSH_ALL:
+            if name:
+                raise Malformed("FlushAll goes to the whole PChannel: its VChannel is empty")
+            return
+        collection_id = int(columns.collection_id[row])
+        if message_type is MessageType.CREATE_COLLECTION:
+            self._create_collection(state, name, collection_id, body)
+            return
+        if message_type is MessageType.IMPORT:
+            _check_import_header(run, body)
+        channel = state.vchannels.get(name)
+        if channel is None or channel.collection_id != collection_id:
+            raise _Refused(Reason.COLLECTION_NOT_FOUND, f"no collection {collection_id} on VChannel {name!r}")
+        partition_id = int(columns.partition_id[row])
+        match message_type:
+            case MessageType.CREATE_PARTITION:
+                self._create_partition(state, channel, partition_id, body["name"])
+            case MessageType.DROP_PARTITION if partition_id not in channel.partitions:
+                raise _Refused(Reason.PARTITION_NOT_FOUND, f"the collection has no partition {partition_id}")
+            case MessageType.SCHEMA_CHANGE:
+                self._change_schema(channel, int(columns.schema_version[row]), body["add"])
+            case MessageType.IMPORT:
+                self._import(channel, int(columns.schema_version[row]), body)
+            case MessageType.MANUAL_FLUSH if not _ending(channel, partition_id, body.get("segment_id")):
+                raise _Refused(Reason.NO_EFFECT, "nothing grows there: there is no segment to flush")
+
+    def _create_collection(self, state: ChannelState, name: str, collection_id: int, body: dict[str, Any]) -> None:
+        if collection_id <= 0:
+            raise Malformed("a collection's id must be positive")
+        stem, _, number = name.rpartition("v")
+        if stem != f"{state.pchannel}_{collection_id}" or name not in body["vchannels"] or not number.isdigit():
+            raise _Refused(
+                Reason.VCHANNEL_NOT_FOUND,
+                f"{name!r} is no VChannel of collection {collection_id} on {state.pchannel}:"
+                f" it must be {state.pchannel}_{collection_id}v<n> and stand in the message's list",
+            )
+        if name in state.vchannels:
+            raise _Refused(Reason.COLLECTION_EXISTS, f"VChannel {name!r} has a collection already")
+        if len(state.vchannels) >= state.config.max_vchannels or len(body["partitions"]) > state.config.max_partitions:
+            raise _Refused(Reason.LIMIT_EXCEEDED, "the PChannel takes no more VChannels or partitions")
+
+    def _create_partition(self, state: ChannelState, channel: VChannelState, partition_id: int, name: str) -> None:
+        if partition_id <= 0:
+            raise Malformed("a partition's id must be positive")
+        if partition_id in channel.partitions or name in channel.partitions.values():
+            raise _Refused(
+                Reason.PARTITION_EXISTS, f"partition {name!r} ({partition_id}) exists, or its name or id does"
+            )
+        if len(channel.partitions) >= state.config.max_partitions:
+            raise _Refused(Reason.LIMIT_EXCEEDED, f"a collection has at most {state.config.max_partitions} partitions")
+
+    def _change_schema(self, channel: VChannelState, version: int, added: FieldSpec) -> None:
+        newest = len(channel.schemas)
+        if version != newest + 1:
+            raise _Refused(Reason.SCHEMA_MISMATCH, f"schema version {newest + 1} comes next, not {version}")
+        if not added.nullable:
+            raise _Refused(Reason.SCHEMA_MISMATCH, f"the added field {added.name!r} must be nullable")
+        try:
+            channel.schemas[-1].with_field(added)
+        except InvalidArgument as error:
+            raise _Refused(Reason.SCHEMA_MISMATCH, str(error)) from None
+
+    def _import(self, channel: VChannelState, version: int, body: ImportBody) -> None:
+        unknown = [number for number in import_partitions(body) if number not in channel.partitions]
+        if unknown:
+            raise _Refused(Reason.PARTITION_NOT_FOUND, f"the collection has no partition {unknown[0]}")
+        newest = len(channel.schemas)
+        if not 1 <= version <= newest:
+            words = f"schema version {version} is not known; the newest is {newest}"
+            raise _Refused(Reason.SCHEMA_MISMATCH, words)
+
+    # -- what comes before a message, by time, and behind it -----------------------------------------------------------
+
+    def emissions(self, state: ChannelState, run: Run) -> list[Emission]:
+        """Flushes of what the message ends; behind them the segments for its own rows: their ids, which are ticks, have no gap."""
+        if not run.accepted_one:
+            return []
+        columns, row = run.columns, run.start
+        number = int(columns.type[row])
+        if number == MessageType.INSERT:
+            channel, partition_id = state.vchannels[columns.vchannel_name(row)], int(columns.partition_id[row])
+            return [] if partition_id in channel.growing else [segments.create(channel, partition_id)]
+        if number not in BY_MESSAGE:
+            return []
+        body = parse_body(MessageType(number), columns.payload(row))
+        name, partition_id = columns.vchannel_name(row), 0
+        if number in (MessageType.DROP_PARTITION, MessageType.MANUAL_FLUSH):
+            partition_id = int(columns.partition_id[row])
+        found = [
+            segments.flush(channel, segment, BY_MESSAGE[MessageType(number)])
+            for channel in ([state.vchannels[name]] if name else _sorted(state))
+            for segment in _ending(channel, partition_id, body.get("segment_id"))
+        ]
+        if number == MessageType.IMPORT:
+            found += [segments.create(state.vchannels[name], number) for number in import_partitions(body)]
+        return found
+
+    def timers(self, state: ChannelState, tick: int) -> list[Timer]:
+        """Growing segments that are old or idle."""
+        config = state.config
+        return [
+            Timer(due, segment.id, segments.flush(channel, segment, timed_out(segment, config, tick)))
+            for channel in state.vchannels.values()
+            for segment in channel.growing.values()
+            if (due := deadline(segment, config)) <= tick
+        ]
+
+    def stamp(self, state: ChannelState, run: Run) -> None:
+        run.segment = segments.assign(state, run)
+
+    def settled(self, state: ChannelState) -> Emission | None:
+        return segments.settled(state)
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def evolve(self, state: ChannelState, rows: Decided) -> None:
+        segments.evolve_rows(state, rows)
+
+    def evolve_one(self, state: ChannelState, row: Row) -> None:
+        if row.type is MessageType.CREATE_COLLECTION:
+            state.vchannels[row.vchannel] = _created(row)
+            return
+        channel = state.vchannels.get(row.vchannel)
+        if channel is None:
+            return
+        match row.type:
+            case MessageType.INSERT:
+                segments.grow(state, channel, row)
+            case MessageType.DELETE:
+                segments.count_deletes(state, channel, row.rows)
+            case MessageType.DROP_COLLECTION:
+                del state.vchannels[row.vchannel]
+            case MessageType.CREATE_PARTITION:
+                channel.partitions[row.partition_id] = parse_body(row.type, row.payload)["name"]
+            case MessageType.DROP_PARTITION:
+                del channel.partitions[row.partition_id]
+            case MessageType.SCHEMA_CHANGE:
+                added = parse_body(row.type, row.payload)["add"]
+                channel.schemas = (*channel.schemas, channel.schemas[-1].with_field(added))
+            case MessageType.CREATE_SEGMENT:
+                channel.growing[row.partition_id] = Segment(
+                    row.segment_id, row.partition_id, 0, 0, row.tick, channel.delete_rows, frozenset(), ""
+                )
+            case MessageType.IMPORT:
+                segments.fill(channel, row)
+            case MessageType.FLUSH:
+                if channel.sealed.pop(row.segment_id, None) is None:
+                    del channel.growing[row.partition_id]
+            case MessageType.COMMIT_TXN | MessageType.ROLLBACK_TXN:
+                segments.release(channel, row.txn_id)
+            case _:
+                pass
+
+
+def _shape(channel: VChannelState | None) -> object:
+    return channel and (channel.collection_id, channel.vchannels, channel.schemas)
+
+
+def _created(row: Row) -> VChannelState:
+    body = parse_body(row.type, row.payload)
+    vchannels: tuple[str, ...] = tuple(body["vchannels"])
+    schema: CollectionSchema = body["schema"]
+    return VChannelState(
+        name=row.vchannel,
+        collection_id=row.collection_id,
+        collection_name=body["name"],
+        number=vchannels.index(row.vchannel),
+        vchannels=vchannels,
+        schemas=(schema,),
+        partitions={partition_id: name for name, partition_id in body["partitions"].items()},
+        mvcc=row.tick,
+    )
+
+
+def _check_import_header(run: Run, body: ImportBody) -> None:
+    columns, row = run.columns, run.start
+    if columns.rows[row] != sum(each["rows"] for each in body["files"]):
+        raise Malformed("an Import's rows are those of its files")
+    if columns.partition_id[row] or columns.txn_id[row]:
+        raise Malformed("an Import names its partitions in its body, and is in no transaction")
+
+
+def _sorted(state: ChannelState) -> list[VChannelState]:
+    return [state.vchannels[name] for name in sorted(state.vchannels)]
+
+
+def _ending(channel: VChannelState, partition_id: int, segment_id: int | None) -> list[Segment]:
+    """The growing segments of a partition (0: of all), or the one of an id, in the order of their ids."""
+    return [
+        segment
+        for segment in sorted(channel.growing.values())
+        if partition_id in (0, segment.partition_id) and segment_id in (None, segment.id)
+    ]
+
+
+def _select(payloads: pa.LargeBinaryArray, rows: npt.NDArray[np.intp]) -> pa.LargeBinaryArray:
+    """The payloads of ascending `rows`; a view where they are contiguous."""
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows):
+        return payloads.slice(first, len(rows))
+    return payloads.take(pa.array(rows))

@@ -1,0 +1,193 @@
+"""Timetick: terms, message headers, idempotent producers and timers; stamps what was accepted with its time tick.
+
+A time tick is ``max(last + 1, physical_ms << 18, barrier + 1)``: the log's own append stamp, made strictly increasing.
+docs/chain.md, "A message's way".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millrace.base.errors import Malformed, UnsupportedVersion
+from millrace.message.bodies import parse_body
+from millrace.message.ids import LOGICAL_BITS, LogId, generation_start
+from millrace.message.types import DML, SINCE, Flag, MessageType, flags_of
+from millrace.wal.interceptors.interceptor import Proceed
+from millrace.wal.interceptors.timetick import producers
+from millrace.wal.interceptors.txn.interceptor import TXN_TYPES
+from millrace.wal.reasons import Reason
+from millrace.wal.run import ACCEPTED, Decided, Int64s, Row, Run
+from millrace.wal.state import ChannelState
+
+CHAIN_VERSION = 3
+"""Version of the chain's behaviour, for new terms: it enters a log by the term's opening."""
+
+CHAIN_VERSIONS = (1, 2, 3)
+"""What this host can run; it refuses a log that asks for another. 2 has AlterWAL, 3 has Import."""
+
+MAX_BARRIER_AHEAD_MS = 86_400_000
+
+
+class TimeTick:
+    """Between lock and shard."""
+
+    name = "timetick"
+
+    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+        self._cut_before_timers(state, run)
+        self._judge_types(state, run)
+        self._judge_terms(state, run)
+        self._judge_headers(state, run)
+        producers.judge(state, run)
+        if run.accepted_one:
+            self._judge_own(state, run)
+        proceed(run)
+
+    def _cut_before_timers(self, state: ChannelState, run: Run) -> None:
+        """No timer may fall due inside a run: neither one that is set now nor one that the run itself can set."""
+        if run.count == 1:
+            return
+        columns = run.columns
+        wanted = np.maximum(run.view(columns.physical_ms) << LOGICAL_BITS, run.view(columns.barrier_tick) + 1)
+        ticks = strictly_increasing(wanted, state.last_tick)
+        config = state.config
+        shortest = min(config.segment_idle_ms, config.segment_lifetime_ms) << LOGICAL_BITS
+        deadline = min(state.next_deadline(), int(ticks[0]) + shortest)
+        if ticks[-1] >= deadline:
+            run.cut(int(np.searchsorted(ticks, deadline)))
+
+    def _judge_types(self, state: ChannelState, run: Run) -> None:
+        number = int(run.columns.type[run.start])
+        if number in DML:
+            return
+        flags = flags_of(number)
+        if flags is not None and SINCE.get(MessageType(number), 1) > state.chain_version:
+            flags = None
+        if number == MessageType.UNDEFINED:
+            words = run.columns.details.get(run.start)
+            run.reject(0, Reason.MALFORMED, words or "type 0 (UNDEFINED) is no message")
+        elif flags is None:
+            run.reject(
+                0, Reason.UNSUPPORTED_TYPE, f"message type {number} has no behaviour in this version of Millrace"
+            )
+        elif Flag.EMITTED in flags:
+            run.reject(0, Reason.UNSUPPORTED_TYPE, f"{MessageType(number).name} is made by the chain alone")
+
+    def _judge_terms(self, state: ChannelState, run: Run) -> None:
+        pending = run.pending()
+        term = run.view(run.columns.term)[pending]
+        if run.columns.type[run.start] == MessageType.TERM_OPENING:
+            if len(pending) and term[0] <= state.term:
+                run.reject(0, Reason.TERM_FENCED, f"term {term[0]} cannot open: term {state.term} is open")
+            return
+        if state.term == 0:
+            run.reject(pending, Reason.TERM_NOT_OPENED, "no term was opened on this PChannel yet")
+            return
+        older, newer = pending[term < state.term], pending[term > state.term]
+        if len(older):
+            run.reject(older, Reason.TERM_FENCED, f"term {state.term} is open; ask for the assignment and append again")
+        if len(newer):
+            run.reject(newer, Reason.TERM_NOT_OPENED, f"term {state.term} is open; the message is of a later one")
+
+    def _judge_headers(self, state: ChannelState, run: Run) -> None:
+        columns = run.columns
+        pending = run.pending()
+        ahead = run.view(columns.physical_ms)[pending] + MAX_BARRIER_AHEAD_MS
+        far = pending[(run.view(columns.barrier_tick)[pending] >> LOGICAL_BITS) > ahead]
+        if len(far):
+            run.reject(far, Reason.MALFORMED, "the barrier tick lies more than 24 h ahead of the log")
+        pending = run.pending()
+        big = pending[run.view(columns.size)[pending] > state.config.max_message_bytes]
+        if len(big):
+            run.reject(big, Reason.TOO_LARGE, f"a payload has at most {state.config.max_message_bytes} bytes; split it")
+
+    def _judge_own(self, state: ChannelState, run: Run) -> None:
+        """Every control message's body must be of its type; then the rules of TimeTick, TermOpening and Config."""
+        columns, row = run.columns, run.start
+        number = int(columns.type[row])
+        if number in DML:
+            return
+        try:
+            body = parse_body(MessageType(number), columns.payload(row))
+            if number == MessageType.TERM_OPENING:
+                state.config.changed(body["config"])
+            elif number == MessageType.CONFIG:
+                state.config.changed(body)
+        except Malformed as error:
+            run.reject(0, Reason.MALFORMED, str(error))
+            return
+        if number == MessageType.TIME_TICK:
+            run.persisted = state.dirty
+        if number == MessageType.TERM_OPENING and body["chain_version"] not in CHAIN_VERSIONS:
+            raise UnsupportedVersion(
+                f"term {columns.term[row]} of {state.pchannel} runs chain version {body['chain_version']},"
+                f" this host has versions {CHAIN_VERSIONS}: run the build that opened the term, or a newer one"
+            )
+        if number == MessageType.ALTER_WAL:
+            self._judge_alter_wal(run, body["generation"])
+
+    def _judge_alter_wal(self, run: Run, generation: int) -> None:
+        """It ends the log of this generation, so nothing may follow it in its entry, and it names the next generation."""
+        columns, row = run.columns, run.start
+        here = LogId(int(columns.ledger[row]), int(columns.entry[row]))
+        if columns.vchannel_name(row):
+            run.reject(0, Reason.MALFORMED, "AlterWAL goes to the whole PChannel: its VChannel is empty")
+        elif row + 1 < len(columns) and (columns.ledger[row + 1], columns.entry[row + 1]) == here:
+            run.reject(0, Reason.MALFORMED, "AlterWAL is the last message of its entry")
+        elif generation != here.generation + 1:
+            words = f"the log stands in generation {here.generation}: the next is not generation {generation}"
+            run.reject(0, Reason.NO_EFFECT, words)
+
+    def stamp(self, state: ChannelState, run: Run) -> None:
+        """Ticks of the run: an accepted message's own, a rejection's the last one before it."""
+        columns = run.columns
+        if run.count == 1:
+            own = max(state.next_tick(int(columns.physical_ms[run.start])), int(columns.barrier_tick[run.start]) + 1)
+            run.tick = np.array([own if run.accepted_one else state.last_tick])
+            return
+        accepted = run.reason == ACCEPTED
+        wanted = np.maximum(run.view(columns.physical_ms) << LOGICAL_BITS, run.view(columns.barrier_tick) + 1)[accepted]
+        ticks = np.full(run.count, state.last_tick, dtype=np.int64)
+        ticks[accepted] = strictly_increasing(wanted, state.last_tick)
+        run.tick = np.maximum.accumulate(ticks)
+
+    def evolve(self, state: ChannelState, rows: Decided) -> None:
+        accepted = rows.reason == ACCEPTED
+        if accepted.any():
+            state.last_tick = int(rows.tick[accepted][-1])
+            state.dirty = True
+            visible = accepted & (rows.txn_id == 0)
+            for code in np.unique(rows.vchannel[visible]).tolist():
+                mine = rows.tick[visible & (rows.vchannel == code)]
+                state.vchannels[rows.names[code]].mvcc = int(mine[-1])
+        producers.evolve(state, rows)
+
+    def evolve_one(self, state: ChannelState, row: Row) -> None:
+        state.last_tick = row.tick
+        state.dirty = row.type is not MessageType.TIME_TICK
+        if row.type is MessageType.TERM_OPENING:
+            body = parse_body(row.type, row.payload)
+            state.term, state.chain_version = row.term, body["chain_version"]
+            state.config = state.config.changed(body["config"])
+        elif row.type is MessageType.CONFIG:
+            state.config = state.config.changed(parse_body(row.type, row.payload))
+        elif row.type is MessageType.ALTER_WAL:
+            state.position = generation_start(LogId(row.ledger, row.entry).generation + 1)
+        channel = state.vchannels.get(row.vchannel)
+        if channel is None or row.type is MessageType.CREATE_SEGMENT:
+            return
+        hidden = row.txn_id if row.type in DML else row.type in TXN_TYPES and row.type is not MessageType.COMMIT_TXN
+        if not hidden:
+            channel.mvcc = row.tick
+        if row.producer_id and row.type is not MessageType.CREATE_COLLECTION:
+            producers.evolve_one(state, row)
+
+
+def strictly_increasing(wanted: Int64s, last: int) -> Int64s:
+    """The least ticks with tick[i] >= wanted[i] and tick[i] > tick[i - 1], the first above `last`."""
+    steps = np.arange(len(wanted), dtype=np.int64)
+    lowest = wanted - steps
+    if len(lowest):
+        lowest[0] = max(int(lowest[0]), last + 1)
+    result: Int64s = np.maximum.accumulate(lowest) + steps
+    return result

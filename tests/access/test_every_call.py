@@ -1,0 +1,251 @@
+"""Every call of the server with every kind of token: let in where the table says so, refused with PERMISSION_DENIED elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from millrace.access.calls import CALLS, CATALOG, MESSAGES, Over
+from millrace.access.grants import EVERYTHING, Grant, Kind, Role
+from millrace.access.token_file import TokenFile
+from millrace.base.errors import InvalidArgument, MillraceError, PermissionDenied
+from millrace.catalog import calls as catalog_calls
+from millrace.log.server.flight import LogServer
+from millrace.message.types import BEHAVIOUR, Flag, MessageType
+from millrace.node.append import server as append_host_server
+from millrace.rpc.link import ConnectionLost, ExchangeStream, Link
+from millrace.rpc.wire import TIMEOUT, to_json
+from tests.access.conftest import NARROW, SCHEMA, Guarded
+
+ROLES = {str(role): Role(role) for role in Role} | {f"narrow {role}": Role(role) for role in Role}
+NOBODY = ("none", "wrong", "revoked", "expired")
+DESTRUCTIVE = {
+    "drop",
+    "truncate",
+    "retain",
+    "shutdown",
+    "drop_group",
+    "do_exchange",
+    "create",
+    "append/tombstone",
+    "accept_clock",
+}
+NOT_THERE = "not-there"
+EXCHANGES = {"do_exchange": {"append": NOT_THERE}, "append/do_exchange": {"extension": "append", "pchannel": "dml_0"}}
+GETS = {
+    "do_get": {"pchannel": NOT_THERE, "position": [0, 0]},
+    "append/do_get": {"extension": "append", "tail": "dml_0", "after": 0},
+}
+ARGUMENTS = {
+    "pchannel": NOT_THERE,
+    "group": NOT_THERE,
+    "vchannel": "dml_0_1v0",  # of users, which narrow tokens may read
+    "position": [0, 0],
+    "allowed": [0, 0],
+    "entry": [0, 0],
+    "name": NOT_THERE,
+    "partition": NOT_THERE,
+    "producer_id": 5,
+    "count": 0,
+    "field": {},
+    "schema": SCHEMA.to_json(),
+    "vchannels": 0,
+    "partitions": [],
+}
+"""What no call can do anything with, or harm anything."""
+
+
+def call(link: Link, name: str) -> None:
+    """Make a call; raises what it is answered with."""
+    if name in EXCHANGES:
+        stream = ExchangeStream(link, EXCHANGES[name])
+        try:
+            stream.request(pa.array([b""], pa.large_binary()), TIMEOUT.pack(5.0), deadline=time.monotonic() + 20)
+            stream.answer(deadline=time.monotonic() + 20)
+        finally:
+            stream.close()
+    elif name in GETS:
+        link.get(GETS[name], timeout=20)
+    elif name.startswith(CATALOG):
+        request = {"call": name.removeprefix(CATALOG), "arguments": ARGUMENTS}
+        link.act("append/catalog", request, timeout=20)
+    else:
+        list(link.client.do_action(flight.Action(name, to_json(ARGUMENTS)), link.options(20)))
+
+
+def let_in(link: Link, name: str) -> bool:
+    """Whether the door let a call pass, whatever became of it behind."""
+    try:
+        call(link, name)
+    except PermissionDenied:
+        return False
+    except (MillraceError, flight.FlightError) as error:
+        typed = getattr(error, "extra_info", b"")
+        return b"PERMISSION_DENIED" not in typed
+    return True
+
+
+def expected(name: str, token: str) -> bool:
+    """What the table says; narrow tokens are for nothing that ARGUMENTS names."""
+    need, role = CALLS[name], ROLES[token]
+    return bool(set(need.roles) & role.held) and (need.over is Over.ANYTHING or not token.startswith("narrow"))
+
+
+@pytest.mark.parametrize("token", ROLES)
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"shutdown"}))
+def test_a_call_is_let_in_where_the_table_says_so(
+    guarded: Guarded, tokens: Mapping[str, str], name: str, token: str
+) -> None:
+    with guarded.link(tokens[token]) as link:
+        assert let_in(link, name) is expected(name, token)
+
+
+@pytest.mark.parametrize("token", NOBODY)
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_nobody_without_a_good_token_makes_any_call(
+    guarded: Guarded, tokens: Mapping[str, str], name: str, token: str
+) -> None:
+    if token == "expired":
+        clock = iter([0.0, 0.0, time.time()])
+        known = {each.principal.name for each in guarded.tokens.tokens()}
+        if "old" in known:
+            guarded.tokens.revoke("old")
+        given = TokenFile(guarded.client.settings.data_dir, clock=lambda: next(clock)).add(
+            "old", (Grant(Role.ADMIN),), expires=1.0
+        )[0]
+    else:
+        given = tokens[token]
+    with guarded.link(given) as link, pytest.raises((ConnectionLost, flight.FlightUnauthenticatedError)) as refused:
+        call(link, name)
+    assert "token" in str(refused.value)
+
+
+@pytest.mark.parametrize("token", [each for each in ROLES if each != "admin"])
+def test_only_an_admin_of_everything_stops_the_server(guarded: Guarded, tokens: Mapping[str, str], token: str) -> None:
+    with guarded.link(tokens[token]) as link, pytest.raises(PermissionDenied):
+        link.act("shutdown", {}, timeout=20)
+
+
+def test_an_admin_stops_the_server(start: Callable[[], Guarded]) -> None:
+    own = start()
+    with own.client, own.link(own.add("boss", Grant(Role.ADMIN))) as link:
+        assert link.act("shutdown", {}, timeout=20) == {}
+
+
+@pytest.mark.parametrize("token", ROLES)
+def test_what_is_no_call_is_refused_to_everybody(guarded: Guarded, tokens: Mapping[str, str], token: str) -> None:
+    descriptor = flight.FlightDescriptor.for_command(b"{}")
+    with guarded.link(tokens[token]) as link:
+        for name in ("rm", "append/rm", "append/catalog/term", "append/do_get", "do_get", "", "/", "../shutdown"):
+            with pytest.raises((InvalidArgument, PermissionDenied)):
+                link.act(name, ARGUMENTS, timeout=20)
+        with pytest.raises(InvalidArgument, match="knows no call"):
+            link.act("append/catalog", {"call": "../shutdown"}, timeout=20)
+        for other in (
+            lambda: link.client.do_put(descriptor, pa.schema([]), link.options(20))[0].close(),
+            lambda: list(link.client.list_flights(options=link.options(20))),
+            lambda: link.client.get_flight_info(descriptor, link.options(20)),
+            lambda: link.client.get_schema(descriptor, link.options(20)),
+            lambda: list(link.client.list_actions(link.options(20))),
+        ):
+            with pytest.raises((flight.FlightError, pa.ArrowException, NotImplementedError)):
+                other()
+
+
+def test_the_table_has_every_call_that_the_server_answers() -> None:
+    acts = {name.removeprefix("_act_") for name in vars(LogServer) if name.startswith("_act_")}
+    tree = ast.parse(inspect.getsource(append_host_server))
+    cases = {
+        f"append/{node.pattern.value.value}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.match_case)
+        and isinstance(node.pattern, ast.MatchValue)
+        and isinstance(node.pattern.value, ast.Constant)
+    }
+    compared = {
+        "append" + str(part.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for joined in node.comparators
+        if isinstance(joined, ast.JoinedStr)
+        for part in joined.values
+        if isinstance(part, ast.Constant)
+    }
+    streams = {"do_get", "do_exchange", "append/do_get", "append/do_exchange"}
+    catalog = {CATALOG + name for name in catalog_calls.CALLS}
+    assert cases
+    assert compared
+    assert acts | cases | compared | streams | catalog == CALLS.keys()
+
+
+def test_what_destroys_is_for_admins_alone() -> None:
+    drops = {CATALOG + "drop_collection", CATALOG + "drop_partition"}
+    assert {name for name, need in CALLS.items() if need.roles == (Role.ADMIN,)} == DESTRUCTIVE | drops
+    assert not any(Role.ADMIN in need.roles and len(need.roles) > 1 for need in CALLS.values())
+
+
+def test_every_type_of_message_has_its_role() -> None:
+    assert MESSAGES.keys() == BEHAVIOUR.keys()
+    below = {kind: need.roles for kind, need in MESSAGES.items() if need.roles != (Role.ADMIN,)}
+    assert below == {
+        MessageType.INSERT: (Role.PRODUCE,),
+        MessageType.DELETE: (Role.PRODUCE,),
+        MessageType.BEGIN_TXN: (Role.PRODUCE,),
+        MessageType.COMMIT_TXN: (Role.PRODUCE,),
+        MessageType.ROLLBACK_TXN: (Role.PRODUCE,),
+        MessageType.KEEP_ALIVE: (Role.PRODUCE,),
+        MessageType.MANUAL_FLUSH: (Role.OPERATE,),
+    }
+    assert not any(BEHAVIOUR[kind] & (Flag.SYSTEM | Flag.SELF_CONTROLLED) for kind in below)
+    assert all(MESSAGES[kind].over is Kind.VCHANNEL for kind in below)
+
+
+@pytest.mark.parametrize(
+    "role, on, name, allowed",
+    [
+        (Role.READ, "pchannel:dml_0", {"pchannel": "dml_0"}, True),
+        (Role.READ, "pchannel:dml_1", {"pchannel": "dml_0"}, False),
+        (Role.READ, "users", {"pchannel": "dml_0"}, False),
+        (Role.READ, EVERYTHING, {"pchannel": "dml_0"}, True),
+        (Role.PRODUCE, "pchannel:dml_0", {"pchannel": "dml_0"}, False),
+    ],
+)
+def test_a_pattern_is_held_against_the_name_in_the_request(
+    guarded: Guarded, request: pytest.FixtureRequest, role: Role, on: str, name: dict[str, Any], allowed: bool
+) -> None:
+    token = guarded.add(f"case-{next(_COUNT)}", Grant(role, (on,)))
+    with guarded.link(token) as link:
+        if allowed:
+            assert link.act("describe", name, timeout=20)
+        else:
+            with pytest.raises(PermissionDenied):
+                link.act("describe", name, timeout=20)
+
+
+_COUNT = itertools.count()
+
+
+def test_of_the_catalog_one_sees_what_one_has_a_role_on(guarded: Guarded, tokens: Mapping[str, str]) -> None:
+    for token, seen in (("read", ["orders", "users"]), ("narrow read", ["users"]), ("narrow produce", ["users"])):
+        with guarded.link(tokens[token]) as link:
+            found = link.act("append/catalog", {"call": "collections"}, timeout=20)["collections"]
+            assert [each["name"] for each in found] == seen
+    with guarded.link(tokens["narrow read"]) as link:
+        users = {"call": "collection", "arguments": {"name": "users"}}
+        assert link.act("append/catalog", users, timeout=20)["name"] == "users"
+        for other in ("orders", NOT_THERE, "users/../orders", "users\0", "*"):
+            with pytest.raises(PermissionDenied):
+                link.act("append/catalog", {"call": "collection", "arguments": {"name": other}}, timeout=20)
+
+
+def test_narrow_tokens_are_narrow() -> None:
+    assert EVERYTHING not in NARROW
+    assert not {NOT_THERE, "dml_0"} & {text.partition(":")[2] for text in NARROW}

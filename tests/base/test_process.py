@@ -1,0 +1,63 @@
+"""Who a process is, whatever became of its id."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from millrace.base.process import is_alive, look, look_at_all, this_process, wrote
+
+FIRST_THREAD_ENDS = (
+    "import ctypes, threading, time\n"
+    "threading.Thread(target=lambda: (print('on', flush=True), time.sleep(600))).start()\n"
+    "ctypes.CDLL(None).pthread_exit(None)\n"
+)
+
+
+def test_a_process_is_its_id_and_its_start_as_psutil_says_them() -> None:
+    me = this_process()
+    process = psutil.Process()
+    assert (me.pid, me.parent) == (process.pid, process.ppid())
+    assert me.since_boot == pytest.approx(process.create_time() - psutil.boot_time(), abs=1.5)
+    assert me.alive()
+    assert look_at_all()[me.pid] == me
+
+
+def test_another_start_or_another_boot_under_the_same_id_is_another_process() -> None:
+    me = this_process()
+    boot, _, started = me.start.partition(":")
+    assert is_alive(me.pid, me.start)
+    assert not me._replace(started=me.started - 1).alive()
+    for start in (f"{boot}:{int(started) - 1}", f"another:{started}", None):
+        assert not is_alive(me.pid, start)
+
+
+def test_what_was_written_before_a_process_began_is_another_ones() -> None:
+    before = time.time() - 5.0
+    with subprocess.Popen(["sleep", "600"]) as child:
+        assert wrote(child.pid, time.time() + 1.0)
+        assert not wrote(child.pid, before)
+        child.kill()
+    assert not wrote(child.pid, time.time() + 1.0)
+
+
+def test_a_zombie_is_gone_and_one_whose_first_thread_ended_is_not() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        child.kill()
+        ends = time.monotonic() + 10.0
+        while look(child.pid) is not None and time.monotonic() < ends:
+            time.sleep(0.01)
+        assert look(child.pid) is None, "killed, and not waited for yet"
+    with subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        ends = time.monotonic() + 10.0
+        while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < ends:
+            time.sleep(0.01)
+        assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+        assert look(child.pid) is not None, "its other thread works on"
+        child.kill()

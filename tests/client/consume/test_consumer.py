@@ -1,0 +1,220 @@
+"""Consumers: every unit in its order, positions that a group keeps, and no gap ever acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.base.errors import GroupBusy
+from millrace.base.metrics import Metrics
+from millrace.catalog.collection import Collection
+from millrace.client.client import Client
+from millrace.client.consume.async_consumer import AsyncConsumer
+from millrace.client.consume.consumer import Consumer, _Place
+from millrace.client.consume.delivery import Delivery
+from millrace.client.consume.parallel_consumer import ParallelConsumer, Work
+from millrace.message.ids import MessageId
+from millrace.message.model import ImmutableMessage
+from millrace.message.types import MessageType
+from millrace.node.ingest.in_process import catch_up
+from millrace.wal.scanner import Latest, Types
+from tests.client.conftest import item_rows
+
+INSERTS = Types({MessageType.INSERT, MessageType.DELETE})
+
+
+def keys_of(delivery: Delivery) -> list[int]:
+    return [key for change in delivery.changes() for key in change.rows.column("id").to_pylist()]
+
+
+def now(shop: Client, items: Collection) -> int:
+    return max(shop.append.tick(name) for name in ("dml_0", "dml_1"))
+
+
+def taken(consumer: Consumer, count: int, *, acknowledge: bool = True) -> list[int]:
+    found: list[int] = []
+    while len(found) < count:
+        delivery = consumer.poll(timeout=10.0)
+        assert delivery is not None, f"only {found} came"
+        found += keys_of(delivery)
+        if acknowledge:
+            consumer.acknowledge(delivery)
+    return found
+
+
+def test_a_consumer_gets_every_row_of_the_table_and_the_tail_once(shop: Client, items: Collection) -> None:
+    producer = shop.producer()
+    producer.insert(items, item_rows(*range(50)))
+    catch_up(shop.settings, shop.log)
+    producer.insert(items, item_rows(*range(50, 100)))
+    with producer.transaction(items, vchannel=0) as txn:
+        txn.keep_alive()
+    producer.delete(items, [3, 4])
+    with shop.consumer(items.name, filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+        found = [key for delivery in consumer for key in keys_of(delivery)]
+    assert sorted(found) == sorted([*range(100), 3, 4])
+    assert consumer.ended
+
+
+def test_a_group_goes_on_exactly_behind_what_it_acknowledged(shop: Client, items: Collection) -> None:
+    producer = shop.producer()
+    for key in range(30):
+        producer.insert(items, item_rows(key))
+    with shop.consumer(items.name, group="mail", filters=[INSERTS]) as first:
+        done = taken(first, 11)
+        taken(first, 5, acknowledge=False)
+    with shop.consumer(items.name, group="mail", filters=[INSERTS]) as second:
+        rest = taken(second, 30 - len(done))
+        assert second.poll(timeout=0.2) is None
+    assert sorted(done + rest) == list(range(30)), "nothing is left out and nothing done comes again"
+    with shop.consumer(items.name, group="mail", filters=[INSERTS], until_tick=now(shop, items)) as third:
+        assert [keys_of(each) for each in third] == []
+
+
+def test_a_group_that_reads_for_the_first_time_follows_its_policy(shop: Client, items: Collection) -> None:
+    producer = shop.producer()
+    producer.insert(items, item_rows(1))
+    with shop.consumer(items.name, group="new", policy=Latest(), filters=[INSERTS]) as consumer:
+        producer.insert(items, item_rows(2))
+        assert taken(consumer, 1) == [2]
+
+
+def test_a_group_has_one_consumer_a_channel(shop: Client, items: Collection) -> None:
+    with shop.consumer(items.name, group="busy"), pytest.raises(GroupBusy, match="group of its own"):
+        shop.consumer(items.name, group="busy")
+    shop.consumer(items.name, group="busy").close()
+
+
+def test_the_lag_is_measured_from_the_log_to_the_consumer(shop: Client, items: Collection) -> None:
+    metrics = Metrics()
+    with shop.consumer(items.name, group="lag", filters=[INSERTS], metrics=metrics) as consumer:
+        shop.producer().insert(items, item_rows(1))
+        delivery = consumer.poll(timeout=10.0)
+        assert delivery is not None
+        assert 0 <= delivery.lag < 10
+        assert b'consumer_unacknowledged{group="lag"' in metrics.render()
+        labels = {"group": "lag", "pchannel": delivery.pchannel}
+        assert metrics.registry.get_sample_value("millrace_consumer_lag_seconds", labels) == delivery.lag
+        assert metrics.registry.get_sample_value("millrace_consumer_delivery_delay_seconds_count", labels) == 1
+        assert metrics.registry.get_sample_value("millrace_consumer_delivery_delay_seconds_sum", labels) == delivery.lag
+        consumer.acknowledge(delivery)
+        assert consumer.poll(timeout=1.5) is None
+        assert consumer.lag == 0.0
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=20), st.randoms(use_true_random=False))
+def test_no_position_steps_over_a_unit_that_is_not_done(gaps: list[int], chance: object) -> None:
+    place, tick = _Place(0), 0
+    deliveries = []
+    for gap in gaps:
+        tick += gap
+        message = ImmutableMessage(
+            id=MessageId(0, tick, 0, 0), time_tick=tick, last_confirmed=MessageId(0, 0, 0, 0), physical_ms=0, type=1
+        )
+        deliveries.append(Delivery("p", message))
+    place.out.extend(deliveries)
+    place.seen = tick + 5
+    order = list(deliveries)
+    chance.shuffle(order)  # type: ignore[attr-defined]
+    for delivery in order:
+        delivery.done = True
+        place.settle()
+        undone = [each.tick for each in deliveries if not each.done]
+        assert place.tick < min(undone, default=tick + 6)
+        if not undone:
+            assert place.tick == tick + 5
+
+
+@pytest.mark.parametrize("by", ["vchannel", "key"])
+def test_workers_keep_the_order_of_a_key_and_acknowledge_everything(shop: Client, items: Collection, by: str) -> None:
+    producer = shop.producer()
+    for turn in range(20):
+        producer.insert(items, item_rows(*range(10), price=float(turn)))
+    seen: dict[int, list[float]] = {key: [] for key in range(10)}
+    guard = threading.Lock()
+
+    def handle(work: Work) -> None:
+        for change in work.changes:
+            for row in change.rows.to_pylist():
+                with guard:
+                    seen[row["id"]].append(row["price"])
+
+    with shop.consumer(items.name, group=by, filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+        ParallelConsumer(consumer, handle, workers=3, by=by, max_in_flight=5).run()  # type: ignore[arg-type]
+        end = consumer.positions
+    assert seen == {key: [float(turn) for turn in range(20)] for key in range(10)}
+    with shop.consumer(items.name, group=by, filters=[INSERTS], until_tick=max(end.values())) as again:
+        assert list(again) == []
+
+
+def test_work_that_fails_stops_the_pool_and_is_delivered_again(shop: Client, items: Collection) -> None:
+    producer = shop.producer()
+    for key in range(20):
+        producer.insert(items, item_rows(key))
+    done: set[int] = set()
+    tries: list[int] = []
+
+    def handle(work: Work) -> None:
+        for change in work.changes:
+            for key in change.rows.column("id").to_pylist():
+                if key == 7:
+                    tries.append(key)
+                    raise ZeroDivisionError(key)
+                done.add(key)
+
+    with shop.consumer(items.name, group="fails", filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+        pool = ParallelConsumer(consumer, handle, workers=2, attempts=3, retry_delay=0.001)
+        with pytest.raises(ZeroDivisionError):
+            pool.run()
+    assert len(tries) == 3
+    again: set[int] = set()
+    with shop.consumer(items.name, group="fails", filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+        again = {key for delivery in consumer for key in keys_of(delivery)}
+    assert 7 in again
+    assert done | again == set(range(20)), "what was not done comes again"
+
+
+def test_work_that_fails_for_good_goes_to_the_dead_letters(shop: Client, items: Collection) -> None:
+    for key in range(6):
+        shop.producer().insert(items, item_rows(key))
+    dead: list[tuple[list[int], str]] = []
+    done: list[int] = []
+
+    def handle(work: Work) -> None:
+        keys = keys_of(work.delivery)
+        if 3 in keys:
+            raise ValueError("bad row")
+        done.extend(keys)
+
+    def on_dead(work: Work, error: Exception) -> None:
+        dead.append((keys_of(work.delivery), str(error)))
+
+    with shop.consumer(items.name, group="dead", filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+        ParallelConsumer(consumer, handle, retry_delay=0.001, on_dead=on_dead).run()
+    assert dead == [([3], "bad row")]
+    assert sorted(done) == [0, 1, 2, 4, 5]
+
+
+def test_deliveries_can_be_awaited(shop: Client, items: Collection) -> None:
+    found: list[int] = []
+
+    async def run() -> None:
+        consumer = shop.consumer(items.name, group="async", filters=[INSERTS])
+        async with AsyncConsumer(consumer) as awaited:
+            write: Callable[[], object] = lambda: shop.producer().insert(items, item_rows(*range(5)))  # noqa: E731
+            writing = asyncio.create_task(asyncio.to_thread(write))
+            async for delivery in awaited:
+                found.extend(keys_of(delivery))
+                awaited.acknowledge(delivery)
+                if len(found) == 5:
+                    break
+            await writing
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert sorted(found) == [0, 1, 2, 3, 4]

@@ -1,0 +1,296 @@
+"""A scan reads the ``wal`` table and then the append host's tail as one list: the chain's, without gap or repetition."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from millrace.base.errors import WalGap
+from millrace.base.metrics import Metrics
+from millrace.client.consume.scan import Scan, scan
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.message.ids import LogId, MessageId, compose_tick, tick_physical_ms
+from millrace.message.model import MutableMessage
+from millrace.message.types import MessageType
+from millrace.message.wire import encode_entry
+from millrace.node.append.host import AppendHost, HostSettings
+from millrace.node.append.tail_buffer import TailLimits
+from millrace.rpc.tail import Evicted, Tailed
+from millrace.wal.scanner import (
+    All,
+    DeliverPolicy,
+    Filter,
+    ImmutableTxn,
+    Latest,
+    Scanner,
+    StartAfter,
+    StartAfterTick,
+    StartFrom,
+    Types,
+    messages,
+)
+from millrace.wal.state import ChannelState
+from tests.node.append.samples import (
+    PCHANNEL,
+    commit_wal,
+    insert,
+    judged,
+    keys_of,
+    open_log,
+    opening,
+    transaction,
+)
+
+V0, V1 = "p0_1v0", "p0_1v1"
+SMALL_TAIL = HostSettings(tail=TailLimits(max_bytes=100_000, keep_bytes=0))
+
+
+@dataclass
+class Deployment:
+    service: RocksMQ
+    host: AppendHost
+    wal: Path
+    marks: list[LogId] = field(default_factory=list)
+
+    def append(self, *appended: MutableMessage) -> None:
+        assert self.host.append(PCHANNEL, encode_entry(appended)).rejected == 0
+        self.marks.append(self.service.open(PCHANNEL).describe().end)
+
+    def commit(self, end: LogId | None = None) -> int:
+        return commit_wal(self.service, self.wal, end=end)
+
+    def scan(self, channel: str, policy: DeliverPolicy, *filters: Filter) -> Scan:
+        """A scan that ends at everything that is appended by now."""
+        until = self.host.tick(PCHANNEL)
+        return scan(channel, policy, wal=self.wal, tail=self.host, filters=filters, until_tick=until)
+
+    def ids(self) -> list[MessageId]:
+        """The ids of all units, by the chain's own rows."""
+        return [unit.id for unit in messages(Scanner().push(judged(self.service).messages))]
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    with open_log(tmp_path / "log", PCHANNEL) as service, AppendHost(service, ChannelState.new) as host:
+        host.append(PCHANNEL, opening()).results()
+        yield Deployment(service, host, tmp_path / "wal")
+
+
+def fill(made: Deployment) -> None:
+    """Messages on both VChannels, a transaction that others fall into, one rolled back, several messages an entry."""
+    ours, theirs = keys_of(V0, 20), keys_of(V1, 10)
+    for key in ours[:4]:
+        made.append(insert(key))
+    begin, *rest, commit = transaction(5, ours[4:8], vchannel=V0)
+    made.append(begin, rest[0])
+    made.append(insert(theirs[0]), insert(theirs[1]))
+    made.append(*rest[1:], insert(ours[8]))
+    made.append(*transaction(6, theirs[2:4], vchannel=V1, commit=False))
+    made.append(commit)
+    for key in ours[9:12]:
+        made.append(insert(key))
+
+
+@pytest.mark.parametrize("committed", [None, 3, 6, -1], ids=["no table", "part", "inside a transaction", "all"])
+def test_every_policy_delivers_its_part_of_the_models_list(deployment: Deployment, committed: int | None) -> None:
+    fill(deployment)
+    if committed is not None:
+        deployment.commit(deployment.marks[committed])
+    model = deployment.ids()
+    whole = list(deployment.scan(PCHANNEL, All()))
+    assert [unit.id for unit in whole][: len(model)] == model
+    assert sum(isinstance(unit, ImmutableTxn) for unit in whole) == 1
+    for place in range(len(model)):
+        at = whole[place]
+        for policy, expected in (
+            (StartFrom(at.id), model[place:]),
+            (StartAfter(at.id), model[place + 1 :]),
+            (StartAfterTick(at.time_tick), model[place + 1 :]),
+        ):
+            found = [unit.id for unit in deployment.scan(PCHANNEL, policy)]
+            assert found[: len(expected)] == expected, policy
+            # Behind the model stand only the ticks that the scans themselves asked for.
+            assert all(found_id > model[-1] for found_id in found[len(expected) :])
+
+
+def test_a_scan_counts_what_it_delivers_and_what_its_filters_leave_out(deployment: Deployment) -> None:
+    fill(deployment)
+    metrics = Metrics()
+
+    def told(name: str, **labels: str) -> float:
+        return metrics.registry.get_sample_value(f"millrace_{name}", {"pchannel": PCHANNEL, **labels}) or 0.0
+
+    inserts = Types({MessageType.INSERT})
+    until = deployment.host.tick(PCHANNEL)
+    with scan(
+        V0, All(), wal=deployment.wal, tail=deployment.host, filters=[inserts], until_tick=until, metrics=metrics
+    ) as found:
+        assert told("wal_scanner_total") == 1
+        units = list(found)
+    found.close()
+    assert told("wal_scanner_total") == 0
+    bodies = [body for unit in units for body in (unit.bodies if isinstance(unit, ImmutableTxn) else [unit])]
+    assert len(bodies) == 12
+    assert told("wal_scan_message_total", type="INSERT") == 12
+    assert told("wal_scan_message_total", type="COMMIT_TXN") == 1
+    assert told("wal_scan_delay_seconds_count") >= 1
+    assert told("wal_scan_message_bytes_total") >= sum(len(body.payload) for body in bodies)
+    left_out = told("wal_scan_pass_message_total")
+    assert left_out >= 2, "the other VChannel's"
+    with pytest.raises(WalGap):
+        found._pushed([judged(deployment.service).messages], 0)
+    assert told("wal_scan_time_tick_violation_message_total") == 1
+    assert told("wal_scan_pass_message_total") == left_out
+
+
+def test_an_open_transactions_bodies_come_whole_from_a_tick_in_its_middle(deployment: Deployment) -> None:
+    keys = keys_of(V0, 3)
+    begin, *bodies, commit = transaction(5, keys, vchannel=V0)
+    deployment.append(begin, *bodies[:2])
+    middle = deployment.commit()
+    deployment.append(bodies[2], commit)
+    units = [unit for unit in deployment.scan(V0, StartAfterTick(middle)) if isinstance(unit, ImmutableTxn)]
+    (txn,) = units
+    assert len(txn.bodies) == 3
+    assert txn.bodies[0].time_tick <= middle < txn.time_tick
+
+
+def test_a_transaction_that_a_scan_assembles_is_counted_by_its_bytes(deployment: Deployment) -> None:
+    begin, *bodies, commit = transaction(5, keys_of(V0, 3), vchannel=V0)
+    deployment.append(begin, *bodies)
+    metrics = Metrics()
+
+    def held() -> float:
+        return metrics.registry.get_sample_value("millrace_wal_scanner_txn_buf_bytes", {"pchannel": PCHANNEL}) or 0.0
+
+    with scan(V0, All(), wal=deployment.wal, tail=deployment.host, metrics=metrics) as found:
+        while not held():
+            assert found.poll(timeout=10.0) is not None
+        assert held() >= sum(len(body.payload) for body in bodies)
+        deployment.append(commit)
+        while held():
+            assert found.poll(timeout=10.0) is not None
+
+
+def test_latest_delivers_what_is_appended_from_then_on_alone(deployment: Deployment) -> None:
+    fill(deployment)
+    deployment.commit()
+    found = scan(PCHANNEL, Latest(), wal=deployment.wal, tail=deployment.host)
+    key = keys_of(V0, 1)[0]
+    result = deployment.host.append(PCHANNEL, encode_entry([insert(key)])).result()
+    with found:
+        assert next(iter(found)).id == result.message_id
+
+
+def test_a_vchannel_and_its_types_can_be_scanned_alone(deployment: Deployment) -> None:
+    fill(deployment)
+    units = list(deployment.scan(V1, All(), Types({MessageType.INSERT})))
+    assert [unit.vchannel for unit in units] == [V1, V1]
+    assert [unit.type for unit in units if not isinstance(unit, ImmutableTxn)] == [MessageType.INSERT] * 2
+
+
+def test_a_scan_under_load_switches_from_table_to_tail_without_gap_or_repetition(tmp_path: Path) -> None:
+    """Appender, committer and two readers at once, with a tail so small that the slow reader falls out of it."""
+    with (
+        open_log(tmp_path / "log", PCHANNEL) as service,
+        AppendHost(service, ChannelState.new, settings=SMALL_TAIL) as host,
+    ):
+        host.append(PCHANNEL, opening()).results()
+        made = Deployment(service, host, tmp_path / "wal")
+        made.commit()
+        begun, done = threading.Event(), threading.Event()
+
+        def append() -> None:
+            try:
+                for number, key in enumerate(keys_of(V0, 150)):
+                    if number == 75:
+                        assert begun.wait(30), "the slow reader has not come to its tenth message"
+                    made.append(insert(key, body=bytes(2_000)))
+            finally:
+                done.set()
+
+        def fall_behind() -> None:
+            begun.set()
+            assert done.wait(30), "the appends have not come to their end"
+
+        def commit() -> None:
+            while not done.wait(0.05):
+                made.commit()
+            made.commit()
+
+        counting = _Counting(host)
+        with ThreadPoolExecutor(4) as pool:
+            readers = [
+                pool.submit(_read, scan(V0, All(), wal=made.wal, tail=counting), 150, at_tenth=at_tenth)
+                for at_tenth in (None, fall_behind)
+            ]
+            work = [pool.submit(append), pool.submit(commit)]
+            for each in work:
+                each.result()
+            found = [reader.result() for reader in readers]
+        model = [row["time_tick"] for row in judged(service).messages.to_pylist() if row["type"] == "INSERT"]
+        assert found == [model, model]
+        assert counting.evicted > 0, "no reader ever fell out of the tail: the test shows nothing"
+        assert counting.tailed > 0
+
+
+def _read(found: Scan, inserts: int, *, at_tenth: Callable[[], None] | None) -> list[int]:
+    ticks: list[int] = []
+    with found:
+        for unit in found:
+            if not isinstance(unit, ImmutableTxn) and unit.type == MessageType.INSERT:
+                ticks.append(unit.time_tick)
+                if at_tenth is not None and len(ticks) == 10:
+                    at_tenth()
+            if len(ticks) == inserts:
+                return ticks
+    return ticks
+
+
+class _Counting:
+    """A tail that counts how it answers."""
+
+    def __init__(self, host: AppendHost) -> None:
+        self._host = host
+        self.evicted = self.tailed = 0
+
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 1) -> Tailed | Evicted:
+        found = self._host.tail(pchannel, after_tick, timeout=timeout, max_bytes=max_bytes)
+        if isinstance(found, Evicted):
+            self.evicted += 1
+        elif found.batches:
+            self.tailed += 1
+        return found
+
+    def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
+        return self._host.tick(pchannel, deadline=deadline)
+
+
+def test_a_scan_up_to_a_tick_ends_on_a_pchannel_where_nothing_more_happens(deployment: Deployment) -> None:
+    last = deployment.host.tick(PCHANNEL)
+    until = compose_tick(tick_physical_ms(last) + 100)
+    with scan(PCHANNEL, All(), wal=deployment.wal, tail=deployment.host, until_tick=until) as found:
+        units = list(found)
+    assert units
+    assert found.ended
+    assert found.confirmed_tick >= until
+    assert deployment.host.describe(PCHANNEL)["last_tick"] >= until
+
+
+def test_a_closed_scan_ends(deployment: Deployment) -> None:
+    found = scan(PCHANNEL, Latest(), wal=deployment.wal, tail=deployment.host)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(list, found)
+        found.close()
+        assert reading.result(timeout=10) == []
+
+
+def test_a_poll_without_news_returns_at_its_timeout(deployment: Deployment) -> None:
+    with scan(PCHANNEL, Latest(), wal=deployment.wal, tail=deployment.host) as found:
+        assert found.poll(timeout=0.05) is None
+        assert found.confirmed_tick > 0

@@ -1,0 +1,171 @@
+"""Gathered appends: order, one result a call, a bound on what is held, and nothing that waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from millrace.base.errors import BufferFull, DeadlineExceeded, InvalidArgument, LogUnavailable
+from millrace.catalog.collection import Collection
+from millrace.client.client import Client
+from millrace.client.produce.async_producer import AsyncProducer
+from millrace.client.produce.batch_appender import BatchLimits
+from millrace.client.produce.written import Written
+from millrace.message.keys import vchannel_index
+from millrace.wal.scanner import VChannels
+from tests.client.conftest import item_rows
+
+Stored = Callable[..., dict[int, str]]
+
+
+def test_each_call_has_the_result_of_the_message_that_carries_its_rows(shop: Client, items: Collection) -> None:
+    with shop.producer().batch() as batch:
+        futures = [batch.insert(items, item_rows(key)) for key in range(300)]
+    found = [future.result(timeout=0) for future in futures]
+    assert all(each.rows == 1 and len(each.results) == 1 for each in found)
+    messages = {each.results[0].message_id for each in found}
+    assert len(messages) < 150, "small calls share messages"
+
+
+def test_the_calls_for_one_key_take_effect_in_their_order(shop: Client, items: Collection, stored: Stored) -> None:
+    with shop.producer().batch(limits=BatchLimits(delay=0.0)) as batch:
+        for turn in range(40):
+            for key in range(5):
+                batch.delete(items, [key])
+                batch.insert(items, item_rows(key, name=f"turn {turn}"))
+    assert stored(items) == dict.fromkeys(range(5), "turn 39")
+
+
+def test_a_call_beyond_the_buffer_is_refused_and_nothing_of_it_is_taken(shop: Client, items: Collection) -> None:
+    batch = shop.producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, buffer_bytes=4096, deadline=0.05))
+    taken = batch.insert(items, item_rows(*range(100)))
+    with pytest.raises(BufferFull, match="append them again later"):
+        batch.insert(items, item_rows(*range(100, 200)))
+    batch.flush(deadline=10.0)
+    assert taken.result(timeout=0).rows == 100
+    assert batch.held_bytes == 0
+    assert batch.insert(items, item_rows(1000)).done() is False
+    batch.close(deadline=10.0)
+
+
+def test_a_batch_goes_out_once_it_has_its_count_of_calls(shop: Client, items: Collection) -> None:
+    key = next(each for each in range(100) if vchannel_index(pa.array([each]), 2)[0] == 0)
+    batch = shop.producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, count=3))
+    first = [batch.insert(items, item_rows(key)) for _ in range(2)]
+    with pytest.raises(TimeoutError):
+        first[0].result(timeout=0.3)
+    first.append(batch.insert(items, item_rows(key)))
+    assert {future.result(timeout=10.0).results[0].message_id for future in first}, "nobody waited for the minute"
+    late = batch.insert(items, item_rows(key))
+    assert late.done() is False
+    batch.close(deadline=10.0)
+    assert late.result(timeout=0).rows == 1
+
+
+def test_a_closed_appender_takes_nothing(shop: Client, items: Collection) -> None:
+    batch = shop.producer().batch()
+    batch.close()
+    with pytest.raises(InvalidArgument, match="closed"):
+        batch.insert(items, item_rows(1))
+
+
+def test_close_gives_up_at_its_deadline_and_says_so_of_each_call(shop: Client, items: Collection) -> None:
+    producer = shop.producer()
+    batch = producer.batch(limits=BatchLimits(delay=60.0))
+    lanes = [producer.lane(name.rpartition("_")[0]) for name in items.vchannels]
+    with lanes[0].turns.taken(), lanes[1].turns.taken():  # nothing can be sent
+        future = batch.insert(items, item_rows(1))
+        with pytest.raises(DeadlineExceeded):
+            batch.close(deadline=0.05)
+    with pytest.raises(LogUnavailable, match="not in the log"):
+        future.result(timeout=5)
+
+
+def test_a_rejection_is_in_the_result_of_its_call_alone(shop: Client, items: Collection) -> None:
+    shop.catalog.create_partition(items.name, "gone")
+    there = shop.collection(items.name)
+    shop.catalog.drop_partition(items.name, "gone")
+    with shop.producer().batch() as batch:
+        bad = batch.insert(there, item_rows(1, 2), partition="gone")
+        good = batch.insert(there, item_rows(3, 4), partition="_default")
+    assert set(bad.result().rejected_by_reason) == {"PARTITION_NOT_FOUND"}
+    assert bad.result().rejected_rows == 2
+    assert good.result().rejections == []
+
+
+def test_frames_of_every_kind_go_in_with_one_call(shop: Client, items: Collection, stored: Stored) -> None:
+    import pandas as pd
+
+    producer = shop.producer()
+    arrow = item_rows(*range(20))
+
+    class Stream:
+        def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+            return item_rows(*range(20, 40)).__arrow_c_stream__(requested_schema)
+
+    class Spark:
+        def toArrow(self) -> pa.Table:
+            return item_rows(*range(40, 60))
+
+    frames = [arrow, Stream(), Spark(), pd.DataFrame(item_rows(*range(60, 80)).to_pydict())]
+    frames += [item_rows(*range(80, 100)).to_reader(), iter(item_rows(*range(100, 120)).to_batches())]
+    assert [producer.insert(items, frame).rows for frame in frames] == [20] * 6
+    assert stored(items).keys() == set(range(120))
+    with pytest.raises(InvalidArgument, match="no DataFrame"):
+        producer.insert(items, 7)
+
+
+def test_awaited_appends_keep_their_order_and_wait_for_room_without_a_thread(
+    shop: Client, items: Collection, stored: Stored
+) -> None:
+    async def run() -> list[Written]:
+        limits = BatchLimits(delay=0.001, buffer_bytes=2048)
+        async with AsyncProducer(shop.producer(), limits=limits) as producer:
+            writes = [
+                asyncio.create_task(producer.insert(items, item_rows(*range(key, key + 10))))
+                for key in range(0, 500, 10)
+            ]
+            found = list(await asyncio.gather(*writes))
+            await producer.delete(items, [0, 1])
+            return found
+
+    assert sum(each.rows for each in asyncio.run(run())) == 500
+    assert stored(items).keys() == set(range(2, 500))
+
+
+def test_a_future_is_of_the_standard_library(shop: Client, items: Collection) -> None:
+    with shop.producer().batch() as batch:
+        assert isinstance(batch.insert(items, item_rows(1)), Future)
+        empty = batch.insert(items, item_rows())
+    assert empty.result(timeout=0).rows == 0
+
+
+def test_a_vchannels_messages_come_in_the_order_of_the_calls(shop: Client, items: Collection) -> None:
+    from millrace.client.consume.scan import scan
+    from millrace.message.payload import decode_rows
+
+    keys = [key for key in range(2000) if item_home(key, items) == 0][:200]
+    with shop.producer().batch(limits=BatchLimits(delay=0.0)) as batch:
+        ticks = [batch.insert(items, item_rows(key)) for key in keys]
+    until = max(each.result().last_tick for each in ticks)
+    name = items.vchannels[0]
+    found: list[int] = []
+    with scan(
+        name, wal=Path(shop.settings.wal_uri), tail=shop.append, filters=[VChannels({name})], until_tick=until
+    ) as units:
+        for unit in units:
+            payload = getattr(unit, "payload", b"")
+            if getattr(unit, "rows", 0):
+                found += decode_rows(payload, items.schema.arrow()).column("id").to_pylist()
+    assert found == keys
+
+
+def item_home(key: int, items: Collection) -> int:
+    from millrace.message.keys import vchannel_index
+
+    return int(vchannel_index(pa.array([key]), len(items.vchannels))[0])

@@ -1,0 +1,187 @@
+"""A producer's rows go where their keys belong, once, in order, and its errors say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from millrace.base.errors import AppendRejected, InvalidArgument, LogUnavailable, TickNotReached
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection, pchannel_of
+from millrace.client.client import Client
+from millrace.message.keys import vchannel_index
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from tests.client.conftest import own_name
+
+SCHEMA = CollectionSchema(
+    (FieldSpec("id", "int64", False), FieldSpec("city", "string", False), FieldSpec("note", "string", True)), "id"
+)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    folder: Path = tmp_path_factory.mktemp("producer")
+    settings = Settings(data_dir=folder, cache_dir=folder / "cache", append_retry_delay=0.05)
+    with Client.connect(settings) as made:
+        made.catalog.ensure_pchannels(2)
+        yield made
+        made.append.service.shutdown()
+
+
+@pytest.fixture
+def collection(client: Client, request: pytest.FixtureRequest) -> Collection:
+    name = own_name(request)
+    return client.catalog.create_collection(name, SCHEMA, vchannels=3, partitions=["rome", "oslo"])
+
+
+def rows(*keys: int, city: str = "rome") -> pa.Table:
+    return pa.table({"id": list(keys), "city": [city] * len(keys)})
+
+
+def stored(client: Client, collection: Collection) -> dict[int, str]:
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+    table = client.read(collection.name, deadline=10.0)
+    return dict(zip(table["id"].to_pylist(), table["city"].to_pylist(), strict=True))
+
+
+def test_rows_go_to_the_vchannel_of_their_key_and_the_partition_of_their_column(
+    client: Client, collection: Collection
+) -> None:
+    both = pa.concat_tables([rows(*range(100)), rows(*range(100, 200), city="oslo")])
+    written = client.producer().insert(collection, both, partition_by="city")
+    assert (written.rows, written.rejections) == (200, [])
+    found = stored(client, collection)
+    assert {key: found[key] for key in range(200)} == {key: "rome" if key < 100 else "oslo" for key in range(200)}
+
+
+def test_deletes_hit_earlier_rows_alone(client: Client, collection: Collection) -> None:
+    producer = client.producer()
+    producer.insert(collection, rows(1, 2, 3), partition="rome")
+    producer.delete(collection, [2, 3, 99])
+    producer.insert(collection, rows(3, city="oslo"), partition="oslo")
+    found = stored(client, collection)
+    assert {key: found.get(key) for key in (1, 2, 3)} == {1: "rome", 2: None, 3: "oslo"}
+
+
+def _fail_after(written: object) -> None:
+    raise ZeroDivisionError(written)
+
+
+def test_a_transaction_is_visible_as_a_whole_or_not_at_all(client: Client, collection: Collection) -> None:
+    producer = client.producer()
+    mine = [key for key in range(100) if vchannel_index(pa.array([key]), 3)[0] == 1][:4]
+    with producer.transaction(collection, vchannel=1) as txn:
+        txn.insert(rows(*mine[:2]), partition="rome")
+        txn.keep_alive()
+        txn.delete([mine[0]])
+    with pytest.raises(ZeroDivisionError), producer.transaction(collection, vchannel=1) as other:
+        _fail_after(other.insert(rows(*mine[2:]), partition="rome"))
+    assert txn.commit_tick is not None
+    found = stored(client, collection)
+    assert [key for key in mine if key in found] == [mine[1]]
+
+
+def test_a_transaction_refuses_keys_of_another_vchannel(client: Client, collection: Collection) -> None:
+    producer = client.producer()
+    with pytest.raises(InvalidArgument, match="one VChannel"), producer.transaction(collection) as txn:
+        txn.insert(rows(*range(50)), partition="rome")
+
+
+def test_a_producer_that_takes_over_an_id_fences_the_older_one(client: Client, collection: Collection) -> None:
+    older = client.producer(producer_id=77)
+    older.insert(collection, rows(*range(30)), partition="rome")
+    newer = client.producer(producer_id=77)
+    written = newer.insert(collection, rows(*range(30, 60)), partition="rome")
+    assert not any(result.duplicate for result in written.results)
+    with pytest.raises(AppendRejected) as caught:
+        older.insert(collection, rows(*range(60, 90)), partition="rome")
+    assert caught.value.reason == "PRODUCER_FENCED"
+    assert set(range(60)) <= set(stored(client, collection))
+
+
+def test_a_new_term_is_asked_for_and_nothing_is_lost(client: Client, collection: Collection) -> None:
+    producer = client.producer()
+    producer.insert(collection, rows(1, 2, 3), partition="rome")
+    for name in {pchannel_of(vchannel) for vchannel in collection.vchannels}:
+        client.catalog.open_term(name)
+    producer.insert(collection, rows(4, 5, 6), partition="rome")
+    assert {1, 2, 3, 4, 5, 6} <= set(stored(client, collection))
+
+
+class LosesAnswers:
+    """An append host whose every second answer is lost after the append took effect."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.calls = 0
+
+    def append_stream(self, pchannel, *, deadline=None):  # type: ignore[no-untyped-def]
+        return self._client.append.append_stream(pchannel, deadline=deadline)
+
+    def append(self, pchannel, entries, *, deadline=None):  # type: ignore[no-untyped-def]
+        outcome = self._client.append.append(pchannel, entries, deadline=deadline)
+        self.calls += 1
+        if self.calls % 2:
+            raise LogUnavailable("the answer got lost")
+        return outcome
+
+
+def test_an_append_whose_answer_was_lost_is_repeated_without_a_second_effect(
+    client: Client, collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from millrace.client.produce.producer import Producer
+
+    producer = Producer(LosesAnswers(client), client.catalog, client.settings)
+    for first in range(0, 50, 10):
+        written = producer.insert(collection, rows(*range(first, first + 10)), partition="rome")
+        assert written.rejections == []
+    producer.close()
+    catch_up(client.settings, client.log)
+    assert sorted(client.read(collection.name)["id"].to_pylist()) == list(range(50))
+
+
+def test_a_channel_on_which_nothing_happens_does_not_hold_a_read_back(client: Client, collection: Collection) -> None:
+    for key in range(3):
+        written = client.producer().insert(collection, rows(key), partition="rome")
+        catch_up(client.settings, client.log)
+        assert client.read(collection.name)["id"].to_pylist() == list(range(key + 1))
+        assert len(client.read(collection.name, at=written.last_tick)) == key + 1
+
+
+def test_a_read_that_the_streaming_node_has_not_come_up_to_says_so(client: Client, collection: Collection) -> None:
+    catch_up(client.settings, client.log)
+    client.producer().insert(collection, rows(1), partition="rome")
+    with pytest.raises(TickNotReached, match="streaming node"):
+        client.read(collection.name, deadline=0.2)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (pa.table({"id": [1], "town": ["x"]}), "no column 'town'"),
+        (pa.table({"id": [1]}), "'city' is missing"),
+        (pa.table({"id": ["x"], "city": ["y"]}), "'id' is no int64"),
+        (pa.table({"id": [1], "city": pa.array([None], pa.string())}), "'city' has nulls"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_before_anything_is_sent(
+    client: Client, table: pa.Table, words: str, request: pytest.FixtureRequest
+) -> None:
+    name = "refused"
+    known = {each.name for each in client.catalog.collections()}
+    made = client.collection(name) if name in known else client.catalog.create_collection(name, SCHEMA)
+    with pytest.raises(InvalidArgument, match=words):
+        client.producer().insert(made, table)
+
+
+def test_a_partition_must_be_named_where_there_are_several(client: Client, collection: Collection) -> None:
+    with pytest.raises(InvalidArgument, match="name the partition"):
+        client.producer().insert(collection, rows(1))
+    with pytest.raises(InvalidArgument, match="no partition 'paris'"):
+        client.producer().insert(collection, rows(1), partition="paris")

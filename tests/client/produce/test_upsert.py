@@ -1,0 +1,153 @@
+"""Upserts: the old row or the new one at any tick, never none and never both; and deletes by predicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from millrace.base.errors import AppendRejected, InvalidArgument, TickNotReached
+from millrace.catalog.collection import Collection
+from millrace.client.client import Client
+from millrace.client.consume.scan import scan
+from millrace.client.produce.predicate import matching, parse
+from millrace.node.ingest.in_process import catch_up
+from tests.client.conftest import ITEMS, item_rows
+
+Stored = Callable[..., dict[int, str]]
+
+
+@pytest.mark.slow
+def test_a_reader_sees_the_old_row_or_the_new_one_at_every_tick(
+    shop: Client, items: Collection, stored: Stored
+) -> None:
+    producer = shop.producer()
+    first = producer.insert(items, item_rows(1, 2, 3, name="v0")).last_tick
+    last = [producer.upsert(items, item_rows(1, 2, 3, 4, name=f"v{turn}")) for turn in (1, 2, 3)][-1].last_tick
+    stored(items, at=last)
+    ticks = set()
+    for name in items.vchannels:
+        with scan(name, wal=Path(shop.settings.wal_uri), tail=shop.append, until_tick=last) as units:
+            for unit in units:
+                ticks |= {unit.time_tick - 1, unit.time_tick, unit.last_confirmed and unit.time_tick + 1}
+                ticks |= {body.time_tick for body in getattr(unit, "bodies", ())}
+    seen = []
+    for tick in sorted(tick for tick in ticks if first <= tick <= last):
+        table = shop.read(items.name, at=tick, deadline=10.0)
+        found = dict(zip(table["id"].to_pylist(), table["name"].to_pylist(), strict=True))
+        assert len(found) == table.num_rows, f"a row is there twice at {tick}"
+        assert {1, 2, 3} <= found.keys(), f"a row is missing at {tick}"
+        seen.append(found)
+    assert seen[-1] == dict.fromkeys((1, 2, 3, 4), "v3")
+    assert {each[1] for each in seen} == {"v0", "v1", "v2", "v3"}
+
+
+def test_of_several_rows_of_one_key_the_last_counts(shop: Client, items: Collection, stored: Stored) -> None:
+    rows = pa.concat_tables([item_rows(7, name="one"), item_rows(8, name="eight"), item_rows(7, name="two")])
+    assert shop.producer().upsert(items, rows).rows == 2
+    assert stored(items) == {7: "two", 8: "eight"}
+
+
+def test_upserts_of_one_key_at_once_leave_one_row(shop: Client, items: Collection, stored: Stored) -> None:
+    def write(number: int) -> None:
+        producer = shop.producer()
+        for turn in range(4):
+            producer.upsert(items, item_rows(1, 2, name=f"{number}/{turn}"))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert stored(items).keys() == {1, 2}
+
+
+def test_an_upsert_whose_insert_is_refused_deletes_nothing(shop: Client, items: Collection, stored: Stored) -> None:
+    producer = shop.producer()
+    producer.insert(items, item_rows(1, 2, name="old"))
+    shop.catalog.create_partition(items.name, "gone")
+    there = shop.collection(items.name)
+    shop.catalog.drop_partition(items.name, "gone")
+    with pytest.raises(AppendRejected) as caught:
+        producer.upsert(there, item_rows(1, 2, name="new"), partition="gone")
+    assert caught.value.reason == "PARTITION_NOT_FOUND"
+    assert stored(items) == {1: "old", 2: "old"}
+
+
+def test_a_delete_by_predicate_hits_what_matched_at_its_tick(shop: Client, items: Collection, stored: Stored) -> None:
+    producer = shop.producer()
+    cheap = producer.insert(items, item_rows(1, 2, 3, price=1.0))
+    producer.insert(items, item_rows(4, 5, price=9.0))
+    stored(items)
+    at = cheap.last_tick
+    producer.insert(items, item_rows(6, price=1.0))  # matches, but was not there at the tick
+    stored(items)
+    deleted = producer.delete_where(items, "price < 5 and id != 2", at=at)
+    assert (deleted.keys, deleted.tick) == (2, at)
+    assert stored(items).keys() == {2, 4, 5, 6}
+
+
+TABLE = pa.table(
+    {
+        "id": [1, 2, 3, 4],
+        "name": ["a", "b", "c", "d"],
+        "price": [1.0, None, 3.0, 4.0],
+        "sold": [True, False, None, True],
+    },
+    schema=ITEMS.arrow(),
+)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "hit"),
+    [
+        ("id == 1", [1]),
+        ("1 < id <= 3", [2, 3]),
+        ("price >= 3 or name == 'a'", [1, 3, 4]),
+        ("not price > 1", [1]),
+        ("price is None", [2]),
+        ("price is not None and sold", [1, 4]),
+        ("name in ('a', 'd') and id not in [4]", [1]),
+        ("price not in (1.0,)", [3, 4]),
+        ("True", [1, 2, 3, 4]),
+    ],
+)
+def test_a_predicate_hits(predicate: str, hit: list[int]) -> None:
+    assert matching(TABLE, predicate).column("id").to_pylist() == hit
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    ["", "id", "id = 1", "town == 'x'", "__import__('os')", "id == other()", "id == None", "id + 1 == 2", "name > 3", "id if sold else 1", "(lambda: 1)", "id in name", "'x' * 9 == name", "("],
+)  # fmt: skip
+def test_what_is_no_predicate_is_refused(predicate: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse(predicate, TABLE.schema)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "words"),
+    [
+        ("name = 'Oslo'", "(character 6): write == to compare; a predicate has columns"),
+        ("name <> 'a=b'", "write != for unequal; a predicate"),
+        ("id == 1 AND name == 'IN'", "in small letters; a predicate"),
+        ("name is null", "`is` asks for None alone"),
+        ("NOT name IS NULL", "write `is None`"),
+        ("name like 'O%'", "there is no LIKE"),
+        ("(", 'such as city == "Oslo"'),
+    ],
+)
+def test_who_writes_sql_is_told_what_stands_for_it(predicate: str, words: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse(predicate, TABLE.schema)
+    assert words in str(caught.value)
+
+
+def test_a_read_at_a_tick_does_not_wait_for_what_comes_behind_it(shop: Client, items: Collection) -> None:
+    producer = shop.producer()
+    at = producer.insert(items, item_rows(*range(20), name="old")).last_tick
+    catch_up(shop.settings, shop.log)
+    producer.insert(items, item_rows(*range(20, 40), name="new"))  # on both PChannels, and in no table
+    assert sorted(shop.read(items.name, at=at, deadline=0.0)["id"].to_pylist()) == list(range(20))
+    with pytest.raises(TickNotReached):
+        shop.read(items.name, deadline=0.0)

@@ -1,0 +1,65 @@
+"""A program that produces for a server elsewhere loads what that takes, and no table, engine, web server or server of ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millrace.base.settings import Settings
+from millrace.client.client import Client
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.rpc.discovery import read_record
+
+HEAVY = {
+    "deltalake",
+    "delta",
+    "pyspark",
+    "airflow",
+    "sqlite3",
+    "fastapi",
+    "rocksdict",
+    "confluent_kafka",
+    "pulsar",
+}
+SERVERS = ("node", "coord", "tables", "storage", "operations", "observe", "installation", "commands", "log.server")
+MOST_MODULES = 105
+"""Of our own; 111 before the contract between client and server had a room of its own."""
+
+PRODUCER = """
+import sys
+import pyarrow as pa
+import millrace
+assert {name for name in sys.modules if name.startswith("millrace.")} <= {"millrace.base", "millrace.base.package"}
+from millrace.client.client import Client
+
+with Client.at(sys.argv[1], token=sys.argv[2]) as client:
+    producer, things = client.producer(), client.collection("things")
+    assert "pandas" not in sys.modules  # with the first rows pyarrow itself looks whether they are a DataFrame's
+    assert producer.insert(things, pa.table({"id": [1, 2, 3]})).rows == 3
+print(*sorted(sys.modules))
+"""
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with Client.connect(Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", pchannels=1)) as made:
+        yield made
+        made.append.service.shutdown()
+
+
+def test_a_producer_for_a_server_elsewhere_loads_no_table_and_no_server(client: Client) -> None:
+    client.catalog.create_collection("things", CollectionSchema((FieldSpec("id", "int64", False),), "id"))
+    assert len(client.catalog.pchannels()) == 1, "as the client's settings say, not the server's"
+    record = read_record(client.settings.log_path)
+    assert record is not None
+    command = [sys.executable, "-c", PRODUCER, record.address, record.token]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    loaded = set(ended.stdout.split())
+    assert sorted(loaded & HEAVY) == []
+    assert not {name for name in loaded if name.startswith(tuple(f"millrace.{room}" for room in SERVERS))}
+    assert len([name for name in loaded if name.split(".")[0] == "millrace"]) <= MOST_MODULES

@@ -1,0 +1,66 @@
+"""The programs under examples/ run as they stand, twice, on a deployment whose tables this process keeps up."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import millrace.testing
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("test_"))
+
+SAID = {
+    "async_ingest": ["rows: 200"],
+    "bulk_load": ["rows: 200000 up to tick"],
+    "changes_into_duckdb": ["[(2, 'Bob')]"],
+    "consumer_group": ["insert 5 rows", "left for the next start: 0"],
+    "dataclass_rows": ["Order(number=1, customer='Ada'", "lines=['tea', 'cake'], note=None)"],
+    "dataframes": ["BOS", "mean of the warm ones: 3.33"],
+    "offline_producer": ["rows taken: 1", "meter 7: True"],
+    "quickstart": ["now: ['Cyd', 'Dan']", "before the transaction: ['Ada', 'Cyd'"],
+    "schema_change": ["'weight': None", "'weight': 2.5", "then: ['id', 'city']"],
+    "time_travel": [
+        "at a tick: [{'item': 'bolt', 'pieces': 100}]",
+        "at a moment: []",
+        "too early: COLLECTION_NOT_FOUND",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[millrace.testing.Deployment]:
+    with (
+        millrace.testing.deployment(tmp_path_factory.mktemp("examples") / "data") as made,
+        pytest.MonkeyPatch.context() as environment,
+    ):
+        environment.setenv("MILLRACE_DATA", str(made.settings.data_dir))
+        yield made
+
+
+def test_each_program_says_something_that_is_known_here() -> None:
+    assert {path.stem for path in PROGRAMS} == SAID.keys()
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program_runs_twice(program: Path, deployment: millrace.testing.Deployment) -> None:
+    for _ in range(2):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            runpy.run_path(str(program), run_name="__main__")
+        for words in SAID[program.stem]:
+            assert words in printed.getvalue()
+    assert deployment.failures == []
+
+
+def test_the_example_of_a_test_passes_under_pytest() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "test_your_own.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

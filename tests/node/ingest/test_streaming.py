@@ -1,0 +1,328 @@
+"""The streaming node on Spark: from the log's server through the tasks into the table, and on after every kind of end."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from prometheus_client import CollectorRegistry
+
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.client.append_client import AppendClient
+from millrace.message.ids import LogId
+from millrace.node.range.parking import read_parked, unpark
+from millrace.rpc.launch import launch_of
+from millrace.rpc.remote_log import RemoteLogService
+from millrace.tables.wal.table import WalTable
+from millrace.wal.digest import digest
+from tests.node.log_samples import accepted, opening, poison, rejected, tick
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 90.0
+
+
+def until(condition: Callable[[], bool], *, alive: Callable[[], bool] = lambda: True) -> None:
+    """Wait for `condition`, as long as `alive` holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert alive(), "it ended before that"
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)  # between two looks at the condition: it lies in other processes, which tell nobody
+
+
+class Deployment:
+    """A log server with two PChannels, and the table the node makes of it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.service = RemoteLogService.connect(settings.log_path, launch=launch_of(settings))
+        for name in ("p0", "p1"):
+            self.service.create(name)
+
+    def append(self, pchannel: str, *entries: bytes) -> list[LogId]:
+        return list(self.service.open(pchannel).append(entries))
+
+    def rows(self, pchannel: str) -> int:
+        """Message and rejection rows that are committed."""
+        if not DeltaTable.is_deltatable(str(Path(self.settings.wal_uri))):
+            return 0
+        return WalTable.open(Path(self.settings.wal_uri)).position(pchannel).totals.digest.rows
+
+    def check(self) -> None:
+        """Every row is there once, and the totals say so."""
+        content = DeltaTable(str(Path(self.settings.wal_uri))).to_pyarrow_table(filters=[("kind", "!=", "state")])
+        columns = [content.column(name).to_pylist() for name in ("pchannel", "entry", "index", "ordinal")]
+        assert len(set(zip(*columns, strict=True))) == content.num_rows
+        table = WalTable.open(Path(self.settings.wal_uri))
+        totals = [table.position(name).totals for name in ("p0", "p1")]
+        assert digest(content) == totals[0].digest + totals[1].digest
+
+
+@pytest.fixture
+def deployment(settings: Settings) -> Iterator[Deployment]:
+    found = Deployment(settings)
+    yield found
+    found.service.shutdown()
+    found.service.close()
+
+
+def start(spark: SparkSession, deployment: Deployment, *, available_now: bool = False) -> StreamingQuery:
+    from millrace.node.ingest.streaming import start_query
+
+    metrics = Metrics(registry=CollectorRegistry())
+    return start_query(spark, settings=deployment.settings, metrics=metrics, available_now=available_now)
+
+
+@pytest.mark.spark
+def test_the_query_follows_the_logs_parks_what_is_poisoned_and_rests_when_nothing_comes(
+    spark: SparkSession, deployment: Deployment
+) -> None:
+    from millrace.node.ingest.streaming import progress_path
+    from millrace.runtime.queries import stop_between_batches
+
+    deployment.append("p0", opening(), accepted(), rejected(b"x"))
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "200ms")
+    query = start(spark, deployment)
+    try:
+        until(lambda: deployment.rows("p0") == 3, alive=lambda: query.isActive)
+        deployment.append("p1", opening(), accepted(), poison(), accepted())
+        until(lambda: bool(read_parked(deployment.settings.parked_path)), alive=lambda: query.isActive)
+        assert deployment.rows("p1") == 2, "what stands before the poisoned entry is committed"
+        deployment.append("p0", accepted())
+        until(lambda: deployment.rows("p0") == 4, alive=lambda: query.isActive)
+        deployment.append("p0", tick())
+        until(lambda: deployment.rows("p0") == 5, alive=lambda: query.isActive)
+        version = DeltaTable(str(Path(deployment.settings.wal_uri))).version()
+        until(lambda: not query.status["isTriggerActive"] or not query.status["isDataAvailable"])
+        batches = json.loads(progress_path(deployment.settings).read_text())["batches"]
+        polls = _polls(query)
+        for _ in range(5):
+            deployment.append("p0", tick())
+        until(lambda: _polls(query) > polls, alive=lambda: query.isActive)
+        assert json.loads(progress_path(deployment.settings).read_text())["batches"] == batches
+        assert DeltaTable(str(Path(deployment.settings.wal_uri))).version() == version
+        unpark(deployment.settings.parked_path, "p1")
+        until(lambda: bool(read_parked(deployment.settings.parked_path)), alive=lambda: query.isActive)
+    finally:
+        stop_between_batches(query)
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+    deployment.check()
+
+
+@pytest.mark.spark
+def test_a_parked_pchannel_goes_on_behind_a_tombstone(spark: SparkSession, deployment: Deployment) -> None:
+    from millrace.runtime.queries import stop_between_batches
+
+    _, _, entry, _ = deployment.append("p1", opening(), accepted(), poison(), accepted())
+    query = start(spark, deployment)
+    try:
+        until(lambda: bool(read_parked(deployment.settings.parked_path)), alive=lambda: query.isActive)
+        assert [each.position for each in read_parked(deployment.settings.parked_path)] == [entry]
+        client = AppendClient(deployment.service)
+        seen = client.entry_that_parks("p1", entry)
+        assert LogId(*seen["committed"]) == entry
+        placed = client.place_tombstone("p1", entry, sha256=seen["sha256"], author="ada", reason="INC-1")
+        client.restart("p1")
+        unpark(deployment.settings.parked_path, "p1")
+        until(lambda: deployment.rows("p1") >= 4, alive=lambda: query.isActive)
+        rows = DeltaTable(str(Path(deployment.settings.wal_uri))).to_pyarrow_table(filters=[("kind", "=", "rejection")])
+        assert rows.column("payload").to_pylist() == [placed.value]
+        assert not read_parked(deployment.settings.parked_path)
+    finally:
+        stop_between_batches(query)
+    deployment.check()
+
+
+def _polls(query: StreamingQuery) -> int:
+    """Grows with each progress report; an idle query reports now and then."""
+    last = query.lastProgress
+    return 0 if last is None else hash(last.timestamp)
+
+
+@pytest.mark.spark
+def test_queries_are_said_to_run_once_spark_has_what_they_need(spark: SparkSession, deployment: Deployment) -> None:
+    from millrace.runtime.queries import await_queries
+
+    query, stop = start(spark, deployment), threading.Event()
+    seen: list[str] = []
+
+    def begun() -> None:
+        seen.append(query.status["message"])
+        stop.set()
+
+    await_queries([query], stop=stop, poll=0.01, begun=begun)
+    (status,) = seen
+    assert "Initializing" not in status
+    assert not query.isActive
+
+
+@pytest.mark.spark
+def test_a_batch_reports_the_logs_ends_and_leaves_workers_with_little_to_collect(
+    spark: SparkSession, deployment: Deployment
+) -> None:
+    deployment.append("p0", opening(), accepted())
+    query = start(spark, deployment, available_now=True)
+    assert query.awaitTermination(PATIENCE)
+    (source,) = next(item.sources for item in query.recentProgress if item.numInputRows)
+    end = deployment.service.open("p0").end()
+    assert json.loads(source.latestOffset)["ends"]["p0"] == str(end)
+
+    def kept(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"kept": [gc.get_freeze_count()]})
+
+    found = spark.range(8, numPartitions=8).mapInArrow(kept, "kept LONG").collect()
+    assert max(row["kept"] for row in found) > 10_000, (
+        "the worker that ran the batch's task keeps its modules out of collections"
+    )
+
+
+@pytest.mark.spark
+def test_a_bounded_run_a_crash_before_sparks_commit_log_and_a_lost_checkpoint_leave_each_row_once(
+    spark: SparkSession, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    from millrace.node.ingest.streaming import QUERY_NAME, BatchCommitter
+
+    deployment.append("p0", opening(), accepted())
+    deployment.append("p1", opening())
+    assert start(spark, deployment, available_now=True).awaitTermination(PATIENCE)
+    assert (deployment.rows("p0"), deployment.rows("p1")) == (2, 1)
+
+    commit = BatchCommitter.__call__
+
+    def dies(self: BatchCommitter, frame: DataFrame, batch_id: int) -> None:
+        commit(self, frame, batch_id)
+        raise RuntimeError("the driver dies behind the Delta commit")
+
+    deployment.append("p0", accepted(), rejected(b"y"))
+    with monkeypatch.context() as patched:
+        patched.setattr(BatchCommitter, "__call__", dies)
+        query = start(spark, deployment, available_now=True)
+        with pytest.raises(StreamingQueryException, match="the driver dies"):
+            query.awaitTermination(PATIENCE)
+    assert deployment.rows("p0") == 4
+    deployment.append("p1", accepted())
+    assert start(spark, deployment, available_now=True).awaitTermination(PATIENCE)
+    assert (deployment.rows("p0"), deployment.rows("p1")) == (4, 2), (
+        "the batch that Spark ran again found nothing to do"
+    )
+
+    shutil.rmtree(deployment.settings.spark_checkpoint_path(QUERY_NAME))
+    deployment.append("p0", accepted())
+    assert start(spark, deployment, available_now=True).awaitTermination(PATIENCE)
+    assert (deployment.rows("p0"), deployment.rows("p1")) == (5, 2)
+    deployment.check()
+
+
+class Job:
+    """jobs/streaming_node.py as a process of its own."""
+
+    def __init__(
+        self, deployment: Deployment, *options: str, failpoints: str = "", first_path: Path | None = None
+    ) -> None:
+        paths = [] if first_path is None else [str(first_path)]
+        paths += [path for path in sys.path if (Path(path) / "millrace").is_dir()]
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), *options],
+            env={
+                **os.environ,
+                **deployment.settings.environment(),
+                "PYTHONPATH": os.pathsep.join(paths),
+                "MILLRACE_TEST_FAILPOINTS": failpoints,
+            },
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)  # a driver that died leaves its JVM and workers
+        except ProcessLookupError:
+            pass
+        self.process.wait(timeout=30)
+
+    def wait(self) -> int:
+        return self.process.wait(timeout=PATIENCE)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["range.written", "commit.checked", "commit.done"])
+def test_the_job_that_is_killed_at_any_place_leaves_each_row_once(deployment: Deployment, place: str) -> None:
+    deployment.append("p0", opening(), accepted(), rejected(b"x"))
+    deployment.append("p1", opening(), accepted())
+    with Job(deployment, "--available-now", failpoints=place) as job:
+        assert job.wait() != 0
+    deployment.append("p0", accepted())
+    with Job(deployment, "--available-now") as job:
+        assert job.wait() == 0
+    assert (deployment.rows("p0"), deployment.rows("p1")) == (4, 2)
+    deployment.check()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_job_stops_cleanly_on_sigterm_and_goes_on_where_it_was(deployment: Deployment) -> None:
+    deployment.append("p0", opening(), accepted())
+    with Job(deployment) as job:
+        until(lambda: deployment.rows("p0") == 2, alive=lambda: job.process.poll() is None)
+        for _ in range(20):
+            deployment.append("p0", accepted())
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 0
+    with Job(deployment, "--available-now") as job:
+        assert job.wait() == 0
+    assert deployment.rows("p0") == 22
+    deployment.check()
+
+
+LATE_WORKER = """
+import os, sys, time
+if "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:
+    try:
+        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+        time.sleep(15)
+    except FileExistsError:
+        pass
+"""
+"""A Python start-up file: the first worker that reads the source comes up later than the 10 s that Spark waits for it."""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--available-now",)], ids=["for good", "to the end"])
+def test_a_job_whose_python_worker_comes_up_too_late_starts_its_query_again(
+    deployment: Deployment, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    marker = tmp_path / "came-late"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(LATE_WORKER.format(marker=str(marker)))
+    deployment.append("p0", opening(), accepted())
+    with Job(deployment, *options, first_path=tmp_path / "site") as job:
+        until(lambda: deployment.rows("p0") == 2, alive=lambda: job.process.poll() is None)
+        if not options:
+            job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 0
+    assert marker.exists()
+    deployment.check()

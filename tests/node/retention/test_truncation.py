@@ -1,0 +1,124 @@
+"""The log gives up what the tables hold durably, never more, and whatever dies in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from millrace.base.errors import PositionTruncated
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
+from millrace.client.client import Client
+from millrace.message.ids import EARLIEST
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.node.retention import truncation
+from millrace.node.retention.truncation import truncate_log
+from millrace.operations.verify.run import verify_channel
+from millrace.tables.read.arrow import read_arrow
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalTable
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
+P = "dml_0"
+
+
+class Died(BaseException):
+    """Ends the process where it stands."""
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_file_bytes=1 << 20)
+    with Client.connect(settings) as made:
+        made.catalog.ensure_pchannels(1)
+        made.catalog.create_collection("c", SCHEMA)
+        yield made
+        made.append.service.shutdown()
+
+
+def fill(client: Client, first: int, count: int = 20) -> Collection:
+    collection = client.collection("c")
+    for key in range(first, first + count):
+        client.producer().insert(collection, pa.table({"id": [key], "body": [b"x" * 200_000]}))
+    return collection
+
+
+def keys(client: Client, collection: Collection) -> list[int]:
+    return sorted(read_arrow(client.settings, collection.id)["id"].to_pylist())
+
+
+def test_nothing_goes_before_the_flusher_has_it(client: Client) -> None:
+    fill(client, 0)
+    catch_up(client.settings, client.log)
+    assert truncate_log(client.settings, client.log) == []
+    assert client.log.open(P).describe().begin == EARLIEST
+
+
+def test_what_both_checkpoints_have_passed_goes_and_everything_works_on(client: Client) -> None:
+    collection = fill(client, 0)
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+    before = client.log.open(P).describe().bytes
+    (planned,) = truncate_log(client.settings, client.log, dry_run=True)
+    assert client.log.open(P).describe().begin == EARLIEST, "a dry run changes nothing"
+    (done,) = truncate_log(client.settings, client.log)
+    assert (planned.position, done.moves) == (done.position, True)
+    log = client.log.open(P)
+    assert log.describe().begin == done.position
+    assert log.describe().bytes < before
+    with pytest.raises(PositionTruncated) as caught:
+        log.read(EARLIEST)
+    assert caught.value.earliest == done.position
+    fill(client, 20)
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+    assert keys(client, collection) == list(range(40))
+    snapshot = WalSnapshot.open(Path(client.settings.wal_uri))
+    assert snapshot is not None
+    report = verify_channel(snapshot, WalTable.open(Path(client.settings.wal_uri)), client.log, P)
+    assert report.ok
+    assert report.replayed is None, "the log's beginning is gone, and the report says so"
+
+
+def test_an_open_transaction_keeps_its_begin_in_the_log(client: Client) -> None:
+    collection = client.collection("c")
+    producer = client.producer()
+    with producer.transaction(collection) as txn:
+        txn.insert(pa.table({"id": [1], "body": [b"y"]}))
+        fill(client, 100)
+        catch_up(client.settings, client.log)
+        flush(client.settings)
+        (found,) = truncate_log(client.settings, client.log)
+        rows = WalSnapshot.open(Path(client.settings.wal_uri))
+        assert rows is not None
+        begin = next(rows.messages(P, types=["BEGIN_TXN"]))
+        assert found.position.entry <= begin["entry"][0].as_py()
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+    assert keys(client, collection) == [1, *range(100, 120)]
+
+
+@pytest.mark.parametrize("moment", ["truncation.before", "truncation.after"])
+def test_a_death_around_truncation_loses_nothing(client: Client, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    collection = fill(client, 0)
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+
+    def die(name: str) -> None:
+        if name == moment:
+            raise Died
+
+    monkeypatch.setattr(truncation, "hit", die)
+    with pytest.raises(Died):
+        truncate_log(client.settings, client.log)
+    monkeypatch.undo()
+    fill(client, 20, 5)
+    catch_up(client.settings, client.log)
+    flush(client.settings)
+    truncate_log(client.settings, client.log)
+    assert keys(client, collection) == list(range(25))

@@ -1,0 +1,104 @@
+"""A range is cut into slices that cover it once, on one grid; what cannot be cut is refused in words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.base.errors import InvalidArgument, InvalidSettings
+from millrace.base.settings import Settings
+from millrace.demo.flights_hourly import TABLES
+from millrace.operations.backfill.declaration import BackfillParams
+from millrace.operations.backfill.derived import DerivedTable, derived_table
+from millrace.operations.backfill.slices import EPOCH, Slice, cut, record, recorded
+
+HOURLY = TABLES[0]
+DAILY = DerivedTable(name="daily", source="flights", build=HOURLY.build, bucket="day", grain="day")
+START = datetime(2013, 1, 1, tzinfo=UTC)
+
+
+@given(st.integers(0, 500), st.integers(1, 300), st.integers(1, 100))
+def test_slices_cover_the_range_once_and_meet_on_the_grid(first: int, count: int, hours: int) -> None:
+    start = START + timedelta(hours=first)
+    end = start + timedelta(hours=count)
+    found = cut(start, end, hours=hours, table=HOURLY)
+    assert (found[0].start, found[-1].end) == (start, end)
+    for one, two in pairwise(found):
+        assert one.end == two.start
+        assert (one.end - EPOCH) % timedelta(hours=hours) == timedelta(0)
+    assert all(timedelta(0) < part.end - part.start <= timedelta(hours=hours) for part in found)
+
+
+def test_the_zone_that_a_bound_is_given_in_makes_no_difference() -> None:
+    east = timezone(timedelta(hours=2))
+    given_east = cut(datetime(2013, 1, 1, 2, tzinfo=east), datetime(2013, 1, 2, 2, tzinfo=east), hours=24, table=HOURLY)
+    assert given_east == [Slice(START, START + timedelta(days=1))]
+    assert given_east[0].whole_days
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "hours", "table"),
+    [
+        (START + timedelta(minutes=30), START + timedelta(hours=1), 24, HOURLY),
+        (START, START + timedelta(hours=1, seconds=1), 24, HOURLY),
+        (START, START + timedelta(hours=12), 24, DAILY),
+        (START, START + timedelta(days=2), 36, DAILY),
+        (START, START + timedelta(days=2000), 1, HOURLY),
+    ],
+)
+def test_a_range_that_cannot_be_cut_is_refused(start: datetime, end: datetime, hours: int, table: DerivedTable) -> None:
+    with pytest.raises(InvalidArgument, match=r"whole|more than"):
+        cut(start, end, hours=hours, table=table)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"end": START}, "is empty"),
+        ({"end": START - timedelta(days=1)}, "lies behind"),
+        ({"start": "2013-01-01T00:00:00"}, "timezone"),
+        ({"range_of": "moons"}, "range_of"),
+        ({"slice_hours": 0}, "slice_hours"),
+    ],
+)
+def test_parameters_that_can_never_be_right_are_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        BackfillParams.parse({"start": START, "end": START + timedelta(days=1), **change})
+
+
+def test_the_parameters_of_one_slice_are_that_slice_alone() -> None:
+    params = BackfillParams.parse(
+        {"start": START, "end": START + timedelta(days=3), "range_of": "ticks", "run_id": "r"}
+    )
+    one = params.for_slice(START, START + timedelta(hours=30), at=7)
+    assert cut(one.start, one.end, hours=one.slice_hours, table=HOURLY)[0].start == START
+    assert (one.range_of, one.at, one.run_id, one.parallel) == ("event_time", 7, "r", 1)
+
+
+def test_tables_of_ones_own_are_found_by_the_setting(tmp_path_factory: pytest.TempPathFactory) -> None:
+    settings = Settings(data_dir=tmp_path_factory.getbasetemp(), derived_modules="tests.operations.backfill_rig")
+    assert derived_table(settings, "trips_hourly").source == "trips"
+    with pytest.raises(InvalidArgument, match="flights_hourly, "):
+        derived_table(settings, "elsewhere")
+    for wrong in ("tests.operations.no_such_module", "millrace.operations"):
+        with pytest.raises(InvalidSettings, match=wrong):
+            derived_table(Settings(data_dir=settings.data_dir, derived_modules=wrong), "trips_hourly")
+    with pytest.raises(InvalidArgument, match="name"):
+        DerivedTable(name="slices", source="flights", build=HOURLY.build, bucket="hour")
+
+
+def test_what_was_recorded_is_found_by_table_and_run(settings: Settings) -> None:
+    assert recorded(settings).num_rows == 0
+    row = {
+        "start": START, "end": START + timedelta(days=1), "at_tick": 5, "rows": 2, "digest": "0f", "definition": 1,
+    }  # fmt: skip
+    record(settings, [{**row, "table": "a", "delta_version": 4, "run_id": "one"}])
+    record(settings, [{**row, "table": "a", "delta_version": 3, "run_id": "two"}])
+    record(settings, [{**row, "table": "b", "delta_version": 1, "run_id": "one"}])
+    assert recorded(settings, table="a")["delta_version"].to_pylist() == [3, 4]
+    assert recorded(settings, table="a", run_id="one")["start"].to_pylist() == [START]
+    assert recorded(settings).num_rows == 3

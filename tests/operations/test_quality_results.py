@@ -1,0 +1,230 @@
+"""What quality runs add up to, who may let a failure go, and what users' suites may hold. Without Spark."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.base.errors import InvalidArgument, InvalidSuite, QualityBlocked
+from millrace.base.settings import Settings
+from millrace.operations.quality import results
+from millrace.operations.quality.declaration import QualityParams, moment
+from millrace.operations.quality.docs import keep_newest, write_index
+from millrace.operations.quality.gate import blocked, require_open
+from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
+from millrace.operations.quality.quarantine import quarantined, record, release, slices
+from millrace.operations.quality.ranges import TickRange, choose, covers
+from millrace.operations.quality.results import history, read_state, record_run
+from millrace.operations.quality.state import QualityState, after_release, after_run
+from millrace.operations.quality.user_suites import parse_suite
+
+TICKS = Check("ticks", "expect_column_values_to_be_between", {"column": "tick_step", "min_value": 1}, "ticks increase")
+SANE = Check("sane", "expect_column_values_to_not_be_null", {"column": "a"}, "a is there", "warning")
+
+
+def looked(after: int, up_to: int, *, ok: bool, table: str = "wal", collection_id: int = 0) -> TableOutcome:
+    outcome = Outcome(TICKS, success=ok, unexpected=0 if ok else 3, sample=() if ok else ("7",))
+    return TableOutcome(table, {"p": TickRange(after, up_to)}, (outcome, Outcome(SANE, False)), collection_id)
+
+
+def test_a_failure_stands_until_a_check_over_its_whole_range_passes(settings: Settings) -> None:
+    record_run(settings, "first", [looked(0, 100, ok=True)])
+    assert read_state(settings).checked_of("wal") == {"p": 100}
+    record_run(settings, "second", [looked(100, 200, ok=False)])
+    (block,) = blocked(settings)
+    assert (block.run_id, block.expectation, block.unexpected) == ("second", "ticks", 3)
+    assert read_state(settings).checked_of("wal") == {"p": 100}, "what failed is looked at again"
+    with pytest.raises(QualityBlocked, match=f"truncation is refused .*{block.id}") as caught:
+        require_open(settings, what="truncation")
+    assert caught.value.blocks == (block.id,)
+    record_run(settings, "elsewhere", [looked(150, 300, ok=True)])
+    assert [each.id for each in blocked(settings)] == [block.id]
+    record_run(settings, "mended", [looked(100, 300, ok=True)])
+    assert blocked(settings) == []
+    assert read_state(settings).checked_of("wal") == {"p": 300}
+    rows = history(settings)
+    assert rows.num_rows == 8
+    assert rows["run_id"][0].as_py() == "mended"
+    assert history(settings, run_id="second", failed_only=True).num_rows == 2
+
+
+def test_a_slice_is_quarantined_once_and_released_by_a_person(settings: Settings) -> None:
+    bad = looked(0, 50, ok=False, table="collections/4", collection_id=4)
+    state = record_run(settings, "run", [bad, looked(0, 50, ok=False)])
+    assert [each.collection_id for each in record(settings, state.blocks)] == [4], "the WAL has no slice to set aside"
+    assert record(settings, state.blocks) == []
+    (one,) = quarantined(settings, 4)
+    assert one.ranges == {"p": TickRange(0, 50)}
+    with pytest.raises(InvalidArgument, match="nonsense: no such block"):
+        release(settings, ["nonsense"], by="somebody")
+    release(settings, [one.id], by="somebody", note="known defect of the source")
+    assert quarantined(settings) == []
+    assert [(each.status, each.by, each.note) for each in slices(settings)] == [
+        ("released", "somebody", "known defect of the source")
+    ]
+    assert [each.table for each in blocked(settings)] == ["wal"]
+    assert read_state(settings).checked_of("collections/4") == {"p": 50}
+    release(settings, [one.id], by="somebody")
+    assert len(slices(settings)) == 1
+
+
+class Died(BaseException):
+    """Ends a run where it stands."""
+
+
+def test_a_release_that_died_leaves_the_block_and_is_completed_by_the_next(settings: Settings) -> None:
+    state = record_run(settings, "run", [looked(0, 50, ok=False)])
+
+    def dies(name: str) -> None:
+        if name == "quality.released":
+            raise Died
+
+    with pytest.raises(Died):
+        release(settings, [state.blocks[0].id], by="somebody", seam=dies)
+    assert len(blocked(settings)) == 1
+    release(settings, [state.blocks[0].id], by="somebody")
+    assert blocked(settings) == []
+
+
+def test_of_two_runs_at_once_neither_loses_what_the_other_found(settings: Settings) -> None:
+    record_run(settings, "before", [looked(0, 10, ok=True)])
+    once = iter([True])
+
+    def another_run(name: str) -> None:
+        if name == "commit.checked" and next(once, False):
+            record_run(settings, "other", [looked(0, 10, ok=False, table="segments")])
+
+    record_run(settings, "run", [looked(10, 20, ok=False)], seam=another_run)
+    assert {(each.run_id, each.table) for each in blocked(settings)} == {("other", "segments"), ("run", "wal")}
+    assert read_state(settings).revision == 3
+    assert history(settings).num_rows == 6
+
+
+def test_the_files_of_many_runs_are_joined(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "COMPACT_REVISIONS", 4)
+    for number in range(8):
+        record_run(settings, f"run{number}", [looked(number, number + 1, ok=True)])
+    table = results.open_table(Path(results.results_uri(settings)))
+    assert table is not None
+    assert len(table.file_uris()) <= 3
+    assert history(settings).num_rows == 16
+    assert read_state(settings).checked_of("wal") == {"p": 8}
+
+
+RUNS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.booleans()), max_size=12)
+
+
+@given(RUNS, st.sets(st.integers(0, 11)))
+def test_no_tick_counts_as_checked_that_only_a_failed_run_looked_at(
+    runs: list[tuple[int, int, bool]], released: set[int]
+) -> None:
+    state, accepted = QualityState(), set()
+    for number, (after, length, ok) in enumerate(runs):
+        state = after_run(state, str(number), number, [looked(after, after + length, ok=ok)])
+        if ok:
+            accepted |= set(range(after + 1, after + length + 1))
+        mine = [block.id for block in state.blocks if block.run_id == str(number)]
+        if number in released and mine:
+            state = after_release(state, mine)
+            accepted |= set(range(after + 1, after + length + 1))
+    assert set(range(1, state.checked_of("wal").get("p", 0) + 1)) <= accepted
+    assert QualityState.from_text(state.to_json()) == state
+    standing = {block.run_id for block in state.blocks}
+    for number, (after, length, ok) in enumerate(runs):
+        later = [each for each in runs[number + 1 :] if each[0] <= after and each[0] + each[1] >= after + length]
+        if not ok and number not in released and not later:
+            assert str(number) in standing, "a failure that nothing passed over, and nobody released, stands"
+
+
+def test_a_range_begins_behind_what_was_checked_unless_it_is_given() -> None:
+    reached = {"a": 100, "b": 40}
+    assert choose(reached, {"a": 60}) == {"a": TickRange(60, 100), "b": TickRange(0, 40)}
+    assert choose(reached, {"a": 60}, start=10, end=51) == {"a": TickRange(9, 50), "b": TickRange(9, 40)}
+    assert choose(reached, {}, start=90)["b"].empty
+    assert covers({"a": TickRange(0, 100)}, {"a": TickRange(10, 100)})
+    assert not covers({"a": TickRange(0, 100)}, {"a": TickRange(10, 100), "b": TickRange(0, 1)})
+
+
+def test_a_moment_is_a_tick_or_a_timestamp_in_utc_where_it_names_no_zone() -> None:
+    assert moment("") is None
+    assert moment("17") == 17
+    assert moment("1970-01-01T00:00:01Z") == 1000 << 18
+    assert moment("1970-01-01T01:00:01+01:00") == 1000 << 18
+    assert moment("1970-01-01T00:00:01") == 1000 << 18
+    with pytest.raises(InvalidArgument, match="neither a time tick"):
+        QualityParams.parse({"start": "yesterday"})
+
+
+GOOD = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "a"}}
+
+
+def test_what_great_expectations_exports_is_a_suite() -> None:
+    text = json.dumps(
+        {
+            "name": "mine",
+            "id": None,
+            "meta": {"great_expectations_version": "1.24.1"},
+            "notes": None,
+            "expectations": [
+                {**GOOD, "id": "x", "meta": {}, "severity": "warning"},
+                {**GOOD, "kwargs": {"column": "b"}},
+            ],
+        }
+    )
+    one, two = parse_suite(text, where="mine.json", columns=["a", "b"])
+    assert (one.critical, two.critical, one.source) == (False, True, "user")
+    assert one.name != two.name
+    assert parse_suite(text, where="mine.json", columns=["a", "b"])[0].name == one.name
+
+
+@pytest.mark.parametrize(
+    "suite, words",
+    [
+        ("{", "line 1, column 2: it is no JSON"),
+        ([], 'a suite is an object with a list "expectations"'),
+        ({"expectations": [], "expektations": []}, "unknown key 'expektations'"),
+        ({"expectations": ["a"]}, r'expectations\[0\]: an expectation is an object with a string "type"'),
+        ({"expectations": [{**GOOD, "kwargs": {"column": "z"}}]}, "has no column 'z'; it has a"),
+        ({"expectations": [{**GOOD, "kwargs": {"column_list": ["a", "z"]}}]}, "has no column 'z'"),
+        ({"expectations": [{**GOOD, "severity": "fatal"}]}, "severity 'fatal' is none of critical"),
+        ({"expectations": [GOOD, GOOD]}, r"expectations\[1\]: another one is named"),
+        ({"expectations": [{**GOOD, "kwargs": ["a"]}]}, "kwargs and meta are objects"),
+    ],
+)
+def test_a_suite_that_cannot_be_used_says_where_and_why(suite: object, words: str) -> None:
+    text = suite if isinstance(suite, str) else json.dumps(suite)
+    with pytest.raises(InvalidSuite, match=rf"^mine\.json: .*{words}|^mine\.json: {words}"):
+        parse_suite(text, where="mine.json", columns=["a"])
+
+
+def test_the_pages_of_the_newest_runs_stay(tmp_path: Path) -> None:
+    for day in range(1, 6):
+        for table in ("wal", "collections/1"):
+            page = tmp_path / "validations" / table / f"202601{day:02d}T000000Z-abcdef" / "x" / "page.html"
+            page.parent.mkdir(parents=True)
+            page.write_text("page")
+    assert keep_newest(tmp_path, runs=2) == 3
+    left = {path.parent.parent.name for path in tmp_path.rglob("page.html")}
+    assert left == {"20260104T000000Z-abcdef", "20260105T000000Z-abcdef"}
+    assert keep_newest(tmp_path / "nothing") == 0
+
+
+def test_the_index_links_every_result_the_newest_run_first(tmp_path: Path) -> None:
+    for day, table, words in ((1, "wal", "Succeeded"), (3, "collections/1", "Failed"), (3, "wal", "Succeeded")):
+        page = tmp_path / "validations" / table / f"202601{day:02d}T000000Z-abcdef" / "moment" / "a #b.html"
+        page.parent.mkdir(parents=True)
+        page.write_text(f'<span>Status:</span> <i class="fas"></i> {words}')
+    text = write_index(tmp_path).read_text()
+    found = re.findall(r'<td>(\d{8})T[^<]*</td><td><a href="([^"]+)">([^<]+)</a></td><td class="[^"]*">(\w+)<', text)
+    assert [(run, table, words) for run, _, table, words in found] == [
+        ("20260103", "collections/1", "Failed"),
+        ("20260103", "wal", "Succeeded"),
+        ("20260101", "wal", "Succeeded"),
+    ]
+    assert all((tmp_path / unquote(link)).is_file() for _, link, *_ in found)

@@ -1,0 +1,115 @@
+"""What a Parquet file of ours promises: whole and durable with its name when closed, gone when discarded, bounds as they are."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millrace.base import files
+from millrace.base.errors import TableDamaged
+from millrace.storage import local
+from millrace.storage.local import LocalStore
+from millrace.storage.parquet_file import MAX_STAT_CHARACTERS, ParquetFile, read_file, read_rows
+
+SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
+
+
+def rows(*numbers: int) -> pa.Table:
+    return pa.table({"n": list(numbers), "name": [str(number) for number in numbers]}, schema=SCHEMA)
+
+
+def test_what_was_written_is_read_back_and_described(tmp_path: Path) -> None:
+    file = ParquetFile(LocalStore(tmp_path), "a=1/b=2/file.parquet", SCHEMA, options={"compression": "snappy"})
+    file.write(rows(5, 3))
+    file.write(rows(9, 4, 8).to_batches()[0], row_group_size=2)
+    made = file.close({"a": "1", "b": "2"}, ["n", "absent"])
+    path = tmp_path / made.path
+    with pq.ParquetFile(path) as parquet:
+        assert (parquet.read(), parquet.num_row_groups) == (rows(5, 3, 9, 4, 8), 3)
+    assert (made.size, made.rows, made.partition) == (path.stat().st_size, 5, {"a": "1", "b": "2"})
+    assert json.loads(made.stats) == {
+        "numRecords": 5,
+        "minValues": {"n": 3},
+        "maxValues": {"n": 9},
+        "nullCount": {"n": 0},
+    }
+
+
+def test_no_flipped_byte_of_a_page_gives_other_rows(tmp_path: Path) -> None:
+    file = ParquetFile(
+        LocalStore(tmp_path), "file.parquet", SCHEMA, options={"compression": "none", "use_dictionary": False}
+    )
+    file.write(rows(*range(1_000_000, 1_000_050)))
+    path = tmp_path / file.close({}, []).path
+    sound = path.read_bytes()
+    page = sound.index(b"".join(number.to_bytes(8, "little") for number in range(1_000_000, 1_000_050)))
+    for place in range(page, page + 400):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1 << place % 8]) + sound[place + 1 :])
+        with pytest.raises(TableDamaged, match="recovery"):
+            read_file(LocalStore(tmp_path), path.name)
+        with pytest.raises(TableDamaged, match="recovery"):
+            read_rows(LocalStore(tmp_path), [path.name], SCHEMA)
+
+
+def test_a_file_that_is_missing_is_told_apart_from_one_that_does_not_read(tmp_path: Path) -> None:
+    with pytest.raises(TableDamaged) as missing:
+        read_file(LocalStore(tmp_path), "absent.parquet")
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    with pytest.raises(TableDamaged) as garbled:
+        read_file(LocalStore(tmp_path), "empty.parquet")
+    assert (missing.value.missing, garbled.value.missing) == (True, False)
+    again = pickle.loads(pickle.dumps(missing.value))
+    assert (str(again), again.missing) == (str(missing.value), True)
+
+
+def test_a_column_without_statistics_has_no_bounds(tmp_path: Path) -> None:
+    file = ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={"write_statistics": ["name"]})
+    file.write(rows(1))
+    made = json.loads(file.close({}, ["n", "name"]).stats)
+    assert (made["minValues"], made["maxValues"]) == ({"name": "1"}, {"name": "1"})
+
+
+def test_a_long_string_has_no_bounds_for_a_cut_maximum_would_prune_what_is_there(tmp_path: Path) -> None:
+    file = ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
+    file.write(pa.table({"n": [1], "name": ["x" * (MAX_STAT_CHARACTERS + 1)]}, schema=SCHEMA))
+    made = json.loads(file.close({}, ["n", "name"]).stats)
+    assert (made["minValues"], made["maxValues"]) == ({"n": 1}, {"n": 1})
+
+
+def test_the_file_and_each_new_folder_are_durable_in_the_folder_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    real = files.sync
+    for module in (local, files):
+        monkeypatch.setattr(module, "sync", lambda path: (synced.append(path), real(path)))
+    file = ParquetFile(LocalStore(tmp_path), "a/b/file.parquet", SCHEMA, options={})
+    assert synced == [tmp_path, tmp_path / "a"]
+    file.write(rows(1))
+    file.close({}, [])
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+
+
+def test_a_discarded_file_is_gone_even_where_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
+    file.write(rows(1))
+
+    def full(*_: object) -> int:
+        raise OSError(28, "disk full")
+
+    monkeypatch.setattr("millrace.storage.direct_file.os.write", full)
+    with pytest.raises(OSError, match="disk full"):
+        file.close({}, [])
+    file.discard()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
+    (tmp_path / "file.parquet").touch()
+    with pytest.raises(FileExistsError):
+        ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})

@@ -1,0 +1,149 @@
+"""The Delta log is cleaned up behind checkpoints, and neither a reader nor a writer that slept through it is misled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.base.failpoint import VARIABLE
+from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.storage.files import FileSink
+from millrace.storage.local import LocalStore
+from millrace.storage.log import entry_name, last_checkpoint, trim
+from millrace.storage.table import create_table, table_at
+
+SCHEMA = pa.schema([("n", pa.int64())])
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def add(path: Path, *numbers: int, app: tuple[str, int] = ("a", 0)) -> None:
+    """One commit for each number."""
+    for number in numbers:
+        write_deltalake(
+            str(path),
+            pa.table({"n": [number]}),
+            mode="append",
+            commit_properties=CommitProperties(app_transactions=[Transaction(app[0], app[1] or number)]),
+        )
+
+
+def numbers(table: DeltaTable) -> list[int]:
+    return sorted(table.to_pyarrow_table()["n"].to_pylist())
+
+
+def versions(path: Path) -> list[int]:
+    """Versions that the log has an entry of."""
+    return sorted(int(name[:20]) for name in os.listdir(path / "_delta_log") if name.endswith(".json"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A table of 12 commits (versions 0 to 11) with checkpoints at 4 and 8."""
+    path = tmp_path / "table"
+    for number in range(12):
+        add(path, number)
+        if number in (4, 8):
+            DeltaTable(str(path)).create_checkpoint()
+    return path
+
+
+@pytest.mark.parametrize("keep, first", [(0, 8), (3, 8), (4, 4), (7, 4), (8, 0), (100, 0)])
+def test_what_lies_before_a_checkpoint_that_enough_versions_follow_goes(path: Path, keep: int, first: int) -> None:
+    removed = trim(LocalStore(path), keep=keep)
+    assert versions(path) == list(range(first, 12))
+    assert removed >= first
+    assert last_checkpoint(LocalStore(path)) == 8
+    assert numbers(DeltaTable(str(path))) == list(range(12))
+    assert trim(LocalStore(path), keep=keep) == 0
+
+
+def test_a_table_without_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    add(tmp_path / "table", *range(5))
+    assert trim(LocalStore(tmp_path / "table"), keep=0) == 0
+    assert versions(tmp_path / "table") == [0, 1, 2, 3, 4]
+    assert last_checkpoint(LocalStore(tmp_path / "table")) == 0
+
+
+@given(old=st.integers(0, 11), later=st.integers(0, 4), keep=st.integers(0, 12))
+@settings(max_examples=15, deadline=None)
+def test_a_handle_at_any_version_goes_on_with_the_newest_rows_and_app_versions(
+    tmp_path_factory: pytest.TempPathFactory, old: int, later: int, keep: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "table"
+    add(path, 0)
+    handle = table_at(path)
+    for number in range(1, 12):
+        add(path, number)
+        if number == old:
+            handle = table_at(path)
+        if number in (4, 8):
+            DeltaTable(str(path)).create_checkpoint()
+    trim(LocalStore(path), keep=keep)
+    add(path, *range(12, 12 + later))
+    handle.refresh()
+    assert handle.version == 11 + later
+    assert numbers(handle.delta) == list(range(12 + later))
+    assert handle.app_version("a") == 11 + later
+
+
+def test_nothing_is_removed_while_somebody_commits(path: Path) -> None:
+    store, oldest = LocalStore(path), table_at(path, version=0)
+    with store.lease(), LocalStore(path).lease():
+        assert trim(LocalStore(path), keep=0) == 0
+    assert oldest.stands()
+    assert trim(LocalStore(path), keep=0) > 0
+    assert not oldest.stands()
+
+
+def test_a_writer_that_slept_while_its_version_was_trimmed_writes_no_lost_commit(path: Path) -> None:
+    asleep = table_at(path)
+    add(path, *range(12, 20))
+    DeltaTable(str(path)).create_checkpoint()
+    trim(LocalStore(path), keep=0)
+    assert LocalStore(path).size(entry_name(asleep.version + 1)) is None, (
+        "its next version's name is free again: the trap"
+    )
+    sink = FileSink.at(path, SCHEMA, ("n",))
+    sink.write(pa.table({"n": [20]}), {})
+    outcome = commit_fenced(asleep, [Part(sink.finish(), moves={"a": AppMove(19, 20)})])
+    assert (outcome.version, outcome.fenced) == (20, {})
+    assert numbers(DeltaTable(str(path))) == list(range(21))
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_a_clean_up_that_is_killed_leaves_a_log_without_gaps(path: Path, at: int) -> None:
+    code = (
+        "from millrace.storage.local import LocalStore; from millrace.storage.log import trim; "
+        f"trim(LocalStore({str(path)!r}), keep=0)"
+    )
+    environment = {**os.environ, VARIABLE: f"trim.removed@{at}", "PYTHONPATH": str(ROOT / "include")}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=False)
+    assert ended.returncode == -9
+    left = versions(path)
+    assert left == list(range(left[0], 12))
+    assert left[0] > 0
+    assert numbers(DeltaTable(str(path))) == list(range(12))
+    trim(LocalStore(path), keep=0)
+    assert versions(path) == [8, 9, 10, 11]
+
+
+def test_a_filter_on_a_column_without_bounds_in_the_log_finds_its_rows(tmp_path: Path) -> None:
+    schema = pa.schema([("n", pa.int64()), ("word", pa.string()), ("part", pa.string())])
+    table = create_table(tmp_path / "table", schema, partition_by=["part"])
+    sink = FileSink(table.store, schema.remove(2), ("n",))
+    for part, word in (("a", "one"), ("b", "two")):
+        sink.write(pa.table({"n": [1], "word": [word]}, schema.remove(2)), {"part": part})
+    commit_fenced(table, [Part(sink.finish())])
+    rows = table.dataset()
+    assert rows.to_table(filter=pc.field("word") == "two")["part"].to_pylist() == ["b"]
+    assert duckdb.sql("select word from rows where part = 'a' and word = 'one'").fetchall() == [("one",)]

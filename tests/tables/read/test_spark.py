@@ -1,0 +1,151 @@
+"""Reads through Spark: the rows that read_arrow gives, from tables and from the WAL's tail, small and large."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import millrace.tables.read.spark as reader
+from millrace.base.settings import Settings
+from millrace.client.client import Client
+from millrace.message import builders
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from millrace.tables.read.arrow import read_arrow
+from tests.tables.read_model import do
+from tests.tables.wal_maker import Collection, WalMaker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+HISTORY = [
+    ("insert", [0, 1, 2, 3, 4, 5], 1, 0),
+    ("begin", 0, 1),
+    ("begin", 1, 1),
+    ("insert", [0, 1, 2], 2, 1),
+    ("delete", [0, 1, 2, 3], 2, 1),
+    ("insert", [0, 3], 2, 1),
+    ("delete", [4], 1, 0),
+    ("commit", 0, 1),
+    ("commit", 1, 1),
+    ("import", [(0, 1), (1, 2), (5, 2)], False),
+    ("schema_change", 0),
+    ("schema_change", 1),
+    ("import", [(2, 1), (3, 2), (4, 2)], True),
+    ("insert", [4, 5], 2, 0),
+    ("drop_partition", 0, 2),
+]
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local tail", "tail by tasks"])
+def test_spark_reads_at_every_stage_what_arrow_reads(
+    spark: SparkSession, settings: Settings, local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not local:
+        monkeypatch.setattr(reader, "SMALL_TAIL_BYTES", 0)
+    maker = WalMaker(settings)
+    maker.open()
+    collection = Collection(maker)
+    collection.create()
+    for number, operation in enumerate(HISTORY):
+        do(collection, operation, number)
+    for name in maker.pchannels:
+        maker.append(name, [builders.time_tick(term=1)])
+    maker.commit()
+    assert [row["reason"] for row in maker.rejected] == []
+    ticks = sorted(m["time_tick"] for m in maker.accepted["p0"])
+    last = min(maker.last_tick(name) for name in maker.pchannels)
+    middle = ticks[len(ticks) * 2 // 3]
+    for up_to in (0, middle) if local else (middle,):
+        flush(settings, up_to_tick=up_to)
+        for at in (middle, last) if local else (last,):
+            wanted = read_arrow(settings, 1, at=at, with_ticks=True)
+            found = reader.read(spark, settings, 1, at=at, with_ticks=True)
+            assert found.columns == wanted.column_names
+            assert Counter(map(tuple, found.collect())) == Counter(tuple(row.values()) for row in wanted.to_pylist())
+
+
+def _with_rows(settings: Settings) -> Collection:
+    """A collection with its first rows committed to ``wal``."""
+    maker = WalMaker(settings)
+    maker.open()
+    collection = Collection(maker)
+    collection.create()
+    do(collection, HISTORY[0], 0)
+    maker.commit()
+    return collection
+
+
+def test_what_was_read_stays_what_it_was(spark: SparkSession, settings: Settings) -> None:
+    collection = _with_rows(settings)
+    maker = collection.maker
+    flush(settings)
+    frame = reader.read(spark, settings, 1)
+    before = frame.count()
+    do(collection, HISTORY[0], 1)
+    maker.commit()
+    flush(settings)
+    assert (frame.count(), before > 0) == (before, True)
+    assert reader.read(spark, settings, 1).count() > before
+
+
+def test_columns_that_place_a_row_are_scanned_only_where_a_row_may_be_hidden(
+    spark: SparkSession, settings: Settings
+) -> None:
+    collection = _with_rows(settings)
+    maker = collection.maker
+    first = min(maker.last_tick(name) for name in maker.pchannels)
+    for operation in (("import", [(0, 1), (1, 2)], False), ("insert", [2, 3], 1, 0)):
+        do(collection, operation, 1)
+    for name in maker.pchannels:
+        maker.append(name, [builders.time_tick(term=1)])
+    maker.commit()
+    flush(settings)
+    assert _scanned(reader.read(spark, settings, 1)) == (False, False)
+    assert _scanned(reader.read(spark, settings, 1, at=first)) == (False, True)  # later rows are left out
+    do(collection, ("import", [(4, 1)], True), 2)  # takes the place of all rows before it
+    maker.commit()
+    flush(settings)
+    frame = reader.read(spark, settings, 1)
+    assert _scanned(frame)[0]
+    assert frame.count() == read_arrow(settings, 1).num_rows
+
+
+def _scanned(frame: DataFrame) -> tuple[bool, bool]:
+    """Whether the plan reads ``_vchannel``, and ``_time_tick``."""
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    return "_vchannel" in plan, "_time_tick" in plan
+
+
+def test_times_and_dates_come_through_tasks_as_they_were_written(
+    spark: SparkSession, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "SMALL_TAIL_BYTES", 0)
+    moment = datetime(2013, 1, 1, 5, 15, 0, 1, tzinfo=UTC)
+    schema = CollectionSchema(
+        (
+            FieldSpec("id", "int64", False),
+            FieldSpec("at", "timestamp", True),
+            FieldSpec("day", "date", True),
+            FieldSpec("stops", "list<timestamp>", True),
+        ),
+        "id",
+    )
+    rows = pa.table(
+        {"id": [1, 2], "at": [moment, None], "day": [moment.date(), None], "stops": [[moment, moment], None]},
+        schema=schema.arrow(),
+    )
+    with Client.connect(settings) as client:
+        made = client.catalog.create_collection("c", schema)
+        client.producer().insert(made, rows)
+        catch_up(settings, client.log)
+        client.append.service.shutdown()
+    found = reader.read(spark, settings, made.id).toArrow().sort_by("id")
+    assert found.to_pylist() == rows.to_pylist() == read_arrow(settings, made.id).sort_by("id").to_pylist()
