@@ -12,18 +12,7 @@ PAGES = (
     "SECURITY.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    "docs/access.md",
-    "docs/api.md",
-    "docs/testing.md",
-    "docs/concepts.md",
-    "docs/architecture.md",
-    "docs/operating.md",
-    "docs/tables.md",
-    "docs/ui.md",
-    "docs/restore.md",
-    "docs/msgstream.md",
-    "docs/switching.md",
-    "docs/clients.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
 )
 
 
@@ -64,6 +53,17 @@ def differences(found: list[list[str]], wanted: list[list[str]]) -> str:
     lines = [f"- {' | '.join(row)}" for row in found if row not in wanted]
     lines += [f"+ {' | '.join(row)}" for row in wanted if row not in found]
     return "\n".join(lines) or ("" if found == wanted else "the rows stand in another order")
+
+
+class Block(NamedTuple):
+    """A fenced block of any language."""
+
+    language: str
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    return [Block(*found) for found in re.findall(r"^```(\w+)[^\n]*\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL)]
 
 
 def python_blocks(page: str) -> list[Code]:
