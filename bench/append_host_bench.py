@@ -22,7 +22,7 @@ from millrace.client.consume.scan import scan
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
-from millrace.message.wire import encode_columns, encode_entry
+from millrace.message.wire.encode import encode_columns, encode_entry
 from millrace.wal.scanner import ImmutableTxn, Latest
 
 PCHANNEL = "p0"

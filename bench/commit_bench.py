@@ -14,7 +14,7 @@ from bench.deployment import SCHEMA
 from millrace.message import builders
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.ingest.committer import Committer
 from millrace.node.ingest.ranges import RangeReport
 from millrace.node.ingest.wal_writer import RangeWriter

@@ -22,10 +22,10 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.log.protocol import Log
 from millrace.message import builders
-from millrace.message.payload import encode_rows
+from millrace.message.payload.rows import encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
-from millrace.message.wire import encode_columns, encode_entry
+from millrace.message.wire.encode import encode_columns, encode_entry
 from millrace.node.ingest.committer import Committer
 from millrace.node.ingest.planner import UNBOUNDED
 from millrace.node.ingest.ranges import RangePlan, run_range

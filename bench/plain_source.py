@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 import millrace.runtime.arrow_start  # noqa: F401 - the baseline has this too
 from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST
-from millrace.message.wire import decode_entries
+from millrace.message.wire.decode import decode_entries
 from millrace.rpc.remote_log import RemoteLogService
 
 READ_BYTES = 32 << 20

@@ -26,9 +26,9 @@ from millrace.message.keys import vchannel_index
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import MutableMessage
 from millrace.message.types import BEHAVIOUR, MessageType
-from millrace.message.wire import encode_entry
-from millrace.message.wire_decode import decode_columns, decode_heads
-from millrace.message.wire_layout import MAX_MESSAGES
+from millrace.message.wire.decode import decode_columns, decode_heads
+from millrace.message.wire.encode import encode_entry
+from millrace.message.wire.layout import MAX_MESSAGES
 from millrace.node.append.door import EntryDoor
 from millrace.node.append.host import AppendHost
 from millrace.node.append.server import AppendExtension
@@ -38,7 +38,7 @@ from millrace.rpc.wire import TIMEOUT, ack_from_bytes, to_json
 from millrace.wal.state import ChannelState
 from tests.access.conftest import MACHINE_TOKEN, SCHEMA, Guarded
 from tests.message.samples import runs
-from tests.message.test_wire_hostile import entry, sealed
+from tests.message.wire.test_hostile import entry, sealed
 from tests.rpc.tampering import HOSTILE, tampered
 
 USERS, ORDERS = "dml_0_1v0", "dml_0_2v0"

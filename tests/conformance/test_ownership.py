@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from millrace.base.errors import AppendRejected, LogBusy, LogFenced
 from millrace.base.metrics import Metrics
 from millrace.message import builders
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost, HostSettings
 from millrace.rpc.tail import Evicted
 from millrace.wal.reasons import Reason

@@ -13,7 +13,7 @@ from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.rpc.outcome import AppendOutcome, outcome_rows
 from millrace.wal.chain import Chain
 from millrace.wal.definitions import Definitions

@@ -21,7 +21,7 @@ from millrace.log.registry import open_service
 from millrace.message import builders
 from millrace.message.ids import LogId, generation_start
 from millrace.message.tombstones import Tombstone
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.definitions import Definitions

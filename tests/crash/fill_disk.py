@@ -28,7 +28,7 @@ from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.door import EntryDoor
 from millrace.node.append.flow_monitor import FlowMonitor
 from millrace.node.append.host import AppendHost

@@ -15,10 +15,10 @@ from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
-from millrace.message.payload import decode_rows
+from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.operations.verify.run import verify_channel
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable

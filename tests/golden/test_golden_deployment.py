@@ -20,7 +20,7 @@ from millrace.commands.verify import check_channels, check_collections
 from millrace.log.generations.service import open_deployment_log
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.node.range.parking import read_parked, unpark

@@ -18,7 +18,7 @@ from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType as T
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from tests.laws.model import Model
 from tests.laws.ops import SCRIPTS, Frame
 from tests.laws.parts import CHAIN_VERSIONS, GENERATION, Batch, Msg, Row, home

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.message.types import MessageType
-from millrace.message.wire import decode_entries
+from millrace.message.wire.decode import decode_entries
 from millrace.wal.reasons import Reason
 from tests.laws.parts import Row
 from tests.laws.profile import examples

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from millrace.message.builders import alter_wal, config
 from millrace.message.ids import GENERATION_BITS, LogId
 from millrace.message.types import MessageType as T
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from tests.laws.parts import Row
 from tests.laws.profile import examples
 from tests.laws.real import Ran, run

@@ -12,10 +12,11 @@ from millrace.base.errors import InvalidArgument
 from millrace.message import builders
 from millrace.message.bodies import ImportFile, parse_body
 from millrace.message.model import MutableMessage
-from millrace.message.payload import decode_rows
+from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import BEHAVIOUR, Flag, MessageType
-from millrace.message.wire import decode_entries, encode_entry
+from millrace.message.wire.decode import decode_entries
+from millrace.message.wire.encode import encode_entry
 from tests.message.samples import HEADER, entries
 
 STAGED: ImportFile = {"path": "load/0.parquet", "partition_id": 1, "rows": 3, "bytes": 900, "digest": "0a" * 32}

@@ -12,9 +12,10 @@ import pytest
 from millrace.base.errors import EntryTooLarge
 from millrace.message.keys import KEY_HASH_VERSION, key_hash, vchannel_index
 from millrace.message.model import MutableMessage
-from millrace.message.payload import decode_rows
+from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
-from millrace.message.wire import decode_entries, encode_entry
+from millrace.message.wire.decode import decode_entries
+from millrace.message.wire.encode import encode_entry
 from millrace.rpc.wire import NotTaken, ack_from_bytes
 from tests.message import vectors
 from tests.message.samples import entries

@@ -18,14 +18,15 @@ from millrace.message import builders
 from millrace.message.bodies import encode_body
 from millrace.message.keys import KEY_HASH_VERSION, key_hash
 from millrace.message.model import MutableMessage
-from millrace.message.payload import encode_rows
+from millrace.message.payload.rows import encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import BEHAVIOUR
-from millrace.message.wire import decode_entries, encode_entry
-from millrace.message.wire_layout import COLUMNS, VERSION
+from millrace.message.wire.decode import decode_entries
+from millrace.message.wire.encode import encode_entry
+from millrace.message.wire.layout import COLUMNS, VERSION
 from millrace.rpc.wire import NotTaken, failure_to_bytes
 from tests.message.samples import HEADER, entries
-from tests.message.test_wire_hostile import WRONG
+from tests.message.wire.test_hostile import WRONG
 
 SCHEMA = CollectionSchema(
     (FieldSpec("id", "int64", False), FieldSpec("carrier", "string", True), FieldSpec("delay", "float64", True)), "id"

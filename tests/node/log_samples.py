@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from millrace.message.builders import flush_all, insert, term_opening, time_tick
 from millrace.message.columns import Columns
-from millrace.message.wire import decode_columns, encode_entry
-from millrace.message.wire_layout import CRC_START, PREFIX
+from millrace.message.wire.decode import decode_columns
+from millrace.message.wire.encode import encode_entry
+from millrace.message.wire.layout import CRC_START, PREFIX
 from millrace.wal.chain import CHAIN_VERSION
 
 TERM = 1

@@ -12,7 +12,7 @@ from millrace.catalog.collection import Collection
 from millrace.client.client import Client
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.flush import in_process as flusher_run
 from millrace.node.ingest.in_process import catch_up
 

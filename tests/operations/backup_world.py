@@ -23,7 +23,7 @@ from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.node.append.server import committed_states
 from millrace.node.flush.in_process import flush

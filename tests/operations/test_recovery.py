@@ -23,7 +23,7 @@ from millrace.client.client import Client
 from millrace.message import builders
 from millrace.message.ids import LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.node.range.parking import Parked, park, parked_names

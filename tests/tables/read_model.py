@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.message import builders
 from millrace.message.bodies import parse_body
-from millrace.message.payload import decode_rows
+from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker

@@ -40,7 +40,7 @@ from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.reasons import Reason
 

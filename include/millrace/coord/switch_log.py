@@ -32,7 +32,7 @@ from millrace.log.registry import open_service
 from millrace.message import builders
 from millrace.message.ids import EARLIEST, LogId, generation_start
 from millrace.message.types import SINCE, MessageType
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.wal.reasons import Reason
 
 LOCK: Final = "switch.lock"

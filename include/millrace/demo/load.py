@@ -28,7 +28,7 @@ from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 
 COLLECTION: Final = "flights"
 PARTITIONS: Final = ("EWR", "JFK", "LGA")

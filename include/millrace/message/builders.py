@@ -14,7 +14,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.bodies import ImportFile, encode_body, parse_body
 from millrace.message.model import MutableMessage
-from millrace.message.payload import encode_rows
+from millrace.message.payload.rows import encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
 

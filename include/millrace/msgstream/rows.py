@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed
-from millrace.message.payload import decode_rows, encode_rows
+from millrace.message.payload.rows import decode_rows, encode_rows
 from millrace.message.schema import MAX_FIELDS, FieldSpec
 from millrace.msgstream.wire import Cursor, text_to_bytes
 

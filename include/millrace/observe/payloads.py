@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from millrace.base.errors import MillraceError
 from millrace.message.bodies import parse_body
-from millrace.message.payload import decode_rows
+from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
 

@@ -20,7 +20,7 @@ from millrace.message.header import HEADER
 from millrace.message.ids import GENERATION_BITS, LogId, MessageId
 from millrace.message.log_entries import LogEntries
 from millrace.message.types import DML, MessageType
-from millrace.message.wire import decode_columns, entry_crc
+from millrace.message.wire.decode import decode_columns, entry_crc
 from millrace.wal.interceptors.interceptor import Emits, Interceptor, Proceed, Settles, Stamps, Timed
 from millrace.wal.interceptors.links import links
 from millrace.wal.interceptors.timetick.interceptor import CHAIN_VERSION, CHAIN_VERSIONS

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from millrace.message.ids import LogId
 from millrace.message.log_entries import LogEntries
-from millrace.message.wire_decode import framed_counts
-from millrace.message.wire_layout import BYTES_PER_MESSAGE, MAX_MESSAGES
+from millrace.message.wire.decode import framed_counts
+from millrace.message.wire.layout import BYTES_PER_MESSAGE, MAX_MESSAGES
 
 MAX_PORTION: Final = MAX_MESSAGES
 """Messages that the chain judges in one go: as many as one entry can frame, which cannot be cut."""

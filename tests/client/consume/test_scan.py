@@ -17,7 +17,7 @@ from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import LogId, MessageId, compose_tick, tick_physical_ms
 from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost, HostSettings
 from millrace.node.append.tail_buffer import TailLimits
 from millrace.rpc.tail import Evicted, Tailed

@@ -147,7 +147,7 @@ def test_a_future_is_of_the_standard_library(shop: Client, items: Collection) ->
 
 def test_a_vchannels_messages_come_in_the_order_of_the_calls(shop: Client, items: Collection) -> None:
     from millrace.client.consume.scan import scan
-    from millrace.message.payload import decode_rows
+    from millrace.message.payload.rows import decode_rows
 
     keys = [key for key in range(2000) if item_home(key, items) == 0][:200]
     with shop.producer().batch(limits=BatchLimits(delay=0.0)) as batch:

@@ -39,7 +39,7 @@ from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import EARLIEST
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
-from millrace.message.payload import decode_rows
+from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.append.host import AppendHost
 from millrace.rpc.outcome import AppendOutcome

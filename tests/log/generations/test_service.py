@@ -25,7 +25,7 @@ from millrace.log.generations.listing import FILE, LOCK, GenerationFile
 from millrace.log.generations.service import GenerationsService, open_deployment_log
 from millrace.message.builders import alter_wal
 from millrace.message.ids import EARLIEST, LogId, LogIds, generation_start
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from tests.conformance.reading import read_all
 
 DEADLINE = 20.0

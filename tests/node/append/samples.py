@@ -16,7 +16,7 @@ from millrace.message.ids import LogId
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.ingest.committer import Committer
 from millrace.node.ingest.ranges import RangePlan, run_range
 from millrace.tables.wal.table import WalTable

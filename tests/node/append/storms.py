@@ -22,7 +22,7 @@ from millrace.base.metrics import Metrics
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.builders import flush_all
 from millrace.message.types import MessageType
-from millrace.message.wire import encode_columns, encode_entry
+from millrace.message.wire.encode import encode_columns, encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.node.ingest.ranges import RangePlan, run_range
 from millrace.tables.wal.table import WalTable

@@ -19,7 +19,7 @@ from millrace.log.rocksmq.stamp_clock import StampClock
 from millrace.log.server.flight import LogServer
 from millrace.message import builders
 from millrace.message.ids import compose_tick
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.wal.state import ChannelState

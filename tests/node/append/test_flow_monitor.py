@@ -19,7 +19,7 @@ from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append import flow_monitor
 from millrace.node.append.door import EntryDoor
 from millrace.node.append.flow_control import Mode

@@ -28,7 +28,7 @@ from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
 from millrace.message.ids import LogId, MessageId, compose_tick
 from millrace.message.log_entries import LogEntries
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost, HostSettings
 from millrace.node.append.tail_buffer import TailLimits
 from millrace.rpc.outcome import OUTCOME_SCHEMA, AppendOutcome, AppendResult, outcome_rows, parse_duplicate

@@ -18,7 +18,7 @@ from millrace.message import builders
 from millrace.message.bodies import ImportFile
 from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.rpc.outcome import AppendResult
 from millrace.wal.chain import CHAIN_VERSION

@@ -16,7 +16,7 @@ from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
 from millrace.message.ids import LogId, tick_physical_ms
 from millrace.message.log_entries import LogEntries
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.wal.state import ChannelState
 from tests.node.append.samples import PCHANNEL, insert, judged, keys_of, open_log, opening, transaction

@@ -11,7 +11,7 @@ from millrace.base.errors import ChannelNotFound
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.ids import compose_tick
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.rpc.tail import Tailed
 from millrace.wal.state import ChannelState

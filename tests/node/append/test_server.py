@@ -33,7 +33,7 @@ from millrace.client.consume.scan import scan
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
 from millrace.message.types import MessageType
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.rpc.link import ExchangeStream
 from millrace.rpc.outcome import AppendResult, outcome_rows
 from millrace.rpc.tail import Evicted

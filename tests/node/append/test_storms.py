@@ -21,7 +21,7 @@ from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_BYTES, LogEntries
 from millrace.message.types import MessageType
-from millrace.message.wire import encode_columns
+from millrace.message.wire.encode import encode_columns
 from millrace.node.append.follower import READ_BYTES
 from millrace.node.append.host import AppendHost
 from millrace.node.append.tail_buffer import ROW_BYTES, TailBuffer, TailLimits

@@ -14,7 +14,7 @@ from millrace.base.errors import LogUnavailable
 from millrace.log.generations.service import GenerationsService, open_deployment_log
 from millrace.message import builders
 from millrace.message.ids import EARLIEST, LogId, generation_start
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.node.ingest.ranges import check_not_regressed
 from millrace.wal.chain import Chain

@@ -14,7 +14,7 @@ import pytest
 
 from millrace.base.errors import StateDamaged, UnsupportedVersion
 from millrace.commands.verify import check_channels
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.node.append.server import committed_states
 from millrace.node.ingest.in_process import catch_up

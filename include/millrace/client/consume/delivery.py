@@ -18,7 +18,7 @@ from millrace.base.errors import StagedFileDamaged
 from millrace.catalog.collection import Collection
 from millrace.message.bodies import parse_body
 from millrace.message.model import ImmutableMessage
-from millrace.message.payload import decode_rows
+from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
 from millrace.wal.scanner import ImmutableTxn, Types

@@ -38,7 +38,7 @@ from millrace.client.produce.identity import Identity
 from millrace.client.produce.turns import Turns
 from millrace.client.produce.written import Judged, Written
 from millrace.message.model import MutableMessage
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.pipeline import Pipeline
 from millrace.wal.reasons import Reason

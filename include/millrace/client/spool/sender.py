@@ -43,7 +43,8 @@ from millrace.client.spool.queue import DEFAULT_BYTES, Frame, Spool, SpoolChanne
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import FIELDS, MutableMessage
 from millrace.message.types import MessageType
-from millrace.message.wire import decode_entries, encode_entry
+from millrace.message.wire.decode import decode_entries
+from millrace.message.wire.encode import encode_entry
 
 OnRejected = Callable[[MutableMessage, AppendRejected], None]
 

@@ -13,10 +13,10 @@ from millrace.catalog.records import known_collections
 from millrace.commands.parts.command_line import stamp
 from millrace.message.bodies import parse_body
 from millrace.message.model import ImmutableMessage
-from millrace.message.payload import decode_rows
+from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
-from millrace.message.wire import decode_entries
+from millrace.message.wire.decode import decode_entries
 from millrace.wal.scanner import ImmutableTxn
 
 _NUMBERS: Final = (

@@ -19,7 +19,7 @@ from millrace.message.ids import EARLIEST, LogId, LogIds, generation_start
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.message.tombstones import Standing, laid_over
 from millrace.message.types import MessageType
-from millrace.message.wire import decode_entries
+from millrace.message.wire.decode import decode_entries
 
 if TYPE_CHECKING:
     from millrace.log.generations.service import GenerationsService

@@ -1,7 +1,7 @@
 """What a caller may put into an append: the types and VChannels of all its messages, looked at before the log has them.
 
 Column by column and before anything is appended; of an admin of everything nothing is looked at. What is looked at is what
-the chain will find (millrace.message.wire_decode reads both), so that no entry is one thing here and another there.
+the chain will find (millrace.message.wire.decode reads both), so that no entry is one thing here and another there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from millrace.access.calls import MESSAGES, channel_resources
 from millrace.access.grants import Caller, Kind, Resource, Role
 from millrace.base.errors import Malformed, PermissionDenied
 from millrace.message.types import MessageType
-from millrace.message.wire_decode import decode_heads
+from millrace.message.wire.decode import decode_heads
 from millrace.wal.portions import cuts
 
 _KNOWN: Final = {kind.value: kind for kind in MESSAGES}

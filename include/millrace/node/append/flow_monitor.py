@@ -27,7 +27,8 @@ from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.types import Flag, flags_of
-from millrace.message.wire import decode_entries, encode_entry
+from millrace.message.wire.decode import decode_entries
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.flow_control import FlowControl, FlowLimits, Level, Mode, Watermark
 from millrace.node.append.host import AppendHost
 from millrace.node.retention.truncation import truncate_log

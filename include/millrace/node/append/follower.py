@@ -34,7 +34,8 @@ from millrace.message.builders import time_tick
 from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries, value_bytes
 from millrace.message.types import MessageType
-from millrace.message.wire import decode_entries, encode_entry
+from millrace.message.wire.decode import decode_entries
+from millrace.message.wire.encode import encode_entry
 from millrace.node.append.metrics import HostMetrics
 from millrace.node.append.pending import Decisions, PendingOutcome, message_count
 from millrace.node.append.tail_buffer import TailBuffer, TailLimits

@@ -39,7 +39,7 @@ from millrace.base.metrics import Metrics
 from millrace.log.clock import stamping_ms
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS
-from millrace.message.wire_framing import check_framing
+from millrace.message.wire.framing import check_framing
 from millrace.node.append.follower import Follower
 from millrace.node.append.metrics import show_clock
 from millrace.node.append.pending import PendingOutcome

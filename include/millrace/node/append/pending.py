@@ -16,8 +16,7 @@ import pyarrow as pa
 from millrace.base.errors import DeadlineExceeded, MillraceError
 from millrace.message.ids import LogId, MessageId
 from millrace.message.types import MessageType
-from millrace.message.wire import decode_entries
-from millrace.message.wire_decode import framed_counts
+from millrace.message.wire.decode import decode_entries, framed_counts
 from millrace.rpc.outcome import (
     CONFIRMED_COLUMNS,
     ID_COLUMNS,

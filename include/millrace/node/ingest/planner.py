@@ -23,7 +23,7 @@ from millrace.log.protocol import Log, LogService
 from millrace.message.ids import EARLIEST, LogId
 from millrace.message.log_entries import LogEntries, value_bytes
 from millrace.message.types import MessageType
-from millrace.message.wire import decode_entries
+from millrace.message.wire.decode import decode_entries
 from millrace.node.ingest.ranges import Failure, RangePlan
 from millrace.node.range.parking import Parked, park, parked_names
 from millrace.tables.wal.state_check import check_state

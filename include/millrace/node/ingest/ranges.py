@@ -22,7 +22,7 @@ from millrace.base.failpoint import hit
 from millrace.log.protocol import Log
 from millrace.message.ids import LogId
 from millrace.message.log_entries import LogEntries, value_bytes, weight
-from millrace.message.wire import entry_crc
+from millrace.message.wire.decode import entry_crc
 from millrace.node.ingest.wal_writer import RangeWriter
 from millrace.storage.parquet_file import FileAction
 from millrace.tables.wal.table import Totals, WalPosition

@@ -32,7 +32,7 @@ from millrace.message import builders
 from millrace.message.bodies import parse_body
 from millrace.message.model import MutableMessage
 from millrace.message.types import SINCE, MessageType
-from millrace.message.wire import encode_entry
+from millrace.message.wire.encode import encode_entry
 from millrace.operations.backfill.staged import Manifest, staged_folder
 from millrace.rpc.outcome import AppendOutcome, AppendResult
 from millrace.runtime.progress import Progress

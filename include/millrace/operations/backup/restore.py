@@ -28,7 +28,7 @@ from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
 from millrace.message.types import MessageType
-from millrace.message.wire import decode_entries
+from millrace.message.wire.decode import decode_entries
 from millrace.node.ingest.ranges import check_not_regressed
 from millrace.operations.backup.deployment import write as write_id
 from millrace.operations.backup.files import alone, copy_open

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import Malformed
 from millrace.message.bodies import parse_body
-from millrace.message.payload import decode_many
+from millrace.message.payload.rows import decode_many
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
 from millrace.tables.collections.catalog import Catalog, import_segments

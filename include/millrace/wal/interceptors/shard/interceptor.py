@@ -12,7 +12,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.keys import vchannel_index
-from millrace.message.payload import decode_many
+from millrace.message.payload.rows import decode_many
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import DML, MessageType
 from millrace.wal.interceptors.interceptor import Proceed, Timer

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.base.errors import Malformed
-from millrace.message.payload import decode_many, decode_rows, encode_rows
+from millrace.message.payload.rows import decode_many, decode_rows, encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from tests.message.samples import batches, column, schemas
 

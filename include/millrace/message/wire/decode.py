@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from millrace.base.errors import UnsupportedVersion
 from millrace.message.columns import Columns
-from millrace.message.crc_join import joined_crc
-from millrace.message.wire_layout import (
+from millrace.message.wire.crc import joined_crc
+from millrace.message.wire.layout import (
     ABSENT,
     ARRAY,
     BYTES_PER_MESSAGE,
@@ -291,7 +291,7 @@ class _Run:
     def _read_prefix_of_one(self) -> None:
         """:meth:`_read_prefixes` where there is one entry, as in a lone append: the same rules in the same order.
 
-        tests/message/test_wire_hostile.py holds that entries decode alone as they do in a run.
+        tests/message/wire/test_hostile.py holds that entries decode alone as they do in a run.
         """
         start, end = int(self.starts[0]), int(self.ends[0])
         if end - start < COLUMNS_START:

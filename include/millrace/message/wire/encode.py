@@ -15,7 +15,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 from millrace.message.header import HEADER
 from millrace.message.model import MutableMessage, Payload
-from millrace.message.wire_layout import (
+from millrace.message.wire.layout import (
     ABSENT,
     ARRAY,
     BYTES_PER_MESSAGE,

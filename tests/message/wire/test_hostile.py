@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.base.errors import UnsupportedVersion
-from millrace.message.wire import MutableMessage, decode_entries, encode_entry
-from millrace.message.wire_decode import (
+from millrace.message.model import MutableMessage
+from millrace.message.wire.decode import (
     NO_MAGIC,
     TOO_SHORT,
     UNKNOWN_TAG,
@@ -21,9 +21,11 @@ from millrace.message.wire_decode import (
     WRONG_COUNT,
     WRONG_SECTIONS,
     WRONG_VERSION,
+    decode_entries,
 )
-from millrace.message.wire_framing import Refused, check_framing
-from millrace.message.wire_layout import ABSENT, ARRAY, COLUMNS, COLUMNS_START, CONSTANT, RAMP
+from millrace.message.wire.encode import encode_entry
+from millrace.message.wire.framing import Refused, check_framing
+from millrace.message.wire.layout import ABSENT, ARRAY, COLUMNS, COLUMNS_START, CONSTANT, RAMP
 from tests.message.samples import entries, messages, runs
 
 GOOD = MutableMessage(type=1200, vchannel="pc0_7v0", sequence=5)

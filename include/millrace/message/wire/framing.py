@@ -1,7 +1,7 @@
 """Whether bytes are an entry by their header: what is looked at before they go into a log.
 
 Cheap, and no decoding: lengths, the magic, the version, and that the counts and sections fill the entry exactly. Checksums,
-dictionaries, columns and payloads are left to :mod:`millrace.message.wire_decode`, which judges what stands in a log.
+dictionaries, columns and payloads are left to :mod:`millrace.message.wire.decode`, which judges what stands in a log.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.message.wire_decode import (
+from millrace.message.wire.decode import (
     NO_MAGIC,
     TOO_SHORT,
     UNKNOWN_TAG,
@@ -25,7 +25,7 @@ from millrace.message.wire_decode import (
     Int64s,
     unaligned,
 )
-from millrace.message.wire_layout import (
+from millrace.message.wire.layout import (
     ABSENT,
     ARRAY,
     BYTES_PER_MESSAGE,
@@ -93,7 +93,7 @@ def _right(prefix: Int64s, tags: Bytes, lengths: Int64s) -> npt.NDArray[np.bool_
 
 
 def _cause(entry: pa.Buffer | None) -> str | None:
-    """What is wrong with one entry, in the order of :mod:`millrace.message.wire_decode`."""
+    """What is wrong with one entry, in the order of :mod:`millrace.message.wire.decode`."""
     if entry is None or len(entry) < COLUMNS_START:
         return TOO_SHORT
     magic, _, version, flags, reserved, count, columns, names, bodies = PREFIX.unpack_from(entry)

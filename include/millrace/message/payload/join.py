@@ -1,7 +1,7 @@
 """Joins the columns of many record-batch messages into one batch, without an Arrow object for each message.
 
 Reading a one-row message through Arrow costs more than its bytes do; here each column of all messages is gathered at
-once. Whatever is not exactly as it should be is not judged here but named, and decoded alone by payload.decode_rows, so
+once. Whatever is not exactly as it should be is not judged here but named, and decoded alone by rows.decode_rows, so
 that both ways accept the same payloads: what this module accepts is a subset, checked as Arrow's full validation checks.
 """
 

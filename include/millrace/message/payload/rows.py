@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed
-from millrace.message.payload_join import Payloads, join
-from millrace.message.payload_layout import (
+from millrace.message.payload.join import Payloads, join
+from millrace.message.payload.layout import (
     CONTINUATION,
     PREFIX_BYTES,
     Expected,

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument
 from millrace.message.batch import MESSAGE_SCHEMA
-from millrace.message.crc_join import joined_crc
-from millrace.message.wire import MutableMessage, decode_entries, encode_columns, encode_entry, entry_crc
+from millrace.message.model import MutableMessage
+from millrace.message.wire.crc import joined_crc
+from millrace.message.wire.decode import decode_entries, entry_crc
+from millrace.message.wire.encode import encode_columns, encode_entry
 from tests.message.samples import HEADER, entries, messages, runs
 
 
