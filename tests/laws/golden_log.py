@@ -3,7 +3,8 @@
     PYTHONPATH=include:. python -m tests.laws.golden_log
 
 writes golden/chain-v<version>.json, once: it refuses to replace the file of a version, because a chain that gives other
-rows for the same log is another version (docs/chain.md) and has a file of its own.
+rows for the same log is another version (docs/chain.md) and has a file of its own. The exception is a version in the
+making, which no release has had: its file is made again with each step of the work.
 
 The logs are drawn as the laws draw them, and chosen so that together they show each message type, reason and seal policy.
 """
@@ -26,6 +27,7 @@ from tests.laws.scribe import LOGS, Scribe, Written
 
 FOLDER = Path(__file__).parent / "golden"
 PATH = FOLDER / f"chain-v{CHAIN_VERSION}.json"
+IN_THE_MAKING = {4}
 DRAWN = 3_000
 MOST_BYTES = 9_000
 """Of a chosen log: a short one that shows something says it better."""
@@ -113,7 +115,7 @@ def choose() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    if PATH.exists():
+    if PATH.exists() and CHAIN_VERSION not in IN_THE_MAKING:
         raise SystemExit(f"{PATH.name} exists: a chain that gives other rows needs another CHAIN_VERSION")
     PATH.parent.mkdir(exist_ok=True)
     lines = ",\n".join(json.dumps(log, separators=(",", ":")) for log in choose())

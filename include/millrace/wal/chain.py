@@ -23,10 +23,10 @@ from millrace.message.types import DML, MessageType
 from millrace.message.wire.decode import decode_columns, entry_crc
 from millrace.wal.interceptors.interceptor import Emits, Interceptor, Proceed, Settles, Stamps, Timed
 from millrace.wal.interceptors.links import links
-from millrace.wal.interceptors.timetick.interceptor import CHAIN_VERSION, CHAIN_VERSIONS
 from millrace.wal.rows import RowBuilder, decided
 from millrace.wal.run import ACCEPTED, MAX_RUN, MIN_RUN, Decided, Emission, Row, Run
 from millrace.wal.state import ChannelState
+from millrace.wal.versions import CHAIN_VERSION, CHAIN_VERSIONS
 
 __all__ = ["CHAIN_VERSION", "CHAIN_VERSIONS", "Chain", "Outcome", "replay"]
 

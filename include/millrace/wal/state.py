@@ -17,8 +17,9 @@ from millrace.message.schema import CollectionSchema
 from millrace.wal.config import ChainConfig
 from millrace.wal.segments.policies.registry import deadline as sealed_at
 from millrace.wal.segments.segment import NEVER, Segment
+from millrace.wal.versions import CHAIN_VERSIONS
 
-STATE_VERSIONS: Final = (1, 2, 3)
+STATE_VERSIONS: Final = CHAIN_VERSIONS
 """Of the serialised form: the version of the chain that the open term runs. From 2 on it stands in the text, too."""
 ENDED_TXNS: Final = 64
 """How many ended transactions a VChannel remembers, to tell a late message why it is refused."""

@@ -18,12 +18,7 @@ from millrace.wal.interceptors.txn.interceptor import TXN_TYPES
 from millrace.wal.reasons import Reason
 from millrace.wal.run import ACCEPTED, Decided, Int64s, Row, Run
 from millrace.wal.state import ChannelState
-
-CHAIN_VERSION = 3
-"""Version of the chain's behaviour, for new terms: it enters a log by the term's opening."""
-
-CHAIN_VERSIONS = (1, 2, 3)
-"""What this host can run; it refuses a log that asks for another. 2 has AlterWAL, 3 has Import."""
+from millrace.wal.versions import CHAIN_VERSIONS
 
 MAX_BARRIER_AHEAD_MS = 86_400_000
 

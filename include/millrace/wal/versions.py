@@ -1,0 +1,18 @@
+"""Versions of the chain's behaviour: what new terms run, what this host can run, and where each begins to differ.
+
+A term's opening says which one its log is judged by, and the state keeps it: whoever judges asks
+``state.chain_version >= TABLES``. Of whole message types ``millrace.message.types.SINCE`` says it. docs/chain.md, "Versions".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TABLES: Final = 4
+"""Tables of the real world: UPSERT, composite keys, more field types."""
+
+CHAIN_VERSION: Final = TABLES
+"""For new terms: it enters a log by the term's opening."""
+
+CHAIN_VERSIONS: Final = (1, 2, 3, TABLES)
+"""What this host can run; it refuses a log that asks for another."""
