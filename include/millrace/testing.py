@@ -15,13 +15,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, MillraceError
 from millrace.base.settings import Settings
 from millrace.client.client import Client
@@ -104,7 +104,6 @@ def deployment(folder: str | Path | None = None, **settings: Any) -> Iterator[De
 
 def _removed(folder: Path) -> None:
     """Remove the folder; the log's server, which has just been told to end, may still hold files of it for a moment."""
-    until = time.monotonic() + 10
-    while folder.exists() and time.monotonic() < until:
+    end = Deadline.after(10)
+    while folder.exists() and end.pause(0.02):
         shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.02)

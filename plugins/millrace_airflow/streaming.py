@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowRuntimeError
 
+from millrace.base.deadline import Deadline
 from millrace_airflow.errors import raise_for
 from millrace_airflow.hooks import MillraceHook
 from millrace_airflow.links import JobLogLink, SparkUiLink
@@ -113,8 +114,8 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         launcher = MillraceHook(data_dir=self.data_dir).launcher()
         watch = self._watch()
         paused = _asks_whether_paused(context)
-        end = time.monotonic() + float(self.watch_for)
-        while time.monotonic() < end:
+        end = Deadline.after(float(self.watch_for))
+        while not end.over():
             if paused():
                 self.log.info("the DAG is paused: stopping the job between two micro-batches")
                 self._stop(launcher)
@@ -125,7 +126,7 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
                 words = watch.words(status)
                 if words is not None:
                     self.log.info("%s", words)
-                watch.wait(min(self.poll_seconds, max(0.0, end - time.monotonic())))
+                watch.wait(end.left(most=self.poll_seconds))
                 continue
             self.log.error("%s\nthe job's last lines:\n%s", fault, status.tail())
             if status.active:
@@ -159,16 +160,17 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         watch: StreamingWatch,
         launcher: Launcher,
         *,
-        until: float | None = None,
+        until: Deadline | None = None,
         paused: Callable[[], bool] = lambda: False,
     ) -> None:
+        until = until or Deadline.never()
         pause = watch.backoff.pause()
         if pause:
             self.log.info("waiting %.0f s before the job is started again", pause)
-        resume = time.monotonic() + pause
-        while time.monotonic() < resume and (until is None or time.monotonic() < until) and not paused():
-            watch.wait(min(self.poll_seconds, max(0.0, resume - time.monotonic())))
-        if (until is not None and time.monotonic() >= until) or paused():
+        resume = Deadline.after(pause)
+        while not (resume.over() or until.over() or paused()):
+            watch.wait(resume.left(most=self.poll_seconds))
+        if until.over() or paused():
             return
         foreign = None if self._launched(launcher) else watch.foreign()
         if foreign is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from pyarrow import flight
 
 from millrace.access.calls import MESSAGES
 from millrace.access.grants import MACHINE, Caller, Grant, Principal, Role
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, Malformed, PermissionDenied, UnsupportedVersion
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
@@ -239,10 +239,10 @@ class Appending:
         self._stream = stream
 
     def send(self, *entries: bytes) -> None:
-        self._stream.request(array(*entries), TIMEOUT.pack(20.0), deadline=time.monotonic() + 30)
+        self._stream.request(array(*entries), TIMEOUT.pack(20.0), deadline=Deadline.after(30))
 
     def answer(self) -> AppendOutcome:
-        chunk = self._stream.answer(deadline=time.monotonic() + 30)
+        chunk = self._stream.answer(deadline=Deadline.after(30))
         if chunk.data is not None:
             return AppendOutcome(chunk.data)
         ack_from_bytes(chunk.app_metadata.to_pybytes())

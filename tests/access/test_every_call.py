@@ -16,6 +16,7 @@ from pyarrow import flight
 from millrace.access.calls import CALLS, CATALOG, MESSAGES, Over
 from millrace.access.grants import EVERYTHING, Grant, Kind, Role
 from millrace.access.token_file import TokenFile
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError, PermissionDenied
 from millrace.catalog import calls as catalog_calls
 from millrace.log.server.flight import LogServer
@@ -68,8 +69,8 @@ def call(link: Link, name: str) -> None:
     if name in EXCHANGES:
         stream = ExchangeStream(link, EXCHANGES[name])
         try:
-            stream.request(pa.array([b""], pa.large_binary()), TIMEOUT.pack(5.0), deadline=time.monotonic() + 20)
-            stream.answer(deadline=time.monotonic() + 20)
+            stream.request(pa.array([b""], pa.large_binary()), TIMEOUT.pack(5.0), deadline=Deadline.after(20))
+            stream.answer(deadline=Deadline.after(20))
         finally:
             stream.close()
     elif name in GETS:

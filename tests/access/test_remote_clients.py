@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.access.grants import Grant, Role
+from millrace.base.deadline import Deadline
 from millrace.base.errors import LogUnavailable, MillraceError, PermissionDenied
 from millrace.catalog.collection import Collection
 from millrace.client.client import Client
@@ -272,7 +273,7 @@ def test_streams_and_waiting_reads_end_with_their_token(guarded: Guarded, own: C
                     link, {"extension": "append", "pchannel": "dml_0", "pipelined": what == "pipelined"}
                 )
                 begun.wait(20)
-                stream.answer(deadline=time.monotonic() + 30)
+                stream.answer(deadline=Deadline.after(30))
             except (ConnectionLost, PermissionDenied):
                 over[what] = time.time()
 

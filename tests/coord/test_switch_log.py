@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, InvalidSettings, LogBusy, LogUnavailable
 from millrace.base.file_lock import held
 from millrace.base.settings import Settings
@@ -234,5 +235,5 @@ def test_a_switch_that_is_taken_back_keeps_a_tombstone_that_came_meanwhile(
 
 
 def test_one_switch_at_a_time(deployment: Deployment, tmp_path: Path) -> None:
-    with held(deployment.settings.log_path / LOCK, deadline=0.0), pytest.raises(LogBusy):
+    with held(deployment.settings.log_path / LOCK, deadline=Deadline.after(0)), pytest.raises(LogBusy):
         deployment.switching().run(place(tmp_path))

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from millrace.access.grants import Caller, Grant, Principal, Role
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogBusy, MillraceError, TokenFileRefused
 from millrace.base.file_lock import held
 from millrace.base.files import replace_file
@@ -212,7 +213,7 @@ class TokenFile:
         """What is in the file, which nobody else changes inside."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         busy = LogBusy(f"another process changes {self.path}: try again")
-        with held(self.folder / LOCK, deadline=time.monotonic() + LOCK_SECONDS, busy=busy):
+        with held(self.folder / LOCK, deadline=Deadline.after(LOCK_SECONDS), busy=busy):
             for draft in self.folder.glob(f".{FILE}.*"):
                 draft.unlink(missing_ok=True)  # of a process that was killed while it had the lock
             yield self.tokens()

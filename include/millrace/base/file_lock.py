@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import fcntl
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import LogBusy, MillraceError
 
 _POLL: Final = 0.01
 
 
 @contextmanager
-def held(path: Path, *, deadline: float, busy: MillraceError | None = None) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; the kernel releases it with the process. Raises `busy` (LogBusy) at `deadline` (monotonic)."""
+def held(path: Path, *, deadline: Deadline, busy: MillraceError | None = None) -> Iterator[None]:
+    """Hold an exclusive lock on `path`; the kernel releases it with the process. Raises `busy` (LogBusy) at `deadline`."""
     with path.open("ab") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() >= deadline:
+                if not deadline.pause(_POLL):
                     raise busy or LogBusy(f"another process holds {path}: it is at work there, try again") from None
-                time.sleep(_POLL)
         yield

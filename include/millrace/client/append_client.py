@@ -13,7 +13,6 @@ the caller asks for more.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from pyarrow import flight
 
 from millrace.base.closing import Closing
 from millrace.base.data_folder import claim
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError
 from millrace.base.pauses import jittered
 from millrace.catalog.collection import Collection
@@ -97,12 +97,12 @@ class AppendClient(Closing):
         ChannelNotFound, EntryTooLarge, or what parked the PChannel.
         """
         values = as_values(entries)
-        end = time.monotonic() + (self.service.deadline if deadline is None else deadline)
+        end = Deadline.after(self.service.deadline if deadline is None else deadline)
         for attempt in range(1, attempts + 1):
             try:
-                return self._append_once(pchannel, values, max(0.001, end - time.monotonic()))
+                return self._append_once(pchannel, values, end.left(least=0.001))
             except MillraceError as error:
-                if not error.retriable or attempt == attempts or time.monotonic() + retry_delay >= end:
+                if not error.retriable or attempt == attempts or end.left() <= retry_delay:
                     raise
             threading.Event().wait(jittered(retry_delay))
         raise InvalidArgument(f"{attempts} attempts: give 1 or more")
@@ -154,7 +154,7 @@ class AppendClient(Closing):
     def metrics(self) -> str:
         """The host's metrics in the Prometheus text format."""
 
-        def call(link: Link, deadline: float) -> str:
+        def call(link: Link, deadline: Deadline) -> str:
             try:
                 (found,) = link.client.do_action(
                     flight.Action(f"{APPEND_ROLE}/metrics", b""), link.options(self.service.deadline)
@@ -177,7 +177,7 @@ class AppendClient(Closing):
         """
         request, seconds = {"call": call, "arguments": dict(arguments)}, self.service.deadline
 
-        def act(link: Link, deadline: float) -> dict[str, Any]:
+        def act(link: Link, deadline: Deadline) -> dict[str, Any]:
             return link.act(f"{APPEND_ROLE}/catalog", request, timeout=seconds)
 
         if repeat:
@@ -242,7 +242,7 @@ class AppendClient(Closing):
         )
 
     def _append_once(self, pchannel: str, values: pa.LargeBinaryArray, seconds: float) -> AppendOutcome:
-        def call(link: Link, deadline: float) -> AppendOutcome:
+        def call(link: Link, deadline: Deadline) -> AppendOutcome:
             key = (id(link), pchannel)
             with self._lock:
                 idle = self._idle.get(key)
@@ -253,7 +253,7 @@ class AppendClient(Closing):
             keep = False
             try:
                 stream.send(values, deadline=deadline)
-                outcome = stream.receive(deadline=deadline + _MARGIN)
+                outcome = stream.receive(deadline=deadline.later(_MARGIN))
                 keep = True
                 return outcome
             except MillraceError:
@@ -286,7 +286,7 @@ class _Bounded:
     service: RemoteLogService
     deadline: float
 
-    def link(self, deadline: float) -> Link:
+    def link(self, deadline: Deadline) -> Link:
         return self.service.link(deadline)
 
     def drop_link(self, link: Link) -> None:
@@ -299,12 +299,12 @@ class _Stream(ExchangeStream):
     def __init__(self, link: Link, pchannel: str, *, pipelined: bool) -> None:
         super().__init__(link, {"extension": APPEND_ROLE, "pchannel": pchannel, "pipelined": pipelined})
 
-    def send(self, values: pa.LargeBinaryArray, *, deadline: float) -> None:
-        """Send one append that the server may wait for until `deadline` (monotonic). Raises ConnectionLost."""
-        seconds = TIMEOUT.pack(max(0.001, deadline - time.monotonic()))
-        self.request(values, seconds, deadline=deadline + _MARGIN)
+    def send(self, values: pa.LargeBinaryArray, *, deadline: Deadline) -> None:
+        """Send one append that the server may wait for until `deadline`. Raises ConnectionLost."""
+        seconds = TIMEOUT.pack(deadline.left(least=0.001))
+        self.request(values, seconds, deadline=deadline.later(_MARGIN))
 
-    def receive(self, *, deadline: float) -> AppendOutcome:
+    def receive(self, *, deadline: Deadline) -> AppendOutcome:
         """The next answer. Raises what that append raised, NotTaken or ConnectionLost."""
         chunk = self.answer(deadline=deadline)
         if chunk.data is not None:

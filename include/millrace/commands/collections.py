@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, InvalidArgument
 from millrace.catalog.records import known_collections
 from millrace.commands.parts.command_line import (
@@ -251,15 +251,14 @@ def _wait_flushed(settings: Settings, ticks: dict[str, int], timeout: float) -> 
     wanted: Counter[str] = Counter()
     for vchannel, tick in ticks.items():
         wanted[pchannel_of(vchannel)] = max(wanted[pchannel_of(vchannel)], tick)
-    path, end = settings.checkpoints_uri, time.monotonic() + timeout
+    path, end = settings.checkpoints_uri, Deadline.after(timeout)
     while True:
         found = read_checkpoints(open_table(path))
         behind = [name for name, tick in wanted.items() if tick and (name not in found or found[name].time_tick < tick)]
         if not behind:
             return
-        if time.monotonic() >= end:
+        if not end.pause(_POLL_SECONDS):
             raise DeadlineExceeded(
                 f"not flushed after {timeout:g} s on {', '.join(sorted(behind))}: is the flusher running? "
                 "`millrace status` tells, `millrace jobs run --with-flusher` starts it"
             )
-        time.sleep(_POLL_SECONDS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.base.deadline import Deadline
 from millrace.commands.log import app
 from millrace.commands.parts.command_line import AsJson, DataFolder, load_settings, print_rows
 
@@ -97,7 +97,7 @@ def _offline(settings: Settings) -> Iterator[Switch]:
     launch = launch_of(settings)
     settings.log_path.mkdir(parents=True, exist_ok=True)
     with (
-        held(settings.log_path / LOCK_FILE, deadline=time.monotonic() + 1.0),
+        held(settings.log_path / LOCK_FILE, deadline=Deadline.after(1.0)),
         open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings)) as log,
         AppendHost(log, committed_states(settings.wal_uri, log)) as host,
         Coordinator(settings, log=log, append=OneByOne(host, settings.append_deadline)) as coordinator,

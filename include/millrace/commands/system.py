@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import MillraceError
 from millrace.commands.parts.command_line import (
     RUN,
@@ -214,13 +214,13 @@ def _watch(installation: Installation, stop: threading.Event) -> bool:
 
     out = console()
     observer = Observer(installation.settings)
-    next_line = time.monotonic() + LINE_SECONDS
+    next_line = Deadline.after(LINE_SECONDS)
     try:
         with Live(console=out, auto_refresh=False, transient=True) if out.is_terminal else nullcontext() as live:
             while not stop.wait(LOOK_SECONDS):
                 if installation.running() is None:
                     return False
-                if live is None and time.monotonic() < next_line:
+                if live is None and not next_line.over():
                     continue
                 try:
                     lines = _lines(look_at(installation, observer))
@@ -230,7 +230,7 @@ def _watch(installation: Installation, stop: threading.Event) -> bool:
                     live.update(Text("\n".join([*lines, "", "Ctrl-C stops all of it."])), refresh=True)
                 else:
                     typer.echo(" · ".join(lines))
-                    next_line = time.monotonic() + LINE_SECONDS
+                    next_line = Deadline.after(LINE_SECONDS)
         return True
     finally:
         observer.close()

@@ -13,13 +13,13 @@ the keeping of its position. Producers repeat those with the same sequences (law
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import AppendRejected, ChannelExists, DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.file_lock import held
@@ -94,7 +94,7 @@ class Switch:
         such logs), InvalidSettings (`to` is no log), LogBusy, DeadlineExceeded (call again), and what a backend raises.
         """
         file = GenerationFile(self.folder, self.url)
-        with held(self.folder / LOCK, deadline=time.monotonic() + 1.0):
+        with held(self.folder / LOCK, deadline=Deadline.after(1.0)):
             generations = file.refresh()
             old = generations.takes()[0]
             if old == generations.newest:
@@ -170,10 +170,10 @@ class Switch:
 
     def _pass(self, file: GenerationFile, old: int, name: str) -> Passed:
         begun = time.monotonic()
-        until = begun + self.deadline
+        end = Deadline.after(self.deadline)
         reach, trouble = self._end(name), ""
         while name not in file.refresh().items[old].ends:
-            if time.monotonic() >= until:
+            if end.over():
                 raise DeadlineExceeded(
                     f"{name} did not pass to the new backend within {self.deadline:.0f} s{trouble}: run the switch again"
                 )
@@ -193,7 +193,7 @@ class Switch:
                 if not error.retriable:
                     raise
                 trouble = f" ({error.code}: {error})"
-            threading.Event().wait(jittered(_PAUSE))
+            end.pause(jittered(_PAUSE))
         self._end(name)  # whoever serves the log has it open in the new backend, before the old generation is closed
         hit("switch.passed")
         return self._known(file, old, name, time.monotonic() - begun)

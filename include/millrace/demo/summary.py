@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from rich.console import Console
 from rich.table import Table
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, pchannel_of
@@ -97,14 +98,14 @@ class Watch:
         wanted: Counter[str] = Counter()
         for vchannel, tick in ticks.items():
             wanted[pchannel_of(vchannel)] = max(wanted[pchannel_of(vchannel)], tick)
-        start = time.monotonic()
+        start, deadline = time.monotonic(), Deadline.after(FLUSH_DEADLINE)
         path = self._settings.checkpoints_uri
         while True:
             found = read_checkpoints(open_table(path))
             behind = [p for p, tick in wanted.items() if p not in found or found[p].time_tick < tick]
             if not behind:
                 return time.monotonic() - start
-            if time.monotonic() - start > FLUSH_DEADLINE:
+            if deadline.over():
                 raise DeadlineExceeded(f"the flusher has not caught up on {', '.join(behind)}; its log: {job.log_file}")
             self._show("flushing", load, start, load.counts.appended, load.counts.bytes, update)
             self._check(job)

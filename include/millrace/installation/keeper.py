@@ -26,6 +26,7 @@ from types import FrameType
 from typing import IO, Final
 
 from millrace.base.bounded_output import bound
+from millrace.base.deadline import Deadline
 from millrace.base.process import Seen, look, look_at_all, this_process
 from millrace.installation.processes import POLL_SECONDS, end, end_all, send, wait_gone
 
@@ -86,7 +87,7 @@ class Group:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0
             )
         self._components = components
-        self._settled_at = time.monotonic() + settle
+        self._settled_at = Deadline.after(settle)
         self.complete = not components
         """Whether all components were there once."""
 
@@ -99,7 +100,7 @@ class Group:
             return ""
         children = sum(each.parent == self._process.pid for each in look_at_all().values())
         self.complete = self.complete or children >= self._components
-        if children < self._components and (self.complete or time.monotonic() > self._settled_at):
+        if children < self._components and (self.complete or self._settled_at.over()):
             return f"{self._components - children} of Airflow's {self._components} components ended"
         return ""
 
@@ -177,15 +178,14 @@ def main() -> int:
 
 def _lock(file: IO[str], *, deadline: float) -> bool:
     """Hold the lock until the file is closed; False where another process has it. The kernel releases it with the process."""
-    end_of_wait = time.monotonic() + deadline
+    end_of_wait = Deadline.after(deadline)
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if time.monotonic() >= end_of_wait:
+            if not end_of_wait.pause(POLL_SECONDS):
                 return False
-            time.sleep(POLL_SECONDS)
 
 
 def _say(words: str) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Final
 
+from millrace.base.deadline import Deadline
 from millrace.base.process import PROC, Seen, look_at_all
 
 MARK: Final = "MILLRACE_INSTALLATION"
@@ -99,10 +99,10 @@ def send(process: Seen, number: signal.Signals) -> bool:
 
 def wait_gone(processes: Iterable[Seen], *, deadline: float) -> list[Seen]:
     """Wait up to `deadline` seconds until all of them are gone; those that are left."""
-    end = time.monotonic() + deadline
+    end = Deadline.after(deadline)
     left = [each for each in processes if each.alive()]
-    while left and time.monotonic() < end:
-        _wait_any(left, min(1.0, end - time.monotonic()))
+    while left and not end.over():
+        _wait_any(left, end.left(most=1.0))
         left = [each for each in left if each.alive()]
     return left
 
@@ -133,9 +133,9 @@ def end(processes: Iterable[Seen], *, deadline: float, first: signal.Signals = s
 
 def end_all(find: Callable[[], list[Seen]], *, deadline: float) -> list[Seen]:
     """SIGKILL whatever `find` finds, until it finds nothing (a dying process may have forked); what is left at `deadline`."""
-    stop = time.monotonic() + deadline
-    while (left := find()) and time.monotonic() < stop:
+    stop = Deadline.after(deadline)
+    while (left := find()) and not stop.over():
         for each in left:
             send(each, signal.SIGKILL)
-        wait_gone(left, deadline=min(1.0, max(0.0, stop - time.monotonic())))
+        wait_gone(left, deadline=stop.left(most=1.0))
     return left

@@ -17,7 +17,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from millrace.base.data_folder import claim
+from millrace.base.deadline import Deadline, until
 from millrace.base.errors import AirflowUnavailable, DeadlineExceeded
 from millrace.base.file_lock import held
 from millrace.base.process import Seen, look, look_at_all
@@ -228,7 +228,7 @@ class Installation:
         self, what: str, done: Callable[[Record], bool], check: Callable[[], None], *, longer: float = 0.0
     ) -> None:
         seconds = self.settings.start_deadline + longer
-        stop = time.monotonic() + seconds
+        stop = Deadline.after(seconds)
         known = read_record(self.state)
         before = known.restarts if known is not None else 0
         while True:
@@ -244,12 +244,11 @@ class Installation:
                 said = f" ({record.reason or error})"
             if record.restarts - before >= LOST_STARTS:
                 raise JobFailed(f"{record.reason}, again and again:\n{tail(self.log_file)}\n(log: {self.log_file})")
-            if time.monotonic() > stop:
+            if not stop.pause(5 * POLL_SECONDS):
                 raise DeadlineExceeded(f"{what} after {seconds:.0f} s{said}; its log: {self.log_file}")
-            time.sleep(5 * POLL_SECONDS)
 
     def _await_record(self, keeper: subprocess.Popen[bytes]) -> Record:
-        stop = time.monotonic() + self.settings.start_deadline
+        stop = Deadline.after(self.settings.start_deadline)
         while True:
             record = read_record(self.state)
             if record is not None and record.pid == keeper.pid and record.process() is not None:
@@ -257,11 +256,10 @@ class Installation:
             if keeper.poll() is not None:
                 log = self.state / KEEPER_LOG
                 raise JobFailed(f"the keeper ended with {keeper.returncode}:\n{tail(log)}\n(log: {log})")
-            if time.monotonic() > stop:
+            if not stop.pause(POLL_SECONDS):
                 keeper.kill()
                 keeper.wait()
                 raise DeadlineExceeded(f"the keeper did not come up; its log: {self.state / KEEPER_LOG}")
-            time.sleep(POLL_SECONDS)
 
     # --- stop -----------------------------------------------------------------------------------------------------
 
@@ -308,13 +306,12 @@ class Installation:
 
         Where Airflow does not answer, or takes too long, the job is stopped without it later.
         """
-        stop = time.monotonic() + self.settings.stop_deadline
+        stop = Deadline.after(self.settings.stop_deadline)
         try:
             self.api(running.address).pause(STREAMING_DAG, True)
         except AirflowUnavailable:
             return
-        while self._streaming_jobs() and time.monotonic() < stop and running.record.process() is not None:
-            time.sleep(5 * POLL_SECONDS)
+        until(lambda: not self._streaming_jobs() or running.record.process() is None, stop, every=5 * POLL_SECONDS)
 
     def _jobs(self) -> list[Seen]:
         """The marked processes but the log's server and what it runs."""
@@ -332,5 +329,5 @@ class Installation:
         """One start or stop at a time; the kernel lets go with the process. Raises DeadlineExceeded."""
         path = self.state / START_LOCK
         busy = DeadlineExceeded(f"another start or stop holds {path}")
-        with held(path, deadline=time.monotonic() + self.settings.start_deadline, busy=busy):
+        with held(path, deadline=Deadline.after(self.settings.start_deadline), busy=busy):
             yield

@@ -20,6 +20,7 @@ from typing import Final
 import pyarrow as pa
 
 from millrace.base.closing import Closing
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     BufferFull,
     ChannelExists,
@@ -115,7 +116,7 @@ class MemoryLog:
         self, position: LogId, *, end: LogId | None = None, max_bytes: int = 64 << 20, timeout: float = 0.0
     ) -> LogEntries:
         """See Log.read."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         with self._service.changed:
             while True:
                 channel = self._service.channel(self._name)
@@ -126,10 +127,9 @@ class MemoryLog:
                     )
                 begin = position.entry - channel.first
                 stop = len(channel.values) if end is None else min(len(channel.values), end.entry - channel.first)
-                left = deadline - time.monotonic()
-                if begin < stop or left <= 0 or (end is not None and end <= position):
+                if begin < stop or deadline.over() or (end is not None and end <= position):
                     break
-                self._service.changed.wait(left)
+                deadline.wait(self._service.changed)
             stop = max(begin, min(stop, begin + max(1, max_bytes // _TOKEN.size)))
             values, stamps = channel.values[begin:stop], channel.stamps[begin:stop]
         ids = range(position.entry, position.entry + len(values))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
@@ -66,7 +66,7 @@ class ProducerHalf:
         return self._channels
 
     def _append(self, divided: Mapping[int, Sequence[TsMsg]], timeout: float) -> dict[str, Sequence[LogId]]:
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         # All are marshalled before the first is appended: a message that cannot be is refused with its whole pack.
         marshalled: dict[int, bytes] = {}
         values: dict[int, list[bytes]] = {}
@@ -80,7 +80,7 @@ class ProducerHalf:
         try:
             for number, batch in values.items():
                 name, log = self._channels[number]
-                if time.monotonic() > deadline:
+                if deadline.over():
                     raise DeadlineExceeded(f"nothing was appended to channel {name} within {timeout:.1f} s")
                 if batch:
                     done[name] = log.append(batch)

@@ -7,12 +7,12 @@ pack ends. What was not acknowledged when a consumer died comes again: at least 
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Generic, Literal, Self, TypeVar
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     ChannelNotFound,
     DeadlineExceeded,
@@ -137,7 +137,7 @@ class BaseStream(ABC, Generic[ChannelT]):
         self._check_started()
         if not self._channels:
             raise InvalidArgument("this stream consumes from no channel: call as_consumer first")
-        deadline = time.monotonic() + self._timeout(timeout)
+        deadline = Deadline.after(self._timeout(timeout))
         with self._consuming:
             if self.settings.auto_ack and self._unacked is not None:
                 self.ack(self._unacked)
@@ -186,11 +186,11 @@ class BaseStream(ABC, Generic[ChannelT]):
 
     def chan(self, *, idle_timeout: float | None = None) -> Iterator[MsgPack]:
         """See MsgStream.chan."""
-        idle_until = time.monotonic() + (idle_timeout or 0.0)
+        idle_until = Deadline.after(idle_timeout or 0.0)
         while not self._closed:
-            left = idle_until - time.monotonic() if idle_timeout is not None else self.settings.timeout
+            left = idle_until.left() if idle_timeout is not None else self.settings.timeout
             try:
-                pack = self.consume(timeout=max(0.0, left))
+                pack = self.consume(timeout=left)
             except DeadlineExceeded:
                 if idle_timeout is not None:
                     return
@@ -198,7 +198,7 @@ class BaseStream(ABC, Generic[ChannelT]):
             except StreamClosed:
                 return
             yield pack
-            idle_until = time.monotonic() + (idle_timeout or 0.0)
+            idle_until = Deadline.after(idle_timeout or 0.0)
 
     def __iter__(self) -> Iterator[MsgPack]:
         return self.chan()
@@ -245,7 +245,7 @@ class BaseStream(ABC, Generic[ChannelT]):
         """Move a channel."""
 
     @abstractmethod
-    def _consume(self, deadline: float) -> MsgPack:
+    def _consume(self, deadline: Deadline) -> MsgPack:
         """The next pack. Raises DeadlineExceeded, StreamClosed, what the log raises; the stream then stands as before."""
 
     def _unmarshal(self, value: bytes) -> TsMsg:
@@ -255,12 +255,11 @@ class BaseStream(ABC, Generic[ChannelT]):
             return self._dispatcher.unmarshal(msg, msg.type)
         return self._dispatcher.unmarshal(value, msg_type(wire.peek_type(value)))
 
-    def _wait(self, channel: ChannelT, position: LogId, deadline: float, *, at_most: float) -> LogEntries:
+    def _wait(self, channel: ChannelT, position: LogId, deadline: Deadline, *, at_most: float) -> LogEntries:
         """Entries from `position` on, or none after a while."""
         if self._closed:
             raise StreamClosed("the stream was closed while it waited for messages")
-        wait = max(0.0, min(deadline - time.monotonic(), at_most))
-        return channel.log.read(position, max_bytes=self.settings.read_bytes, timeout=wait)
+        return channel.log.read(position, max_bytes=self.settings.read_bytes, timeout=deadline.left(most=at_most))
 
     def _timeout(self, timeout: float | None) -> float:
         return self.settings.timeout if timeout is None else timeout
@@ -299,12 +298,12 @@ class LogMsgStream(BaseStream[_PlainChannel]):
     def _sought(self, channel: _PlainChannel, position: MsgPosition) -> None:
         channel.at = channel.position(position.log_id, position.timestamp)
 
-    def _consume(self, deadline: float) -> MsgPack:
+    def _consume(self, deadline: Deadline) -> MsgPack:
         channels = list(self._channels.values())
         runs = {channel.name: self._wait(channel, channel.at.log_id, deadline, at_most=0.0) for channel in channels}
         pause, turn = (WAIT_SLICE if len(channels) == 1 else 0.005), 0
         while not any(run.batch.num_rows for run in runs.values()):
-            if time.monotonic() >= deadline:
+            if deadline.over():
                 raise DeadlineExceeded(f"no message came on {', '.join(runs)}")
             # A log can be waited for, several cannot: wait for each in turn, a little longer each round.
             channel = channels[turn % len(channels)]

@@ -12,10 +12,10 @@ before T was complete, and was delivered. Behind that tick, such a message is la
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, PackTooLarge
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
@@ -151,20 +151,20 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
         channel.go(position.log_id, position.timestamp)
         self._last = -1
 
-    def _consume(self, deadline: float) -> MsgPack:
+    def _consume(self, deadline: Deadline) -> MsgPack:
         channels = list(self._channels.values())
         if self._last < 0:
             self._last = min(channel.floor for channel in channels)
         lagging = [channel for channel in channels if not self._read_on(channel, deadline, at_most=0.0)]
         while lagging:
-            if time.monotonic() >= deadline:
+            if deadline.over():
                 names = ", ".join(channel.name for channel in lagging)
                 raise DeadlineExceeded(f"no time tick behind {self._last} came on {names}")
             self._read_on(lagging[0], deadline, at_most=WAIT_SLICE)
             lagging = [channel for channel in lagging if not self._read_on(channel, deadline, at_most=0.0)]
         return self._packed(channels)
 
-    def _read_on(self, channel: _TickChannel, deadline: float, *, at_most: float) -> bool:
+    def _read_on(self, channel: _TickChannel, deadline: Deadline, *, at_most: float) -> bool:
         """Read a channel to its first tick behind the last pack; False where it is not there yet."""
         while channel.tick is None or channel.tick.ts <= self._last:
             if self._size > self.settings.max_pack_bytes:
@@ -178,7 +178,7 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
                     return False
                 channel.entries = entries_of(run)
                 channel.next = run.next
-                if not self._take(channel) and time.monotonic() >= deadline:
+                if not self._take(channel) and deadline.over():
                     return False  # what was read is kept; the next call goes on
         return True
 

@@ -14,11 +14,11 @@ import secrets
 import select
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import LogUnavailable
 from millrace.base.file_lock import held
 from millrace.base.files import replace_json
@@ -133,10 +133,10 @@ def remove_record(folder: Path, record: ServerRecord) -> None:
         (folder / RECORD_FILE).unlink(missing_ok=True)
 
 
-def locate(folder: Path, *, start: bool, deadline: float, launch: ServerLaunch | None = None) -> ServerRecord:
+def locate(folder: Path, *, start: bool, deadline: Deadline, launch: ServerLaunch | None = None) -> ServerRecord:
     """The record of the living server of `folder`; where there is none, starts one or, without `start`, raises LogUnavailable.
 
-    `deadline` is a monotonic time. Raises what kept a started server from running (LogCorrupted, ...).
+    Raises what kept a started server from running (LogCorrupted, ...).
     """
     record = read_record(folder)
     if record is not None and record.alive():
@@ -153,7 +153,7 @@ def locate(folder: Path, *, start: bool, deadline: float, launch: ServerLaunch |
         return _start(folder, deadline=deadline, launch=launch or ServerLaunch())
 
 
-def _start(folder: Path, *, deadline: float, launch: ServerLaunch) -> ServerRecord:
+def _start(folder: Path, *, deadline: Deadline, launch: ServerLaunch) -> ServerRecord:
     output = folder / OUTPUT_FILE
     with output.open("ab") as file:
         offset = file.tell()
@@ -164,9 +164,8 @@ def _start(folder: Path, *, deadline: float, launch: ServerLaunch) -> ServerReco
             return record
         if look(pid) is None:
             raise _startup_failure(output, offset)
-        if time.monotonic() >= deadline:
+        if not deadline.pause(_POLL):
             raise LogUnavailable(f"the log server (process {pid}) is not up yet; it writes to {output}")
-        time.sleep(_POLL)
 
 
 def _spawn(folder: Path, output: Path, launch: ServerLaunch) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import flight
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import LogUnavailable, MillraceError
 from millrace.message.ids import LogId
 from millrace.rpc.discovery import Liveness, ServerRecord
@@ -48,15 +48,15 @@ class Watchdog:
     """Ends waits that Flight cannot bound itself: a read on an open stream has no timeout of its own, but can be cancelled."""
 
     def __init__(self) -> None:
-        self._guards: dict[int, tuple[float, Callable[[], None]]] = {}
+        self._guards: dict[int, tuple[Deadline, Callable[[], None]]] = {}
         self._numbers = itertools.count()
         self._closed = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def guard(self, cancel: Callable[[], None], deadline: float) -> Iterator[None]:
-        """Call `cancel` where the body still runs at `deadline` (monotonic), within a tenth of a second."""
+    def guard(self, cancel: Callable[[], None], deadline: Deadline) -> Iterator[None]:
+        """Call `cancel` where the body still runs at `deadline`, within a tenth of a second."""
         if self._thread is None:
             self._start()
         number = next(self._numbers)
@@ -79,9 +79,8 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._closed.wait(_TICK):
-            now = time.monotonic()
             for number, (deadline, cancel) in list(self._guards.items()):
-                if now >= deadline and number in self._guards:
+                if deadline.over() and number in self._guards:
                     self._guards.pop(number, None)
                     cancel()
 
@@ -101,8 +100,8 @@ class ExchangeStream:
             raise lost(error, sent=False) from error
         self._begun = False
 
-    def request(self, values: pa.LargeBinaryArray, metadata: bytes | None, *, deadline: float) -> None:
-        """Send one append, by `deadline` (monotonic). Raises ConnectionLost."""
+    def request(self, values: pa.LargeBinaryArray, metadata: bytes | None, *, deadline: Deadline) -> None:
+        """Send one append, by `deadline`. Raises ConnectionLost."""
         batch = pa.RecordBatch.from_arrays([values], schema=VALUE_SCHEMA)
         with self.link.watchdog.guard(self._reader.cancel, deadline):
             try:
@@ -117,8 +116,8 @@ class ExchangeStream:
                 self.over = True
                 raise lost(error, sent=self._begun) from error
 
-    def answer(self, *, deadline: float) -> flight.FlightStreamChunk:
-        """The next answer, by `deadline` (monotonic). Raises ConnectionLost, or the typed error that ended the stream."""
+    def answer(self, *, deadline: Deadline) -> flight.FlightStreamChunk:
+        """The next answer, by `deadline`. Raises ConnectionLost, or the typed error that ended the stream."""
         with self.link.watchdog.guard(self._reader.cancel, deadline):
             try:
                 return self._reader.read_chunk()
@@ -141,11 +140,11 @@ class AppendStream(ExchangeStream):
     def __init__(self, link: Link, pchannel: str, *, pipelined: bool) -> None:
         super().__init__(link, {"append": pchannel, "pipelined": pipelined})
 
-    def send(self, values: pa.LargeBinaryArray, *, deadline: float) -> None:
+    def send(self, values: pa.LargeBinaryArray, *, deadline: Deadline) -> None:
         """Send one append. Raises ConnectionLost."""
         self.request(values, None, deadline=deadline)
 
-    def receive(self, *, deadline: float) -> Sequence[LogId]:
+    def receive(self, *, deadline: Deadline) -> Sequence[LogId]:
         """The next acknowledgement. Raises what that append raised, NotTaken or ConnectionLost."""
         metadata = self.answer(deadline=deadline).app_metadata
         return ack_from_bytes(metadata.to_pybytes() if metadata is not None else b"")

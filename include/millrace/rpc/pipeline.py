@@ -7,7 +7,6 @@ a pipeline does is the same.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -16,6 +15,7 @@ from typing import Final, Generic, Protocol, Self, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError
 from millrace.rpc.link import ConnectionLost, Link, NotTaken
 
@@ -31,22 +31,22 @@ class Connector(Protocol):
 
     deadline: float
 
-    def link(self, deadline: float) -> Link: ...
+    def link(self, deadline: Deadline) -> Link: ...
 
     def drop_link(self, link: Link) -> None: ...
 
 
 class Stream(Protocol[_Answer]):
-    """One open stream: appends go out and answers come in, in the same order. Deadlines are monotonic."""
+    """One open stream: appends go out and answers come in, in the same order."""
 
     @property
     def over(self) -> bool:
         """Whether the stream itself ended, so that an error was its own and no append's."""
         ...
 
-    def send(self, values: pa.LargeBinaryArray, *, deadline: float) -> None: ...
+    def send(self, values: pa.LargeBinaryArray, *, deadline: Deadline) -> None: ...
 
-    def receive(self, *, deadline: float) -> _Answer: ...
+    def receive(self, *, deadline: Deadline) -> _Answer: ...
 
     def close(self) -> None: ...
 
@@ -122,7 +122,7 @@ class Pipeline(Generic[T]):
             pending = Pending(self, array.nbytes)
             while self._pending and (len(self._pending) >= self._appends or self._bytes + pending.bytes > self._room):
                 self._receive()
-            deadline = time.monotonic() + self._service.deadline
+            deadline = Deadline.after(self._service.deadline)
             stream = self._open(deadline)
             self._pending.append(pending)
             self._bytes += pending.bytes
@@ -165,7 +165,7 @@ class Pipeline(Generic[T]):
         finally:
             self.close()
 
-    def _open(self, deadline: float) -> Stream[T]:
+    def _open(self, deadline: Deadline) -> Stream[T]:
         if self._stream is not None and self._link is not None:
             try:
                 self._link.check()
@@ -178,7 +178,7 @@ class Pipeline(Generic[T]):
                 self._stream, self._link, self._answered = self._open_stream(link), link, False
             except ConnectionLost as error:
                 self._service.drop_link(link)
-                if time.monotonic() >= deadline:
+                if deadline.over():
                     raise LogUnavailable(f"no log server could be reached: {error}") from error
         return self._stream
 
@@ -186,7 +186,7 @@ class Pipeline(Generic[T]):
         """Take one answer, which is the oldest append's."""
         assert self._stream is not None
         try:
-            answer = self._stream.receive(deadline=time.monotonic() + self._service.deadline + self._margin)
+            answer = self._stream.receive(deadline=Deadline.after(self._service.deadline + self._margin))
         except ConnectionLost as error:
             self._break(error)
         except NotTaken:

@@ -13,7 +13,6 @@ append works again.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -21,6 +20,7 @@ from typing import Any, Final, Self, TypeVar
 import pyarrow as pa
 
 from millrace.base.closing import Closing
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable
 from millrace.base.pauses import jittered
 from millrace.message.ids import LogId
@@ -33,6 +33,10 @@ from millrace.rpc.pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Pipeline, as
 from millrace.rpc.wire import DEFAULT_DEADLINE, log_id, optional_log_id
 
 _PAUSE: Final = 0.02
+
+_LEAST: Final = 0.05
+"""Seconds that a call gets, however little is left of its deadline."""
+
 _T = TypeVar("_T")
 
 
@@ -72,7 +76,7 @@ class RemoteLogService(Closing):
         Raises LogUnavailable where no server runs and `start` is False, or what keeps the server from starting.
         """
         service = cls(Path(data_dir).absolute(), start=start, deadline=deadline, launch=launch or ServerLaunch())
-        service.link(time.monotonic() + deadline)
+        service.link(Deadline.after(deadline))
         return service
 
     @classmethod
@@ -96,7 +100,7 @@ class RemoteLogService(Closing):
             )
         record = ServerRecord.elsewhere(address, token, roots=str(roots), tls_name=tls_name)
         service = cls(Path(), start=False, deadline=deadline, launch=ServerLaunch(), elsewhere=record)
-        service.link(time.monotonic() + deadline)
+        service.link(Deadline.after(deadline))
         return service
 
     def create(self, pchannel: str) -> None:
@@ -150,7 +154,7 @@ class RemoteLogService(Closing):
         """
         if self._elsewhere is not None:
             raise InvalidArgument(f"the log server at {self._elsewhere.address} runs on another host: stop it there")
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         cached = self._link
         if cached is not None:
             self.drop_link(cached)
@@ -165,9 +169,8 @@ class RemoteLogService(Closing):
         finally:
             link.close()
         while record.alive():
-            if time.monotonic() >= deadline:
+            if not deadline.pause(jittered(_PAUSE)):
                 raise LogUnavailable(f"the log server (process {record.pid}) is asked to stop but still runs")
-            threading.Event().wait(jittered(_PAUSE))
 
     def close(self) -> None:
         """Release the connection; the server goes on. Idempotent."""
@@ -180,8 +183,8 @@ class RemoteLogService(Closing):
 
     # --- for RemoteLog, and for clients of the server's extensions -------------------------------------------------------
 
-    def link(self, deadline: float) -> Link:
-        """The connection to the living server, found or started by `deadline` (monotonic)."""
+    def link(self, deadline: Deadline) -> Link:
+        """The connection to the living server, found or started by `deadline`."""
         link = self._link
         if link is not None:
             return link
@@ -196,7 +199,7 @@ class RemoteLogService(Closing):
                 )
                 link = Link(record, self._watchdog)
                 try:
-                    stopping = link.act("ping", {}, timeout=max(0.1, deadline - time.monotonic()))["stopping"]
+                    stopping = link.act("ping", {}, timeout=deadline.left(least=0.1))["stopping"]
                     reason = "it is stopping"
                 except ConnectionLost as error:
                     stopping, reason = True, str(error)
@@ -204,9 +207,8 @@ class RemoteLogService(Closing):
                     self._link = link
                     return link
                 link.close()
-            if time.monotonic() >= deadline:
+            if not deadline.pause(jittered(_PAUSE)):
                 raise LogUnavailable(f"the log server at {record.address} does not answer: {reason}")
-            threading.Event().wait(jittered(_PAUSE))
 
     def drop_link(self, link: Link) -> None:
         """Forget a connection that failed; the next call makes another."""
@@ -215,9 +217,9 @@ class RemoteLogService(Closing):
                 self._link = None
         link.close()
 
-    def repeated(self, call: Callable[[Link, float], _T], *, seconds: float) -> _T:
+    def repeated(self, call: Callable[[Link, Deadline], _T], *, seconds: float) -> _T:
         """`call(link, deadline)`, repeated on new connections while it fails on its way, for `seconds` at the most."""
-        deadline = time.monotonic() + seconds
+        deadline = Deadline.after(seconds)
         while True:
             link = self.link(deadline)
             try:
@@ -225,13 +227,12 @@ class RemoteLogService(Closing):
                 return call(link, deadline)
             except ConnectionLost as error:
                 self.drop_link(link)
-                threading.Event().wait(jittered(_PAUSE))
-                if time.monotonic() >= deadline:
+                if not deadline.pause(jittered(_PAUSE)):
                     raise LogUnavailable(f"the log server did not answer within {seconds:.1f} s: {error}") from error
 
-    def sent_once(self, call: Callable[[Link, float], _T], *, seconds: float, what: str) -> _T:
+    def sent_once(self, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
         """`call(link, deadline)`, repeated only while it is certain that the server took nothing of it."""
-        deadline = time.monotonic() + seconds
+        deadline = Deadline.after(seconds)
         while True:
             link = self.link(deadline)
             try:
@@ -243,18 +244,20 @@ class RemoteLogService(Closing):
                     raise LogUnavailable(
                         f"{what}: the connection to the log server broke before its answer ({error})"
                     ) from error
-                if time.monotonic() >= deadline:
+                if deadline.over():
                     raise LogUnavailable(f"{what}: not done, no log server took it within {seconds:.1f} s") from error
 
     def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         return self.repeated(
-            lambda link, deadline: link.act(name, request, timeout=_left(deadline)), seconds=self.deadline
+            lambda link, deadline: link.act(name, request, timeout=deadline.left(least=_LEAST)), seconds=self.deadline
         )
 
     def _once(self, name: str, request: dict[str, Any]) -> None:
         what = f"whether {name} of {request['pchannel']} took place is unknown"
         self.sent_once(
-            lambda link, deadline: link.act(name, request, timeout=_left(deadline)), seconds=self.deadline, what=what
+            lambda link, deadline: link.act(name, request, timeout=deadline.left(least=_LEAST)),
+            seconds=self.deadline,
+            what=what,
         )
 
 
@@ -282,7 +285,7 @@ class RemoteLog:
         if not len(array):
             return []
 
-        def send(link: Link, deadline: float) -> Sequence[LogId]:
+        def send(link: Link, deadline: Deadline) -> Sequence[LogId]:
             with link.stream(self.pchannel) as stream:
                 stream.send(array, deadline=deadline)
                 return stream.receive(deadline=deadline)
@@ -311,9 +314,9 @@ class RemoteLog:
 
         Raises PositionTruncated, ChannelNotFound, LogUnavailable.
         """
-        waited_until = time.monotonic() + timeout
+        waited_until = Deadline.after(timeout)
         while True:
-            wait = max(0.0, waited_until - time.monotonic())
+            wait = waited_until.left()
             request = {
                 "pchannel": self.pchannel,
                 "position": position,
@@ -322,7 +325,7 @@ class RemoteLog:
                 "timeout": wait,
             }
             batches, metadata = self._service.repeated(
-                lambda link, deadline, request=request: link.get(request, timeout=_left(deadline)),  # type: ignore[misc]
+                lambda link, deadline, request=request: link.get(request, timeout=deadline.left(least=_LEAST)),  # type: ignore[misc]
                 seconds=self._service.deadline + wait,
             )
             rows = [batch for batch in batches if batch.num_rows]
@@ -354,7 +357,7 @@ class RemoteLog:
         """Scan every checksum of the log, which may take `seconds`. Raises LogUnavailable beyond."""
 
         found = self._service.repeated(
-            lambda link, deadline: link.act("verify", {"pchannel": self.pchannel}, timeout=_left(deadline)),
+            lambda link, deadline: link.act("verify", {"pchannel": self.pchannel}, timeout=deadline.left(least=_LEAST)),
             seconds=seconds,
         )
         return VerifyReport(**found | {"first_bad": optional_log_id(found["first_bad"])})
@@ -362,10 +365,6 @@ class RemoteLog:
     def close(self) -> None:
         """Refuse calls from now on; other handles go on. Idempotent."""
         self._open = None
-
-
-def _left(deadline: float) -> float:
-    return max(0.05, deadline - time.monotonic())
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, MillraceError
 
 POLL_SECONDS = 0.05
@@ -48,15 +48,14 @@ class Job:
 
     def wait_ready(self, ready: Callable[[], bool], *, deadline: float) -> None:
         """Wait until `ready()`. Raises JobFailed where the process ends first, DeadlineExceeded after `deadline` seconds."""
-        end = time.monotonic() + deadline
+        end = Deadline.after(deadline)
         while not ready():
             if not self.running():
                 raise JobFailed(
                     f"{self._name} ended with {self._process.returncode}:\n{self.tail()}\n(log: {self.log_file})"
                 )
-            if time.monotonic() > end:
+            if not end.pause(POLL_SECONDS):
                 raise DeadlineExceeded(f"{self._name} was not ready after {deadline:.0f} s; its log: {self.log_file}")
-            time.sleep(POLL_SECONDS)
 
     def wait(self, *, deadline: float) -> int:
         """Its exit code, once it ends by itself. Raises DeadlineExceeded."""

@@ -11,13 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from millrace.base.deadline import Deadline
 from millrace.base.digests import sha256_of
 from millrace.base.errors import DeadlineExceeded, InvalidSettings, MillraceError
 from millrace.base.file_lock import held
@@ -51,7 +51,7 @@ def fetched(
     """
     paths = [folder / jar.file_name for jar in jars]
     if not all(path.is_file() for path in paths):
-        end = time.monotonic() + deadline
+        end = Deadline.after(deadline)
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.parent / f"{folder.name}.lock"
         busy = DeadlineExceeded(f"another process holds {lock} and fetches {what}; try again")
@@ -61,7 +61,7 @@ def fetched(
     return [str(path) for path in paths]
 
 
-def _fetch(jars: Sequence[Jar], folder: Path, what: str, ivy_settings: str, end: float) -> None:
+def _fetch(jars: Sequence[Jar], folder: Path, what: str, ivy_settings: str, end: Deadline) -> None:
     """Fetch the jars with Ivy into a staging folder beside `folder`, check them, move the folder into place."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
@@ -81,7 +81,7 @@ def _fetch(jars: Sequence[Jar], folder: Path, what: str, ivy_settings: str, end:
             command += ["-confs", "default", "-ivy", str(module), "-types", "jar", "bundle"]
             command += ["-retrieve", f"{staging}/jars/[artifact]-[revision].[ext]"]
             command += ["-settings", ivy_settings] if ivy_settings else []
-            left = max(1.0, end - time.monotonic())
+            left = end.left(least=1.0)
             done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
             return (done.stdout + done.stderr)[-2000:]
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from millrace.base.deadline import Deadline
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 
@@ -71,11 +72,10 @@ def _runs(query: StreamingQuery) -> bool:
 
 def stop_between_batches(query: StreamingQuery, *, deadline: float = 30.0) -> None:
     """Stop a query once no micro-batch of it runs, or after `deadline` seconds in the midst of one (which loses nothing)."""
-    until = time.monotonic() + deadline
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
-        if not query.status["isDataAvailable"]:
+    end = Deadline.after(deadline)
+    while query.isActive and query.status["isTriggerActive"] and query.status["isDataAvailable"]:
+        if not end.pause(0.005):
             break
-        time.sleep(0.005)
     if query.isActive:
         query.stop()
 

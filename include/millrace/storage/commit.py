@@ -33,6 +33,7 @@ import pyarrow as pa
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import CommitFenced, DeadlineExceeded, InvalidArgument, TableUnavailable
 from millrace.base.failpoint import hit
 from millrace.base.pauses import jittered
@@ -211,7 +212,7 @@ class _Attempts:
     def __init__(self, table: Table, deadline: float, seam: Callable[[str], None]) -> None:
         self._table = table
         self._seconds = deadline
-        self._ends = time.monotonic() + deadline
+        self._ends = Deadline.after(deadline)
         self._seam = seam
         self._mark = uuid.uuid4().hex
         self._idle = 0
@@ -242,7 +243,7 @@ class _Attempts:
         owner = self._owner(version)
         if owner is _Owner.OURS:
             return True
-        if time.monotonic() >= self._ends:
+        if self._ends.over():
             raise DeadlineExceeded(f"no commit to {self._table.uri} in {self._seconds:.0f} s: {error}") from error
         if owner is _Owner.NOBODYS:  # nobody was first: it is the storage, or the commit itself
             self._idle += 1

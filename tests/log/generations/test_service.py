@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     ChannelNotFound,
     InvalidArgument,
@@ -125,7 +125,7 @@ def test_who_must_not_open_an_embedded_log_is_sent_to_its_server(tmp_path: Path)
 
 def test_two_writers_of_the_list_take_turns(tmp_path: Path) -> None:
     file = GenerationFile(tmp_path, "")
-    with held(tmp_path / LOCK, deadline=time.monotonic() + 1), pytest.raises(LogBusy):
+    with held(tmp_path / LOCK, deadline=Deadline.after(1)), pytest.raises(LogBusy):
         file.change(lambda list_: list_.with_next("rocksmq", {}), timeout=0.05)
     assert not (tmp_path / FILE).exists()
 

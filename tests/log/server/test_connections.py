@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, ServerFull
 from millrace.log.server.connections import ConnectionLimits
 from millrace.log.server.main import OUTPUT_BYTES
@@ -153,7 +154,7 @@ def test_a_stream_too_many_is_refused_as_retriable_and_finds_room_behind_one_tha
     made.log()
     with made.link() as link:
         streams = [AppendStream(link, "p0", pipelined=True) for _ in range(2)]
-        deadline = time.monotonic() + PATIENCE
+        deadline = Deadline.after(PATIENCE)
         for stream in streams:
             stream.send(pa.array([b"x"], pa.large_binary()), deadline=deadline)
             assert len(stream.receive(deadline=deadline)) == 1

@@ -7,7 +7,6 @@ import os
 import signal
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     AppendRejected,
     ChannelNotFound,
@@ -91,7 +91,7 @@ def test_errors_cross_the_wire_typed(client: AppendClient) -> None:
 def test_metadata_that_is_no_time_to_wait_ends_its_stream_with_a_typed_error_and_leaves_no_thread(
     client: AppendClient, metadata: bytes, pipelined: bool
 ) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = Deadline.after(PATIENCE)
     link = client.service.link(deadline)
     server = psutil.Process(link.record.pid)
     before = _stream_threads(server)
@@ -131,7 +131,7 @@ def test_metadata_that_is_no_time_to_wait_ends_its_stream_with_a_typed_error_and
 def test_an_action_that_makes_no_sense_is_an_invalid_argument(
     client: AppendClient, action: str, request_: dict[str, object]
 ) -> None:
-    link = client.service.link(time.monotonic() + PATIENCE)
+    link = client.service.link(Deadline.after(PATIENCE))
     with pytest.raises(InvalidArgument):
         link.act(f"append/{action}", request_, timeout=PATIENCE)
 

@@ -12,11 +12,11 @@ one piece of the WAL (tables.wal_reader.BATCH_BYTES) and one batch a PChannel, a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
 from millrace.base.closing import Closing
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError, StagedFileDamaged
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
@@ -89,7 +89,7 @@ class ChangeStream(Closing):
         Raises what the log and the tables raise: PositionTruncated where retention has taken what comes next,
         StagedFileDamaged, LogUnavailable. The next poll goes on from the positions, whatever was raised.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         wait = 0.0
         while not self.ended:
             for _ in self._feeds:
@@ -98,10 +98,9 @@ class ChangeStream(Closing):
                 batch = feed.next(wait)
                 if batch is not None:
                     return batch
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if deadline.over():
                 return None
-            wait = min(left, _WAIT if len(self._feeds) == 1 else _TURN)
+            wait = deadline.left(most=_WAIT if len(self._feeds) == 1 else _TURN)
         return None
 
     def __iter__(self) -> Iterator[ChangeBatch]:

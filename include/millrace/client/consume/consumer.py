@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from millrace.base.closing import Closing
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.pauses import jittered
@@ -146,14 +147,13 @@ class Consumer(Closing):
 
         Raises what a scan raised; where that is retriable, the next poll goes on.
         """
-        end = time.monotonic() + timeout
+        end = Deadline.after(timeout)
         while True:
             with self._changed:
                 while not self._ready:
-                    left = end - time.monotonic()
-                    if left <= 0 or self.ended:
+                    if end.over() or self.ended:
                         return None
-                    self._changed.wait(min(left, _WAIT))
+                    end.wait(self._changed, most=_WAIT)
                 item = self._ready.popleft()
                 if isinstance(item, Delivery):
                     return self._delivered(item)
@@ -228,9 +228,9 @@ class Consumer(Closing):
         for each in self._scans.values():
             each.close()
         with self._changed:
-            end = time.monotonic() + 10.0
-            while self._running and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
+            end = Deadline.after(10.0)
+            while self._running and not end.over():
+                end.wait(self._changed)
         self.commit()
         if self._positions is not None:
             self._positions.close()

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.closing import Closing
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, TableDamaged, WalGap
 from millrace.base.metrics import Metrics
 from millrace.message.ids import LogId, MessageId, tick_physical_ms
@@ -184,12 +185,12 @@ class Scan(Closing):
 
     def poll(self, *, timeout: float) -> pa.Table | None:
         """The next units as rows of ROW_SCHEMA with ``visible_tick``; None where none came within `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         while not self.ended:
-            rows = self._next(max(0.0, deadline - time.monotonic()))
+            rows = self._next(deadline.left())
             if rows is not None and rows.num_rows:
                 return rows
-            if rows is None and time.monotonic() >= deadline:
+            if rows is None and deadline.over():
                 return None
         return None
 

@@ -24,6 +24,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from millrace.base.closing import Closing
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     AppendUnresolved,
     BufferFull,
@@ -147,16 +148,15 @@ class BatchAppender(Closing):
 
     def flush(self, *, deadline: float | None = None) -> None:
         """Send all that is held now, and wait until it is settled. Raises DeadlineExceeded: it goes on being sent."""
-        end = time.monotonic() + (self.limits.deadline if deadline is None else deadline)
+        end = Deadline.after(self.limits.deadline if deadline is None else deadline)
         with self._changed:
             self._flushing += 1
             self._changed.notify_all()
             try:
                 while any(queue.pieces or queue.busy for queue in self._queues.values()):
-                    left = end - time.monotonic()
-                    if left <= 0:
+                    if end.over():
                         raise DeadlineExceeded(f"{self._held} bytes are not settled yet: they are still being sent")
-                    self._changed.wait(min(left, _IDLE))
+                    end.wait(self._changed, most=_IDLE)
             finally:
                 self._flushing -= 1
 
@@ -215,15 +215,15 @@ class BatchAppender(Closing):
         return ticket.future
 
     def _wait_for_room(self, size: int, wait: bool) -> None:
-        end = time.monotonic() + self.limits.deadline
+        end: Deadline | None = None
         while not self._closed and self._held and self._held + size > self.limits.buffer_bytes:
-            left = end - time.monotonic() if wait else 0.0
-            if left <= 0:
+            end = end or Deadline.after(self.limits.deadline if wait else 0.0)
+            if end.over():
                 raise BufferFull(
                     f"the producer holds {self._held} bytes that the log has not taken, of {self.limits.buffer_bytes}"
                     f" allowed; these {size} were not taken: append them again later"
                 )
-            self._changed.wait(min(left, _IDLE))
+            end.wait(self._changed, most=_IDLE)
         if self._closed:
             raise InvalidArgument("this appender is closed")
 
@@ -269,10 +269,10 @@ class BatchAppender(Closing):
                 self._changed.notify_all()
 
     def _pause(self) -> None:
-        end = time.monotonic() + jittered(self._retry_delay)
+        end = Deadline.after(jittered(self._retry_delay))
         with self._changed:
-            while not self._given_up and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while not self._given_up and not end.over():
+                end.wait(self._changed)
 
     def _spool_contended(self, pchannel: str) -> bool:
         return self._spool is not None and self._spool.contended(pchannel)

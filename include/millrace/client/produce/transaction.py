@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import AppendRejected, InvalidArgument, MillraceError, TransactionLost
 from millrace.catalog.collection import Collection
 from millrace.client.produce.rows import (
@@ -140,8 +140,8 @@ class Transaction:
     def _keep(self) -> None:
         """Renew until the block ends, the lifetime is over, or the chain says that the transaction is."""
         pause = (self._lease_ms or DEFAULT_LEASE_MS) / 3000
-        end = time.monotonic() + self._lifetime
-        while not self._ended.wait(pause) and time.monotonic() < end:
+        end = Deadline.after(self._lifetime)
+        while not self._ended.wait(pause) and not end.over():
             try:
                 self.keep_alive()
             except TransactionLost:

@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from millrace.base.deadline import Deadline, until
 from millrace.base.errors import (
     AppendRejected,
     AppendUnresolved,
@@ -109,10 +110,7 @@ class SpoolSender:
 
     def wait_empty(self, *, timeout: float) -> bool:
         """Wait until the spool is empty; whether it is."""
-        end = time.monotonic() + timeout
-        while not self.empty and time.monotonic() < end:
-            self._closing.wait(0.02)
-        return self.empty
+        return until(lambda: self.empty, Deadline.after(timeout, sleep=self._closing.wait), every=0.02)
 
     def close(self) -> None:
         """Stop sending; what is spooled stays for the next process. Idempotent."""

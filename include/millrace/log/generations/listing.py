@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, InvalidSettings, LogCorrupted, TombstoneRefused, UnsupportedVersion
 from millrace.base.file_lock import held
 from millrace.base.files import replace_file
@@ -214,7 +214,7 @@ class GenerationFile:
     def change(self, make: Callable[[Generations], Generations], *, timeout: float = 10.0) -> Generations:
         """Replace the list by ``make(list)``, durably; nothing is written where that is the same. Raises LogBusy."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with held(self.folder / LOCK, deadline=time.monotonic() + timeout):
+        with held(self.folder / LOCK, deadline=Deadline.after(timeout)):
             before = self.refresh()
             after = make(before)
             if after is not before:

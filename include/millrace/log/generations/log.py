@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable, PositionTruncated
 from millrace.log.generations.listing import Generations, Span
 from millrace.log.generations.positions import local, whole, whole_batch
@@ -63,12 +64,12 @@ class GenerationLog:
 
         A position in a generation that is not in the list is LogUnavailable: the switch to it is not recorded yet.
         """
-        asked, deadline = position, time.monotonic() + timeout
+        asked, deadline = position, Deadline.after(timeout)
         while True:
             span = self._span()
             if end is not None and end <= position:
                 return LogEntries(_EMPTY, position)
-            left = max(0.0, deadline - time.monotonic())
+            left = deadline.left()
             number = position.generation
             if number > span.current:
                 self._await_generation(position, span, left)
@@ -98,7 +99,7 @@ class GenerationLog:
                 return LogEntries(_EMPTY, following)
             if stop is not None:
                 position = generation_start(number + 1)
-            elif time.monotonic() >= deadline:
+            elif deadline.over():
                 return LogEntries(_EMPTY, max(following, position))
 
     def truncate(self, position: LogId) -> int:

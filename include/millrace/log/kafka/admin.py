@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -19,6 +18,7 @@ from kafka.protocol.consumer import FetchRequest
 from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     ChannelExists,
     ChannelNotFound,
@@ -222,10 +222,10 @@ class KafkaAdmin:
 
     def _call(self, what: str, call: Callable[[KafkaAdminClient, int], _T]) -> _T:
         """`call(client, milliseconds left)`, again while its failure is one that passes. Raises kafka-python's others."""
-        deadline = time.monotonic() + self._settings.deadline
+        deadline = Deadline.after(self._settings.deadline)
         while True:
-            left = deadline - time.monotonic()
-            if not self._lock.acquire(timeout=max(0.0, left)):
+            left = deadline.left()
+            if not self._lock.acquire(timeout=left):
                 raise LogUnavailable(f"{what} was not done within {self._settings.deadline:.0f} s: Kafka is busy")
             try:
                 if self._closed:
@@ -240,7 +240,7 @@ class KafkaAdmin:
                 if isinstance(error, errors.KafkaError) and not _passes(error):
                     raise
                 self._drop()  # a connection that failed may be half dead: a new one is surer
-                if time.monotonic() + _PAUSE >= deadline:
+                if deadline.left() <= _PAUSE:
                     raise LogUnavailable(
                         f"{what} was not done within {self._settings.deadline:.0f} s, its effect is unknown: are the brokers"
                         f" at {self._settings.brokers} up? ({type(error).__name__}: {error})"

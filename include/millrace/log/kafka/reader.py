@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelNotFound, InvalidSettings, LogUnavailable
 from millrace.log.kafka.markers import KafkaMarkers, OutOfRange
 from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
@@ -111,7 +111,7 @@ class _Reader:
         if not messages and not self._fetch(messages, self.next, max_bytes, seconds):
             return self._cut(messages, stop, max_bytes)
         size = _weight(messages)
-        lull = time.monotonic() + _LULL
+        lull = Deadline.after(_LULL)
         while size < max_bytes:
             taken: list[Message] = []
             behind = _offset(messages[-1]) + 1
@@ -120,7 +120,7 @@ class _Reader:
             if not self._fetch(taken, behind, max_bytes - size, 0.0):
                 # The client's own note of the end, which each fetch brings up to date.
                 high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), cached=True)[1]
-                if max(behind, self._reached) >= high or time.monotonic() >= lull:
+                if max(behind, self._reached) >= high or lull.over():
                     break
                 self._fetch(taken, max(behind, self._reached), max_bytes - size, 0.01)
             messages += taken
@@ -165,9 +165,9 @@ class _Reader:
         """
         wanted = max(1, min(_MOST, max_bytes // self._size + 1))
         good = self._sound(self._consumer.consume(wanted, 0.0))
-        until = time.monotonic() + seconds
-        while not good and self._reached <= behind and (left := until - time.monotonic()) > 0:
-            one = self._consumer.poll(min(left, _POLL))
+        until = Deadline.after(seconds)
+        while not good and self._reached <= behind and not until.over():
+            one = self._consumer.poll(until.left(most=_POLL))
             if one is not None:
                 good = self._sound([one, *self._consumer.consume(wanted, 0.0)])
         messages += good
@@ -268,10 +268,10 @@ def wait_for_brokers(settings: KafkaSettings, consumer: Consumer, complaints: li
 
     Raises InvalidSettings where they refuse us, LogUnavailable at the deadline.
     """
-    deadline = time.monotonic() + settings.deadline
+    deadline = Deadline.after(settings.deadline)
     while True:
         try:
-            consumer.list_topics(f"{settings.prefix}._", timeout=max(0.1, min(1.0, deadline - time.monotonic())))
+            consumer.list_topics(f"{settings.prefix}._", timeout=deadline.left(least=0.1, most=1.0))
             return
         except KafkaException as error:
             consumer.poll(0)
@@ -281,7 +281,7 @@ def wait_for_brokers(settings: KafkaSettings, consumer: Consumer, complaints: li
                     f"the brokers at {settings.brokers} refuse this client: {refused.str()}; look at MILLRACE_LOG_USERNAME,"
                     " MILLRACE_LOG_PASSWORD and the options of the log's URL"
                 ) from error
-            if time.monotonic() >= deadline:
+            if deadline.over():
                 raise LogUnavailable(
                     f"no broker at {settings.brokers} answers within {settings.deadline:.0f} s: are they up? ({error})"
                 ) from error
@@ -289,9 +289,9 @@ def wait_for_brokers(settings: KafkaSettings, consumer: Consumer, complaints: li
 
 def watermarks(consumer: Any, place: Place, seconds: float) -> tuple[int, int]:
     """The first offset of a partition and the one behind its last, by the brokers. Raises ChannelNotFound, LogUnavailable."""
-    deadline = time.monotonic() + seconds
+    deadline = Deadline.after(seconds)
     while True:
-        left = max(0.1, deadline - time.monotonic())
+        left = deadline.left(least=0.1)
         try:
             found = consumer.get_watermark_offsets(TopicPartition(*place), timeout=left, cached=False)
             if found is not None:
@@ -304,11 +304,10 @@ def watermarks(consumer: Any, place: Place, seconds: float) -> tuple[int, int]:
             if error.code() in GONE and _gone(consumer, place, left):
                 raise ChannelNotFound(f"there is no {place}: create its channel first") from raised
             reason = error.str()
-        if time.monotonic() + _POLL >= deadline:
+        if not deadline.pause(_POLL):
             raise LogUnavailable(
                 f"where the log {place} stands was not answered within {seconds:.0f} s ({reason}): are the brokers up?"
             )
-        threading.Event().wait(_POLL)
 
 
 def _gone(consumer: Consumer, place: Place, seconds: float) -> bool:

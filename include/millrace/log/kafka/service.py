@@ -26,6 +26,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from millrace.base.closing import Closing
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     ChannelExists,
     ChannelNotFound,
@@ -130,8 +131,8 @@ class _Partition:
         # Ledgers behind 0 are never given: such a position lies beyond the end.
         stop = None if end is None or end.ledger > 0 else end.entry
         offset = position.entry if position.ledger == 0 else (1 << 63) - 1
-        waited_until = time.monotonic() + timeout
-        deadline = waited_until + self.settings.deadline
+        waited_until = Deadline.after(timeout)
+        deadline = waited_until.later(self.settings.deadline)
         while True:
             offset = self._markers.behind(offset)
             if stop is not None and offset >= stop:
@@ -140,7 +141,7 @@ class _Partition:
                 run = self._run(offset, stop, max_bytes, waited_until, deadline)
             except OutOfRange:
                 # Truncated in this moment, or the topic was made again: the brokers' word on its ends decides.
-                if time.monotonic() >= deadline:
+                if deadline.over():
                     raise LogUnavailable(
                         f"the log {self.pchannel} gives no position {position}, and cannot say why"
                     ) from None
@@ -160,7 +161,9 @@ class _Partition:
             yield from zip(*(found.batch.column(name).to_pylist() for name in ("entry", "value")), strict=True)
             start = found.next.entry
 
-    def _run(self, offset: int, stop: int | None, max_bytes: int, waited_until: float, deadline: float) -> Run | None:
+    def _run(
+        self, offset: int, stop: int | None, max_bytes: int, waited_until: Deadline, deadline: Deadline
+    ) -> Run | None:
         """The run at `offset`; None where there is nothing yet. Raises PositionTruncated, OutOfRange, LogUnavailable."""
         if self._readers.rests_at(offset):
             with self._readers.at(offset) as reader:
@@ -170,14 +173,12 @@ class _Partition:
         _, high = self.ends()
         self._check_begin(LogId(0, offset))
         while offset > high:
-            left = waited_until - time.monotonic()
-            if left <= 0:
+            if not waited_until.pause(_PAUSE):
                 return None
-            threading.Event().wait(min(left, _PAUSE))
             _, high = self.ends()
         with self._readers.at(offset) as reader:
             until = waited_until if offset >= high else deadline
-            run = reader.run(stop=stop, max_bytes=max_bytes, seconds=max(0.0, until - time.monotonic()))
+            run = reader.run(stop=stop, max_bytes=max_bytes, seconds=until.left())
         if run is None and offset < high:
             raise LogUnavailable(
                 f"the log {self.pchannel} gave no entries from {offset} on, though it has them, within"
@@ -352,13 +353,12 @@ class Kafka(Closing):
 
         Until then they would take and acknowledge appends to it. Raises LogUnavailable at the deadline.
         """
-        until = time.monotonic() + self.settings.deadline
-        while time.monotonic() < until:
+        until = Deadline.after(self.settings.deadline)
+        while until.pause(_PAUSE):
             try:
                 self.watermarks(place)
             except ChannelNotFound:
                 return
-            threading.Event().wait(_PAUSE)
         raise LogUnavailable(f"{place} is deleted, but its broker still has it: are the brokers up?")
 
     def groups(self) -> list[str]:

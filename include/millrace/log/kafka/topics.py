@@ -6,14 +6,13 @@ each of them a third of a second of CPU.
 
 from __future__ import annotations
 
-import threading
-import time
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined] # exported, but not by name
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelNotFound, InvalidSettings, LogUnavailable
 from millrace.base.pauses import jittered
 from millrace.log.kafka.reader import GONE, REFUSED
@@ -29,7 +28,7 @@ def partition_counts(settings: KafkaSettings, consumer: Consumer, topic: str | N
 
     Raises LogUnavailable, InvalidSettings.
     """
-    deadline = time.monotonic() + settings.deadline
+    deadline = Deadline.after(settings.deadline)
     while True:
         error: KafkaError | None = None
         try:
@@ -58,7 +57,7 @@ def configs(settings: KafkaSettings, consumer: Consumer, place: Place) -> dict[s
             f"topic {place.topic} has {found} partitions: a log has one (for PChannels that share a topic, see"
             " kafka.partitions)"
         )
-    deadline = time.monotonic() + settings.deadline
+    deadline = Deadline.after(settings.deadline)
     client = AdminClient(settings.rdkafka())
     resource = ConfigResource(ConfigResource.Type.TOPIC, place.topic)
     while True:
@@ -77,17 +76,17 @@ def configs(settings: KafkaSettings, consumer: Consumer, place: Place) -> dict[s
         _pause(settings, f"looking at topic {place.topic}", error, deadline)
 
 
-def _left(deadline: float) -> float:
-    return max(0.1, min(_ONE_ANSWER, deadline - time.monotonic()))
+def _left(deadline: Deadline) -> float:
+    return deadline.left(least=0.1, most=_ONE_ANSWER)
 
 
-def _pause(settings: KafkaSettings, what: str, error: KafkaError | None, deadline: float) -> None:
+def _pause(settings: KafkaSettings, what: str, error: KafkaError | None, deadline: Deadline) -> None:
     """Wait before the next attempt. Raises InvalidSettings where there need be none, LogUnavailable at the deadline."""
     words = "no answer" if error is None else error.str()
     if error is not None and error.code() in REFUSED:
         raise InvalidSettings(f"{what}: the brokers at {settings.brokers} refuse it: {words}")
-    if time.monotonic() + _PAUSE >= deadline:
+    if deadline.left() <= _PAUSE:
         raise LogUnavailable(
             f"{what} was not done within {settings.deadline:.0f} s: are the brokers at {settings.brokers} up? ({words})"
         )
-    threading.Event().wait(jittered(_PAUSE))
+    deadline.pause(jittered(_PAUSE))

@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelNotFound, EntryTooLarge, InvalidSettings, LogUnavailable, MillraceError
 from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
 
@@ -132,7 +133,7 @@ class KafkaWriter:
         Raises LogUnavailable (a prefix may be in the log), EntryTooLarge (likewise; the topic takes less than the settings
         say), ChannelNotFound, InvalidSettings (the brokers refuse us).
         """
-        deadline = time.monotonic() + self._settings.deadline
+        deadline = Deadline.after(self._settings.deadline)
         batch = _Batch(values, 0 if self._beside else _REPORT_BYTES, self._notify)
         with self._order:
             if self._closed:
@@ -194,7 +195,7 @@ class KafkaWriter:
         made.append(producer)
         return producer
 
-    def _queue(self, producer: Producer, values: Sequence[bytes], batch: _Batch, deadline: float) -> bool:
+    def _queue(self, producer: Producer, values: Sequence[bytes], batch: _Batch, deadline: Deadline) -> bool:
         """Give all values to the client, waiting for room; False where that fails half-way."""
         piece = max(1, min(_PIECE, len(values) * _PIECE_BYTES // max(1, batch.bytes)))
         for start in range(0, len(values), piece):
@@ -210,31 +211,31 @@ class KafkaWriter:
                 waiting = waiting[taken:]
                 if any(each.pop("_error", None) != KafkaError._QUEUE_FULL for each in waiting):
                     return False
-                if self._stopped(producer) or time.monotonic() >= deadline:
+                if self._stopped(producer) or deadline.over():
                     return False
                 self._serve(producer, _ROOM_PAUSE)
         return not self._stopped(producer)
 
-    def _wait(self, producer: Producer, batch: _Batch, deadline: float) -> bool:
+    def _wait(self, producer: Producer, batch: _Batch, deadline: Deadline) -> bool:
         """Wait for all acknowledgements; False at the deadline, and at the first error: nothing behind it is acknowledged.
 
         One of those who wait serves the client for all.
         """
         while not batch.done:
-            left = deadline - time.monotonic()
-            if left <= 0 or batch.errors or self._stopped(producer):
+            left = deadline.left(most=_POLL)
+            if not left or batch.errors or self._stopped(producer):
                 return batch.done
             if self._polling.acquire(blocking=False):
                 try:
                     # Whoever serves does so until its own batch is done: handing over costs more than a poll.
                     while self._waits(producer, batch, deadline):
-                        self._poll(producer, min(_POLL, left))
+                        self._poll(producer, left)
                 finally:
                     self._polling.release()
                     self._notify()
             else:
                 with self._changed:
-                    self._changed.wait_for(lambda: batch.done or not self._polling.locked(), min(_POLL, left))
+                    self._changed.wait_for(lambda: batch.done or not self._polling.locked(), left)
         return True
 
     def _serve(self, producer: Producer, seconds: float) -> None:
@@ -259,8 +260,8 @@ class KafkaWriter:
             self._doomed = producer
             return -1
 
-    def _waits(self, producer: Producer, batch: _Batch, deadline: float) -> bool:
-        return not (batch.done or batch.errors or self._stopped(producer)) and time.monotonic() < deadline
+    def _waits(self, producer: Producer, batch: _Batch, deadline: Deadline) -> bool:
+        return not (batch.done or batch.errors or self._stopped(producer)) and not deadline.over()
 
     def _stopped(self, producer: Producer) -> bool:
         return self._doomed is producer
@@ -275,10 +276,10 @@ class KafkaWriter:
         if self._producer is producer:
             self._producer = None
         producer.purge()  # the queue first, then what is in flight: what the brokers got is a prefix
-        until = time.monotonic() + _LAST_REPORTS
+        until = Deadline.after(_LAST_REPORTS)
         with self._polling:  # who has it stops serving a producer that is doomed
             # What stopped it may be known before the reports of the values that are at fault.
-            while len(producer) and time.monotonic() < until:
+            while len(producer) and not until.over():
                 self._poll(producer, _ROOM_PAUSE)
         self._notify()
 

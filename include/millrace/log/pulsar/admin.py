@@ -10,10 +10,10 @@ import http.client
 import json
 import ssl
 import threading
-import time
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidSettings, LogRefused, LogUnavailable
 from millrace.base.pauses import jittered
 from millrace.log.pulsar.settings import PulsarCredentials, PulsarSettings
@@ -140,7 +140,7 @@ class PulsarAdmin:
         self, method: str, path: str, body: Any = None, *, accept: tuple[int, ...] = (), settles: bool = False
     ) -> Any:
         """The answer's JSON; `_ACCEPTED` for a status of `accept` (with `settles`, for the first attempt alone). Raises LogUnavailable, LogRefused, InvalidSettings."""
-        deadline = time.monotonic() + self._settings.operation_timeout
+        deadline = Deadline.after(self._settings.operation_timeout)
         data = b"" if body is None and method != "GET" else None if body is None else json.dumps(body).encode()
         uncertain = False
         while True:
@@ -162,11 +162,10 @@ class PulsarAdmin:
                 if status < 500 and not busy:
                     raise LogRefused(failure, status=status)
                 uncertain = True
-            if time.monotonic() >= deadline:
+            if not deadline.pause(jittered(_PAUSE)):
                 raise LogUnavailable(failure)
-            threading.Event().wait(jittered(_PAUSE))
 
-    def _send(self, method: str, path: str, data: bytes | None, deadline: float) -> tuple[int, bytes]:
+    def _send(self, method: str, path: str, data: bytes | None, deadline: Deadline) -> tuple[int, bytes]:
         """One request, along redirects to the broker that owns the topic."""
         home = self._settings.admin_url
         target = f"{home}/admin/v2{path}"
@@ -176,7 +175,7 @@ class PulsarAdmin:
             if target.startswith(f"{home}/"):
                 with self._lock:
                     connection = self._idle.pop() if self._idle else None
-            left = max(0.1, deadline - time.monotonic())
+            left = deadline.left(least=0.1)
             connection = connection or self._connect(parts.scheme, parts.netloc)
             connection.timeout = left
             if connection.sock is not None:

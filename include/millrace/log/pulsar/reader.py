@@ -8,7 +8,6 @@ to, :class:`Continuity` decides by the topic's ledgers whether something was ski
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -17,6 +16,7 @@ import numpy as np
 import pulsar
 import pyarrow as pa
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import LogCorrupted, LogUnavailable
 from millrace.log.pulsar.settings import PulsarSettings
 from millrace.log.pulsar.writer import BATCH_BITS, BATCH_MASK, typed
@@ -83,7 +83,7 @@ class Cursor:
         entries: list[int] = []
         stamps: list[int] = []
         values: list[bytes] = []
-        size, until, wait = 0, time.monotonic() + timeout, timeout > 0
+        size, until = 0, Deadline.after(timeout) if timeout > 0 else None
         next_message, none = self._next, pulsar.Timeout
         position = self.position
         while size < max_bytes or not values:
@@ -93,7 +93,7 @@ class Cursor:
                 try:
                     message = next_message(0)
                 except none:
-                    message = self._awaited(until if wait and not values else 0.0)
+                    message = self._awaited(until if not values else None)
                     if message is None:
                         break
                 except pulsar.PulsarException as error:
@@ -148,22 +148,21 @@ class Cursor:
         self._ledger, self._entry = found.ledger, found.entry + 1
         return True
 
-    def _awaited(self, until: float) -> Any:
-        """The next message; None where there is none now, nor comes one before `until` (monotonic; 0: does not wait)."""
+    def _awaited(self, until: Deadline | None) -> Any:
+        """The next message; None where there is none now, nor comes one before `until` (None: does not wait)."""
         try:
-            while until:
+            while until is not None:
                 self._continuity.check_alive(self.position)
-                left = until - time.monotonic()
-                if left <= 0:
+                if until.over():
                     break
                 try:
-                    return self._next(max(1, int(min(left, _SLICE) * 1000)))
+                    return self._next(max(1, int(until.left(most=_SLICE) * 1000)))
                 except pulsar.Timeout:
                     continue
             if not self._reader.has_message_available():
                 return None
-            deadline = time.monotonic() + self._timeout
-            while time.monotonic() < deadline:
+            deadline = Deadline.after(self._timeout)
+            while not deadline.over():
                 self._continuity.check_alive(self.position)
                 try:
                     return self._next(int(_SLICE * 1000))

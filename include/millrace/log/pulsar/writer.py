@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import _pulsar
 import pulsar
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelNotFound, EntryTooLarge, LogFenced, LogUnavailable
 from millrace.log.pulsar.settings import PulsarSettings
 from millrace.message.ids import LogId
@@ -127,10 +128,10 @@ class PulsarWriter:
                 self._producer.flush()
             except pulsar.PulsarException:
                 pass  # the acknowledgements say what became of it
-        deadline = time.monotonic() + self._settings.send_timeout + _MARGIN
+        deadline = Deadline.after(self._settings.send_timeout + _MARGIN)
         ids: list[LogId | Unknown] = []
         for chunk in chunks:
-            if not chunk.done.wait(max(0.0, deadline - time.monotonic())):
+            if not deadline.wait(chunk.done):
                 self._fail(_pulsar.Result.Timeout)
             self._collect(chunk, ids)
         if len(ids) < len(values):
@@ -202,10 +203,10 @@ class PulsarWriter:
         return self.failed is not None
 
     def _wait_for_room(self, size: int) -> None:
-        deadline = time.monotonic() + self._settings.send_timeout + _MARGIN
+        deadline = Deadline.after(self._settings.send_timeout + _MARGIN)
         with self._room:
             while self._in_flight and self._in_flight + size > self._settings.pending_bytes:
-                if not self._room.wait(max(0.0, deadline - time.monotonic())):
+                if not deadline.wait(self._room):
                     self._fail(_pulsar.Result.Timeout)
                     return
             self._in_flight += size

@@ -13,7 +13,6 @@ import errno
 import os
 import sys
 import threading
-import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogCorrupted, LogUnavailable, PositionTruncated
 from millrace.log.rocksmq.disk import Buffer, Disk, unavailable_on_failure
 from millrace.log.rocksmq.group_commit import GroupCommit, NoRoom, NotNumbered, PendingAppend
@@ -253,14 +253,13 @@ class ChannelLog:
 
     def _read_segment(self, start: int, limit: int | None, max_bytes: int, timeout: float) -> Run:
         """What `read` promises, but never across the end of a file."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         with self._lock:
             self._check_readable(start)
             while start > self._last:
-                left = deadline - time.monotonic()
-                if left <= 0 or (limit is not None and limit <= start):
+                if deadline.over() or (limit is not None and limit <= start):
                     return Run(empty_batch(), start, None, 0)
-                self._grown.wait(left)
+                deadline.wait(self._grown)
                 self._check_readable(start)
             recent = self._recent.behind(start, limit, max_bytes)
             if not recent:

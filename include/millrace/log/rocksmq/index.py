@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import shutil
 import struct
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from rocksdict import AccessType, BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import LogBusy, LogUnavailable
 
 _log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def _options() -> Any:
 
 
 def _open(path: Path, lock_wait: float) -> Any:
-    deadline = time.monotonic() + lock_wait
+    deadline = Deadline.after(lock_wait)
     rebuilt = False
     while True:
         try:
@@ -202,11 +202,10 @@ def _open(path: Path, lock_wait: float) -> Any:
         except Exception as error:
             text = str(error)
             if "/LOCK:" in text:
-                if time.monotonic() >= deadline:
+                if not deadline.pause(0.02):
                     raise LogBusy(
                         f"another process holds the log at {path.parent}: use it through its server"
                     ) from error
-                time.sleep(0.02)
             elif rebuilt or text.startswith("IO error: No space"):
                 raise LogUnavailable(f"the pointer index at {path} does not open: {text}") from error
             else:  # damaged: it holds no truth, so it is made anew from the segment files

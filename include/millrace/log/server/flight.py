@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from pyarrow import flight
 from millrace.access.calls import CALLS, Need, require
 from millrace.access.grants import Caller
 from millrace.access.token_file import TokenFile
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     ChannelNotFound,
     InvalidArgument,
@@ -329,12 +329,12 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         timeout: float,
     ) -> tuple[LogEntries, bool]:
         """Wait for entries in slices, so that a client that left and a server that stops free the thread; and whether it could."""
-        deadline = time.monotonic() + min(timeout, self._limits.max_wait)
+        deadline = Deadline.after(min(timeout, self._limits.max_wait))
         size = min(max_bytes, self._limits.piece_bytes)
         can_wait = self._waiting.acquire(blocking=False)
         try:
             while True:
-                left = deadline - time.monotonic()
+                left = deadline.left()
                 wait = min(self._limits.wait_slice, left) if can_wait else 0.0
                 with self.gate.entered():
                     entries = log.read(position, end=end, max_bytes=size, timeout=max(0.0, wait))

@@ -28,7 +28,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -41,6 +40,7 @@ import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is ma
 from millrace.access.token_file import TokenFile
 from millrace.base.bounded_output import bound
 from millrace.base.data_folder import claim, private
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidSettings, MillraceError
 from millrace.base.file_lock import held
 from millrace.log.generations.service import open_deployment_log
@@ -76,7 +76,7 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
         signal.signal(number, lambda *_: stop.set())
     extensions = [_imported(path) for path in launch.extensions]
     claim(folder)
-    with held(folder / LOCK_FILE, deadline=time.monotonic() + lock_timeout):
+    with held(folder / LOCK_FILE, deadline=Deadline.after(lock_timeout)):
         service = open_deployment_log(folder, launch.backend, settings=dict(launch.settings))
         try:
             hosted = [extension(service, folder) for extension in extensions]

@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
+from millrace.base.deadline import Deadline
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
@@ -182,7 +183,7 @@ class FlowMonitor(Periodic):
 
     def _truncate_behind(self, ticks: Mapping[str, int]) -> int:
         """Truncate as the flusher goes on, until it has passed `ticks` or FLUSH_DEADLINE is over; the bytes freed."""
-        end, freed = time.monotonic() + FLUSH_DEADLINE, 0
+        end, freed = Deadline.after(FLUSH_DEADLINE), 0
         while True:
             checkpoints = self._checkpoints()
             flushed = all(name in checkpoints and checkpoints[name].time_tick >= tick for name, tick in ticks.items())
@@ -191,7 +192,7 @@ class FlowMonitor(Periodic):
                     freed += each.freed_bytes
                     if self._metrics is not None:
                         self._metrics.truncated_bytes_total.labels(each.pchannel).inc(each.freed_bytes)
-            if flushed or time.monotonic() >= end or self._closed.wait(PAUSE):
+            if flushed or end.over() or self._closed.wait(PAUSE):
                 return freed
 
     def _show(self) -> None:

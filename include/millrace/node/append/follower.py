@@ -26,6 +26,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelParked, DeadlineExceeded, LogFenced, LogUnavailable, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.log.clock import wall_clock_ms
@@ -198,12 +199,11 @@ class Follower:
 
     def reach_end(self, *, timeout: float) -> None:
         """Wait until everything that the log holds now is decided. Raises DeadlineExceeded, and what parked the PChannel."""
-        end, until = self._log.end(), time.monotonic() + timeout
+        end, deadline = self._log.end(), Deadline.after(timeout)
         while self._position < end:
-            left = until - time.monotonic()
-            if left <= 0:
+            if deadline.over():
                 raise DeadlineExceeded(f"{self.pchannel} was followed to {self._position}, not yet to {end}: ask again")
-            self.tail.tail(self.tail.confirmed_tick, timeout=min(left, _SLICE))
+            self.tail.tail(self.tail.confirmed_tick, timeout=deadline.left(most=_SLICE))
         self._check()
 
     def stop(self) -> None:

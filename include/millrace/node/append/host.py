@@ -26,6 +26,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from millrace.base.closing import Closing
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     ChannelNotFound,
     DeadlineExceeded,
@@ -103,8 +104,8 @@ class AppendHost(Closing):
         their header), or what parked the PChannel (nothing was appended).
         A rejection is part of the outcome and raised by its typed readers only.
         """
-        end = time.monotonic() + deadline
-        return self.submit(pchannel, entry).outcome(timeout=end - time.monotonic())
+        end = Deadline.after(deadline)
+        return self.submit(pchannel, entry).outcome(timeout=end.left())
 
     def submit(self, pchannel: str, entry: Entries) -> PendingOutcome:
         """The first half of :meth:`append`: returns once the entries are durable."""
@@ -165,15 +166,15 @@ class AppendHost(Closing):
         does not move while nothing is written. Raises InvalidArgument where no term is open yet, and as :meth:`append` does.
         """
         follower = self._follower(pchannel)
-        end = time.monotonic() + deadline
+        end = Deadline.after(deadline)
         if not follower.state.term:
             follower.reach_end(timeout=deadline)  # it may have begun a moment ago, before the log's first term
         if not follower.state.term:
             raise InvalidArgument(f"no term is open on {pchannel} yet: nothing can be in it")
         if not persist:
-            follower.reach_end(timeout=max(0.001, end - time.monotonic()))
+            follower.reach_end(timeout=end.left(least=0.001))
             return follower.state.last_tick
-        return follower.tick(timeout=max(0.001, end - time.monotonic()))
+        return follower.tick(timeout=end.left(least=0.001))
 
     def confirm(self, pchannel: str, tick: int, *, deadline: float = DEFAULT_DEADLINE) -> int:
         """Wait until everything up to `tick` is decided, with a time tick appended where that needs one.
@@ -181,17 +182,16 @@ class AppendHost(Closing):
         Returns the confirmed tick, which is `tick` or greater. Raises DeadlineExceeded where the clock is not there in time.
         """
         follower = self._follower(pchannel)
-        end = time.monotonic() + deadline
+        end = Deadline.after(deadline)
         while (confirmed := follower.tail.confirmed_tick) < tick:
-            left = end - time.monotonic()
-            if left <= 0:
+            if end.over():
                 raise DeadlineExceeded(f"{pchannel} has confirmed {confirmed}, not {tick}: ask again")
             early = ((tick >> LOGICAL_BITS) - self._now_ms()) / 1000
             if early > 0:
                 # A tick that lies ahead of the clock: other messages may reach it, else it is ticked when its time has come.
-                follower.tail.tail(tick - 1, timeout=min(left, early))
+                follower.tail.tail(tick - 1, timeout=end.left(most=early))
             else:
-                self.tick(pchannel, deadline=left)
+                self.tick(pchannel, deadline=end.left())
         return confirmed
 
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed | Evicted:

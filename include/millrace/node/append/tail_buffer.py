@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import MillraceError
 from millrace.rpc.tail import Evicted, Tailed
 
@@ -96,15 +97,14 @@ class TailBuffer:
 
         A confirmed tick at or below `after_tick` says that the wait ran out. Raises what stopped the PChannel.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         with self._changed:
             self._readers += 1
             try:
                 while self._confirmed <= after_tick:
                     if self._failure is not None:
                         raise copy(self._failure)
-                    left = deadline - time.monotonic()
-                    if left <= 0 or not self._changed.wait(left):
+                    if deadline.over() or not deadline.wait(self._changed):
                         break
                 if after_tick < self._earliest:
                     return Evicted(self._earliest)

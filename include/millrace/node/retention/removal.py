@@ -10,11 +10,11 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import BackupBusy
 from millrace.base.settings import Settings
 
@@ -41,15 +41,14 @@ def removing(settings: Settings) -> Iterator[bool]:
 def held_back(settings: Settings, *, deadline: float) -> Iterator[None]:
     """Nothing is given up meanwhile. Raises BackupBusy where somebody is at it for `deadline` seconds, or holds it back, too."""
     handle = _open(settings)
-    end = time.monotonic() + deadline
+    end = Deadline.after(deadline)
     try:
         while not _take(handle, fcntl.LOCK_EX):
-            if time.monotonic() >= end:
+            if not end.pause(_POLL):
                 raise BackupBusy(
                     f"for {deadline:.0f} s something was being given up in {settings.data_dir} (the log truncated, the WAL"
                     " trimmed), or another backup was under way: try again"
                 )
-            time.sleep(_POLL)
         yield
     finally:
         os.close(handle)

@@ -19,6 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base.deadline import Deadline
 from millrace.base.digests import sha256_of
 from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.base.failpoint import hit
@@ -220,16 +221,15 @@ class _Sender:
 
     def _applied(self, number: int, since: int) -> int:
         """The tick of a slice whose result the chain no longer keeps: the WAL has it, or will have in a moment."""
-        end = time.monotonic() + self._client.settings.read_deadline
+        end = Deadline.after(self._client.settings.read_deadline)
         while True:
             found = self._in_wal(since)
             if number in found:
                 return found[number]
-            if time.monotonic() >= end:
+            if not end.pause(0.05):
                 raise DeadlineExceeded(
                     f"slice {number} stands, and the WAL does not have it yet: start the streaming node, and run this again"
                 )
-            time.sleep(0.05)
 
     def _message(self, number: int, epoch: int, sequence: int) -> MutableMessage:
         manifest = self._manifest

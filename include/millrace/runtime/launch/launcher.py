@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from millrace.base.data_folder import claim
+from millrace.base.deadline import Deadline, until
 from millrace.base.errors import DeadlineExceeded, RunNotFound
 from millrace.base.files import replace_json
 from millrace.base.process import is_alive
@@ -115,14 +116,13 @@ class Launcher:
         chosen = job if isinstance(job, Job) else job_file(job, folder=self._jobs)
         folder = RunFolder(self._settings, run_id)
         claim(self._settings.data_dir)
-        end = time.monotonic() + self._settings.start_deadline
+        end = Deadline.after(self._settings.start_deadline)
         while (held := folder.try_lock()) is None:
             running = self._look(folder)
             if running is not None and running.active:
                 return running
-            if time.monotonic() > end:
+            if not end.pause(POLL_SECONDS):  # its starter has not said yet what it is, or it is being cleaned away
                 raise DeadlineExceeded(f"{folder.path} is locked and says of no run: see which process holds its lock")
-            time.sleep(POLL_SECONDS)  # its starter has not said yet what it is, or it is being cleaned away
         try:
             known = self._look(folder, alive=False)  # the lock is ours
             if known is not None and known.state is RunState.FINISHED and not known.collected:
@@ -169,11 +169,10 @@ class Launcher:
 
     def wait(self, run_id: str, *, deadline: float) -> RunStatus:
         """Poll until the run has ended. Raises DeadlineExceeded after `deadline` seconds, RunNotFound."""
-        end = time.monotonic() + deadline
+        end = Deadline.after(deadline)
         while (status := self.poll(run_id)).active:
-            if time.monotonic() > end:
+            if not end.pause(POLL_SECONDS):
                 raise DeadlineExceeded(f"run {run_id} still runs after {deadline:.0f} s; its log: {status.log}")
-            time.sleep(POLL_SECONDS)
         return status
 
     def stop(self, run_id: str, *, deadline: float | None = None) -> RunStatus:
@@ -190,13 +189,10 @@ class Launcher:
         identity = read_json(folder.identity) or {}
         if is_alive(identity.get("pid", 0), identity.get("start")):
             send([identity["pid"]], signal.SIGTERM)
-        end = time.monotonic() + (self._settings.stop_deadline if deadline is None else deadline)
-        while folder.is_locked() and time.monotonic() < end:
-            time.sleep(POLL_SECONDS)
+        end = Deadline.after(self._settings.stop_deadline if deadline is None else deadline)
+        until(lambda: not folder.is_locked(), end, every=POLL_SECONDS)
         _kill_session(folder)
-        killed = time.monotonic() + 10.0
-        while folder.is_locked() and time.monotonic() < killed:
-            time.sleep(POLL_SECONDS)
+        until(lambda: not folder.is_locked(), Deadline.after(10.0), every=POLL_SECONDS)
         return self.poll(run_id)
 
     def collect(self, run_id: str) -> None:
@@ -304,13 +300,12 @@ def _judge(folder: RunFolder, *, alive: bool, result: dict[str, Any] | None) -> 
 
 def _await_identity(folder: RunFolder, *, deadline: float) -> None:
     """Wait until the job has said who it is, or is gone again."""
-    end = time.monotonic() + deadline
+    end = Deadline.after(deadline)
     while not folder.identity.exists() and folder.is_locked():
-        if time.monotonic() > end:
+        if not end.pause(0.005):
             raise DeadlineExceeded(
                 f"the process of {folder.run_id} did not come up in {deadline:.0f} s; see {folder.log}"
             )
-        time.sleep(0.005)
 
 
 def _kill_session(folder: RunFolder) -> None:

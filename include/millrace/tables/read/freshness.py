@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import MillraceError, PositionTruncated, TickNotReached
 from millrace.base.settings import Settings
 from millrace.log.protocol import Log, LogService
@@ -51,7 +52,7 @@ def confirm(
     the PChannels before the call. A PChannel that cannot be
     told about (parked, say) is left out, and a read knows of it what the table says.
     """
-    end = time.monotonic() + seconds
+    end = Deadline.after(seconds)
     ticks: dict[str, int] = {}
     whole: dict[str, int] = {}
     target = at or 0
@@ -80,11 +81,9 @@ def confirm(
                 continue
         if all(whole.get(name, 0) >= max(1, target) for name in pchannels):
             return whole, True
-        left = end - time.monotonic()
-        if left <= 0:
-            return whole, False
         ahead = at is not None and min(ticks.values(), default=0) < at
-        time.sleep(min(left, _TICK_SECONDS if ahead else _POLL_SECONDS))
+        if not end.pause(_TICK_SECONDS if ahead else _POLL_SECONDS):
+            return whole, False
 
 
 def read_fresh(

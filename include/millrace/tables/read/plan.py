@@ -7,7 +7,6 @@ comes from the table, the rest up to T from the WAL; a row is seen once, however
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import CollectionNotFound, TickNotReached, TickTooOld
 from millrace.base.settings import Settings
 from millrace.message.bodies import parse_body
@@ -130,17 +130,16 @@ def plan_read(
     Raises TickNotReached, TickTooOld, and CollectionNotFound where the collection is not whole, or dropped, at that tick.
     """
     wanted = None if at is None else resolve_tick(at)
-    limit = time.monotonic() + (settings.read_deadline if deadline is None else deadline)
+    limit = Deadline.after(settings.read_deadline if deadline is None else deadline)
     while True:
         plan = _plan(settings, collection_id, wanted, confirmed or {})
         if isinstance(plan, ReadPlan):
             return plan
-        if time.monotonic() >= limit:
+        if not limit.pause(POLL):
             raise TickNotReached(
                 f"collection {collection_id} is readable up to tick {plan}, not {wanted}: wait for its channels, "
                 "append a time tick, or read without a tick"
             )
-        time.sleep(POLL)
 
 
 def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Mapping[str, int]) -> ReadPlan | int:
