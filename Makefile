@@ -101,7 +101,7 @@ docs: $(STAMP) ## Make the pages into a site in build/site, where no link leads 
 	@$(BIN)/python -m tests.docs.api >/dev/null
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
-wheel: $(STAMP) ## Build dist/millrace-*.whl, with the extras spark, kafka, pulsar, airflow, all
+wheel: $(STAMP) ## Build dist/millrace-*.whl, with the extras spark, kafka, pulsar, airflow, coord, all
 	@$(BIN)/uv build -q --wheel --out-dir dist
 
 sbom: $(STAMP) ## Write dist/sbom.cdx.json (CycloneDX) and dist/licences.md: what is installed, from the locks

@@ -194,6 +194,28 @@ class GroupBusy(MillraceError):
     """Another consumer of this group reads this channel: a group has one consumer a channel at a time."""
 
 
+class MetaUnavailable(MillraceError):
+    """The meta store cannot be reached now, or is too busy: nothing was done. Try again."""
+
+    retriable = True
+
+
+class MetaAmbiguous(MillraceError):
+    """The meta store's answer was lost: the commit stands, or does not. Read what it was to change, then decide."""
+
+
+class RevisionCompacted(MillraceError):
+    """A revision of the meta store that is kept no more: list anew and go on from there. ``earliest`` can still be read."""
+
+    def __init__(self, message: str, *, earliest: int) -> None:
+        super().__init__(message)
+        self.earliest = earliest
+
+
+class LeaseNotFound(MillraceError):
+    """A lease that has ended: its keys are gone. Take a new one, and what it stood for anew."""
+
+
 class ChannelParked(MillraceError):
     """An entry of this PChannel cannot be processed; the PChannel waits for a person, the others go on."""
 

@@ -1,0 +1,265 @@
+"""A meta store in a SQL database by SQLAlchemy: SQLite embedded, in one file that several processes of a machine share.
+
+A lease ends by no wall clock. Each renewal counts up; whoever holds a store open watches the counts, and takes a lease away
+whose count stood still for its whole length by his own monotonic clock. So a lease lives at least as long as it says, whatever
+the clocks of the machine do, and somewhat longer where nobody was watching.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from millrace.base.closing import Closing
+from millrace.base.errors import InvalidArgument, LeaseNotFound, MetaAmbiguous, MetaUnavailable, RevisionCompacted
+from millrace.meta.store import (
+    KEPT_REVISIONS,
+    Change,
+    Changes,
+    Delete,
+    Entry,
+    Event,
+    Is,
+    Listing,
+    Put,
+    check_commit,
+    check_seconds,
+)
+from millrace.meta.tables import ENTRY, HISTORY, LEASE, STATE
+from millrace.meta.upgrading import upgrade
+
+BUSY_SECONDS: Final = 10.0
+"""How long a writer waits for another process's transaction."""
+WATCH_SECONDS: Final = 0.1
+"""The counts of leases are looked at no more often."""
+_COMPACT_EVERY: Final = 256
+"""Revisions between two looks at what is too old."""
+
+_READS: Final = {"millrace_reads": True}
+
+
+class SqlStore(Closing):
+    """The protocol MetaStore. Thread-safe; each call is one transaction."""
+
+    def __init__(self, url: str, monotonic: Callable[[], float], *, kept: int = KEPT_REVISIONS) -> None:
+        """Open the store at the SQLAlchemy `url`, and make or migrate its tables. Raises MetaUnavailable, UnsupportedVersion
+        (a newer build's)."""
+        self._monotonic = monotonic
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._watched: dict[int, tuple[int, float]] = {}
+        """By lease: the count of its renewals, and since when it stands at that."""
+        self._watch_at = monotonic()
+        arguments = {"timeout": BUSY_SECONDS} if url.startswith("sqlite") else {}
+        self._engine = sa.create_engine(url, connect_args=arguments)
+        if self._engine.dialect.name == "sqlite":
+            sa.event.listen(self._engine, "connect", _durable)
+            sa.event.listen(self._engine, "begin", _begin)
+        with self._transaction() as db:
+            upgrade(db)
+
+    @classmethod
+    def in_file(cls, path: Path, monotonic: Callable[[], float], *, kept: int = KEPT_REVISIONS) -> SqlStore:
+        """The embedded store in the SQLite file at `path`, which is made where it is not there."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return cls(f"sqlite:///{path}", monotonic, kept=kept)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _transaction(self, *, reads: bool = False) -> Iterator[sa.Connection]:
+        """One transaction. What fails before its commit was not done; what fails in it may stand."""
+        try:
+            connection = self._engine.connect().execution_options(**(_READS if reads else {}))
+            with connection:
+                transaction = connection.begin()
+                try:
+                    yield connection
+                except BaseException:
+                    transaction.rollback()
+                    raise
+                try:
+                    transaction.commit()
+                except sa.exc.DBAPIError as error:
+                    connection.invalidate()  # nobody knows what it is in the middle of
+                    if reads:
+                        raise
+                    raise MetaAmbiguous(
+                        f"the meta store's commit got no answer ({error.orig}): read before you repeat"
+                    ) from error
+        except sa.exc.DBAPIError as error:
+            raise MetaUnavailable(f"the meta store cannot be used now ({error.orig}); nothing was done") from error
+
+    def get(self, key: str) -> Entry | None:
+        self._watch_leases()
+        with self._transaction(reads=True) as db:
+            row = db.execute(sa.select(ENTRY).where(ENTRY.c.key == key)).first()
+        return None if row is None else _entry(row)
+
+    def list(self, prefix: str, *, revision: int | None = None) -> Listing:
+        self._watch_leases()
+        with self._transaction(reads=True) as db:
+            state = _state(db)
+            if revision is None or revision == state.revision:
+                rows = db.execute(sa.select(ENTRY).where(*_under(ENTRY, prefix)).order_by(ENTRY.c.key)).all()
+                return Listing(state.revision, tuple(_entry(row) for row in rows))
+            _check_revision(state, revision)
+            newest = (
+                sa.select(HISTORY.c.key, sa.func.max(HISTORY.c.modified).label("modified"))
+                .where(*_under(HISTORY, prefix), HISTORY.c.modified <= revision)
+                .group_by(HISTORY.c.key)
+                .subquery()
+            )
+            on = sa.and_(HISTORY.c.key == newest.c.key, HISTORY.c.modified == newest.c.modified)
+            query = sa.select(HISTORY).join(newest, on).where(HISTORY.c.value.is_not(None)).order_by(HISTORY.c.key)
+            return Listing(revision, tuple(_entry(row) for row in db.execute(query)))
+
+    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+        check_commit(then, when)
+        self._watch_leases()
+        with self._transaction() as db:
+            for condition in when:
+                query = sa.select(ENTRY.c.modified).where(ENTRY.c.key == condition.key)
+                if (db.execute(query).scalar() or 0) != condition.revision:
+                    return None
+            for lease in {change.lease for change in then if isinstance(change, Put) and change.lease}:
+                if db.execute(sa.select(LEASE.c.id).where(LEASE.c.id == lease)).first() is None:
+                    raise LeaseNotFound(f"the lease {lease} has ended: nothing was written")
+            return self._write(db, then)
+
+    def _write(self, db: sa.Connection, then: Sequence[Change]) -> int:
+        db.execute(sa.update(STATE).values(revision=STATE.c.revision + 1))
+        state = _state(db)
+        revision: int = state.revision
+        for change in then:
+            created = db.execute(sa.select(ENTRY.c.created).where(ENTRY.c.key == change.key)).scalar()
+            if isinstance(change, Delete):
+                if created is not None:
+                    db.execute(sa.delete(ENTRY).where(ENTRY.c.key == change.key))
+                    gone = {"value": None, "created": created, "modified": revision, "lease": 0}
+                    db.execute(sa.insert(HISTORY).values(key=change.key, **gone))
+                continue
+            row = {"value": change.value, "created": created or revision, "modified": revision, "lease": change.lease}
+            if created is None:
+                db.execute(sa.insert(ENTRY).values(key=change.key, **row))
+            else:
+                db.execute(sa.update(ENTRY).where(ENTRY.c.key == change.key).values(**row))
+            db.execute(sa.insert(HISTORY).values(key=change.key, **row))
+        if revision % _COMPACT_EVERY == 0 and revision - state.compacted > 2 * self._kept:
+            _compact(db, revision - self._kept)
+        return revision
+
+    def grant(self, seconds: float) -> int:
+        check_seconds(seconds)
+        with self._transaction() as db:
+            db.execute(sa.update(STATE).values(leases=STATE.c.leases + 1))
+            lease: int = _state(db).leases
+            db.execute(sa.insert(LEASE).values(id=lease, seconds=seconds, renewals=0))
+        return lease
+
+    def renew(self, lease: int) -> None:
+        self._watch_leases()
+        with self._transaction() as db:
+            found = db.execute(sa.update(LEASE).where(LEASE.c.id == lease).values(renewals=LEASE.c.renewals + 1))
+            if found.rowcount == 0:
+                raise LeaseNotFound(f"the lease {lease} has ended")
+
+    def revoke(self, lease: int) -> None:
+        with self._transaction() as db:
+            self._end(db, lease)
+
+    def _end(self, db: sa.Connection, lease: int) -> None:
+        if db.execute(sa.delete(LEASE).where(LEASE.c.id == lease)).rowcount:
+            keys = (
+                db.execute(sa.select(ENTRY.c.key).where(ENTRY.c.lease == lease).order_by(ENTRY.c.key)).scalars().all()
+            )
+            if keys:
+                self._write(db, [Delete(key) for key in keys])
+
+    def _watch_leases(self) -> None:
+        """Take away what was not renewed for its length, as this process saw it."""
+        with self._lock:
+            now = self._monotonic()
+            if now < self._watch_at:
+                return
+            self._watch_at = now + WATCH_SECONDS
+            with self._transaction(reads=True) as db:
+                rows = db.execute(sa.select(LEASE.c.id, LEASE.c.seconds, LEASE.c.renewals)).all()
+            now = self._monotonic()
+            self._watched = {
+                lease: known if (known := self._watched.get(lease)) and known[0] == renewals else (renewals, now)
+                for lease, _, renewals in rows
+            }
+            ended = [(lease, renewals) for lease, seconds, renewals in rows if now - self._watched[lease][1] >= seconds]
+        for lease, renewals in ended:
+            with self._transaction() as db:
+                if db.execute(sa.select(LEASE.c.renewals).where(LEASE.c.id == lease)).scalar() == renewals:
+                    self._end(db, lease)
+
+    def changes(self, prefix: str, *, after: int) -> Changes:
+        self._watch_leases()
+        with self._transaction(reads=True) as db:
+            state = _state(db)
+            _check_revision(state, after)
+            query = sa.select(HISTORY).where(*_under(HISTORY, prefix), HISTORY.c.modified > after)
+            rows = db.execute(query.order_by(HISTORY.c.modified, HISTORY.c.key)).all()
+            found = (Event(row.modified, row.key, None if row.value is None else _entry(row)) for row in rows)
+            return Changes(state.revision, tuple(found))
+
+    def compact(self, revision: int) -> None:
+        with self._transaction() as db:
+            state = _state(db)
+            if revision > state.compacted:
+                _check_revision(state, revision)
+                _compact(db, revision)
+
+
+def _durable(connection: Any, _record: Any) -> None:
+    """SQLite as it must be: transactions are ours to begin, readers go beside a writer, a commit is on the disk."""
+    connection.isolation_level = None
+    for pragma in ("journal_mode=wal", "synchronous=full"):
+        connection.execute(f"pragma {pragma}").close()
+
+
+def _begin(connection: sa.Connection) -> None:
+    """A writer takes its turn before it reads: otherwise what it read may be old when it writes, and SQLite fails it."""
+    reads = connection.get_execution_options().get("millrace_reads")
+    connection.exec_driver_sql("begin" if reads else "begin immediate")
+
+
+def _under(table: sa.Table, prefix: str) -> list[sa.ColumnElement[bool]]:
+    return [table.c.key >= prefix, table.c.key < prefix + "\x7f"]
+
+
+def _entry(row: Any) -> Entry:
+    return Entry(row.key, row.value, row.created, row.modified, row.lease)
+
+
+def _state(db: sa.Connection) -> Any:
+    return db.execute(sa.select(STATE)).one()
+
+
+def _check_revision(state: Any, revision: int) -> None:
+    if revision > state.revision:
+        raise InvalidArgument(f"revision {revision} is not there: the newest is {state.revision}")
+    if revision < state.compacted:
+        raise RevisionCompacted(
+            f"revision {revision} was compacted away: list anew, the earliest is {state.compacted}",
+            earliest=state.compacted,
+        )
+
+
+def _compact(db: sa.Connection, revision: int) -> None:
+    """Of each key's history before `revision` its last put stays: listings since are made from it."""
+    later = HISTORY.alias()
+    covered = sa.exists().where(
+        later.c.key == HISTORY.c.key, later.c.modified > HISTORY.c.modified, later.c.modified <= revision
+    )
+    db.execute(sa.delete(HISTORY).where(HISTORY.c.modified <= revision, sa.or_(covered, HISTORY.c.value.is_(None))))
+    db.execute(sa.update(STATE).values(compacted=revision))

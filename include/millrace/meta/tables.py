@@ -1,0 +1,58 @@
+"""The tables of the SQL meta store as the newest migration leaves them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlalchemy as sa
+
+from millrace.meta.store import MAX_KEY, MAX_VALUE
+
+METADATA: Final = sa.MetaData()
+
+
+def _entry_columns() -> list[sa.Column[object]]:
+    return [
+        sa.Column("value", sa.LargeBinary(MAX_VALUE)),
+        sa.Column("created", sa.BigInteger, nullable=False),
+        sa.Column("lease", sa.BigInteger, nullable=False),
+    ]
+
+
+STATE: Final = sa.Table(
+    "meta_state",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Column("compacted", sa.BigInteger, nullable=False),
+    sa.Column("leases", sa.BigInteger, nullable=False),
+)
+"""One row: the newest revision, the earliest that can be read, and the lease given last."""
+
+ENTRY: Final = sa.Table(
+    "meta_entry",
+    METADATA,
+    sa.Column("key", sa.String(MAX_KEY), primary_key=True),
+    sa.Column("modified", sa.BigInteger, nullable=False),
+    *_entry_columns(),
+    sa.Index("meta_entry_lease", "lease"),
+)
+"""What stands."""
+
+HISTORY: Final = sa.Table(
+    "meta_history",
+    METADATA,
+    sa.Column("key", sa.String(MAX_KEY), primary_key=True),
+    sa.Column("modified", sa.BigInteger, primary_key=True),
+    *_entry_columns(),
+    sa.Index("meta_history_modified", "modified"),
+)
+"""What each revision did; a value of null: the key went."""
+
+LEASE: Final = sa.Table(
+    "meta_lease",
+    METADATA,
+    sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("seconds", sa.Float, nullable=False),
+    sa.Column("renewals", sa.BigInteger, nullable=False),
+)
