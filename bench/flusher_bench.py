@@ -17,8 +17,9 @@ from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.demo.flights import flights
 from millrace.demo.load import Load, ensure_collection
-from millrace.node.flush import query as flusher_query
-from millrace.node.ingest import streaming
+from millrace.node.flush.definition import Flush
+from millrace.node.ingest.definition import Ingest
+from millrace.node.range.query import start_query
 from millrace.runtime.spark_session import session
 from millrace.tables.collections.table import deletes_uri, rows_uri
 
@@ -33,14 +34,14 @@ def flusher(folder: Path, *, pairs: int = 7) -> dict[str, Any]:
         spark = session("bench-flusher", settings=settings)
         try:
             metrics = Metrics()
-            streaming.start_query(spark, settings=settings, metrics=metrics, available_now=True).awaitTermination()
+            start_query(spark, Ingest(settings), metrics=metrics, available_now=True).awaitTermination()
             source = folder / "baseline.parquet"
             ours: list[float] = []
             plain: list[float] = []
             for _ in range(pairs + 1):
                 _forget(settings, collection_id)
                 start = time.perf_counter()
-                query = flusher_query.start_query(spark, settings=settings, metrics=metrics, available_now=True)
+                query = start_query(spark, Flush(settings), metrics=metrics, available_now=True)
                 query.awaitTermination(DEADLINE)
                 ours.append(rows / (time.perf_counter() - start))
                 if not source.exists():
@@ -78,7 +79,7 @@ def _forget(settings: Settings, collection_id: int) -> None:
         deletes_uri(settings, collection_id),
         settings.segments_uri,
         settings.checkpoints_uri,
-        settings.spark_checkpoint_path(flusher_query.QUERY_NAME),
+        settings.spark_checkpoint_path(Flush.name),
     ):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -27,8 +27,9 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_columns, encode_entry
 from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.planner import UNBOUNDED
+from millrace.node.ingest.definition import Ingest
 from millrace.node.ingest.ranges import RangePlan, run_range
+from millrace.node.range.schedule import UNBOUNDED
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import CHAIN_VERSION
@@ -154,7 +155,7 @@ def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, pa
 
 def node(folder: Path, *, message_bytes: int, total_bytes: int = 1 << 30, pchannels: int = 2) -> dict[str, Any]:
     """The whole node on Spark, catching up on a backlog over `pchannels` PChannels; the session is warm before."""
-    from millrace.node.ingest.streaming import start_query
+    from millrace.node.range.query import start_query
     from millrace.runtime.spark_session import session
 
     settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir)
@@ -164,14 +165,14 @@ def node(folder: Path, *, message_bytes: int, total_bytes: int = 1 << 30, pchann
             service.create(name)
         fill(service.open("warm"), "warm", message_bytes=1024, total_bytes=1 << 20)
         spark = session("bench", settings=settings)
-        start_query(spark, settings=settings, metrics=Metrics(), available_now=True).awaitTermination()
+        start_query(spark, Ingest(settings), metrics=Metrics(), available_now=True).awaitTermination()
         messages = sum(
             fill(service.open(name), name, message_bytes=message_bytes, total_bytes=total_bytes // pchannels)
             for name in names
         )
         size = sum(service.open(name).describe().bytes for name in names)
         start = time.perf_counter()
-        query = start_query(spark, settings=settings, metrics=Metrics(), available_now=True)
+        query = start_query(spark, Ingest(settings), metrics=Metrics(), available_now=True)
         query.awaitTermination()
         seconds = time.perf_counter() - start
         batches = [item.durationMs for item in query.recentProgress if item.numInputRows]

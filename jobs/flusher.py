@@ -8,7 +8,8 @@ settings file (docs/operating.md).
 
 from __future__ import annotations
 
-from millrace.node.flush import query as flusher_query
+from millrace.node.flush.definition import Flush
+from millrace.node.range.query import query_of
 from millrace.runtime import job
 
 
@@ -17,7 +18,7 @@ def main() -> None:
     arguments = job.parser(__doc__).parse_args()
     job.run(
         "millrace-flusher",
-        [flusher_query.start_query],
+        [query_of(Flush)],
         available_now=arguments.available_now,
         result=arguments.result,
         progress=arguments.progress,

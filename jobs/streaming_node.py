@@ -8,8 +8,9 @@ settings file (docs/operating.md).
 
 from __future__ import annotations
 
-from millrace.node.flush import query as flusher_query
-from millrace.node.ingest import streaming
+from millrace.node.flush.definition import Flush
+from millrace.node.ingest.definition import Ingest
+from millrace.node.range.query import query_of
 from millrace.runtime import job
 
 
@@ -18,9 +19,9 @@ def main() -> None:
     parser = job.parser(__doc__)
     parser.add_argument("--with-flusher", action="store_true", help="run the flusher as a second query of this driver")
     arguments = parser.parse_args()
-    queries: list[job.StartQuery] = [streaming.start_query]
+    queries: list[job.StartQuery] = [query_of(Ingest)]
     if arguments.with_flusher:
-        queries.append(flusher_query.start_query)
+        queries.append(query_of(Flush))
     job.run(
         "millrace-streaming-node",
         queries,

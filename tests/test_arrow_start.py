@@ -36,7 +36,9 @@ def test_pandas_is_left_out_of_workers_and_servers_and_of_nothing_else(module: s
     assert said(as_main(module, f"import millrace.runtime.arrow_start\n{MADE}")) == [imported]
 
 
-@pytest.mark.parametrize("source", ["millrace.node.ingest.source", "millrace.node.flush.source"])
+@pytest.mark.parametrize(
+    "source", ["millrace.node.ingest.definition", "millrace.node.flush.definition", "millrace.node.range.source"]
+)
 def test_a_sparks_worker_that_imports_a_source_of_ours_imports_no_pandas(source: str) -> None:
     runner = "pyspark.sql.streaming.python_streaming_source_runner"
     assert said(as_main(runner, f"import {source}\n{MADE}")) == ["False"]

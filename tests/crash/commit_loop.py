@@ -10,14 +10,15 @@ from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.planner import START, Planner
-from millrace.node.ingest.ranges import run_range
+from millrace.node.ingest.definition import Ingest
+from millrace.node.ingest.ranges import RangePlan, run_range
+from millrace.node.range.schedule import START, Schedule
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.table import WalTable
 
 
-def commit_what_is_there(settings: Settings, log: LogService, planner: Planner) -> int:
+def commit_what_is_there(settings: Settings, log: LogService, planner: Schedule[RangePlan]) -> int:
     """Plan one micro-batch, run its ranges, commit them; how many PChannels moved."""
     plans = planner.plan(planner.latest(START))
     reports = [run_range(plan, log=log.open(plan.base.pchannel), table=Path(settings.wal_uri)) for plan in plans]
@@ -28,9 +29,9 @@ def commit_what_is_there(settings: Settings, log: LogService, planner: Planner) 
 
 def main() -> None:
     settings = Settings(data_dir=Path(sys.argv[1]))
-    table = WalTable.create(Path(settings.wal_uri))
+    WalTable.create(Path(settings.wal_uri))
     with RemoteLogService.connect(settings.log_path, launch=launch_of(settings)) as log:
-        planner = Planner(log, table, parked=settings.parked_path)
+        planner = Schedule(Ingest(settings, log).planner(), parked=settings.parked_path)
         while True:
             try:
                 moved = commit_what_is_there(settings, log, planner)

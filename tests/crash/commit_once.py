@@ -7,15 +7,16 @@ from pathlib import Path
 
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.planner import START, Planner
 from millrace.node.ingest.ranges import run_range
+from millrace.node.range.schedule import START
 from millrace.tables.wal.table import WalTable
+from tests.node.schedules import log_schedule
 
 
 def commit_once(log: Path, wal: Path) -> int:
     """Commit what the log holds beyond the table; the rows that went in."""
     with RocksMQ(log) as service:
-        planner = Planner(service, WalTable.create(wal), parked=wal.parent / "parked")
+        planner = log_schedule(service, WalTable.create(wal), parked=wal.parent / "parked")
         plans = planner.plan(planner.latest(START))
         reports = [run_range(plan, log=service.open(plan.base.pchannel), table=wal) for plan in plans]
         # A checkpoint and a clean-up behind each commit, so that their crash points are passed.

@@ -15,8 +15,9 @@ import pytest
 from deltalake import DeltaTable
 
 from millrace.base.errors import MillraceError
-from millrace.node.ingest.committer import CommitResult, Committer
+from millrace.node.ingest.committer import Committer
 from millrace.node.ingest.ranges import RangeReport
+from millrace.node.range.definition import CommitResult
 from millrace.tables.wal.table import WalTable
 from millrace.wal.digest import digest
 from tests.node.wal_samples import inserts, message, outcome, rejection, write_range
@@ -29,7 +30,7 @@ class Actor:
 
     def __init__(self, table: Path, ranges: Sequence[RangeReport]) -> None:
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
-        self.result: CommitResult | None = None
+        self.result: CommitResult[RangeReport] | None = None
         self.error: BaseException | None = None
         self.steps = 0
         # Each has a handle from before anybody committed: the stalest snapshot there can be.

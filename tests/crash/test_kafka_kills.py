@@ -14,12 +14,13 @@ from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.log.registry import open_service
 from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.planner import START, Planner
 from millrace.node.ingest.ranges import RangeReport, run_range
+from millrace.node.range.schedule import START
 from millrace.tables.wal.table import WalTable
 from tests.conformance.reading import read_all
 from tests.crash.kafka_rig import Appender, Follower, wait_for
 from tests.node.log_samples import accepted, opening, tick
+from tests.node.schedules import log_schedule
 
 DEADLINE = 120.0
 
@@ -76,7 +77,7 @@ class Node:
     def __init__(self, broker: KafkaBroker, folder: Path) -> None:
         self.service = open_service(broker.url)
         self.path = Path(WalTable.create(folder / "wal").uri)
-        self.planner = Planner(self.service, WalTable.open(self.path), parked=folder / "parked")
+        self.planner = log_schedule(self.service, WalTable.open(self.path), parked=folder / "parked")
 
     def work(self) -> list[RangeReport]:
         """Run the next micro-batch; its reports."""
@@ -88,6 +89,7 @@ class Node:
 
     def close(self) -> None:
         self.planner.close()
+        self.service.close()
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.ids import LogId
-from millrace.node.ingest.planner import START, Planner
+from millrace.node.range.schedule import START
 from millrace.rpc.discovery import read_record
 from millrace.runtime.child_processes import Job
 from millrace.tables.wal.table import WalTable
@@ -30,6 +30,7 @@ from tests import running_brokers
 from tests.crash.commit_loop import commit_what_is_there
 from tests.crash.kill_rig import end_server
 from tests.crash.switch_oracle import PATIENCE, SCHEMA, KeyWriter, check
+from tests.node.schedules import log_schedule
 
 ROOT = Path(__file__).parents[2]
 FAILPOINTS = [
@@ -117,8 +118,10 @@ class Deployment:
         assert self.node is not None
         assert self.node.running(), self.node.tail()
         self.node.kill()
-        planner = Planner(client.log, WalTable.create(Path(self.settings.wal_uri)), parked=self.settings.parked_path)
-        ends = planner.log_ends()
+        planner = log_schedule(
+            client.log, WalTable.create(Path(self.settings.wal_uri)), parked=self.settings.parked_path
+        )
+        ends = {name: client.log.open(name).end() for name in client.log.names()}
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             commit_what_is_there(self.settings, client.log, planner)

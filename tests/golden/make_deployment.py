@@ -39,7 +39,7 @@ from millrace.msgstream.stream import LogMsgStream
 from millrace.msgstream.tick_stream import LogTtMsgStream
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
-from millrace.node.ingest.ranges import Failure
+from millrace.node.range.failure import Failure
 from millrace.node.range.parking import Parked, park
 from millrace.operations.backfill.declaration import LoadParams
 from millrace.operations.backfill.load import run as load_files

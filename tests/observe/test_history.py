@@ -12,9 +12,10 @@ import pytest
 
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.node.flush import query as flusher_query
-from millrace.node.ingest import streaming
+from millrace.node.flush.definition import Flush
+from millrace.node.ingest.definition import Ingest
 from millrace.node.range.history import FRESH_SECONDS, KEEP_SECONDS, THIN_SECONDS, History, history_path
+from millrace.node.range.query import start_query
 from millrace.observe.history import BUCKETS, SampleFiles, charts, rate_now, with_last_word
 from millrace.observe.models import JobView
 from millrace.observe.observer import Observer
@@ -120,8 +121,8 @@ def test_both_queries_leave_samples_that_the_charts_show(spark: SparkSession, se
     world = make_world(settings)
     try:
         world.client.producer().insert(world.users, world.rows(7000, 7100))
-        for start in (streaming.start_query, flusher_query.start_query):
-            query = start(spark, settings=settings, metrics=Metrics(), available_now=True)
+        for definition in (Ingest(settings), Flush(settings)):
+            query = start_query(spark, definition, metrics=Metrics(), available_now=True)
             assert query.awaitTermination(60)
     finally:
         close_world(world)

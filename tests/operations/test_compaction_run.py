@@ -18,8 +18,9 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.flush.definition import Flush
 from millrace.node.flush.in_process import flush
-from millrace.node.flush.query import start_query
+from millrace.node.range.query import start_query
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.files import LiveFile, live_files, merge_groups
 from millrace.operations.compaction.need import need
@@ -51,7 +52,7 @@ def test_spark_tasks_compact_between_and_beside_the_flushers_batches(
 ) -> None:
     settings = filled.copy(tmp_path)
     before = rows(settings)
-    query = start_query(spark, settings=settings, metrics=Metrics(), available_now=True)
+    query = start_query(spark, Flush(settings), metrics=Metrics(), available_now=True)
     report = run(spark, settings, PARAMS, NOW)
     query.awaitTermination(120)
     assert query.exception() is None

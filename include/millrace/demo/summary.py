@@ -20,7 +20,7 @@ from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
 from millrace.demo.load import Counts, Load
 from millrace.message.ids import tick_physical_ms
-from millrace.node.ingest.streaming import progress_path
+from millrace.node.ingest.definition import Ingest
 from millrace.operations.verify.run import ChannelReport, CollectionReport, verify_channel, verify_collections
 from millrace.runtime.child_processes import Job, JobFailed
 from millrace.runtime.queries import started_path
@@ -119,7 +119,7 @@ class Watch:
     def _lag(self) -> str:
         """How far the WAL is behind the clock, by the streaming node's own word."""
         try:
-            progress: dict[str, Any] = json.loads(progress_path(self._settings).read_text())
+            progress: dict[str, Any] = json.loads(self._settings.progress_path(Ingest.name).read_text())
             ticks = [each["tick"] for each in progress["pchannels"].values()]
         except (FileNotFoundError, ValueError, KeyError):
             return ""

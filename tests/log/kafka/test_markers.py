@@ -21,8 +21,8 @@ from millrace.log.kafka.settings import Place
 from millrace.message.ids import EARLIEST, LogId
 from millrace.node.append.host import AppendHost
 from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.planner import START, Planner
 from millrace.node.ingest.ranges import run_range
+from millrace.node.range.schedule import START
 from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import Chain
 from millrace.wal.state import ChannelState
@@ -30,6 +30,7 @@ from tests import running_brokers
 from tests.conformance.backends import deployment_name
 from tests.conformance.reading import read_all
 from tests.node.log_samples import accepted, opening
+from tests.node.schedules import log_schedule
 
 DEADLINE = 30.0
 
@@ -154,7 +155,7 @@ def test_the_hosts_judge_the_entries_and_wait_for_no_marker(service: Kafka, log:
     foreign.write([accepted(), b"no entry"], commit=True)
     foreign.write([accepted()], commit=False)
     path = Path(WalTable.create(tmp_path / "wal").uri)
-    planner = Planner(service, WalTable.open(path), parked=tmp_path / "parked")
+    planner = log_schedule(service, WalTable.open(path), parked=tmp_path / "parked")
     [plan] = planner.plan(planner.latest(START))
     report = run_range(plan, log=log, table=path)
     assert report.failure is None

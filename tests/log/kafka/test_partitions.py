@@ -15,8 +15,8 @@ from millrace.client.client import Client
 from millrace.log.kafka.service import Kafka, open_location
 from millrace.log.kafka.settings import KafkaSettings, Place
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.ingest.connection import Connection
 from millrace.node.ingest.in_process import catch_up
-from millrace.node.ingest.source import connect, source_options
 from tests import running_brokers
 from tests.conformance.backends import deployment_name
 from tests.conformance.reading import read_all
@@ -133,7 +133,7 @@ def test_a_deployment_lies_on_one_topic(location: str, tmp_path: Path) -> None:
         schema = CollectionSchema((FieldSpec("id", "int64", False),), "id")
         collection = client.catalog.create_collection("numbers", schema, vchannels=4)
         client.producer().insert(collection, pa.table({"id": range(1000)}))
-        with connect(*(source_options(settings)[name] for name in ("log", "folder"))) as direct:
+        with Connection(settings).service() as direct:
             catch_up(settings, direct)
         assert sorted(client.read("numbers", deadline=DEADLINE)["id"].to_pylist()) == list(range(1000))
         client.append.service.shutdown()

@@ -37,16 +37,17 @@ from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST, LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.ingest.committer import Committer
+from millrace.node.ingest.connection import Connection
 from millrace.node.ingest.in_process import catch_up
-from millrace.node.ingest.planner import START, Planner
 from millrace.node.ingest.ranges import RangeReport, run_range
-from millrace.node.ingest.source import connect, source_options
+from millrace.node.range.schedule import START
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.table import WalTable
 from tests import running_brokers
 from tests.conformance.backends import deployment_name
 from tests.conformance.reading import read_all
 from tests.node.log_samples import accepted, opening, tick
+from tests.node.schedules import log_schedule
 
 DEADLINE = 30.0
 WORDS = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("word", "string", False)), "id")
@@ -426,7 +427,7 @@ def test_a_deployment_works_through_the_logs_server_and_only_hosts_of_ours_log_i
         producer.insert(collection, pa.table({"id": [1, 2, 3], "word": ["a", "b", "c"]}))
         producer.delete(collection, [2])
         # The streaming node reads the brokers directly.
-        with connect(*(source_options(settings)[name] for name in ("log", "folder"))) as direct:
+        with Connection(settings).service() as direct:
             assert not isinstance(direct, RemoteLogService)
             catch_up(settings, direct)
         table = client.read("words", deadline=DEADLINE)
@@ -445,7 +446,7 @@ def test_a_log_that_lost_what_the_wal_has_is_planned_and_says_so(service: Kafka,
     path = Path(WalTable.create(tmp_path / "wal").uri)
 
     def work() -> list[RangeReport]:
-        planner = Planner(service, WalTable.open(path), parked=tmp_path / "parked")
+        planner = log_schedule(service, WalTable.open(path), parked=tmp_path / "parked")
         plans = planner.plan(planner.latest(START))
         return [run_range(plan, log=service.open("p"), table=path) for plan in plans]
 

@@ -37,7 +37,7 @@ from tests.message.samples import entries
 from tests.node.append.samples import PCHANNEL, VCHANNELS, insert, keys_of, opening
 from tests.node.append.storms import MESSAGES, STORMS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MOST = 80 << 20
 """What a host may grow by for a storm of MESSAGES messages, its first use of everything included: 4 KiB a message."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -15,9 +14,8 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.commit import FlushCommitter
 from millrace.node.flush.flushed import FlushedSegments, flushed_path
 from millrace.node.flush.flusher import run_flush
-from millrace.node.flush.in_process import plan_flushes
 from millrace.node.ingest.in_process import catch_up
-from millrace.tables.wal.reader import WalSnapshot
+from tests.node.flush.plans import plans_of
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
 
@@ -41,9 +39,7 @@ def flush_once(client: Client, settings: Settings, flushed: FlushedSegments, row
     client.producer().insert(client.collection("c"), pa.table({"id": list(range(rows))}))
     client.catalog.flush("c")
     catch_up(settings, client.log)
-    wal = WalSnapshot.open(Path(settings.wal_uri))
-    assert wal is not None
-    reports = [run_flush(settings, plan) for plan in plan_flushes(settings, wal)]
+    reports = [run_flush(settings, plan) for plan in plans_of(settings)]
     flushed.note(FlushCommitter(settings).commit(reports).committed)
 
 

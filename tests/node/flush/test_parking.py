@@ -12,12 +12,12 @@ from millrace.base.settings import Settings
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.commit import FlushCommitter
 from millrace.node.flush.flusher import run_flush
-from millrace.node.flush.in_process import flush, plan_flushes
+from millrace.node.flush.in_process import flush
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
 from millrace.tables.collections.table import ensure_rows_table, rows_uri
 from millrace.tables.read.arrow import read_arrow
-from millrace.tables.wal.reader import WalSnapshot
+from tests.node.flush.plans import plans_of
 from tests.tables.wal_maker import Collection, WalMaker
 
 OTHER = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "int64", True)), "id")
@@ -72,20 +72,18 @@ def test_the_others_are_flushed_and_the_parked_one_is_told(settings: Settings, m
 def test_a_table_that_comes_in_between_parks_its_report_and_leaves_nothing_of_it(
     settings: Settings, maker: WalMaker
 ) -> None:
-    wal = WalSnapshot.open(Path(settings.wal_uri))
-    assert wal is not None
-    reports = [run_flush(settings, plan) for plan in plan_flushes(settings, wal)]
+    reports = [run_flush(settings, plan) for plan in plans_of(settings)]
     ensure_rows_table(Path(rows_uri(settings, 2)), OTHER)
     result = FlushCommitter(settings).commit(reports)
-    assert list(result.parked) == ["p0"]
-    assert [report.pchannel for report in result.committed] == ["p1"]
+    assert list(result.refused) == ["p0"]
+    assert [report.channel for report in result.committed] == ["p1"]
     assert flushed(settings) == ["p1"]
     assert not files(Path(rows_uri(settings, 2)))
     assert files(Path(rows_uri(settings, 1))) == {
         Path(rows_uri(settings, 1)) / action.path
         for report in reports
         for action in report.collections[1]["rows"].actions
-        if report.pchannel == "p1"
+        if report.channel == "p1"
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -14,13 +15,14 @@ from deltalake import DeltaTable, write_deltalake
 
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.node.flush.flusher import FlushPlan, FlushReport, run_flush
-from millrace.node.flush.in_process import flush, plan_flushes
+from millrace.node.flush.definition import Flush
+from millrace.node.flush.flusher import run_flush
+from millrace.node.flush.in_process import flush
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
 from millrace.tables.collections.table import rows_uri
 from millrace.tables.read.arrow import read_arrow
-from millrace.tables.wal.reader import WalSnapshot
+from tests.node.flush.plans import plans_of
 from tests.tables.wal_maker import Collection, WalMaker
 
 if TYPE_CHECKING:
@@ -54,12 +56,10 @@ def table_rows(settings: Settings) -> Counter[Any]:
 
 def test_a_plan_and_its_report_cross_into_the_jvm_and_back_unchanged(settings: Settings) -> None:
     grown(settings, 1)
-    wal = WalSnapshot.open(Path(settings.wal_uri))
-    assert wal is not None
-    for plan in plan_flushes(settings, wal):
-        assert FlushPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    for plan in plans_of(settings):
+        assert pickle.loads(pickle.dumps(plan)) == plan
         report = run_flush(settings, plan)
-        assert FlushReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+        assert pickle.loads(pickle.dumps(report)) == report
 
 
 def test_a_flush_without_news_commits_nothing(settings: Settings) -> None:
@@ -98,13 +98,13 @@ def test_duckdb_reads_the_tables_as_they_lie(settings: Settings) -> None:
 def test_the_query_fills_the_tables_and_needs_no_checkpoint_of_its_own(
     spark: SparkSession, settings: Settings, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from millrace.node.flush.query import QUERY_NAME, progress_path, start_query
+    from millrace.node.range.query import start_query
 
     _, collection = grown(settings, 3)
     other = Settings(data_dir=tmp_path_factory.mktemp("plain") / "data")
     metrics = Metrics()
     for again in range(2):
-        query = start_query(spark, settings=settings, metrics=metrics, available_now=True)
+        query = start_query(spark, Flush(settings), metrics=metrics, available_now=True)
         query.awaitTermination()
         assert query.exception() is None
         shutil.rmtree(other.data_dir, ignore_errors=True)
@@ -112,9 +112,9 @@ def test_the_query_fills_the_tables_and_needs_no_checkpoint_of_its_own(
         flush(other)
         assert table_rows(settings) == table_rows(other)
         assert read_arrow(settings, 1).num_rows == read_arrow(other, 1).num_rows > 0
-        shutil.rmtree(settings.spark_checkpoint_path(QUERY_NAME))
+        shutil.rmtree(settings.spark_checkpoint_path(Flush.name))
         more(collection, 10 + again)
-    assert json.loads(progress_path(settings).read_text())["rows"] > 0
+    assert json.loads(settings.progress_path(Flush.name).read_text())["rows"] > 0
     assert metrics.render().count(b"millrace_flusher_rows_total{") == 2
 
 

@@ -17,9 +17,9 @@ from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.planner import UNBOUNDED
 from millrace.node.ingest.ranges import RangePlan, RangeReport, run_range
 from millrace.node.ingest.wal_writer import RowFile
+from millrace.node.range.schedule import UNBOUNDED
 from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import Chain, Outcome
 from millrace.wal.digest import Digest

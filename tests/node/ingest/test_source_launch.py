@@ -10,7 +10,7 @@ import psutil
 
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
-from millrace.node.ingest.source import connect, source_options
+from millrace.node.ingest.connection import Connection
 from millrace.rpc.discovery import read_record
 from millrace.rpc.launch import ServerLaunch, launch_of
 from millrace.rpc.remote_log import RemoteLogService
@@ -52,8 +52,7 @@ def test_a_server_that_the_planner_starts_has_the_settings_port_tls_and_sizes(tm
         assert before is not None
         os.kill(before.pid, signal.SIGKILL)
         until(lambda: not before.alive(), "the server is gone")
-    options = source_options(settings)
-    service = connect(options["log"], options["folder"], options["server"])
+    service = Connection(settings).service()
     assert isinstance(service, RemoteLogService)
     with service:
         after = read_record(settings.log_path)

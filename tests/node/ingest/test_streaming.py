@@ -11,9 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -24,6 +24,8 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
 from millrace.message.ids import LogId
+from millrace.node.ingest.definition import Ingest
+from millrace.node.range.batches import Batches
 from millrace.node.range.parking import read_parked, unpark
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
@@ -32,10 +34,10 @@ from millrace.wal.digest import digest
 from tests.node.log_samples import accepted, opening, poison, rejected, tick
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 90.0
 
 
@@ -85,17 +87,16 @@ def deployment(settings: Settings) -> Iterator[Deployment]:
 
 
 def start(spark: SparkSession, deployment: Deployment, *, available_now: bool = False) -> StreamingQuery:
-    from millrace.node.ingest.streaming import start_query
+    from millrace.node.range.query import start_query
 
     metrics = Metrics(registry=CollectorRegistry())
-    return start_query(spark, settings=deployment.settings, metrics=metrics, available_now=available_now)
+    return start_query(spark, Ingest(deployment.settings), metrics=metrics, available_now=available_now)
 
 
 @pytest.mark.spark
 def test_the_query_follows_the_logs_parks_what_is_poisoned_and_rests_when_nothing_comes(
     spark: SparkSession, deployment: Deployment
 ) -> None:
-    from millrace.node.ingest.streaming import progress_path
     from millrace.runtime.queries import stop_between_batches
 
     deployment.append("p0", opening(), accepted(), rejected(b"x"))
@@ -112,12 +113,12 @@ def test_the_query_follows_the_logs_parks_what_is_poisoned_and_rests_when_nothin
         until(lambda: deployment.rows("p0") == 5, alive=lambda: query.isActive)
         version = DeltaTable(str(Path(deployment.settings.wal_uri))).version()
         until(lambda: not query.status["isTriggerActive"] or not query.status["isDataAvailable"])
-        batches = json.loads(progress_path(deployment.settings).read_text())["batches"]
+        batches = json.loads(deployment.settings.progress_path(Ingest.name).read_text())["batches"]
         polls = _polls(query)
         for _ in range(5):
             deployment.append("p0", tick())
         until(lambda: _polls(query) > polls, alive=lambda: query.isActive)
-        assert json.loads(progress_path(deployment.settings).read_text())["batches"] == batches
+        assert json.loads(deployment.settings.progress_path(Ingest.name).read_text())["batches"] == batches
         assert DeltaTable(str(Path(deployment.settings.wal_uri))).version() == version
         unpark(deployment.settings.parked_path, "p1")
         until(lambda: bool(read_parked(deployment.settings.parked_path)), alive=lambda: query.isActive)
@@ -200,22 +201,20 @@ def test_a_bounded_run_a_crash_before_sparks_commit_log_and_a_lost_checkpoint_le
 ) -> None:
     from pyspark.errors import StreamingQueryException
 
-    from millrace.node.ingest.streaming import QUERY_NAME, BatchCommitter
-
     deployment.append("p0", opening(), accepted())
     deployment.append("p1", opening())
     assert start(spark, deployment, available_now=True).awaitTermination(PATIENCE)
     assert (deployment.rows("p0"), deployment.rows("p1")) == (2, 1)
 
-    commit = BatchCommitter.__call__
+    settle = Batches.settle
 
-    def dies(self: BatchCommitter, frame: DataFrame, batch_id: int) -> None:
-        commit(self, frame, batch_id)
+    def dies(self: Batches[Any], outcomes: Sequence[Any]) -> None:
+        settle(self, outcomes)
         raise RuntimeError("the driver dies behind the Delta commit")
 
     deployment.append("p0", accepted(), rejected(b"y"))
     with monkeypatch.context() as patched:
-        patched.setattr(BatchCommitter, "__call__", dies)
+        patched.setattr(Batches, "settle", dies)
         query = start(spark, deployment, available_now=True)
         with pytest.raises(StreamingQueryException, match="the driver dies"):
             query.awaitTermination(PATIENCE)
@@ -226,7 +225,7 @@ def test_a_bounded_run_a_crash_before_sparks_commit_log_and_a_lost_checkpoint_le
         "the batch that Spark ran again found nothing to do"
     )
 
-    shutil.rmtree(deployment.settings.spark_checkpoint_path(QUERY_NAME))
+    shutil.rmtree(deployment.settings.spark_checkpoint_path(Ingest.name))
     deployment.append("p0", accepted())
     assert start(spark, deployment, available_now=True).awaitTermination(PATIENCE)
     assert (deployment.rows("p0"), deployment.rows("p1")) == (5, 2)

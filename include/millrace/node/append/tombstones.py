@@ -30,8 +30,9 @@ from millrace.message.tombstones import Standing, Tombstone, checksum
 from millrace.node.append.follower import Follower
 from millrace.node.append.host import AppendHost
 from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import Failure, RangeReport, check_not_regressed, process_before_failure
+from millrace.node.ingest.ranges import RangeReport, check_not_regressed, process_before_failure
 from millrace.node.ingest.wal_writer import RangeWriter
+from millrace.node.range.failure import Failure
 from millrace.tables.wal.state_check import check_state
 from millrace.tables.wal.table import Totals, WalPosition, WalTable
 from millrace.wal.chain import Chain

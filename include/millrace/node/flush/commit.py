@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from millrace.base.errors import ChannelParked, MillraceError
 from millrace.base.failpoint import hit
@@ -19,23 +18,13 @@ from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
 from millrace.message.schema import CollectionSchema
 from millrace.node.flush.flusher import DELETES, ROWS, FlushReport, TablePart
+from millrace.node.range.definition import CommitResult
 from millrace.storage.commit import AppMove, Part, commit_fenced
 from millrace.storage.files import drop_files
 from millrace.storage.store import store_at
 from millrace.storage.table import Table
 from millrace.tables.collections.flush_tables import ensure_checkpoints, ensure_segments, removed_checkpoint
 from millrace.tables.collections.table import deletes_uri, ensure_deletes_table, ensure_rows_table, rows_uri
-
-
-@dataclass(slots=True)
-class FlushResult:
-    """What became of the reports of one call."""
-
-    committed: list[FlushReport] = field(default_factory=list)
-    fenced: list[FlushReport] = field(default_factory=list)
-    parked: dict[str, MillraceError] = field(default_factory=dict)
-    """By PChannel, why its report cannot be committed; nothing of it was."""
-    seconds: float = 0.0
 
 
 class FlushCommitter:
@@ -55,29 +44,28 @@ class FlushCommitter:
         self._known: dict[int, CollectionSchema] = {}
         self._done: set[str] = set()
 
-    def commit(self, reports: Sequence[FlushReport]) -> FlushResult:
+    def commit(self, reports: Sequence[FlushReport]) -> CommitResult[FlushReport]:
         """Commit every report that still follows what the tables hold. At most one of each PChannel."""
         started = time.perf_counter()
-        result = FlushResult()
+        refused: dict[str, MillraceError] = {}
+        fenced: list[FlushReport] = []
         self._done.clear()
-        pending = [report for report in reports if self._ensured(report, result)]
+        pending = [report for report in reports if self._ensured(report, refused)]
         for kind, path_of in ((DELETES, deletes_uri), (ROWS, rows_uri)):
             for collection_id in sorted({number for report in pending for number in report.collections}):
-                pending = self._table(kind, collection_id, path_of(self._settings, collection_id), pending, result)
+                pending = self._table(kind, collection_id, path_of(self._settings, collection_id), pending, fenced)
                 self._seam(f"flush.{kind}")
-        pending = self._segments(pending, result)
+        pending = self._segments(pending, fenced)
         self._seam("flush.segments")
-        pending = self._checkpoints(pending, result)
+        pending = self._checkpoints(pending, fenced)
         self._seam("flush.checkpoints")
-        result.committed = pending
-        result.seconds = time.perf_counter() - started
-        self._report(result)
-        return result
+        self._report(pending)
+        return CommitResult(committed=pending, fenced=fenced, refused=refused, seconds=time.perf_counter() - started)
 
-    def _ensured(self, report: FlushReport, result: FlushResult) -> bool:
+    def _ensured(self, report: FlushReport, refused: dict[str, MillraceError]) -> bool:
         """Have the tables, with every field that the rows have: done before the commit, harmless where it was done.
 
-        A report that has no place in its tables parks its PChannel; the others go on (law 6).
+        A report that has no place in its tables is refused; the others go on (law 6).
         """
         try:
             for number, schema in report.schemas.items():
@@ -90,36 +78,36 @@ class FlushCommitter:
                 self._known[number] = schema
         except ChannelParked as error:
             self._drop(report, None)
-            result.parked[report.pchannel] = error
+            refused[report.channel] = error
             return False
         return True
 
     def _table(
-        self, kind: str, collection_id: int, path: str, reports: list[FlushReport], result: FlushResult
+        self, kind: str, collection_id: int, path: str, reports: list[FlushReport], fenced: list[FlushReport]
     ) -> list[FlushReport]:
         parts = [
             (report, part)
             for report in reports
             if (part := report.collections.get(collection_id, {}).get(kind)) is not None
         ]
-        return self._commit(kind, path, parts, reports, result)
+        return self._commit(kind, path, parts, reports, fenced)
 
-    def _segments(self, reports: list[FlushReport], result: FlushResult) -> list[FlushReport]:
+    def _segments(self, reports: list[FlushReport], fenced: list[FlushReport]) -> list[FlushReport]:
         path = self._settings.segments_uri
         if path not in self._handles:
             self._handles[path] = ensure_segments(path)
         parts = [(report, report.segments) for report in reports if report.segments.rows]
-        return self._commit("segments", path, parts, reports, result)
+        return self._commit("segments", path, parts, reports, fenced)
 
-    def _checkpoints(self, reports: list[FlushReport], result: FlushResult) -> list[FlushReport]:
+    def _checkpoints(self, reports: list[FlushReport], fenced: list[FlushReport]) -> list[FlushReport]:
         path = self._settings.checkpoints_uri
         if path not in self._handles:
             self._handles[path] = ensure_checkpoints(path)
         parts = []
         for report in reports:
             move = AppMove(report.checkpoint.base, report.new_checkpoint.time_tick)
-            parts.append((report, TablePart(report.checkpoint_actions, {report.pchannel: move})))
-        return self._commit("checkpoints", path, parts, reports, result)
+            parts.append((report, TablePart(report.checkpoint_actions, {report.channel: move})))
+        return self._commit("checkpoints", path, parts, reports, fenced)
 
     def _commit(
         self,
@@ -127,7 +115,7 @@ class FlushCommitter:
         path: str,
         parts: list[tuple[FlushReport, TablePart]],
         reports: list[FlushReport],
-        result: FlushResult,
+        fenced: list[FlushReport],
     ) -> list[FlushReport]:
         """Commit the parts of one table together; the reports that go on. Those that are fenced leave nothing more."""
         if not parts:
@@ -144,7 +132,7 @@ class FlushCommitter:
         late = [parts[place][0] for place in outcome.fenced]
         for report in late:
             self._drop(report, path)
-        result.fenced.extend(late)
+        fenced.extend(late)
         if len(late) < len(parts):
             self._done.add(path)
             if self._metrics is not None:
@@ -165,13 +153,13 @@ class FlushCommitter:
             if path not in self._done and path != fenced_at:
                 drop_files(store_at(path), actions)
 
-    def _report(self, result: FlushResult) -> None:
+    def _report(self, committed: Sequence[FlushReport]) -> None:
         metrics = self._metrics
         if metrics is None:
             return
-        for report in result.committed:
+        for report in committed:
             checkpoint = report.new_checkpoint
-            metrics.recovery_persisted_time_tick.labels(report.pchannel).set(checkpoint.time_tick)
+            metrics.recovery_persisted_time_tick.labels(report.channel).set(checkpoint.time_tick)
             now_ms = time.time() * 1000
             for vchannel, tick in checkpoint.flush_ticks.items():
                 metrics.flusher_time_tick.labels(vchannel).set(tick)

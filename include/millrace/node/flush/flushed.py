@@ -42,7 +42,7 @@ class FlushedSegments:
     def note(self, reports: Sequence[FlushReport]) -> None:
         """Add what the committed `reports` brought to an end."""
         fresh = [
-            {PCHANNEL: report.pchannel, **row}
+            {PCHANNEL: report.channel, **row}
             for report in reports
             for action in report.segments.actions
             for row in read_file(store_at(self._uri), action.path).select(_COLUMNS).to_pylist()

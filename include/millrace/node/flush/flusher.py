@@ -1,6 +1,6 @@
 """One flush of one PChannel, from plan to files: visible WAL rows into the tables' Parquet files. Knows no Spark.
 
-:func:`plan_flush` starts from the PChannel's checkpoint, :func:`run_flush` is a pure function of (checkpoint, WAL range,
+A plan starts from the PChannel's checkpoint (millrace.node.flush.planner). :func:`run_flush` is a pure function of (checkpoint, WAL range,
 how far each table is) but for file names: it leaves durable files and a :class:`FlushReport` that names them, and commits
 nothing. What a table has already, because a flusher died between two commits, is left out for that table alone.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, NamedTuple, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,12 @@ from millrace.storage.parquet_file import FileAction
 from millrace.storage.store import store_at
 from millrace.storage.table import Table, open_table
 from millrace.tables.collections.catalog import SegmentEvent
-from millrace.tables.collections.flush_tables import Checkpoint, read_segments, write_checkpoint, write_segments
+from millrace.tables.collections.flush_tables import (
+    Checkpoint,
+    read_segments,
+    write_checkpoint,
+    write_segments,
+)
 from millrace.tables.collections.table import (
     DATE,
     STATS_COLUMNS,
@@ -37,7 +42,7 @@ from millrace.tables.collections.table import (
     rows_uri,
 )
 from millrace.tables.collections.visible_rows import CollectionRows, by_date, collection_rows, conform
-from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, read_range
+from millrace.tables.wal.reader import WalRange, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 
 ROWS: Final = "rows"
@@ -56,16 +61,9 @@ class FlushPlan:
     up_to_tick: int
     range: WalRange
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "checkpoint": self.checkpoint.to_json(),
-            "up_to_tick": self.up_to_tick,
-            "range": self.range.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(Checkpoint.from_json(value["checkpoint"]), value["up_to_tick"], WalRange.from_json(value["range"]))
+    @property
+    def channel(self) -> str:
+        return self.checkpoint.pchannel
 
 
 @dataclass(slots=True)
@@ -75,14 +73,6 @@ class TablePart:
     actions: list[FileAction] = field(default_factory=list)
     moves: dict[str, AppMove] = field(default_factory=dict)
     rows: int = 0
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(
-            [FileAction.from_dict(action) for action in value["actions"]],
-            {app_id: AppMove(**move) for app_id, move in value["moves"].items()},
-            value["rows"],
-        )
 
 
 @dataclass(slots=True)
@@ -102,57 +92,24 @@ class FlushReport:
     """Rows for the collections' rows tables."""
     seconds: float = 0.0
 
+    failure: ClassVar[None] = None
+    """A range is flushed whole or not at all."""
+    log_bytes: ClassVar[int] = 0
+
     @property
-    def pchannel(self) -> str:
+    def channel(self) -> str:
         return self.checkpoint.pchannel
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "checkpoint": self.checkpoint.to_json(),
-            "new_checkpoint": self.new_checkpoint.to_json(),
-            "schemas": {str(number): schema.to_json() for number, schema in self.schemas.items()},
-            "collections": {
-                str(number): {kind: asdict(part) for kind, part in parts.items()}
-                for number, parts in self.collections.items()
-            },
-            "segments": asdict(self.segments),
-            "checkpoint_actions": [action.to_dict() for action in self.checkpoint_actions],
-            "rows_by_vchannel": self.rows_by_vchannel,
-            "seconds": self.seconds,
-        }
+    @property
+    def tick(self) -> int:
+        return self.new_checkpoint.time_tick
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(
-            Checkpoint.from_json(value["checkpoint"]),
-            Checkpoint.from_json(value["new_checkpoint"]),
-            {int(number): CollectionSchema.from_json(schema) for number, schema in value["schemas"].items()},
-            {
-                int(number): {kind: TablePart.from_json(part) for kind, part in parts.items()}
-                for number, parts in value["collections"].items()
-            },
-            TablePart.from_json(value["segments"]),
-            [FileAction.from_dict(action) for action in value["checkpoint_actions"]],
-            value["rows_by_vchannel"],
-            value["seconds"],
-        )
+    @property
+    def rows(self) -> int:
+        return sum(self.rows_by_vchannel.values())
 
-
-def plan_flush(
-    wal: WalSnapshot, checkpoint: Checkpoint, *, up_to_tick: int = MAX_TICK, max_bytes: int | None = None
-) -> FlushPlan | None:
-    """The next range of a PChannel, up to `up_to_tick` or about `max_bytes` of WAL files; None where there is nothing."""
-    target = min(up_to_tick, wal.last_tick(checkpoint.pchannel))
-    if target <= checkpoint.time_tick:
-        return None
-    plan = wal.plan(
-        checkpoint.pchannel,
-        start=checkpoint.confirmed,
-        after_tick=checkpoint.time_tick,
-        up_to_tick=target,
-        max_bytes=max_bytes,
-    )
-    return FlushPlan(checkpoint, min(target, plan.up_to_tick), plan)
+    def progress(self) -> dict[str, Any]:
+        return {"tick": self.tick, "rows": self.rows, "seconds": {"write": round(self.seconds, 4)}}
 
 
 def run_flush(settings: Settings, plan: FlushPlan) -> FlushReport:

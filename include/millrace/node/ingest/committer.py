@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.node.ingest.ranges import RangeReport
+from millrace.node.range.definition import CommitResult
 from millrace.node.retention.wal_compaction import compact_once
 from millrace.storage.commit import DEADLINE, AppMove, Part, commit_fenced
 from millrace.storage.table import Upkeep
@@ -31,19 +31,6 @@ CHECKPOINT_COMMITS: Final = 50
 
 COMPACT_COMMITS: Final = 4
 """Commits between two looks at whether small files can be merged."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommitResult:
-    """What became of the ranges of one call."""
-
-    version: int
-    """Of the table, behind the commit."""
-    committed: tuple[RangeReport, ...]
-    fenced: tuple[RangeReport, ...]
-    """Another committer was first; their PChannels are planned anew."""
-    conflicts: int
-    seconds: float
 
 
 class Committer:
@@ -76,7 +63,7 @@ class Committer:
         """The handle that commits go through."""
         return self._table
 
-    def commit(self, ranges: Sequence[RangeReport]) -> CommitResult:
+    def commit(self, ranges: Sequence[RangeReport]) -> CommitResult[RangeReport]:
         """Commit every range of `ranges` that still follows what the table holds; one without files is left out.
 
         Raises InvalidArgument for two ranges of one PChannel, and what :func:`commit_fenced` does.
@@ -110,7 +97,7 @@ class Committer:
         if self._commits % self._compact_commits == 0 and compact_once(self._table.table):
             self._seam("compaction.done")
 
-    def _report(self, result: CommitResult) -> None:
+    def _report(self, result: CommitResult[RangeReport]) -> None:
         metrics = self._metrics
         if metrics is None:
             return

@@ -1,7 +1,4 @@
-"""What the next micro-batch reads: positions from one version of the ``wal`` table, ends from the logs.
-
-Knows no Spark. Spark keeps the offsets that :meth:`Planner.latest` returns and hands them back, but nothing is
-believed of them besides how far a batch may go at most: a lost or stale Spark checkpoint costs nothing.
+"""What ingest reads next: positions from one version of the ``wal`` table, ends from the logs.
 
 A PChannel with nothing behind its position but ticks that become no rows is idle. Whether that is so of ticks is computed by
 the chain itself, on the few new entries and without writing, so that an idle node runs no micro-batch and a tick that fires
@@ -13,10 +10,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final
 
 from millrace.base.errors import MillraceError, StateDamaged
 from millrace.log.protocol import Log, LogService
@@ -24,8 +22,10 @@ from millrace.message.ids import EARLIEST, LogId
 from millrace.message.log_entries import LogEntries, value_bytes
 from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
-from millrace.node.ingest.ranges import Failure, RangePlan
-from millrace.node.range.parking import Parked, park, parked_names
+from millrace.node.ingest.ranges import RangePlan
+from millrace.node.range.definition import Pending, Planner
+from millrace.node.range.failure import Failure
+from millrace.node.range.parking import Parked, park
 from millrace.tables.wal.state_check import check_state
 from millrace.tables.wal.table import WalPosition, WalTable
 from millrace.wal.chain import Chain
@@ -34,24 +34,9 @@ from millrace.wal.state import ChannelState
 PEEK_BYTES: Final = 64 << 10
 """Entries of at most so many bytes are run through the chain to see whether they make rows; more of them always do."""
 
-UNBOUNDED: Final = 1 << 62
-_BACKOFF: Final = (0.1, 5.0)
-_BOUNDED_TRIES: Final = 8
 _NAMES_SECONDS: Final = 1.0
 """How long a new PChannel may go unnoticed: a poll asks each log where it ends, and no more."""
 _logger = logging.getLogger(__name__)
-
-
-class Offset(TypedDict):
-    """Spark's offset: a number that grows with each micro-batch, and how far that one may go."""
-
-    batch: int
-    max_bytes: int
-    """Of one PChannel's log."""
-    ends: dict[str, str]
-
-
-START: Final[Offset] = {"batch": 0, "max_bytes": 0, "ends": {}}
 
 
 @dataclass(slots=True)
@@ -62,107 +47,74 @@ class _Peek:
     state: ChannelState
 
 
-@dataclass(slots=True)
-class _Stall:
-    """A PChannel that was planned and did not move: planned again later and later."""
+class LogPlanner(Planner[RangePlan, LogId]):
+    """Plans ranges over all PChannels of a log service; their ends are where the logs end.
 
-    commits: int
-    pause: float
-    until: float
-    times: int
-
-
-class Planner:
-    """Plans micro-batches over all PChannels of a log service. One thread at a time."""
+    `service` is asked for it at each look: where it gives another one (the log was switched to a backend that is reached in another
+    way), what was known of the one before is forgotten. `closes` is called at the end, and releases it.
+    """
 
     def __init__(
         self,
-        service: LogService,
+        service: Callable[[], LogService],
         table: WalTable,
         *,
         parked: Path,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        closes: Callable[[], None] = lambda: None,
     ) -> None:
-        self._service = service
+        self._connect = service
+        self._service: LogService | None = None
         self._table = table
         self._parked = parked
         self._clock = clock
-        self._sleep = sleep
+        self._closes = closes
         self._logs: dict[str, Log] = {}
         self._peeks: dict[str, _Peek] = {}
         self._proved: dict[str, int] = {}
         """By PChannel the commit whose state row, without a checksum, a replay has confirmed."""
-        self._stalls: dict[str, _Stall] = {}
-        self._target: dict[str, LogId] | None = None
         self._names: set[str] = set()
         self._names_until = -math.inf
-        self.found_ends: dict[str, LogId] = {}
-        """Where the logs ended when they were last looked at."""
+        self._found: dict[str, LogId] = {}
 
-    def fix_target(self) -> None:
-        """Take where the logs end now as the end of all (Trigger.AvailableNow)."""
-        self._target = self.log_ends()
+    def ends(self) -> dict[str, LogId]:
+        return {pchannel: self._log(pchannel).end() for pchannel in self._looked().names()}
 
-    def log_ends(self) -> dict[str, LogId]:
-        """Where each PChannel's log ends now."""
-        return {pchannel: self._log(pchannel).end() for pchannel in self._service.names()}
+    def seen(self) -> Mapping[str, LogId]:
+        return self._found
 
-    def latest(self, start: Offset, *, max_bytes: int = UNBOUNDED) -> Offset:
-        """The offset of the next micro-batch, or `start` itself where there is nothing to do (now).
+    def read_end(self, text: str) -> LogId:
+        return LogId.parse(text)
 
-        A log that cannot be reached counts as nothing to do.
-        """
-        try:
-            ends = self._pending()
-        except MillraceError as error:
-            if not error.retriable:
-                raise
-            _logger.warning("no micro-batch is planned: %s: %s", error.code, error)
-            return start
-        if not ends:
-            return start
-        return {
-            "batch": start["batch"] + 1,
-            "max_bytes": max_bytes,
-            "ends": {name: str(end) for name, end in ends.items()},
-        }
-
-    def plan(self, end: Offset) -> list[RangePlan]:
-        """The ranges of the micro-batch up to `end`, from the positions of one table version, the newest.
-
-        A PChannel that stands at its end already, or is parked, has none.
-        """
+    def pending(
+        self, *, without: AbstractSet[str], target: Mapping[str, LogId] | None, max_bytes: int
+    ) -> Iterator[Pending[LogId]]:
+        """The PChannels that have rows to come."""
+        service = self._looked()
+        if self._clock() >= self._names_until:
+            self._names, self._names_until = set(service.names()), self._clock() + _NAMES_SECONDS
+        names = self._names - without
+        if target is not None:
+            names &= set(target)
         self._table.refresh()
-        parked = parked_names(self._parked)
-        ends = {name: LogId.parse(text) for name, text in end["ends"].items() if name not in parked}
+        self._found = {}
+        for name, base in self._bases(sorted(names)).items():
+            found = self._found[name] = self._log(name).end()
+            end = found if target is None else min(found, target[name])
+            stands = base.position or EARLIEST
+            # A log that ends before what is committed is a task too: it says LogRegressed, and parks the PChannel.
+            if found < stands or (stands < end and self._has_rows(base, end)):
+                yield Pending(name, base.commits, end)
+
+    def plan(self, ends: Mapping[str, LogId], *, max_bytes: int) -> list[RangePlan]:
+        self._looked()
+        self._table.refresh()
         plans = []
         for name, base in self._bases(ends).items():
-            stands = base.position or LogId(0, 0)
+            stands = base.position or EARLIEST
             if stands < ends[name] or (ends[name] < stands and self._regressed(name, stands)):
-                plans.append(RangePlan(base=base, end=ends[name], max_bytes=end["max_bytes"]))
+                plans.append(RangePlan(base=base, end=ends[name], max_bytes=max_bytes))
         return plans
-
-    def _pending(self) -> dict[str, LogId]:
-        """The ends of the PChannels that have rows to come; the stalled ones after their pause."""
-        if self._clock() >= self._names_until:
-            self._names, self._names_until = set(self._service.names()), self._clock() + _NAMES_SECONDS
-        names = self._names - parked_names(self._parked)
-        if self._target is not None:
-            names &= set(self._target)
-        self._table.refresh()
-        pending: dict[str, LogId] = {}
-        self.found_ends = {}
-        for name, base in self._bases(sorted(names)).items():
-            found = end = self.found_ends[name] = self._log(name).end()
-            if self._target is not None:
-                end = min(end, self._target[name])
-            stands = base.position or LogId(0, 0)
-            # A log that ends before what is committed is a task too: it says LogRegressed, and parks the PChannel.
-            if (found < stands or (stands < end and self._has_rows(base, end))) and self._may_run(base):
-                pending[name] = end
-                self._note_planned(base)
-        return pending
 
     def _bases(self, names: Iterable[str]) -> dict[str, WalPosition]:
         """Where PChannels stand, at the handle's version. One whose state is damaged is parked; the others go on."""
@@ -189,7 +141,7 @@ class Planner:
 
     def _park(self, name: str, error: StateDamaged) -> None:
         _logger.error("%s is parked: %s: %s", name, error.code, error)
-        park(self._parked, Parked.of(name, Failure(error.code, str(error), False, EARLIEST)))
+        park(self._parked, Parked.of(name, Failure.of(error)))
 
     def _regressed(self, pchannel: str, stands: LogId) -> bool:
         """Whether a log ends before what is committed; an end that is merely old, after a repeat, is none."""
@@ -197,24 +149,6 @@ class Planner:
             return self._log(pchannel).end() < stands
         except MillraceError:
             return False  # asked again with the next micro-batch
-
-    def _may_run(self, base: WalPosition) -> bool:
-        stall = self._stalls.get(base.pchannel)
-        if stall is not None and stall.commits != base.commits:
-            del self._stalls[base.pchannel]
-            stall = None
-        if stall is None or self._target is None:
-            return stall is None or self._clock() >= stall.until
-        # A bounded run has no later poll: it waits here, and gives up in the end, which leaves a lag that `status` shows.
-        self._sleep(max(0.0, stall.until - self._clock()))
-        return stall.times < _BOUNDED_TRIES
-
-    def _note_planned(self, base: WalPosition) -> None:
-        """Should the batch not move this PChannel, the next one waits twice as long."""
-        stall = self._stalls.get(base.pchannel)
-        pause = _BACKOFF[0] if stall is None else min(stall.pause * 2, _BACKOFF[1])
-        times = 1 if stall is None else stall.times + 1
-        self._stalls[base.pchannel] = _Stall(base.commits, pause, self._clock() + pause, times)
 
     def _has_rows(self, base: WalPosition, end: LogId) -> bool:
         """Whether anything behind the position becomes a row. Where that cannot be told cheaply, yes: a task will see."""
@@ -238,18 +172,29 @@ class Planner:
             peek.state = outcome.state
         return False
 
+    def _looked(self) -> LogService:
+        """The service as of now."""
+        service = self._connect()
+        if service is not self._service:
+            self._forget()
+            self._service = service
+        return service
+
     def _log(self, pchannel: str) -> Log:
         log = self._logs.get(pchannel)
         if log is None:
-            log = self._logs[pchannel] = self._service.open(pchannel)
+            log = self._logs[pchannel] = (self._service or self._looked()).open(pchannel)
         return log
 
-    def close(self) -> None:
-        """Release the logs and their service. Idempotent."""
+    def _forget(self) -> None:
         for log in self._logs.values():
             log.close()
         self._logs.clear()
-        self._service.close()
+        self._peeks.clear()
+
+    def close(self) -> None:
+        self._forget()
+        self._closes()
 
 
 def _has_message(entries: LogEntries) -> bool:

@@ -7,23 +7,21 @@ in front of it is committed and the report says exactly which entry parks the PC
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
-from typing import Final, Self
-
-import pyarrow as pa
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
 
 from millrace.base.errors import LogRegressed, LogUnavailable, MillraceError, PositionTruncated
 from millrace.base.failpoint import hit
 from millrace.log.protocol import Log
-from millrace.message.ids import LogId
+from millrace.message.ids import EARLIEST, LogId
 from millrace.message.log_entries import LogEntries, value_bytes, weight
 from millrace.message.wire.decode import entry_crc
 from millrace.node.ingest.wal_writer import RangeWriter
+from millrace.node.range.failure import Failure
 from millrace.storage.parquet_file import FileAction
 from millrace.tables.wal.table import Totals, WalPosition
 from millrace.wal.chain import Chain, Outcome
@@ -42,15 +40,9 @@ class RangePlan:
     end: LogId
     max_bytes: int
 
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a range ended early. `retriable` ones are tried again; any other parks the PChannel at `position`."""
-
-    code: str
-    message: str
-    retriable: bool
-    position: LogId
+    @property
+    def channel(self) -> str:
+        return self.base.pchannel
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +65,39 @@ class RangeReport:
     seconds: dict[str, float] = field(default_factory=dict)
     """By part: read and write (what the task waited for them, which go on beside it) and chain."""
 
-    def to_json(self) -> str:
-        data = asdict(self)
-        data["totals"] = self.totals.to_json()
-        return json.dumps(data, separators=(",", ":"))
-
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        data = json.loads(text)
-        failure = data["failure"]
+    def without_effect(cls, base: WalPosition, position: LogId, failure: Failure | None = None) -> Self:
+        """Of a range from `base` that leaves the table as it is."""
         return cls(
-            **{
-                **data,
-                "position": LogId(*data["position"]),
-                "totals": Totals.from_json(data["totals"]),
-                "actions": tuple(FileAction.from_dict(item) for item in data["actions"]),
-                "failure": failure and Failure(**{**failure, "position": LogId(*failure["position"])}),
-            }
+            base.pchannel,
+            base.commits,
+            base.last_tick,
+            base.version,
+            base.last_tick,
+            position,
+            Totals(),
+            failure=failure,
         )
+
+    @property
+    def channel(self) -> str:
+        return self.pchannel
+
+    @property
+    def tick(self) -> int:
+        return self.last_tick
+
+    @property
+    def rows(self) -> int:
+        return self.totals.digest.rows
+
+    def progress(self) -> dict[str, Any]:
+        return {
+            "position": str(self.position),
+            "tick": self.tick,
+            "rows": self.rows,
+            "seconds": {part: round(value, 4) for part, value in self.seconds.items()},
+        }
 
 
 class _Stopwatch:
@@ -111,22 +118,13 @@ def run_range(plan: RangePlan, *, log: Log, table: object, slice_bytes: int = SL
 
     Raises nothing that comes from log, chain or disk: that is the report's `failure`.
     """
-    pchannel = plan.base.pchannel
-    writer = RangeWriter(table, pchannel)
+    writer = RangeWriter(table, plan.channel)
     watch = _Stopwatch()
-    report = RangeReport(
-        pchannel=pchannel,
-        base_commits=plan.base.commits,
-        base_tick=plan.base.last_tick,
-        base_version=plan.base.version,
-        last_tick=plan.base.last_tick,
-        position=LogId(0, 0),
-        totals=Totals(),
-    )
     try:
-        state = plan.base.state or ChannelState.new(pchannel)
+        state = plan.base.state or ChannelState.new(plan.channel)
     except MillraceError as error:
-        return replace(report, failure=_failure(error, LogId(0, 0)))
+        return RangeReport.without_effect(plan.base, EARLIEST, Failure.of(error))
+    report = RangeReport.without_effect(plan.base, state.position)
     taken = entries_taken = 0
     failure: Failure | None = None
     with _WriteBehind(writer, state) as behind:
@@ -147,12 +145,12 @@ def run_range(plan: RangePlan, *, log: Log, table: object, slice_bytes: int = SL
                     if failure is not None:
                         break
         except Exception as error:  # one PChannel's trouble is no reason to end the query that serves the others
-            failure = _failure(error, state.position)
+            failure = Failure.of(error, state.position)
         behind.settle()
     watch.lap("write")
     if behind.error is not None:  # part of a slice may be in the files
         writer.abort()
-        failure = _failure(behind.error, behind.state.position)
+        failure = Failure.of(behind.error, behind.state.position)
         return replace(report, position=behind.state.position, failure=failure, seconds=watch.seconds)
     report = replace(
         report, position=state.position, failure=failure, log_bytes=taken, entries=entries_taken, seconds=watch.seconds
@@ -166,7 +164,7 @@ def run_range(plan: RangePlan, *, log: Log, table: object, slice_bytes: int = SL
         watch.lap("write")
     except Exception as error:
         writer.abort()
-        return replace(report, failure=_failure(error, state.position))
+        return replace(report, failure=Failure.of(error, state.position))
     hit("range.written")
     return replace(
         report,
@@ -253,7 +251,7 @@ def process_before_failure(
         except Exception as error:
             cause, bad = error, middle
     position = id_at(entries.batch, good)
-    return outcome, replace(_failure(cause, position), retriable=isinstance(cause, MemoryError))
+    return outcome, replace(Failure.of(cause, position), retriable=isinstance(cause, MemoryError))
 
 
 def check_not_regressed(log: Log, state: ChannelState) -> None:
@@ -290,12 +288,3 @@ def check_not_regressed(log: Log, state: ChannelState) -> None:
 
 def _prefix(entries: LogEntries, count: int) -> LogEntries:
     return LogEntries(batch=entries.batch.slice(0, count), next=id_at(entries.batch, count))
-
-
-def _failure(error: BaseException, position: LogId) -> Failure:
-    """Errors of ours say whether a retry can help; of the others those of disk and memory may pass."""
-    if isinstance(error, MillraceError):
-        code, retriable = error.code, error.retriable
-    else:
-        code, retriable = type(error).__name__, isinstance(error, OSError | MemoryError | pa.ArrowException)
-    return Failure(code, str(error) or type(error).__name__, retriable, position)

@@ -17,7 +17,7 @@ from typing import Self
 from millrace.base.errors import ChannelNotFound, ChannelParked, Malformed
 from millrace.base.files import replace_json, sync
 from millrace.message.ids import EARLIEST, LogId
-from millrace.node.ingest.ranges import Failure
+from millrace.node.range.failure import Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,10 @@ from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS, compose_tick
 from millrace.node.flush.in_process import flush
+from millrace.node.flush.planner import FlushPlanner
 from millrace.node.ingest.ranges import check_not_regressed
 from millrace.node.range.parking import read_parked
+from millrace.node.range.schedule import UNBOUNDED
 from millrace.operations.checkpoint import store
 from millrace.operations.recovery.clone import clone, present_tables
 from millrace.operations.recovery.findings import Finding
@@ -115,14 +117,12 @@ def _node_behind(settings: Settings, service: LogService, since: int) -> str:
 
 
 def _flusher_behind(settings: Settings, since: int) -> str:
-    from millrace.node.flush.in_process import plan_flushes
-
-    snapshot = WalSnapshot.open(settings.wal_uri)
+    planner = FlushPlanner(settings)
     try:
-        plans = plan_flushes(settings, snapshot, up_to_tick=since) if snapshot is not None else []
+        plans = planner.plan(dict.fromkeys(planner.ends(), since), max_bytes=UNBOUNDED)
     except (OSError, MillraceError):  # damaged tables have findings of their own
         return ""
-    return f"rows of {', '.join(plan.checkpoint.pchannel for plan in plans)} wait in the WAL" if plans else ""
+    return f"rows of {', '.join(plan.channel for plan in plans)} wait in the WAL" if plans else ""
 
 
 def _parked(settings: Settings) -> Iterator[Finding]:

@@ -8,12 +8,14 @@ hold later ticks. The old files remain on disk until VACUUM.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from millrace.base.errors import BackupBusy, RepairImpossible
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.node.flush.commit import FlushCommitter
-from millrace.node.flush.flusher import plan_flush, run_flush
+from millrace.node.flush.definition import Flush
+from millrace.node.flush.flusher import FlushPlan, FlushReport
+from millrace.node.range.in_process import drain
 from millrace.node.retention.removal import removing
 from millrace.operations.recovery.clone import clone_folder, clone_staged, clone_table
 from millrace.runtime.progress import Progress
@@ -21,7 +23,6 @@ from millrace.storage.commit import AppMove, Part, commit_fenced
 from millrace.storage.log import added_files
 from millrace.storage.store import table_name
 from millrace.storage.table import Table, open_table
-from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.collections.table import FOLDED, REWRITES
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
@@ -120,20 +121,22 @@ def _vchannels(wal: WalSnapshot, pchannel: str) -> set[str]:
     return found
 
 
+@dataclass(frozen=True)
+class _Again(Flush):
+    """The flusher, which says how far it is."""
+
+    ticks: Mapping[str, int]
+    progress: Progress
+
+    def run(self, plan: FlushPlan) -> FlushReport:
+        done = plan.checkpoint.time_tick / self.ticks[plan.channel]
+        self.progress.say("reading the WAL again", pchannel=plan.channel, done=done)
+        return super().run(plan)
+
+
 def _flush_up_to(scratch: Settings, ticks: Mapping[str, int], progress: Progress) -> None:
-    wal = WalSnapshot.open(scratch.wal_uri)
-    assert wal is not None
-    committer = FlushCommitter(scratch)
-    for pchannel, tick in ticks.items():
-        while True:
-            path = scratch.checkpoints_uri
-            checkpoint = read_checkpoints(open_table(path)).get(pchannel, Checkpoint(pchannel))
-            if checkpoint.time_tick >= tick:
-                break
-            progress.say("reading the WAL again", pchannel=pchannel, done=checkpoint.time_tick / tick)
-            plan = plan_flush(wal, checkpoint, up_to_tick=tick, max_bytes=scratch.max_bytes_per_trigger)
-            assert plan is not None
-            committer.commit([run_flush(scratch, plan)])
+    again = _Again(scratch, ticks, progress)
+    drain(again, again.committer(None), target=ticks, max_bytes=scratch.max_bytes_per_trigger)
 
 
 def _put_in_place(table: Table, made: object, moves: Mapping[str, AppMove]) -> int:

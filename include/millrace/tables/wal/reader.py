@@ -11,7 +11,7 @@ never a reordered or doubled row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final, Self
@@ -65,11 +65,6 @@ class WalRange:
     start: MessageId = FIRST_ID
     after_tick: int = 0
     up_to_tick: int = MAX_TICK
-
-    def cut(self, up_to_tick: int) -> WalRange:
-        """This range up to an earlier tick."""
-        files = tuple(file for file in self.files if file.first_tick <= up_to_tick)
-        return replace(self, files=files, up_to_tick=min(self.up_to_tick, up_to_tick))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

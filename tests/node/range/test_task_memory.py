@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millrace.node.ingest.task_memory import keep_modules
+from millrace.node.range.task_memory import keep_modules
 
 
 class Ring:

@@ -1,0 +1,56 @@
+"""How planner and tasks of Spark reach a deployment's log: brokers directly, the embedded log through its server.
+
+A log that was switched from or to the embedded one is reached through the server, too; a switch is seen at the next look.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from millrace.base.log_backends import backend_of, in_own_folder
+from millrace.base.settings import Settings
+from millrace.log.generations.listing import GenerationFile
+from millrace.log.generations.service import open_deployment_log
+from millrace.log.protocol import LogService
+from millrace.rpc.launch import launch_of
+from millrace.rpc.remote_log import RemoteLogService
+
+
+class Connection:
+    """The log service of a deployment, opened when first asked for, and anew where a switch has it reached in another way.
+
+    Where no server runs, it is started as the settings say, with the append host: clients must find both, whoever came first.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._service: LogService | None = None
+        self._through_server = False
+
+    def service(self) -> LogService:
+        """One connection for all callers, one after the other; it mends itself when it breaks. A look at one file's stat."""
+        log, folder = self._settings.log, self._settings.log_path
+        through = in_own_folder(log) or any(
+            backend_of(item.url).local for item in GenerationFile(folder, log).generations.items
+        )
+        if self._service is not None and through != self._through_server:
+            self.close()
+        if self._service is None:
+            self._through_server = through
+            if through:
+                self._service = RemoteLogService.connect(folder, launch=launch_of(self._settings))
+            else:
+                self._service = open_deployment_log(folder, log, embedded=False)
+        return self._service
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._service is not None:
+            self._service.close()
+            self._service = None
+
+
+@lru_cache(maxsize=4)
+def worker_connection(settings: Settings) -> Connection:
+    """That of all tasks which a Python worker runs."""
+    return Connection(settings)

@@ -1,0 +1,79 @@
+"""Ingest: the log into the ``wal`` table, as one user of the range loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+from millrace.base.errors import MillraceError
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.log.protocol import LogService
+from millrace.message.ids import EARLIEST
+from millrace.node.ingest.committer import Committer
+from millrace.node.ingest.connection import Connection, worker_connection
+from millrace.node.ingest.planner import LogPlanner
+from millrace.node.ingest.ranges import RangePlan, RangeReport, run_range
+from millrace.node.range.definition import Definition
+from millrace.node.range.failure import Failure
+from millrace.rpc.launch import launch_of
+from millrace.rpc.remote_log import RemoteLogService
+from millrace.tables.wal.table import WalTable
+
+
+@dataclass(frozen=True)
+class Ingest(Definition[RangePlan, RangeReport]):
+    """Of one deployment."""
+
+    name: ClassVar[str] = "streaming-node"
+    settings: Settings
+    service: LogService | None = None
+    """The log, for a loop in this process; without it planner and tasks connect for themselves."""
+
+    @property
+    def parked(self) -> Path:
+        return self.settings.parked_path
+
+    @property
+    def max_bytes(self) -> int:
+        return self.settings.max_bytes_per_trigger
+
+    @property
+    def interval(self) -> float:
+        return self.settings.trigger_interval
+
+    def prepare(self) -> None:
+        settings = self.settings
+        # Brokers are read directly, but append host and retention live in the log's server on every backend.
+        RemoteLogService.connect(
+            settings.log_path, deadline=settings.start_deadline, launch=launch_of(settings)
+        ).close()
+        WalTable.create(settings.wal_uri)
+        connection = Connection(settings)
+        connection.service()
+        connection.close()
+
+    def planner(self) -> LogPlanner:
+        table = WalTable.open(self.settings.wal_uri)
+        if self.service is not None:
+            service = self.service
+            return LogPlanner(lambda: service, table, parked=self.parked)
+        connection = Connection(self.settings)
+        return LogPlanner(connection.service, table, parked=self.parked, closes=connection.close)
+
+    def run(self, plan: RangePlan) -> RangeReport:
+        settings, base = self.settings, plan.base
+        try:
+            log = (self.service or worker_connection(settings).service()).open(base.pchannel)
+        except MillraceError as error:
+            position = base.position or EARLIEST
+            return RangeReport.without_effect(base, position, Failure.of(error, position))
+        try:
+            return run_range(plan, log=log, table=settings.wal_uri)
+        finally:
+            log.close()
+
+    def committer(self, metrics: Metrics | None) -> Committer:
+        return Committer(WalTable.create(self.settings.wal_uri), metrics=metrics)
