@@ -238,7 +238,7 @@ def test_collections_are_found_changed_and_dropped(db: millrace.testing.Deployme
     made.drop_partition("a")
     assert made.read().to_pylist() == [{"id": 3, "size": 0.5}]
     assert set(made.flush()) == set(made.definition.vchannels)
-    with pytest.raises(InvalidArgument, match="has no column 'colour'; it has id, size"):
+    with pytest.raises(InvalidArgument, match="no column 'colour'; there are id, size"):
         made.read(columns=["colour"])
     db.drop_collection("pots")
     with pytest.raises(millrace.errors.CollectionNotFound):

@@ -107,6 +107,21 @@ def test_a_collection_is_read_from_elsewhere_as_on_the_spot(address: str, settin
             here, there = (each.read("read", at=at, deadline=20.0).sort_by("id") for each in (local, client))
             assert there == here
             assert there.num_rows == (3000 if at else 2001)
+        for options in (
+            {"where": "id < 9 or id > 2990", "columns": ["body", "id"]},
+            {"order_by": "id desc", "limit": 3},
+        ):
+            here, there = (each.read("read", **options, deadline=20.0) for each in (local, client))  # type: ignore[arg-type]
+            assert there.sort_by("id") == here.sort_by("id")
+            assert there.num_rows in (3, 10)
+        with client.stream("read", at=then, deadline=20.0) as rows:
+            assert next(iter(rows)).num_rows < 3000  # the rest is not sent
+        assert client.stream("read", limit=2000, deadline=20.0).read_all().num_rows == 2000
+        assert client.count("read") == local.count("read") == 2001
+        assert client.count("read", where="id >= 2000", at=then) == 1000
+        for wrong in ({"where": "size > 1"}, {"columns": "size"}, {"order_by": "size"}):
+            with pytest.raises(InvalidArgument, match="no column 'size'"):
+                client.stream("read", **wrong, deadline=20.0)  # type: ignore[arg-type]
         assert producer.delete_where(made, "body == 'again'").keys == 1
         client.catalog.create_collection("empty", SCHEMA)
         catch_up(settings, local.log)

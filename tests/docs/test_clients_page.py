@@ -20,7 +20,7 @@ def test_the_examples_of_the_clients_page_run_and_give_what_they_say(tmp_path: P
     printed = []
     try:
         for block in python_blocks("docs/clients.md"):
-            if "delete_where" in block.text:
+            if "delete_where" in block.text or "client.read" in block.text:
                 catch_up(settings, names["client"].log)  # what the streaming node does
             printed.append(run(block.text, names))
     finally:
@@ -30,6 +30,8 @@ def test_the_examples_of_the_clients_page_run_and_give_what_they_say(tmp_path: P
     assert printed[3].strip() == "50"
     assert printed[4].strip() == "20"
     assert names["txn"].commit_tick
+    assert names["old"].to_pylist()[0] == {"id": 1, "city": "Paris"}
+    assert names["young"] >= 1
     assert names["careful"].spool is not None
     assert names["seen"] >= 80
     assert names["cities"][1] == "Paris"

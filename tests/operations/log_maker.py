@@ -8,8 +8,9 @@ from pathlib import Path
 from millrace.base.settings import Settings
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.settings import RocksMQSettings
-from millrace.message import builders, wire
+from millrace.message import builders
 from millrace.message.model import MutableMessage
+from millrace.message.wire.encode import encode_entry
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.wal.chain import CHAIN_VERSION
@@ -33,7 +34,7 @@ class LogMaker(WalMaker):
 
     def append(self, pchannel: str, messages: Sequence[MutableMessage]) -> None:
         """One log entry; it is in the WAL with the next :meth:`commit`."""
-        self._logs[pchannel].append([wire.encode_entry(list(messages))])
+        self._logs[pchannel].append([encode_entry(list(messages))])
 
     def open(self) -> None:
         for name in self.pchannels:

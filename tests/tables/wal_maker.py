@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.base.settings import Settings
-from millrace.message import builders, wire
+from millrace.message import builders
 from millrace.message.bodies import ImportFile
 from millrace.message.ids import LogId
 from millrace.message.keys import vchannel_index
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.wire.encode import encode_entry
 from millrace.node.ingest.committer import Committer
 from millrace.node.ingest.ranges import RangeReport
 from millrace.node.ingest.wal_writer import RangeWriter
@@ -48,7 +49,7 @@ class WalMaker:
     def append(self, pchannel: str, messages: Sequence[MutableMessage]) -> None:
         """One log entry; it is in the WAL with the next :meth:`commit`."""
         self.ms += 1
-        self.pending[pchannel].append((self.entries[pchannel], self.ms, wire.encode_entry(list(messages))))
+        self.pending[pchannel].append((self.entries[pchannel], self.ms, encode_entry(list(messages))))
         self.entries[pchannel] += 1
 
     def open(self) -> None:

@@ -13,7 +13,7 @@ the caller asks for more.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -24,7 +24,7 @@ from pyarrow import flight
 from millrace.base.closing import Closing
 from millrace.base.data_folder import claim
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError
+from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError, NotSupportedRemotely
 from millrace.base.pauses import jittered
 from millrace.catalog.collection import Collection
 from millrace.message.ids import LogId
@@ -34,6 +34,7 @@ from millrace.rpc.link import CONNECTION_FAILURES, ConnectionLost, ExchangeStrea
 from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Entries, Pipeline, as_values
 from millrace.rpc.remote_log import RemoteLogService
+from millrace.rpc.selection import Selection
 from millrace.rpc.tail import Evicted, Mvcc, Tailed, tailed_rows
 from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE, TIMEOUT, ack_from_bytes
 from millrace.wal.definitions import Definitions
@@ -214,17 +215,30 @@ class AppendClient(Closing):
             return Evicted(int(metadata["evicted"]))
         return Tailed([tailed_rows(batch) for batch in batches if batch.num_rows], int(metadata["confirmed"]))
 
-    def read(self, collection: Collection, *, at: int | None, seconds: float) -> pa.Table:
-        """The rows of a collection at a tick, or as of now, from the server's tables; it waits up to `seconds` (at most 60) for
-        them. Raises what a read there raises, ServerFull, LogUnavailable."""
-        request = {"extension": APPEND_ROLE, "read": collection.name, "at": at, "deadline": seconds}
-        batches, metadata = self.service.repeated(
+    def read(
+        self, collection: Collection, *, at: int | None, seconds: float, selection: Selection
+    ) -> pa.RecordBatchReader:
+        """The selected rows of a collection at a tick, or as of now, from the server's tables, batch by batch as they come; the
+        server waits up to `seconds` (at most 60) for them. Closed, or dropped, it ends the server's work. Raises what a read there
+        raises, ServerFull, LogUnavailable."""
+        request = self._reading(collection, at, seconds) | selection.to_json()
+        schema, parts = self.service.repeated(
+            lambda link, deadline: link.parts(request, timeout=seconds + READ_SECONDS), seconds=seconds + READ_SECONDS
+        )
+        return pa.RecordBatchReader.from_batches(schema, _whole(parts, bool(selection.to_json())))
+
+    def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
+        """How many rows :meth:`read` would give."""
+        request = self._reading(collection, at, seconds) | {"where": where, "count": True}
+        _, metadata = self.service.repeated(
             lambda link, deadline: link.get(request, timeout=seconds + READ_SECONDS), seconds=seconds + READ_SECONDS
         )
-        rows = pa.Table.from_batches(batches)
-        if rows.num_rows != metadata.get("rows"):
-            raise LogUnavailable(f"the server's answer broke off behind {rows.num_rows:,} rows: read again")
-        return rows
+        if "counted" not in metadata:
+            raise NotSupportedRemotely(_OLDER)
+        return int(metadata["counted"])
+
+    def _reading(self, collection: Collection, at: int | None, seconds: float) -> dict[str, Any]:
+        return {"extension": APPEND_ROLE, "read": collection.name, "at": at, "deadline": seconds}
 
     def close(self) -> None:
         """Release the connection; the server goes on. Idempotent."""
@@ -311,3 +325,22 @@ class _Stream(ExchangeStream):
             return AppendOutcome(chunk.data)
         ack_from_bytes(chunk.app_metadata.to_pybytes() if chunk.app_metadata is not None else b"")
         raise ConnectionLost("the append host answered with nothing")
+
+
+_OLDER: Final = "the server is of an older build, which gives whole collections alone: select from what `read` gives"
+
+
+def _whole(parts: Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]], selected: bool) -> Iterator[pa.RecordBatch]:
+    """The batches of an answer. Raises LogUnavailable where it broke off, NotSupportedRemotely where nothing was selected."""
+    rows, told = 0, None
+    try:
+        for batch, metadata in parts:
+            if selected and not (metadata or {}).get("selected"):
+                raise NotSupportedRemotely(_OLDER)
+            rows, told = rows + batch.num_rows, (metadata or {}).get("rows")
+            if batch.num_rows:
+                yield batch
+    except ConnectionLost as error:
+        raise LogUnavailable(f"the server's answer broke off behind {rows:,} rows ({error}): read again") from error
+    if rows != told:
+        raise LogUnavailable(f"the server's answer broke off behind {rows:,} rows: read again")

@@ -39,6 +39,7 @@ from millrace.log.protocol import LogService
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
+from millrace.rpc.selection import Names, Selection
 from millrace.rpc.wire import DEFAULT_DEADLINE, TOKEN_VARIABLE
 from millrace.wal.scanner import DeliverPolicy, Filter
 
@@ -62,8 +63,18 @@ class Tables(Protocol):
         """Where consumer groups stand."""
         ...
 
-    def read(self, collection: Collection, *, at: int | None, seconds: float) -> pa.Table:
+    def read(self, collection: Collection, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
         """The rows of a collection at a tick; without one, all that was decided before the call. Waits up to `seconds` for it."""
+        ...
+
+    def stream(
+        self, collection: Collection, *, at: int | None, seconds: float, selection: Selection
+    ) -> pa.RecordBatchReader:
+        """The same, batch by batch."""
+        ...
+
+    def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
+        """How many there are."""
         ...
 
 
@@ -273,20 +284,51 @@ class Client(Closing):
         name: str,
         *,
         at: Moment | None = None,
+        columns: Names | None = None,
+        where: str | None = None,
+        limit: int | None = None,
+        order_by: Names | None = None,
         deadline: float | None = None,
         metrics: Metrics | None = None,
     ) -> pa.Table:
         """The rows of a collection at `at` (a time tick, a datetime, ISO 8601 text); without one everything that was decided before the call.
 
         Has a tick appended on each PChannel of the collection, so that one on which nothing happens does not hold the read
-        back, and waits up to `deadline` seconds (default: ``read_deadline``) for the streaming node to have come that far.
-        No JVM. `metrics` are told how long it took. Raises TickNotReached, TickTooOld, CollectionNotFound;
-        :func:`millrace.tables.read.spark.read` is the same for Spark.
+        back, and waits up to `deadline` seconds (default: ``read_deadline``) for the streaming node to have come that far. The
+        selection is that of :meth:`millrace.client.database.Collection.read`. No JVM. `metrics` are told how long it took. Raises
+        TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument; :func:`millrace.spark.read` is the same for Spark.
         """
         began = time.perf_counter()
-        collection = self.collection(name)
-        seconds = self.settings.read_deadline if deadline is None else deadline
-        rows = self._tables.read(collection, at=None if at is None else resolve_tick(at), seconds=seconds)
+        selection = Selection.of(columns=columns, where=where, limit=limit, order_by=order_by)
+        tick = None if at is None else resolve_tick(at)
+        rows = self._tables.read(self.collection(name), at=tick, seconds=self._seconds(deadline), selection=selection)
         if metrics is not None:
             metrics.read_duration_seconds.observe(time.perf_counter() - began)
         return rows
+
+    def stream(
+        self,
+        name: str,
+        *,
+        at: Moment | None = None,
+        columns: Names | None = None,
+        where: str | None = None,
+        limit: int | None = None,
+        order_by: Names | None = None,
+        deadline: float | None = None,
+    ) -> pa.RecordBatchReader:
+        """:meth:`read`, batch by batch, in bounded memory: of collections that are larger than it."""
+        selection = Selection.of(columns=columns, where=where, limit=limit, order_by=order_by)
+        tick = None if at is None else resolve_tick(at)
+        return self._tables.stream(self.collection(name), at=tick, seconds=self._seconds(deadline), selection=selection)
+
+    def count(
+        self, name: str, *, at: Moment | None = None, where: str | None = None, deadline: float | None = None
+    ) -> int:
+        """How many rows :meth:`read` would give. Reads none where the tables' logs say it and nothing hides one."""
+        Selection.of(where=where)
+        tick = None if at is None else resolve_tick(at)
+        return self._tables.count(self.collection(name), at=tick, seconds=self._seconds(deadline), where=where)
+
+    def _seconds(self, deadline: float | None) -> float:
+        return self.settings.read_deadline if deadline is None else deadline

@@ -12,16 +12,17 @@ What it does is the client's (:mod:`millrace.client.client`): this is where a pr
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.closing import Closing
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection as Definition
 from millrace.client.client import Client
@@ -37,9 +38,11 @@ from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected
 from millrace.message.ids import Moment, resolve_tick
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.rpc.selection import Names, ReadOptions
 from millrace.wal.scanner import DeliverPolicy
 
 if TYPE_CHECKING:
+    import duckdb
     import pandas as pd
     import polars as pl
 
@@ -239,36 +242,52 @@ class Collection:
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def read(
-        self, *, at: Moment | None = None, columns: Sequence[str] | None = None, deadline: float | None = None
+        self,
+        *,
+        at: Moment | None = None,
+        columns: Names | None = None,
+        where: str | None = None,
+        limit: int | None = None,
+        order_by: Names | None = None,
+        deadline: float | None = None,
     ) -> pa.Table:
         """The rows at `at` (a time tick, a datetime, ISO 8601 text); without one everything that was decided before the call.
 
-        Waits up to `deadline` seconds for the streaming node to have come that far. Raises TickNotReached, TickTooOld,
-        CollectionNotFound, InvalidArgument for columns that it has not.
+        `columns` to give, in that order; rows for which `where` holds (``"city = 'Oslo' AND age >= 18"``), which files and row groups
+        are left out by; in the order of `order_by` (``["age desc", "id"]``, nulls last), else in none; at most `limit`. Waits up to
+        `deadline` seconds for the streaming node to have come that far. Raises TickNotReached, TickTooOld, CollectionNotFound,
+        InvalidArgument for what the columns do not fit.
         """
-        rows = self.database.client.read(self.name, at=at, deadline=deadline)
-        if columns is None:
-            return rows
-        unknown = [each for each in columns if each not in rows.column_names]
-        if unknown:
-            raise InvalidArgument(
-                f"collection {self.name!r} has no column {unknown[0]!r}; it has {', '.join(rows.column_names)}"
-            )
-        return rows.select(list(columns))
+        return self.database.client.read(
+            self.name, at=at, columns=columns, where=where, limit=limit, order_by=order_by, deadline=deadline
+        )
 
-    def to_pandas(self, *, at: Moment | None = None, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    def stream(self, **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
+        """:meth:`read`, batch by batch, in bounded memory: for collections that are larger than it. Close it, or take all of it.
+
+        DuckDB, Polars and pandas take it as it is. Its batches raise TableDamaged, and LogUnavailable where the answer breaks off.
+        """
+        return self.database.client.stream(self.name, **options)
+
+    def count(self, *, at: Moment | None = None, where: str | None = None, deadline: float | None = None) -> int:
+        """How many rows there are; none is read where the tables' logs say it and nothing hides one."""
+        return self.database.client.count(self.name, at=at, where=where, deadline=deadline)
+
+    def to_pandas(self, **options: Unpack[ReadOptions]) -> pd.DataFrame:
         """:meth:`read` as a pandas DataFrame."""
-        return self.read(at=at, columns=columns).to_pandas()
+        return self.read(**options).to_pandas()
 
-    def to_polars(self, *, at: Moment | None = None, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    def to_polars(self, **options: Unpack[ReadOptions]) -> pl.DataFrame:
         """:meth:`read` as a Polars DataFrame. Raises InvalidSettings where Polars is not installed."""
-        from millrace.base.errors import InvalidSettings
+        return _library("polars", "to_pandas()").DataFrame(self.read(**options))
 
-        try:
-            import polars
-        except ImportError:
-            raise InvalidSettings("Polars is not installed: pip install polars, or take to_pandas()") from None
-        return polars.DataFrame(self.read(at=at, columns=columns))
+    def to_duckdb(
+        self, connection: duckdb.DuckDBPyConnection | None = None, **options: Unpack[ReadOptions]
+    ) -> duckdb.DuckDBPyRelation:
+        """:meth:`read` as a DuckDB relation, of `connection` or of DuckDB's default one; as often as it is asked, it says the same.
+        Raises InvalidSettings where DuckDB is not installed."""
+        found = _library("duckdb", "read()")
+        return (found.default_connection() if connection is None else connection).from_arrow(self.read(**options))
 
     def scan(self, *, start: DeliverPolicy | None = None, until: Moment | None = None) -> Iterator[Change]:
         """What was inserted and deleted, in the order in which it took effect a VChannel: everything, or from `start` on
@@ -340,3 +359,10 @@ class CollectionBatch(Closing):
     def close(self) -> None:
         """Flush and stop. Raises DeadlineExceeded where anything was given up."""
         self._appender.close()
+
+
+def _library(name: str, instead: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise InvalidSettings(f"{name} is not installed: pip install {name}, or take {instead}") from None

@@ -12,7 +12,10 @@ from millrace.catalog.collection import Collection
 from millrace.client.consume.delivery import ImportedFiles
 from millrace.client.consume.positions import Positions
 from millrace.client.consume.scan import History
-from millrace.tables.read.freshness import Ticking, read_fresh
+from millrace.rpc.selection import Selection
+from millrace.tables.read.arrow import count_rows, stream_of
+from millrace.tables.read.freshness import Ticking, plan_fresh, read_fresh
+from millrace.tables.read.plan import ReadPlan
 from millrace.tables.wal.reader import WalSnapshot
 
 
@@ -32,13 +35,22 @@ class TablesHere:
     def positions(self) -> Positions:
         return Positions(self._settings.data_dir / "coord")
 
-    def read(self, collection: Collection, *, at: int | None, seconds: float) -> pa.Table:
+    def read(self, collection: Collection, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
+        name, channels = collection.name, collection.pchannels
         return read_fresh(
-            self._settings,
-            collection.name,
-            collection.id,
-            collection.pchannels,
-            self._append,
-            at=at,
-            seconds=seconds,
+            self._settings, name, collection.id, channels, self._append, at=at, seconds=seconds, selection=selection
+        )
+
+    def stream(
+        self, collection: Collection, *, at: int | None, seconds: float, selection: Selection
+    ) -> pa.RecordBatchReader:
+        return stream_of(self._plan(collection, at, seconds), selection=selection)
+
+    def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
+        return count_rows(self._plan(collection, at, seconds), where=where)
+
+    def _plan(self, collection: Collection, at: int | None, seconds: float) -> ReadPlan:
+        channels = collection.pchannels
+        return plan_fresh(
+            self._settings, collection.name, collection.id, channels, self._append, at=at, seconds=seconds
         )

@@ -9,6 +9,7 @@ import pyarrow as pa
 from millrace.base.errors import NotSupportedRemotely
 from millrace.catalog.collection import Collection
 from millrace.client.append_client import AppendClient
+from millrace.rpc.selection import Selection
 
 if TYPE_CHECKING:
     from millrace.client.consume.delivery import Imports
@@ -31,9 +32,18 @@ class TablesServed:
     def positions(self) -> Positions:
         _refuse("keep a consumer group's positions")
 
-    def read(self, collection: Collection, *, at: int | None, seconds: float) -> pa.Table:
+    def read(self, collection: Collection, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
         """The whole answer, in memory here; the server holds a piece of it at a time."""
-        return self._append.read(collection, at=at, seconds=seconds)
+        with self._append.read(collection, at=at, seconds=seconds, selection=selection) as rows:
+            return rows.read_all()
+
+    def stream(
+        self, collection: Collection, *, at: int | None, seconds: float, selection: Selection
+    ) -> pa.RecordBatchReader:
+        return self._append.read(collection, at=at, seconds=seconds, selection=selection)
+
+    def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
+        return self._append.count(collection, at=at, seconds=seconds, where=where)
 
 
 def _refuse(what: str) -> NoReturn:

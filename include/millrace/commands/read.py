@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.base.errors import CollectionNotFound, InvalidArgument, LogUnavailable
+from millrace.base.errors import CollectionNotFound, InvalidArgument, LogUnavailable, MillraceError
 from millrace.commands.parts.command_line import (
     ROWS,
     CollectionName,
@@ -26,6 +26,7 @@ from millrace.message.ids import resolve_tick, tick_physical_ms
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
     from millrace.catalog.collection import Collection
+    from millrace.tables.read.plan import ReadPlan
 
 TABLE_ROWS = 50
 """Rows that a table on the screen has unless --limit asks for another number."""
@@ -38,6 +39,7 @@ class Format(StrEnum):
     JSONL = "jsonl"
     CSV = "csv"
     PARQUET = "parquet"
+    ARROW = "arrow"
 
 
 _SUFFIXES = {
@@ -47,6 +49,8 @@ _SUFFIXES = {
     ".csv": Format.CSV,
     ".parquet": Format.PARQUET,
     ".pq": Format.PARQUET,
+    ".arrow": Format.ARROW,
+    ".feather": Format.ARROW,
 }
 
 
@@ -59,6 +63,13 @@ def read(
     ] = None,
     columns: Annotated[
         list[str] | None, typer.Option("--columns", metavar="NAME[,NAME…]", help="Only these columns, in this order.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(metavar="PREDICATE", help='Only rows for which this holds, such as "age >= 18".')
+    ] = None,
+    order_by: Annotated[
+        list[str] | None,
+        typer.Option("--order-by", metavar="NAME[,NAME…]", help="In this order; `age desc` for the greatest first."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
     file_format: Annotated[
@@ -73,47 +84,63 @@ def read(
 ) -> None:
     """Read a collection's rows, deletes applied, as of any time tick.
 
-    A table shows 50 rows unless --limit asks for more; the other formats give all. What they write, `millrace produce` reads.
+    A table shows 50 rows unless --limit asks for more; the other formats give all, a piece at a time. What they write,
+    `millrace produce` reads.
 
     Example: `millrace read flights --limit 5 --columns id,origin`
 
+    Example: `millrace read flights --where "origin = 'JFK' AND dep_delay > 60" --order-by "dep_delay desc" --limit 10`
+
     Example: `millrace read flights --at 2026-11-21T10:15:00Z --output flights.parquet`
     """
+    from millrace.commands.parts.rows_out import write
+    from millrace.rpc.selection import Selection
+    from millrace.tables.read.arrow import count_rows, stream_of
+
     settings = load_settings(data)
     chosen = file_format or (Format.JSONL if as_json else _format_of(output))
-    if chosen == Format.PARQUET and output is None and sys.stdout.isatty():
-        raise typer.BadParameter("Parquet is binary: give --output FILE, or send stdout to a file")
-    tick = None if at is None else resolve_tick(at)
+    if chosen in (Format.PARQUET, Format.ARROW) and output is None and sys.stdout.isatty():
+        raise typer.BadParameter(f"{chosen.title()} is binary: give --output FILE, or send stdout to a file")
+    if chosen == Format.TABLE and output is not None:
+        raise InvalidArgument("a table is for the screen: --format jsonl, csv, parquet or arrow writes a file")
+    if limit is None and chosen == Format.TABLE:
+        limit = TABLE_ROWS
+    selection = Selection.of(
+        columns=",".join(columns) if columns else None,
+        where=where,
+        limit=limit,
+        order_by=",".join(order_by) if order_by else None,
+    )
     found = find_collection(settings, name)
-    table = _rows(settings, found, tick, wait)
-    if columns:
-        wanted = [column.strip() for text in columns for column in text.split(",")]
-        unknown = [column for column in wanted if column not in table.column_names]
-        if unknown:
-            raise InvalidArgument(f"{name} has no column {unknown[0]!r}; it has {', '.join(table.column_names)}")
-        table = table.select(wanted)
-    rows = table.num_rows
-    shown = limit if limit is not None else TABLE_ROWS if chosen == Format.TABLE and output is None else rows
-    table = table.slice(0, shown)
+    plan = _plan(settings, found, None if at is None else resolve_tick(at), wait)
+    rows = stream_of(plan, selection=selection)
+    if chosen == Format.TABLE:
+        shown = rows.read_all()
+        cells = [{name: _cell(value) for name, value in row.items()} for row in shown.to_pylist()]
+        print_rows(cells, columns=shown.column_names, as_json=False, empty="No rows.")
+        if limit is not None and shown.num_rows == limit and (all_rows := count_rows(plan, where=where)) > limit:
+            typer.echo(f"{limit:,} of {all_rows:,} rows")
+        return
     if output is None:
-        _write(table, chosen, None)
-        if chosen == Format.TABLE and rows > table.num_rows:
-            typer.echo(f"{table.num_rows:,} of {rows:,} rows")
+        write(chosen, rows, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
         return
     try:
         with output.open("wb") as file:
-            _write(table, chosen, file)
+            written = write(chosen, rows, file)
     except OSError as error:
+        if isinstance(error, MillraceError):
+            raise
         raise InvalidArgument(f"{output} cannot be written: {error.strerror}") from None
-    typer.echo(f"Wrote {table.num_rows:,} rows to {output}.", err=True)
+    typer.echo(f"Wrote {written:,} rows to {output}.", err=True)
 
 
-def _rows(settings: Settings, found: Collection, tick: int | None, wait: float | None) -> Any:
-    """The rows as an Arrow table. Where the streaming job is behind a read of now: as of the newest tick that is whole."""
+def _plan(settings: Settings, found: Collection, tick: int | None, wait: float | None) -> ReadPlan:
+    """The read, pinned. Where the streaming job is behind a read of now: as of the newest tick that is whole."""
     from millrace.client.append_client import AppendClient
     from millrace.commands.status import streaming_job
-    from millrace.tables.read.arrow import read_arrow
     from millrace.tables.read.freshness import confirm
+    from millrace.tables.read.plan import plan_read
 
     running = streaming_job(settings)["running"]
     seconds = wait if wait is not None else settings.read_deadline if running else 0.0
@@ -127,7 +154,7 @@ def _rows(settings: Settings, found: Collection, tick: int | None, wait: float |
     if not whole and tick is None:
         typer.echo(f"Not the newest: {why}", err=True)
     try:
-        return read_arrow(settings, found.id, at=tick, deadline=0.0, confirmed=confirmed)
+        return plan_read(settings, found.id, at=tick, deadline=0.0, confirmed=confirmed)
     except CollectionNotFound as error:
         if tick is not None and whole:
             raise CollectionNotFound(
@@ -146,21 +173,6 @@ def _format_of(output: Path | None) -> Format:
     if found is None:
         raise InvalidArgument(f"{output.name}: the suffix {output.suffix!r} names no format; say --format")
     return found
-
-
-def _write(table: Any, chosen: Format, file: Any) -> None:
-    """Write `table` to a binary file, or to stdout where it is None."""
-    if chosen == Format.TABLE:
-        if file is not None:
-            raise InvalidArgument("a table is for the screen: --format jsonl, csv or parquet writes a file")
-        rows = [{name: _cell(value) for name, value in row.items()} for row in table.to_pylist()]
-        print_rows(rows, columns=table.column_names, as_json=False, empty="No rows.")
-        return
-    from millrace.commands.parts.rows_out import write_csv, write_json_lines, write_parquet
-
-    target = sys.stdout.buffer if file is None else file
-    {Format.JSONL: write_json_lines, Format.CSV: write_csv, Format.PARQUET: write_parquet}[chosen](table, target)
-    target.flush()
 
 
 def _cell(value: Any) -> str:

@@ -182,18 +182,41 @@ class Link:
 
     def get(self, request: dict[str, Any], *, timeout: float) -> tuple[list[pa.RecordBatch], dict[str, Any]]:
         """One DoGet: its batches and the metadata of the last. Raises its typed error or ConnectionLost."""
-        batches: list[pa.RecordBatch] = []
-        metadata: pa.Buffer | None = None
+        _, parts = self.parts(request, timeout=timeout)
+        found = list(parts)
+        told = found[-1][1]
+        if told is None:
+            raise ConnectionLost("the log server answered a read with nothing")
+        return [batch for batch, _ in found], told
+
+    def parts(
+        self, request: dict[str, Any], *, timeout: float
+    ) -> tuple[pa.Schema, Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]]]:
+        """One DoGet as it comes: the schema, then batches, each with its metadata, if it has any. Raises its typed error or ConnectionLost here or
+        with a batch; the answer that is not taken to its end is given up."""
         try:
             reader = self.client.do_get(flight.Ticket(to_json(request)), self.options(timeout))
-            for chunk in reader:
-                batches.append(chunk.data)
-                metadata = chunk.app_metadata
+            schema, first = reader.schema, next(reader, None)
         except CONNECTION_FAILURES as error:
             raise lost(error) from error
-        if metadata is None:
+        if first is None:
             raise ConnectionLost("the log server answered a read with nothing")
-        return batches, from_json(metadata.to_pybytes())
+
+        def rest() -> Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]]:
+            ended = False
+            try:
+                for chunk in itertools.chain([first], reader):
+                    told = chunk.app_metadata
+                    yield chunk.data, None if told is None else from_json(told.to_pybytes())
+                ended = True
+            except CONNECTION_FAILURES as error:
+                ended = True
+                raise lost(error) from error
+            finally:
+                if not ended:
+                    reader.cancel()
+
+        return schema, rest()
 
     @contextmanager
     def stream(self, pchannel: str) -> Iterator[AppendStream]:

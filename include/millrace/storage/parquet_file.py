@@ -89,6 +89,24 @@ def read_rows(
         return dataset(store, wanted, schema).to_table(columns=columns, filter=where)
 
 
+def scan_rows(
+    store: TableStore,
+    names: Iterable[str],
+    schema: pa.Schema,
+    *,
+    columns: Sequence[str],
+    where: pc.Expression | None,
+    batch_rows: int,
+) -> Iterator[pa.RecordBatch]:
+    """As :func:`read_rows`, batch by batch, in the files' order: in memory are the row groups of two files at a time, which
+    a writer of ours ends at 64 MiB, and some batches. Raises TableDamaged."""
+    with readable(store.uri):
+        scanner = dataset(store, names, schema).scanner(
+            columns=list(columns), filter=where, batch_size=batch_rows, batch_readahead=4, fragment_readahead=2
+        )
+        yield from scanner.to_batches()
+
+
 @dataclass(frozen=True, slots=True)
 class FileAction:
     """One durable Parquet file that waits for its commit."""

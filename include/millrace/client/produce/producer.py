@@ -30,7 +30,6 @@ from millrace.client.produce.frames import Frame, batches_of
 from millrace.client.produce.framing import entries
 from millrace.client.produce.identity import Identity, Terms
 from millrace.client.produce.lane import Appender, Lane
-from millrace.client.produce.predicate import matching
 from millrace.client.produce.rows import (
     Keys,
     Rows,
@@ -211,12 +210,14 @@ class Producer(Closing):
     def delete_where(
         self, collection: Collection | str, predicate: str | pc.Expression, *, at: Moment | None = None
     ) -> Deleted:
-        """Delete the rows that the predicate (:mod:`millrace.client.produce.predicate`) hits at `at` (default: now).
+        """Delete the rows that the predicate (:mod:`millrace.base.predicate.language`) hits at `at` (default: now).
 
         The rows are read at that tick, then deleted by key. A row written after it whose key was among them is deleted too
         if it was written before its delete; one with another key is not, whatever its values. Raises TickNotReached where
         the streaming node is behind, InvalidArgument for a predicate that is none.
         """
+        from millrace.base.predicate.arrow import matching
+
         collection = self.known(collection)
         if self._reader is None:
             raise InvalidArgument("this producer has nothing to read with: take it from Client.producer()")

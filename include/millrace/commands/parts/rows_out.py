@@ -16,31 +16,65 @@ import pyarrow.compute as pc
 from millrace.base.errors import InvalidArgument
 
 CHUNK_ROWS: Final = 10_000
+GROUP_BYTES: Final = 32 << 20
 
 
-def write_json_lines(table: pa.Table, file: BinaryIO) -> None:
+def write(chosen: str, rows: pa.RecordBatchReader, file: BinaryIO) -> int:
+    """Write `rows` as they come; how many there were. Raises InvalidArgument for what the format cannot hold."""
+    return {"jsonl": write_json_lines, "csv": write_csv, "parquet": write_parquet, "arrow": write_arrow}[chosen](
+        rows, file
+    )
+
+
+def write_json_lines(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
     """An object a line; nulls stand as null."""
-    for rows in _chunks(table):
-        lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows.to_pylist()]
+    written = 0
+    for chunk in _chunks(rows):
+        lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in chunk.to_pylist()]
         file.write(("\n".join(lines) + "\n").encode())
+        written += chunk.num_rows
+    return written
 
 
-def write_csv(table: pa.Table, file: BinaryIO) -> None:
+def write_csv(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
     """A header, then a row each; null is an empty cell. Raises InvalidArgument for lists."""
-    lists = [field.name for field in table.schema if pa.types.is_list(field.type)]
+    lists = [field.name for field in rows.schema if pa.types.is_nested(field.type)]
     if lists:
         raise InvalidArgument(f"CSV holds no lists (column {lists[0]!r}): choose jsonl or parquet, or --columns")
-    file.write(_csv_text([table.column_names]))
-    for rows in _chunks(table):
-        columns = [_csv_cells(column) for column in rows.columns]
+    file.write(_csv_text([rows.schema.names]))
+    written = 0
+    for chunk in _chunks(rows):
+        columns = [_csv_cells(column) for column in chunk.columns]
         file.write(_csv_text(list(zip(*columns, strict=True)) if columns else []))
+        written += chunk.num_rows
+    return written
 
 
-def write_parquet(table: pa.Table, file: BinaryIO) -> None:
-    """One Parquet file with the columns' own types."""
+def write_parquet(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
+    """One Parquet file with the columns' own types; a row group of about GROUP_BYTES at a time is in memory."""
     from pyarrow import parquet
 
-    parquet.write_table(table, file, compression="zstd")
+    written, held = 0, list[pa.RecordBatch]()
+    with parquet.ParquetWriter(file, rows.schema, compression="zstd") as writer:
+        for batch in rows:
+            held.append(batch)
+            if sum(each.nbytes for each in held) >= GROUP_BYTES:
+                writer.write_table(pa.Table.from_batches(held))
+                held = []
+            written += batch.num_rows
+        if held:
+            writer.write_table(pa.Table.from_batches(held))
+    return written
+
+
+def write_arrow(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
+    """One Arrow IPC file."""
+    written = 0
+    with pa.ipc.new_file(file, rows.schema) as writer:
+        for batch in rows:
+            writer.write_batch(batch)
+            written += batch.num_rows
+    return written
 
 
 def _csv_text(rows: Any) -> bytes:
@@ -56,12 +90,12 @@ def _csv_cells(column: pa.ChunkedArray) -> list[Any]:
     return values
 
 
-def _chunks(table: pa.Table) -> Iterator[pa.Table]:
+def _chunks(rows: pa.RecordBatchReader) -> Iterator[pa.Table]:
     """Some rows at a time, in types that JSON and CSV have."""
-    for start in range(0, table.num_rows, CHUNK_ROWS):
-        rows = table.slice(start, CHUNK_ROWS)
-        columns = [_as_text(column.combine_chunks()) for column in rows.columns]
-        yield pa.table(dict(zip(rows.column_names, columns, strict=True)))
+    for batch in rows:
+        for start in range(0, batch.num_rows, CHUNK_ROWS):
+            columns = [_as_text(column) for column in batch.slice(start, CHUNK_ROWS).columns]
+            yield pa.table(dict(zip(rows.schema.names, columns, strict=True)))
 
 
 def _as_text(values: pa.Array) -> pa.Array:

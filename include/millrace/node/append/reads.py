@@ -20,8 +20,9 @@ from millrace.base.settings import Settings
 from millrace.catalog.port import Catalog
 from millrace.log.protocol import LogService
 from millrace.node.append.host import AppendHost
+from millrace.rpc.selection import Selection
 from millrace.rpc.wire import flight_error, number, to_json
-from millrace.tables.read.arrow import PIECE_BYTES, pieces_of
+from millrace.tables.read.arrow import PIECE_BYTES, count_rows, pieces_of
 from millrace.tables.read.freshness import plan_fresh
 
 MOST: Final = 4
@@ -43,7 +44,8 @@ class _Own:
 
 
 class Reads:
-    """Answers DoGet with the ticket `{"read": collection, "at": tick or null, "deadline": seconds}`."""
+    """Answers DoGet with the ticket `{"read": collection, "at": tick or null, "deadline": seconds}` and, perhaps, what
+    :class:`millrace.rpc.selection.Selection` has, or `"count": true`."""
 
     def __init__(self, settings: Settings, catalog: Catalog, host: AppendHost, service: LogService) -> None:
         self._settings = settings
@@ -52,29 +54,36 @@ class Reads:
         self._free = threading.BoundedSemaphore(MOST)
 
     def stream(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
-        """The rows; the metadata of the last batch is `{"rows": how many}`. Raises PermissionDenied, CollectionNotFound,
-        TickNotReached, TickTooOld, ServerFull."""
+        """The selected rows; the metadata of the last batch is `{"rows": how many}`. Raises PermissionDenied, CollectionNotFound,
+        TickNotReached, TickTooOld, ServerFull, InvalidArgument."""
         name = str(request["read"])
         caller.principal.require((Role.READ,), (Resource(Kind.COLLECTION, name),), "a read of its rows")
         found = self._catalog.collection(name)
         at = None if request.get("at") is None else int(number(request, "at", 0))
         seconds = min(number(request, "deadline", 0.0), MOST_SECONDS)
+        selection = Selection.from_json(request)
         with self._room():
             plan = plan_fresh(self._settings, name, found.id, found.pchannels, self._own, at=at, seconds=seconds)
-        schema = plan.schema.arrow()
+            every = plan.schema.arrow()
+            if request.get("count"):
+                told = to_json({"counted": count_rows(plan, where=selection.where)})
+                nothing = pa.schema([])
+                return flight.GeneratorStream(nothing, iter([(pa.RecordBatch.from_pylist([], nothing), told)]))
+        schema = pa.schema([every.field(each) for each in selection.names(every)])
+        selection.expression(every)  # what does not fit is said before the first batch
 
         def batches() -> Iterator[tuple[pa.RecordBatch, bytes]]:
-            sent = 0
+            sent, each = 0, to_json({"selected": True})
             try:
                 with self._room():
-                    for piece in pieces_of(plan, most_bytes=PIECE_BYTES):
+                    for piece in pieces_of(plan, selection=selection, most_bytes=PIECE_BYTES):
                         rows = max(1, _BATCH_BYTES * piece.num_rows // max(1, piece.nbytes))
                         for batch in piece.to_batches(max_chunksize=rows):
                             sent += batch.num_rows
-                            yield batch, b"{}"
+                            yield batch, each
             except Exception as error:
                 raise flight_error(error) from error
-            yield pa.RecordBatch.from_pylist([], schema), to_json({"rows": sent})
+            yield pa.RecordBatch.from_pylist([], schema), to_json({"rows": sent, "selected": True})
 
         return flight.GeneratorStream(schema, batches())
 

@@ -6,8 +6,8 @@ inside a transaction, where the visible ticks are equal, the order of writing de
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain, groupby
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -15,16 +15,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.base.errors import TableDamaged
+from millrace.base.errors import InvalidArgument, TableDamaged
+from millrace.base.predicate.arrow import coarse
+from millrace.base.predicate.language import All, Column, Compare, Condition, Literal, columns, conjuncts
 from millrace.base.settings import Settings
 from millrace.message.ids import Moment
+from millrace.rpc.selection import EVERYTHING, Selection
 from millrace.storage.table import Table
-from millrace.tables.collections.table import delete_file_schema, file_schema
+from millrace.tables.collections.table import ROW_COLUMNS, delete_file_schema, file_schema
 from millrace.tables.collections.visible_rows import conform
-from millrace.tables.read.plan import ReadPlan, plan_read
+from millrace.tables.read.plan import ReadPlan, plan_read, tick_span
+from millrace.tables.read.pruning import may_hold
 
 PIECE_BYTES: Final = 64 << 20
-"""Of files that a read in pieces holds at a time, about; one file at least."""
+"""Of rows that a read in pieces holds at a time, about."""
+
+BATCH_ROWS: Final = 65_536
+SORT_BYTES: Final = 1 << 30
+"""Of rows that an order without a limit may take, about; with one, twice what the limit's rows take."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -36,56 +44,201 @@ def read_arrow(
     at: Moment | None = None,
     deadline: float | None = None,
     confirmed: Mapping[str, int] | None = None,
+    selection: Selection = EVERYTHING,
     with_ticks: bool = False,
 ) -> pa.Table:
     """The rows of a collection that are visible at `at` (default: the newest tick all its channels have reached).
 
-    Columns are the collection's fields at that tick; `with_ticks` adds those that place a row (``_partition`` ...). The
-    order of rows is not promised. Memory: the collection's rows at that tick and its deletes up to it, both in whole.
-    Raises TickNotReached, TickTooOld, CollectionNotFound, TableDamaged.
+    Columns are the collection's fields at that tick, or those of `selection`; `with_ticks` adds those that place a row
+    (``_partition`` ...). Without an order in `selection` none is promised. Memory: the selected rows, before deletes, and the
+    deletes up to that tick, both in whole. Raises TickNotReached, TickTooOld, CollectionNotFound, TableDamaged, InvalidArgument.
     """
     for last in (False, True):
         plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
         try:
-            return pa.concat_tables(pieces_of(plan, with_ticks=with_ticks))
+            return pa.concat_tables(pieces_of(plan, selection=selection, with_ticks=with_ticks))
         except TableDamaged as error:
             if last or not error.missing:
                 raise  # else VACUUM may have taken it while it was read: the newer version names others
     raise AssertionError("unreachable")
 
 
-def pieces_of(plan: ReadPlan, *, with_ticks: bool = False, most_bytes: int | None = None) -> Iterator[pa.Table]:
-    """The rows of a planned read: at once, or in pieces of about `most_bytes` of files; at least one, which may be empty."""
-    rows = _table_rows(plan.rows, file_schema(plan.schema), plan.tick, most_bytes)
-    deletes = pa.concat_tables(
-        [
-            *_table_rows(plan.deletes, delete_file_schema(plan.schema), plan.tick, None),
-            *(plan.tail_rows(deletes=True) if plan.has_tail_deletes() else ()),
-        ]
-    )
-    whole = chain(rows, plan.tail_rows(deletes=False))
-    for piece in [pa.concat_tables(whole)] if most_bytes is None else whole:
-        piece = _hide_dropped(piece, plan)
-        if deletes.num_rows and piece.num_rows:
-            piece = piece.filter(pa.array(~deleted(piece, deletes, plan.schema.primary_key)))
-        yield piece if with_ticks else piece.select(plan.schema.arrow().names)
+def stream_of(plan: ReadPlan, *, selection: Selection = EVERYTHING) -> pa.RecordBatchReader:
+    """The rows of a planned read, batch by batch. Memory: the deletes up to its tick, about PIECE_BYTES of rows and the row groups
+    of two files. Raises InvalidArgument; its batches raise TableDamaged."""
+    names = selection.names(plan.schema.arrow())
+    schema = pa.schema([plan.schema.arrow().field(name) for name in names])
+    pieces = pieces_of(plan, selection=selection, most_bytes=PIECE_BYTES)
+    batches = (batch for piece in pieces for batch in piece.to_batches(max_chunksize=BATCH_ROWS))
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-def _table_rows(table: Table | None, schema: pa.Schema, tick: int, most_bytes: int | None) -> Iterator[pa.Table]:
-    """Rows up to `tick` of one version of a table: the files its log names, pruned by their statistics, some at a time."""
-    if table is None:
-        yield schema.empty_table()
+def pieces_of(
+    plan: ReadPlan,
+    *,
+    selection: Selection = EVERYTHING,
+    with_ticks: bool = False,
+    most_bytes: int | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of a planned read: at once, or in pieces of about `most_bytes`; at least one, which may be empty."""
+    names = selection.names(plan.schema.arrow())
+    if with_ticks:
+        names = [*names, *ROW_COLUMNS.names]
+    pieces = _Look(plan, selection, names).rows(most_bytes)
+    if selection.order_by:
+        pieces = iter([_sorted(pieces, selection)])
+    elif selection.limit is not None:
+        pieces = _first(pieces, selection.limit)
+    for piece in pieces:
+        yield piece.select(names)
+
+
+def count_rows(plan: ReadPlan, *, where: str | None = None) -> int:
+    """How many rows a planned read has; without reading any where the tables' logs say it and nothing hides one."""
+    look = _Look(plan, Selection(where=where), [])
+    stored = look.stored_rows()
+    if stored is not None:
+        return stored + sum(rows.num_rows for rows in plan.tail_rows(deletes=False))
+    return sum(piece.num_rows for piece in look.rows(PIECE_BYTES))
+
+
+class _Look:
+    """What of a planned read's files has to be read for a selection."""
+
+    def __init__(self, plan: ReadPlan, selection: Selection, names: Sequence[str]) -> None:
+        self._plan = plan
+        schema = plan.schema.arrow()
+        found = selection.condition
+        self._keys = plan.schema.key_arrow().names
+        self._conjuncts = [] if found is None else list(conjuncts(found))
+        self._exact = selection.expression(schema)
+        self._coarse = None if found is None else coarse(found, schema)
+        self._deletes = self._all_deletes()
+        first = plan.first_ticks()
+        self._replaced = any(first[name] < info.begin_at(plan.tick) for name, info in plan.vchannels.items())
+        self._hides = bool(plan.partition_drops) or self._replaced
+        wanted = {*names, *selection.used}
+        if self._deletes.num_rows:
+            wanted |= {*self._keys, "_partition_id", "_time_tick", "_write_tick"}
+        if self._hides:
+            wanted |= {"_vchannel", "_partition_id", "_time_tick"}
+        self._columns = [each for each in file_schema(plan.schema).names if each in wanted] or ["_time_tick"]
+
+    def rows(self, most_bytes: int | None) -> Iterator[pa.Table]:
+        """The rows, with the columns that the selection needs and perhaps more."""
+        schema = file_schema(self._plan.schema)
+        stored = _table_rows(
+            self._plan.rows,
+            schema,
+            self._plan.tick,
+            most_bytes,
+            columns=self._columns,
+            where=self._coarse,
+            conjuncts=self._conjuncts,
+        )
+        tail = (piece.select(self._columns) for piece in self._plan.tail_rows(deletes=False))
+        whole = chain(stored, tail)
+        for piece in [pa.concat_tables(whole)] if most_bytes is None else whole:
+            if self._exact is not None:
+                piece = piece.filter(self._exact)
+            if self._hides:
+                piece = _hide_dropped(piece, self._plan)
+            if self._deletes.num_rows and piece.num_rows:
+                piece = piece.filter(pa.array(~deleted(piece, self._deletes, self._plan.schema.primary_key)))
+            yield piece
+
+    def stored_rows(self) -> int | None:
+        """The rows of the table by its files' statistics; None where these cannot say it."""
+        table, tick = self._plan.rows, self._plan.tick
+        if self._exact is not None or self._hides or self._deletes.num_rows:
+            return None
+        actions = None if table is None else table.actions()
+        if actions is None or not actions.num_rows:
+            return 0
+        if tick_span(table)[1] > tick or actions["num_records"].null_count:
+            return None
+        return int(pc.sum(actions["num_records"]).as_py())
+
+    def _all_deletes(self) -> pa.Table:
+        """The deletes up to the tick, but for those of keys that the predicate leaves out anyway."""
+        plan = self._plan
+        mine = [each for each in self._conjuncts if columns(each) <= set(self._keys)]
+        where = coarse(All(tuple(mine)), plan.schema.key_arrow()) if mine else None
+        schema = delete_file_schema(plan.schema)
+        found = [*_table_rows(plan.deletes, schema, plan.tick, None, where=where, conjuncts=mine)]
+        if plan.has_tail_deletes():
+            found += plan.tail_rows(deletes=True)
+        return pa.concat_tables(found)
+
+
+def _table_rows(
+    table: Table | None,
+    schema: pa.Schema,
+    tick: int,
+    most_bytes: int | None,
+    *,
+    columns: Sequence[str] | None = None,
+    where: pc.Expression | None = None,
+    conjuncts: Sequence[Condition] = (),
+) -> Iterator[pa.Table]:
+    """Rows up to `tick` of one version of a table: the files its log names, pruned by their statistics, in pieces."""
+    names = schema.names if columns is None else list(columns)
+    target = pa.schema([schema.field(name) for name in names])
+    actions = None if table is None else table.actions()
+    if table is None or actions is None or not actions.num_rows:
+        yield target.empty_table()
         return
-    actions = table.actions()
-    if actions.num_rows and "min._time_tick" in actions.column_names:
-        early = pc.or_kleene(pc.less_equal(actions["min._time_tick"], tick), pc.is_null(actions["min._time_tick"]))
-        actions = actions.filter(early)
+    actions = actions.filter(
+        may_hold(actions, schema, [Compare("<=", Column(("_time_tick",)), Literal(tick)), *conjuncts])
+    )
+    latest = actions["max._time_tick"] if "max._time_tick" in actions.column_names else None
+    if latest is None or latest.null_count or pc.any(pc.greater(latest, tick)).as_py():
+        early = pc.field("_time_tick") <= tick
+        where = early if where is None else early & where
     paths = actions["path"].to_pylist()
-    ends = np.cumsum(actions["size_bytes"].to_numpy()) if most_bytes is not None else np.zeros(len(paths))
-    group = (ends // (most_bytes or 1)).tolist()
-    for _, chosen in groupby(zip(group, paths, strict=True), key=lambda each: each[0]) if paths else [(0, [])]:
-        rows = table.read_rows([path for _, path in chosen], schema, where=pc.field("_time_tick") <= tick)
-        yield conform(rows, schema)
+    if most_bytes is None or not paths:
+        yield conform(table.read_rows(paths, schema, columns=names, where=where), target)
+        return
+    held: list[pa.RecordBatch] = []
+    for batch in table.scan_rows(paths, schema, columns=names, where=where, batch_rows=BATCH_ROWS):
+        held.append(batch)
+        if sum(each.nbytes for each in held) >= most_bytes:
+            yield conform(pa.Table.from_batches(held), target)
+            held = []
+    yield conform(pa.Table.from_batches(held, held[0].schema) if held else target.empty_table(), target)
+
+
+def _first(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The first `rows` of them; nothing is read behind the piece that has the last."""
+    for piece in pieces:
+        yield piece.slice(0, rows)
+        rows -= piece.num_rows
+        if rows <= 0:
+            return
+
+
+def _sorted(pieces: Iterator[pa.Table], selection: Selection) -> pa.Table:
+    """All rows in order, or the first `limit`; nulls last. Raises InvalidArgument where that takes more than SORT_BYTES."""
+    keys = [(name, "descending" if descends else "ascending") for name, descends in selection.order_by]
+    held: list[pa.Table] = []
+
+    def settled() -> pa.Table:
+        rows = pa.concat_tables(held)
+        try:
+            order = pc.sort_indices(rows, sort_keys=keys)
+        except (pa.ArrowException, TypeError) as error:
+            raise InvalidArgument(f"these columns have no order: {error}") from None
+        return rows.take(order.slice(0, rows.num_rows if selection.limit is None else selection.limit))
+
+    for piece in pieces:
+        held.append(piece)
+        if sum(each.nbytes for each in held) > SORT_BYTES:
+            held = [settled()]
+            if held[0].nbytes > SORT_BYTES // 2:
+                raise InvalidArgument(
+                    f"an order over more than {SORT_BYTES >> 20} MiB of rows: give a limit, fewer columns, or sort what you read"
+                )
+    return settled()
 
 
 def _hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:

@@ -19,6 +19,7 @@ from millrace.base.errors import MillraceError, PositionTruncated, TickNotReache
 from millrace.base.settings import Settings
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import EARLIEST
+from millrace.rpc.selection import EVERYTHING, Selection
 from millrace.storage.table import open_table
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.plan import ReadPlan, plan_read
@@ -95,13 +96,14 @@ def read_fresh(
     *,
     at: int | None,
     seconds: float,
+    selection: Selection = EVERYTHING,
 ) -> pa.Table:
-    """The rows of a collection at `at`; without it all that was decided before the call, as soon as the tables have it.
+    """The selected rows of a collection at `at`; without it all that was decided before the call, as soon as the tables have it.
 
     Raises TickNotReached where they do not within `seconds`, and what :func:`millrace.tables.read.arrow.read_arrow` raises.
     """
     confirmed = _all_confirmed(settings, name, pchannels, client, at, seconds)
-    return read_arrow(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed)
+    return read_arrow(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed, selection=selection)
 
 
 def plan_fresh(

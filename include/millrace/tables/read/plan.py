@@ -34,7 +34,7 @@ from millrace.tables.collections.table import (
     rows_uri,
 )
 from millrace.tables.collections.visible_rows import collection_rows, conform
-from millrace.tables.wal.reader import WalRange, WalSnapshot, range_bytes, read_range
+from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, range_bytes, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 
 POLL: Final = 0.02
@@ -103,6 +103,11 @@ class ReadPlan:
             for _ in read_range(store_at(self.settings.wal_uri), tail.range, types=["DELETE"], columns=["type"]):
                 return True
         return False
+
+    def first_ticks(self) -> dict[str, int]:
+        """By VChannel a tick that none of its rows is before, be they the table's or the tail's (which lie behind its tick)."""
+        first, _ = tick_span(self.rows)
+        return {name: min(first, tick + 1) for tail in self.tails for name, tick in tail.row_ticks.items()}
 
     @property
     def partition_drops(self) -> list[tuple[str, int, int]]:
@@ -176,6 +181,21 @@ def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Map
     schemas = [info.schema_at(tick) for info in infos]
     schema = max(schemas, key=lambda each: len(each.fields))
     return ReadPlan(settings, collection_id, tick, schema, vchannels, rows, deletes, tuple(tails))
+
+
+def tick_span(table: Table | None) -> tuple[int, int]:
+    """Bounds of ``_time_tick`` in the table, by its files' statistics: of any tick where a file has none, of none without a row.
+
+    A filter that they say holds for every row is left out: a scan then does not read its columns.
+    """
+    actions = None if table is None else table.actions()
+    if actions is None or actions.num_rows == 0:
+        return MAX_TICK, 0
+    if {"min._time_tick", "max._time_tick"} <= set(actions.column_names):
+        least, greatest = actions["min._time_tick"], actions["max._time_tick"]
+        if least.null_count == greatest.null_count == 0:
+            return pc.min(least).as_py(), pc.max(greatest).as_py()
+    return 0, MAX_TICK
 
 
 def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_id: int) -> list[str]:

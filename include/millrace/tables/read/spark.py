@@ -14,7 +14,6 @@ from functools import reduce
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -28,8 +27,7 @@ from millrace.storage.files import require_files
 from millrace.storage.spark import spark_frame
 from millrace.storage.table import Table
 from millrace.tables.collections.table import delete_file_schema, file_schema
-from millrace.tables.read.plan import ReadPlan, Tail, plan_read, tail_rows
-from millrace.tables.wal.reader import MAX_TICK
+from millrace.tables.read.plan import ReadPlan, Tail, plan_read, tail_rows, tick_span
 
 FORMAT: Final = "millrace_tail"
 SMALL_TAIL_BYTES: Final = 8 << 20
@@ -58,11 +56,11 @@ def read(
     for name, number, tick in plan.partition_drops:
         hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number) & (F.col("_time_tick") < tick)
         rows = rows.where(~hidden)
-    first = _first_ticks(plan)
+    first = plan.first_ticks()
     for name, info in plan.vchannels.items():
         if first[name] < (begin := info.begin_at(plan.tick)):
             rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= begin))
-    if _tick_span(plan.deletes)[0] <= plan.tick or plan.has_tail_deletes():
+    if tick_span(plan.deletes)[0] <= plan.tick or plan.has_tail_deletes():
         rows = _without_deleted(rows, _frame(spark, plan, deletes=True, small_tail=small), plan.schema.primary_key)
     return rows if with_ticks else rows.select(*(_quoted(name) for name in plan.schema.arrow().names))
 
@@ -96,30 +94,9 @@ def _table_frame(spark: SparkSession, table: Table, target: pa.Schema, tick: int
     columns = [
         F.col(_quoted(name)) if name in have else F.lit(None).cast(types[name]).alias(name) for name in target.names
     ]
-    if _tick_span(table)[1] > tick:
+    if tick_span(table)[1] > tick:
         frame = frame.where(F.col("_time_tick") <= tick)
     return frame.select(*columns)
-
-
-def _tick_span(table: Table | None) -> tuple[int, int]:
-    """Bounds of ``_time_tick`` in the table, by its files' statistics: of any tick where a file has none, of none without a row.
-
-    A filter that they say holds for every row is left out: a scan then does not read its columns.
-    """
-    actions = None if table is None else table.actions()
-    if actions is None or actions.num_rows == 0:
-        return MAX_TICK, 0
-    if {"min._time_tick", "max._time_tick"} <= set(actions.column_names):
-        least, greatest = actions["min._time_tick"], actions["max._time_tick"]
-        if least.null_count == greatest.null_count == 0:
-            return pc.min(least).as_py(), pc.max(greatest).as_py()
-    return 0, MAX_TICK
-
-
-def _first_ticks(plan: ReadPlan) -> dict[str, int]:
-    """By VChannel a tick that none of its rows is before, be they the table's or the tail's (which lie behind its tick)."""
-    first, _ = _tick_span(plan.rows)
-    return {name: min(first, tick + 1) for tail in plan.tails for name, tick in tail.row_ticks.items()}
 
 
 def _tail_frame(

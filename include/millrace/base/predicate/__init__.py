@@ -1,0 +1,1 @@
+"""One language of predicates for deletes, reads and filters of files."""

@@ -1,0 +1,176 @@
+"""Predicates put to Arrow's columns: exactly, and as far as the bounds of files can tell."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import InvalidArgument
+from millrace.base.predicate.language import (
+    ACCEPTED,
+    All,
+    Column,
+    Compare,
+    Condition,
+    In,
+    IsNull,
+    Like,
+    Literal,
+    Not,
+    Some,
+    condition,
+    leaves,
+)
+
+_COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def matching(table: pa.Table, predicate: str | pc.Expression) -> pa.Table:
+    """The rows of `table` that the predicate hits. Raises InvalidArgument for one that is none, or fits no column."""
+    expression = parse(predicate, table.schema) if isinstance(predicate, str) else predicate
+    try:
+        return table.filter(expression)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidArgument(f"the predicate does not fit the columns: {error}") from None
+
+
+def parse(text: str, schema: pa.Schema) -> pc.Expression:
+    """The expression that `text` stands for, over the columns of `schema`. Raises InvalidArgument that says what is wrong."""
+    return expression(condition(text), schema)
+
+
+def expression(found: Condition, schema: pa.Schema) -> pc.Expression:
+    """`found` over the columns of `schema`. Raises InvalidArgument for a column that is not there, or of another type."""
+    try:
+        return _Compiler(schema).truth(found)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"the predicate does not fit the columns: {error}") from None
+
+
+def coarse(found: Condition, schema: pa.Schema) -> pc.Expression | None:
+    """What holds of every row that `found` hits, and may be put to the bounds of files; None where nothing can be said.
+
+    Bounds leave NaN out. A row of NaN is hit by what denies a comparison, where the bounds say that nothing is; so what denies
+    one of floats is left out here.
+    """
+    weak = _coarse(found, _Compiler(schema))
+    return None if weak is None else _Compiler(schema, denied=False).truth(weak)
+
+
+def _coarse(found: Condition, compiler: _Compiler) -> Condition | None:
+    match found:
+        case All(parts):
+            known = tuple(each for part in parts if (each := _coarse(part, compiler)) is not None)
+            return All(known) if known else None
+        case Some(parts):
+            some = [_coarse(part, compiler) for part in parts]
+            return (
+                None if any(each is None for each in some) else Some(tuple(each for each in some if each is not None))
+            )
+        case Not(_) | Compare("!=", _, _) if compiler.has_floats(found):
+            return None
+    return found
+
+
+class _Compiler:
+    def __init__(self, schema: pa.Schema, *, denied: bool = True) -> None:
+        """Without `denied` an unknown may be false: nothing turns it over."""
+        self._schema = schema
+        self._denied = denied
+
+    def has_floats(self, found: Condition) -> bool:
+        return any(pa.types.is_floating(self._type(each)) for each in leaves(found) if isinstance(each, Column))
+
+    def truth(self, found: Condition) -> pc.Expression:
+        match found:
+            case All(parts):
+                return self._joined(operator.and_, parts)
+            case Some(parts):
+                return self._joined(operator.or_, parts)
+            case Not(part):
+                return ~_Compiler(self._schema).truth(part)
+            case IsNull(subject):
+                return self._value(subject, None).is_null()
+            case Like(subject, pattern):
+                if not _is_text(self._type(subject)):
+                    raise InvalidArgument(f"LIKE is for text, and {'.'.join(subject.path)!r} is none")
+                return pc.match_like(self._value(subject, None), pattern)
+            case In(subject, values):
+                kind = self._kind(subject)
+                wanted = pa.array([self._literal(each, kind).as_py() for each in values], kind)
+                value = self._value(subject, kind)
+                if not self._denied:
+                    return value.isin(wanted)
+                # Arrow says of a null that it is none of them; here, as in SQL, it is unknown.
+                return pc.if_else(value.is_valid(), value.isin(wanted), pa.scalar(None, pa.bool_()))
+            case Compare(op, left, right):
+                kind = self._kind(left) or self._kind(right)
+                compared = _COMPARE[op](self._value(left, kind), self._value(right, kind))
+                assert isinstance(compared, pc.Expression)
+                return compared
+            case Column() if pa.types.is_boolean(self._type(found)):
+                return self._value(found, None)
+            case Literal(bool() as value):
+                return pc.scalar(value)
+            case Column(path):
+                raise InvalidArgument(f"the column {'.'.join(path)!r} is no condition by itself: it is not boolean")
+        raise InvalidArgument(f"{found.value!r} is no condition; {ACCEPTED}")
+
+    def _joined(self, join: Callable[[Any, Any], Any], parts: tuple[Condition, ...]) -> pc.Expression:
+        # Halves, not one behind the other: what Arrow walks by recursion stays shallow.
+        if len(parts) == 1:
+            return self.truth(parts[0])
+        middle = len(parts) // 2
+        joined = join(self._joined(join, parts[:middle]), self._joined(join, parts[middle:]))
+        assert isinstance(joined, pc.Expression)
+        return joined
+
+    def _kind(self, operand: Column | Literal) -> pa.DataType | None:
+        return self._type(operand) if isinstance(operand, Column) else None
+
+    def _type(self, column: Column) -> pa.DataType:
+        name, *inner = column.path
+        if name not in self._schema.names:
+            raise InvalidArgument(f"no column {name!r}; there are {', '.join(self._schema.names)}")
+        kind = self._schema.field(name).type
+        for each in inner:
+            if not pa.types.is_struct(kind) or kind.get_field_index(each) < 0:
+                raise InvalidArgument(f"{'.'.join(column.path)!r}: there is no field {each!r} in it")
+            kind = kind.field(each).type
+        return kind
+
+    def _value(self, operand: Column | Literal, kind: pa.DataType | None) -> pc.Expression:
+        if isinstance(operand, Column):
+            self._type(operand)
+            return pc.field(operand.path) if len(operand.path) > 1 else pc.field(operand.path[0])
+        return pc.scalar(self._literal(operand, kind))
+
+    def _literal(self, literal: Literal, kind: pa.DataType | None) -> pa.Scalar:
+        value = literal.value
+        if isinstance(value, str) and kind is not None and not _is_text(kind):
+            return pa.scalar(value).cast(kind)
+        if isinstance(value, Decimal):
+            if kind is not None and pa.types.is_decimal(kind):
+                return pa.scalar(value)
+            if kind is None or not pa.types.is_floating(kind):
+                return pa.scalar(float(value))  # id > 1.5 compares as numbers do
+            return pa.scalar(float(value), kind)
+        if isinstance(value, int) and kind is not None and pa.types.is_decimal(kind):
+            return pa.scalar(Decimal(value))
+        return pa.scalar(value) if kind is None else pa.scalar(value, kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)

@@ -1,0 +1,330 @@
+"""Predicates over a collection's rows, as text: a small language that can do nothing but compare, as SQL or Python write it.
+
+    origin = 'JFK' AND (delay > 60 OR cancelled) AND tail IS NOT NULL AND carrier IN ('AA', 'UA')
+    origin == "JFK" and 10 < delay <= 60 and tail is not None
+
+Columns by name (a field of a struct by its path, ``address.city``; any other name in backticks); literals: numbers, strings in
+single or double quotes (``''`` inside, or a backslash, stands for the quote), TRUE, FALSE; ``= == != <> < <= > >=``, chained
+too, ``BETWEEN``, ``LIKE`` (``%``, ``_``), ``IN`` a list of literals, ``IS NULL`` or ``is None``, ``AND``, ``OR``, ``NOT``, a boolean
+column by itself. Words are known in any case. Dates and timestamps are compared with ISO 8601 text (``DATE '...'`` too). A
+comparison with a null is unknown, and a row of which the whole is unknown is not hit; NaN equals nothing, and is no less and no
+greater than anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+
+from millrace.base.errors import InvalidArgument
+
+MAX_LENGTH: Final = 10_000
+MAX_DEPTH: Final = 100
+ACCEPTED: Final = "a predicate has columns, literals, comparisons, IN, BETWEEN, LIKE, IS NULL, AND, OR, NOT, such as city = 'Oslo' AND age >= 18"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, or a field inside of it; as a condition, one that is true."""
+
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A value as it was written; numbers with a point or an exponent are Decimals."""
+
+    value: bool | int | Decimal | str | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """`left` `op` `right`; `op` is one of ``= != < <= > >=``."""
+
+    op: str
+    left: Column | Literal
+    right: Column | Literal
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """`subject` is one of `values`."""
+
+    subject: Column | Literal
+    values: tuple[Literal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """`subject` matches `pattern`: ``%`` is any text, ``_`` any character, a backslash makes either plain."""
+
+    subject: Column
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """`subject` is null."""
+
+    subject: Column | Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """`part` is false."""
+
+    part: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Every one of `parts` is true."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    """One of `parts` is true."""
+
+    parts: tuple[Condition, ...]
+
+
+Condition: TypeAlias = Column | Literal | Compare | In | Like | IsNull | Not | All | Some
+
+
+def condition(text: str) -> Condition:
+    """The condition that `text` stands for. Raises InvalidArgument that says what is wrong, and where."""
+    if len(text) > MAX_LENGTH:
+        raise InvalidArgument(f"a predicate has at most {MAX_LENGTH} characters")
+    return _Parser(text).whole()
+
+
+def columns(found: Condition) -> set[str]:
+    """The columns that `found` names."""
+    return {each.path[0] for each in leaves(found) if isinstance(each, Column)}
+
+
+def conjuncts(found: Condition) -> Iterator[Condition]:
+    """Conditions that all hold where `found` does, and together say the same."""
+    if isinstance(found, All):
+        for part in found.parts:
+            yield from conjuncts(part)
+    else:
+        yield found
+
+
+def leaves(found: Any) -> Iterator[Column | Literal]:
+    """The columns and literals of `found`."""
+    match found:
+        case Column() | Literal():
+            yield found
+        case All(parts) | Some(parts):
+            for part in parts:
+                yield from leaves(part)
+        case Not(part) | In(part, _) | Like(part, _) | IsNull(part):
+            yield from leaves(part)
+        case Compare(_, left, right):
+            yield from (left, right)
+
+
+_TOKEN: Final = re.compile(
+    r"""(?P<space>\s+)
+    |(?P<bytes>[bB]'(?:[^'\\]|\\.)*')
+    |(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
+    |(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)
+    |(?P<name>[^\W\d]\w*|`(?:[^`]|``)+`)
+    |(?P<mark>==|!=|<>|<=|>=|[=<>(){}\[\],.+-])""",
+    re.VERBOSE | re.DOTALL,
+)
+_WORDS: Final = frozenset({"and", "or", "not", "in", "is", "null", "none", "true", "false", "between", "like"})
+_OPERATORS: Final = {"=": "=", "==": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+_ENDS: Final = {"(": ")", "[": "]", "{": "}"}
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+    place: int
+
+    @property
+    def word(self) -> str:
+        return self.text.lower() if self.kind == "name" else self.text if self.kind == "mark" else ""
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+        self._tokens = list(self._split())
+
+    def whole(self) -> Condition:
+        found = self._some()
+        if self._now.kind != "end":
+            raise self._wrong(f"{self._now.text!r} is not expected there")
+        return found
+
+    def _split(self) -> Iterator[_Token]:
+        place = 0
+        while place < len(self._text):
+            found = _TOKEN.match(self._text, place)
+            if found is None:
+                raise self._wrong(f"{self._text[place]!r} begins nothing that is known", place)
+            if found.lastgroup != "space":
+                yield _Token(found.lastgroup or "", found[0], place)
+            place = found.end()
+        yield _Token("end", "", place)
+
+    @property
+    def _now(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _wrong(self, words: str, place: int | None = None) -> InvalidArgument:
+        where = (self._now.place if place is None else place) + 1
+        return InvalidArgument(f"{self._text[:200]!r} is no predicate: character {where}: {words}; {ACCEPTED}")
+
+    def _take(self, *words: str) -> bool:
+        """Go on behind these words, or marks, where they are next."""
+        if [each.word for each in self._tokens[self._at : self._at + len(words)]] != list(words):
+            return False
+        self._at += len(words)
+        return True
+
+    def _some(self) -> Condition:
+        parts = [self._all()]
+        while self._take("or"):
+            parts.append(self._all())
+        return parts[0] if len(parts) == 1 else Some(tuple(parts))
+
+    def _all(self) -> Condition:
+        parts = [self._not()]
+        while self._take("and"):
+            parts.append(self._not())
+        return parts[0] if len(parts) == 1 else All(tuple(parts))
+
+    def _not(self) -> Condition:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise self._wrong(f"it nests more than {MAX_DEPTH} deep")
+        found = Not(self._not()) if self._take("not") else self._compared()
+        self._depth -= 1
+        return found
+
+    def _compared(self) -> Condition:
+        left = self._primary()
+        found: list[Condition] = []
+        while (op := _OPERATORS.get(self._now.word)) is not None:
+            self._at += 1
+            right = self._primary()
+            found.append(Compare(op, self._operand(left), self._operand(right)))
+            left = right
+        if found:
+            return found[0] if len(found) == 1 else All(tuple(found))
+        if self._take("is"):
+            denied = self._take("not")
+            if not (self._take("null") or self._take("none")):
+                raise self._wrong("IS asks for NULL alone")
+            return _denied(IsNull(self._operand(left)), denied)
+        denied = self._take("not")
+        if self._take("in"):
+            return _denied(In(self._operand(left), self._list()), denied)
+        if self._take("between"):
+            low = self._operand(self._primary())
+            if not self._take("and"):
+                raise self._wrong("BETWEEN takes two values with AND between them")
+            high = self._operand(self._primary())
+            subject = self._operand(left)
+            return _denied(All((Compare(">=", subject, low), Compare("<=", subject, high))), denied)
+        if self._take("like"):
+            pattern, subject = self._primary(), self._operand(left)
+            if (
+                not isinstance(subject, Column)
+                or not isinstance(pattern, Literal)
+                or not isinstance(pattern.value, str)
+            ):
+                raise self._wrong("LIKE takes a column and a pattern in quotes")
+            return _denied(Like(subject, pattern.value), denied)
+        if denied:
+            raise self._wrong("behind NOT comes IN, BETWEEN or LIKE here")
+        return left
+
+    def _operand(self, found: Condition) -> Column | Literal:
+        if not isinstance(found, Column | Literal):
+            raise self._wrong("a comparison is between columns and literals")
+        return found
+
+    def _list(self) -> tuple[Literal, ...]:
+        end = _ENDS.get(self._now.word)
+        if end is None:
+            raise self._wrong("IN takes a list in parentheses")
+        self._at += 1
+        values: list[Literal] = []
+        while not self._take(end):
+            value = self._primary()
+            if not isinstance(value, Literal):
+                raise self._wrong("IN takes literals alone")
+            values.append(value)
+            if not self._take(",") and self._now.word != end:
+                raise self._wrong(f"a comma or {end} is expected")
+        return tuple(values)
+
+    def _primary(self) -> Condition:
+        token = self._now
+        self._at += 1
+        match token.kind, token.word:
+            case "mark", "(":
+                found = self._some()
+                if not self._take(")"):
+                    raise self._wrong(") is expected")
+                return found
+            case "mark", "-" | "+":
+                number = self._primary()
+                if not isinstance(number, Literal) or isinstance(number.value, bool | str | bytes):
+                    raise self._wrong("a sign stands before a number", token.place)
+                return Literal(-number.value if token.text == "-" else number.value)
+            case "number", _:
+                return Literal(int(token.text) if token.text.isdigit() else Decimal(token.text))
+            case "text", _:
+                return Literal(_unquoted(token.text))
+            case "bytes", _:
+                return Literal(_unquoted(token.text[1:]).encode("latin-1"))
+            case "name", "true" | "false" as word:
+                return Literal(word == "true")
+            case "name", "date" | "timestamp" if self._now.kind == "text":
+                return self._primary()
+            case "name", word if word in {"null", "none"}:
+                raise self._wrong("nothing compares with NULL: write IS NULL or IS NOT NULL", token.place)
+            case "name", word if word not in _WORDS:
+                path = [_name(token.text)]
+                while self._take("."):
+                    if self._now.kind != "name":
+                        raise self._wrong("a field's name is expected")
+                    path.append(_name(self._now.text))
+                    self._at += 1
+                return Column(tuple(path))
+        self._at -= 1
+        raise self._wrong("a column or a literal is expected")
+
+
+def _denied(found: Condition, denied: bool) -> Condition:
+    return Not(found) if denied else found
+
+
+def _name(text: str) -> str:
+    return text[1:-1].replace("``", "`") if text.startswith("`") else text
+
+
+def _unquoted(text: str) -> str:
+    quote = text[0]
+    return re.sub(
+        rf"\\(.)|{quote}{quote}",
+        lambda found: _ESCAPES.get(found[1], found[1]) if found[1] else quote,
+        text[1:-1],
+        flags=re.DOTALL,
+    )

@@ -1,0 +1,128 @@
+"""What a reader wants of a collection's rows: which columns, which rows, how many, in which order. Crosses the wire as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypedDict
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import InvalidArgument
+from millrace.message.ids import Moment
+
+if TYPE_CHECKING:  # a producer, which selects nothing, does without
+    from millrace.base.predicate.language import Condition
+
+_ORDER: Final = re.compile(r"(`(?:[^`]|``)+`|\S+?)(?:\s+(asc|desc))?", re.IGNORECASE)
+
+Names: TypeAlias = str | Sequence[str]
+"""Names as a list, or as text with commas between them."""
+
+
+class ReadOptions(TypedDict, total=False):
+    """What reads take: the moment, what of the rows, and how many seconds to wait for the tables."""
+
+    at: Moment | None
+    columns: Names | None
+    where: str | None
+    limit: int | None
+    order_by: Names | None
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """`where` is a predicate (:mod:`millrace.base.predicate.language`); `order_by` are columns, each with whether it descends."""
+
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    limit: int | None = None
+    order_by: tuple[tuple[str, bool], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        columns: Names | None = None,
+        where: str | None = None,
+        limit: int | None = None,
+        order_by: Names | None = None,
+    ) -> Self:
+        """As people write it: ``order_by=["price desc", "id"]``. Raises InvalidArgument for what is no selection."""
+        if where is not None and not isinstance(where, str):
+            raise InvalidArgument(
+                f"where is a predicate as text, such as \"city = 'Oslo'\", not {type(where).__name__}"
+            )
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise InvalidArgument(f"limit is a number of rows from 0 on, not {limit!r}")
+        chosen = None if columns is None else tuple(_names(columns))
+        if chosen is not None and (not chosen or len(set(chosen)) < len(chosen)):
+            raise InvalidArgument(f"columns are one or more, each once, not {', '.join(chosen) or 'none'}")
+        made = cls(chosen, where, limit, tuple(map(_ordered, _names(order_by or ()))))
+        _ = made.condition
+        return made
+
+    def to_json(self) -> dict[str, Any]:
+        """What is asked for beyond everything."""
+        wanted = {"columns": self.columns, "where": self.where, "limit": self.limit, "order_by": self.order_by or None}
+        return {name: value for name, value in wanted.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Inverse of :meth:`to_json`; takes no notice of other keys. Raises InvalidArgument."""
+        try:
+            made = cls.of(columns=value.get("columns"), where=value.get("where"), limit=value.get("limit"))
+            order = tuple((str(name), bool(descends)) for name, descends in value.get("order_by") or ())
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"this is no selection of rows: {error}") from None
+        return cls(made.columns, made.where, made.limit, order)
+
+    @property
+    def condition(self) -> Condition | None:
+        """`where`, understood. Raises InvalidArgument."""
+        from millrace.base.predicate.language import condition
+
+        return None if self.where is None else condition(self.where)
+
+    def names(self, schema: pa.Schema) -> list[str]:
+        """The columns to give, in their order. Raises InvalidArgument for one that is not there."""
+        for each in (*(self.columns or ()), *(name for name, _ in self.order_by)):
+            if each not in schema.names:
+                raise InvalidArgument(f"there is no column {each!r}; there are {', '.join(schema.names)}")
+        return schema.names if self.columns is None else list(self.columns)
+
+    @property
+    def used(self) -> set[str]:
+        """The columns that `where` and `order_by` look at."""
+        from millrace.base.predicate.language import columns
+
+        found = self.condition
+        return {*(name for name, _ in self.order_by), *(() if found is None else columns(found))}
+
+    def expression(self, schema: pa.Schema) -> pc.Expression | None:
+        """`where` over these columns. Raises InvalidArgument where it does not fit them."""
+        from millrace.base.predicate.arrow import expression
+
+        found = self.condition
+        return None if found is None else expression(found, schema)
+
+
+EVERYTHING: Final = Selection()
+
+
+def _names(given: Names) -> list[str]:
+    if isinstance(given, str):
+        given = [each.strip() for each in given.split(",") if each.strip()]
+    if not all(isinstance(each, str) for each in given):
+        raise InvalidArgument("columns are given by their names")
+    return list(given)
+
+
+def _ordered(text: str) -> tuple[str, bool]:
+    found = _ORDER.fullmatch(text.strip())
+    if found is None:
+        raise InvalidArgument(f"{text!r} is no order: give a column, with asc or desc behind it")
+    return found[1].strip("`"), (found[2] or "").lower() == "desc"
