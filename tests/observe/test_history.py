@@ -5,24 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.node.flush.definition import Flush
 from millrace.node.ingest.definition import Ingest
 from millrace.node.range.history import FRESH_SECONDS, KEEP_SECONDS, THIN_SECONDS, History, history_path
-from millrace.node.range.query import start_query
 from millrace.observe.history import BUCKETS, SampleFiles, charts, rate_now, with_last_word
 from millrace.observe.models import JobView
 from millrace.observe.observer import Observer
+from tests.node.range.host import Host
 from tests.observe.observe_world import close_world, make_world
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 NOW = 1_800_000_000.0
 
@@ -115,15 +111,13 @@ def test_the_rate_now_is_of_the_last_seconds(settings: Settings) -> None:
     assert _lines(history_path(settings, "streaming-node"))[0]["pid"] == os.getpid()
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_both_queries_leave_samples_that_the_charts_show(spark: SparkSession, settings: Settings) -> None:
+def test_both_queries_leave_samples_that_the_charts_show(settings: Settings) -> None:
     world = make_world(settings)
     try:
         world.client.producer().insert(world.users, world.rows(7000, 7100))
         for definition in (Ingest(settings), Flush(settings)):
-            query = start_query(spark, definition, metrics=Metrics(), available_now=True)
-            assert query.awaitTermination(60)
+            with closing(Host(definition)) as host:
+                assert host.step()
     finally:
         close_world(world)
     observer = Observer(settings)

@@ -63,15 +63,18 @@ def content(client: Client, name: str, at: int | None = None) -> Rows:
 Engine = Callable[[Settings, RestoreParams], RestoreReport]
 
 
-@pytest.fixture(params=["arrow", pytest.param("spark", marks=pytest.mark.spark)])
-def engine(request: pytest.FixtureRequest) -> Engine:
-    """A few rows without a JVM, as they are restored; and the same with Spark, as if they were many."""
+def with_arrow(settings: Settings, params: RestoreParams) -> RestoreReport:
+    """A few rows without a JVM, as they are restored."""
 
     def none_needed() -> AbstractContextManager[SparkSession]:
         raise AssertionError("a JVM for a few rows")
 
-    def with_arrow(settings: Settings, params: RestoreParams) -> RestoreReport:
-        return run(settings, params, Progress(), sessions=none_needed)
+    return run(settings, params, Progress(), sessions=none_needed)
+
+
+@pytest.fixture(params=["arrow", pytest.param("spark", marks=pytest.mark.spark)])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Without a JVM; and the same with Spark, as if the rows were many. For tests in which rows are brought over."""
 
     def with_spark(settings: Settings, params: RestoreParams) -> RestoreReport:
         spark: SparkSession = request.getfixturevalue("spark")
@@ -109,19 +112,19 @@ def test_the_rows_of_a_tick_come_back_with_their_partitions_and_the_source_stays
         restore(client, engine, at=str(tick))
 
 
-def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Client, engine: Engine) -> None:
+def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Client) -> None:
     write(client, 1)
     settle(client)
     with pytest.raises(CollectionNotFound):
-        restore(client, engine, collection="nobody")
+        restore(client, with_arrow, collection="nobody")
     with pytest.raises(MillraceError):
-        restore(client, engine, at="1")
+        restore(client, with_arrow, at="1")
     in_place = {"into": "", "in_place": True}
     dropped = client.catalog.create_collection("dropped", SCHEMA)
     tick = settle(client)
     client.catalog.drop_collection("dropped")
     with pytest.raises(CollectionNotFound, match="new collection"):
-        restore(client, engine, collection=str(dropped.id), at=str(tick), **in_place)
+        restore(client, with_arrow, collection=str(dropped.id), at=str(tick), **in_place)
     for wrong in (
         {"at": "yesterday"},
         {"into": "a b"},
@@ -131,7 +134,7 @@ def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Client, eng
         {"in_place": True, "at": "9"},
     ):
         with pytest.raises(InvalidArgument):
-            restore(client, engine, **wrong)
+            restore(client, with_arrow, **wrong)
     assert [each.name for each in client.catalog.collections()] == ["c"]
 
 
@@ -152,13 +155,13 @@ def killed(client: Client, params: str, place: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["restore.recorded", "restore.inserted", "restore.inserted@3"])
-def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Client, engine: Engine, place: str) -> None:
+def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Client, place: str) -> None:
     write(client, *range(40))
     tick = settle(client)
     before = content(client, "c", tick)
     params = f'{{"collection": "c", "into": "restored", "at": "{tick}", "rows_per_slice": 10}}'
     killed(client, params, place)
-    report = restore(client, engine, at=str(tick), rows_per_slice=10)
+    report = restore(client, with_arrow, at=str(tick), rows_per_slice=10)
     assert report.rows == len(before)
     settle(client)
     assert content(client, "restored") == before
@@ -209,16 +212,14 @@ def test_a_moment_without_rows_leaves_none(client: Client, engine: Engine) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["restore.recorded", "import.appended"])
-def test_a_restore_in_place_that_is_killed_goes_on_with_the_same_messages(
-    client: Client, engine: Engine, place: str
-) -> None:
+def test_a_restore_in_place_that_is_killed_goes_on_with_the_same_messages(client: Client, place: str) -> None:
     write(client, *range(40))
     tick = settle(client)
     before = content(client, "c", tick)
     write(client, *range(50, 60))
     params = f'{{"collection": "c", "in_place": true, "at": "{tick}"}}'
     killed(client, params, place)
-    report = restore(client, engine, into="", in_place=True, at=str(tick))
+    report = restore(client, with_arrow, into="", in_place=True, at=str(tick))
     assert report.rows == len(before)
     settle(client)
     assert content(client, "c") == before

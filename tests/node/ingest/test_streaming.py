@@ -21,16 +21,10 @@ from deltalake import DeltaTable
 from prometheus_client import CollectorRegistry
 
 from millrace.base.metrics import Metrics
-from millrace.base.settings import Settings
-from millrace.client.append_client import AppendClient
-from millrace.message.ids import LogId
 from millrace.node.ingest.definition import Ingest
 from millrace.node.range.batches import Batches
 from millrace.node.range.parking import read_parked, unpark
-from millrace.rpc.launch import launch_of
-from millrace.rpc.remote_log import RemoteLogService
-from millrace.tables.wal.table import WalTable
-from millrace.wal.digest import digest
+from tests.node.ingest.deployment import Deployment
 from tests.node.log_samples import accepted, opening, poison, rejected, tick
 
 if TYPE_CHECKING:
@@ -48,42 +42,6 @@ def until(condition: Callable[[], bool], *, alive: Callable[[], bool] = lambda: 
         assert alive(), "it ended before that"
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.02)  # between two looks at the condition: it lies in other processes, which tell nobody
-
-
-class Deployment:
-    """A log server with two PChannels, and the table the node makes of it."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.service = RemoteLogService.connect(settings.log_path, launch=launch_of(settings))
-        for name in ("p0", "p1"):
-            self.service.create(name)
-
-    def append(self, pchannel: str, *entries: bytes) -> list[LogId]:
-        return list(self.service.open(pchannel).append(entries))
-
-    def rows(self, pchannel: str) -> int:
-        """Message and rejection rows that are committed."""
-        if not DeltaTable.is_deltatable(str(Path(self.settings.wal_uri))):
-            return 0
-        return WalTable.open(Path(self.settings.wal_uri)).position(pchannel).totals.digest.rows
-
-    def check(self) -> None:
-        """Every row is there once, and the totals say so."""
-        content = DeltaTable(str(Path(self.settings.wal_uri))).to_pyarrow_table(filters=[("kind", "!=", "state")])
-        columns = [content.column(name).to_pylist() for name in ("pchannel", "entry", "index", "ordinal")]
-        assert len(set(zip(*columns, strict=True))) == content.num_rows
-        table = WalTable.open(Path(self.settings.wal_uri))
-        totals = [table.position(name).totals for name in ("p0", "p1")]
-        assert digest(content) == totals[0].digest + totals[1].digest
-
-
-@pytest.fixture
-def deployment(settings: Settings) -> Iterator[Deployment]:
-    found = Deployment(settings)
-    yield found
-    found.service.shutdown()
-    found.service.close()
 
 
 def start(spark: SparkSession, deployment: Deployment, *, available_now: bool = False) -> StreamingQuery:
@@ -125,30 +83,6 @@ def test_the_query_follows_the_logs_parks_what_is_poisoned_and_rests_when_nothin
     finally:
         stop_between_batches(query)
         spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
-    deployment.check()
-
-
-@pytest.mark.spark
-def test_a_parked_pchannel_goes_on_behind_a_tombstone(spark: SparkSession, deployment: Deployment) -> None:
-    from millrace.runtime.queries import stop_between_batches
-
-    _, _, entry, _ = deployment.append("p1", opening(), accepted(), poison(), accepted())
-    query = start(spark, deployment)
-    try:
-        until(lambda: bool(read_parked(deployment.settings.parked_path)), alive=lambda: query.isActive)
-        assert [each.position for each in read_parked(deployment.settings.parked_path)] == [entry]
-        client = AppendClient(deployment.service)
-        seen = client.entry_that_parks("p1", entry)
-        assert LogId(*seen["committed"]) == entry
-        placed = client.place_tombstone("p1", entry, sha256=seen["sha256"], author="ada", reason="INC-1")
-        client.restart("p1")
-        unpark(deployment.settings.parked_path, "p1")
-        until(lambda: deployment.rows("p1") >= 4, alive=lambda: query.isActive)
-        rows = DeltaTable(str(Path(deployment.settings.wal_uri))).to_pyarrow_table(filters=[("kind", "=", "rejection")])
-        assert rows.column("payload").to_pylist() == [placed.value]
-        assert not read_parked(deployment.settings.parked_path)
-    finally:
-        stop_between_batches(query)
     deployment.check()
 
 

@@ -9,7 +9,6 @@ import pickle
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from millrace.base.errors import (
     ChannelParked,
@@ -18,14 +17,13 @@ from millrace.base.errors import (
     Malformed,
     TableUnavailable,
 )
-from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.node.range.batches import Batches
 from millrace.node.range.definition import run_range
 from millrace.node.range.failure import Failed, Failure
 from millrace.node.range.in_process import drain
 from millrace.node.range.parking import parked_names, read_parked, unpark
-from millrace.node.range.schedule import BOUNDED_TRIES, START, Offset, Schedule, Stalls, offset_of
+from millrace.node.range.schedule import BOUNDED_TRIES, START, Stalls, offset_of
+from tests.node.range.host import Host
 from tests.node.range.lists import Clock, ListPlanner, Lists, Moved, Work, World, unavailable
 
 
@@ -38,32 +36,6 @@ def here(lists: Lists, **options: Any) -> dict[str, int]:
     """The loop in this process; a pause takes no time."""
     clock = Clock()
     return drain(lists, lists.committer(None), stalls=Stalls(clock=clock, sleep=clock.sleep), **options)
-
-
-class Host:
-    """What a supervised query does, step by step, with time that passes when told to."""
-
-    def __init__(self, lists: Lists) -> None:
-        self.lists = lists
-        self.clock = Clock()
-        stalls = Stalls(clock=self.clock, sleep=self.clock.sleep)
-        self.schedule = Schedule(lists.planner(), parked=lists.parked, stalls=stalls)
-        self.batches = Batches(lists, metrics=Metrics(registry=CollectorRegistry()))
-        self.offset: Offset = START
-
-    def step(self) -> list[str]:
-        """One micro-batch; the channels that were planned."""
-        following = self.schedule.latest(self.offset, max_bytes=self.lists.max_bytes)
-        if following == self.offset:
-            return []
-        self.offset = following
-        plans = self.schedule.plan(self.offset)
-        self.batches.settle([run_range(self.lists, plan) for plan in plans])
-        return [plan.channel for plan in plans]
-
-    def progress(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.lists.settings.progress_path("lists").read_text())
-        return found
 
 
 def test_everything_comes_over_in_order_in_ranges_that_are_bounded(settings: Settings, world: World) -> None:
