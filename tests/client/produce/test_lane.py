@@ -30,9 +30,9 @@ from millrace.base.errors import (
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
-from millrace.client.produce.lane import WINDOW, Sending
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import delete_message
+from millrace.client.produce.sequencer import WINDOW, Sending
 from millrace.coord.appending import OneByOne
 from millrace.coord.coordinator import Coordinator
 from millrace.log.rocksmq.service import RocksMQ
@@ -486,8 +486,8 @@ def test_a_term_that_the_coordinator_does_not_know_is_a_rejection_in_the_end(rig
     with rig.producer() as producer:
         producer.send([rig.message(key)])
         lane = producer.lane("dml_0")
-        lane._term += 5
-        real, rig.coordinator.term = rig.coordinator.term, lambda name: lane._term  # type: ignore[method-assign]
+        lane.sequencer.term += 5
+        real, rig.coordinator.term = rig.coordinator.term, lambda name: lane.sequencer.term  # type: ignore[method-assign]
         try:
             with pytest.raises(AppendRejected) as caught:
                 producer.send([rig.message(key)])

@@ -38,7 +38,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.produce.batch_pieces import Carried, Piece, Queue, Ticket, entry_of, sending_of
 from millrace.client.produce.framing import ENTRY_BYTES
-from millrace.client.produce.lane import Lane, Sending
+from millrace.client.produce.lane import Lane
 from millrace.client.produce.rows import (
     Keys,
     Rows,
@@ -48,6 +48,7 @@ from millrace.client.produce.rows import (
     split_keys,
     split_rows,
 )
+from millrace.client.produce.sequencer import Sending
 from millrace.client.produce.written import Written
 
 _IDLE: Final = 1.0

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from millrace.catalog.collection import Collection
 from millrace.client.produce.framing import ENTRY_BYTES
-from millrace.client.produce.lane import WINDOW, Sending
 from millrace.client.produce.rows import MESSAGE_BYTES, MESSAGE_ROWS, delete_message, insert_message
+from millrace.client.produce.sequencer import WINDOW, Sending
 from millrace.client.produce.written import Written
 from millrace.message.model import MutableMessage
 

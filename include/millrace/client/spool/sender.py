@@ -37,7 +37,8 @@ from millrace.base.metrics import Metrics
 from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
 from millrace.client.produce.framing import entries, entry_runs
-from millrace.client.produce.lane import Lane, Sending
+from millrace.client.produce.lane import Lane
+from millrace.client.produce.sequencer import Sending
 from millrace.client.produce.turns import Turns
 from millrace.client.produce.written import Written
 from millrace.client.spool.queue import DEFAULT_BYTES, Frame, Spool, SpoolChannel

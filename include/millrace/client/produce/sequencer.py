@@ -1,0 +1,453 @@
+"""What a lane does next: numbers, windows, answers, repeats and epochs as a state machine without threads, clock or I/O.
+
+A delivery (:meth:`Sequencer.delivery`) is a generator. It yields one action at a time; what came of that is sent back in, and
+failures of a way to somebody come back as values. Who drives it (`lane.py`; a property test) may close it at any action:
+what was drawn and has no answer is then `unresolved`, in its order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+from millrace.base.errors import (
+    AppendDenied,
+    AppendRejected,
+    AppendUnresolved,
+    EntryTooLarge,
+    LogRegressed,
+    MillraceError,
+    PermissionDenied,
+    ProducerFenced,
+    RateLimited,
+    ServerFull,
+)
+from millrace.client.produce.written import Judged, Written
+from millrace.message.model import MutableMessage
+from millrace.wal.reasons import Reason
+
+WINDOW: Final = 16
+"""Messages of one VChannel in flight beside one entry: results that the chain remembers (``dedup_results``)."""
+
+_TERMS: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED})
+_AGAIN: Final = _TERMS | {Reason.SEQUENCE_GAP, Reason.UNKNOWN_PRODUCER}
+"""Verdicts that say nothing of the message itself: it goes out again."""
+
+_UNNUMBERED: Final = frozenset({Reason.MALFORMED, Reason.UNSUPPORTED_TYPE, Reason.TOO_LARGE})
+"""Final verdicts that leave the sequence where it was, so that what follows needs new numbers."""
+
+
+_REFUSED: Final = EntryTooLarge("an entry was refused for good, and settled as such: what follows goes on")
+"""Stands for such a refusal, whatever it was; never raised."""
+
+_NOT_TAKEN: Final = (RateLimited, EntryTooLarge, PermissionDenied, ServerFull)
+"""Refusals of the server that prove that nothing was appended."""
+
+
+@dataclass(slots=True, eq=False)
+class Sending:
+    """Messages that travel in one entry, and what became of each; `settled` is called once that is known of all."""
+
+    messages: list[MutableMessage]
+    settled: Callable[[Sending], None] | None = None
+    answers: list[Judged | None] = field(default_factory=list)
+    ambiguous: bool = False
+    """Whether an attempt's answer was lost, so that it may have taken effect."""
+    context: object = None
+    """What belongs to whoever sent it."""
+
+    @property
+    def open(self) -> list[int]:
+        """The places of messages that nothing is known of yet."""
+        return [place for place, answer in enumerate(self.answers) if answer is None]
+
+    def written(self) -> Written:
+        """What became of the messages that are settled."""
+        found = Written()
+        for message, answer in zip(self.messages, self.answers, strict=True):
+            if answer is not None:
+                found.count(message, answer)
+        return found
+
+
+# --- what is asked of whoever drives a delivery, and what comes back ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Give the next Sending, or None where there is none now."""
+
+
+@dataclass(slots=True)
+class Send:
+    """Put the open messages of a Sending on the way, behind all that is there. None, or the failure: it is not on the way."""
+
+    sending: Sending
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Take the answer to the oldest that is on the way: a Judged for each message that was open, or the failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """All is known of a Sending: tell who waits for it. None."""
+
+    sending: Sending
+
+
+@dataclass(frozen=True, slots=True)
+class AskTerm:
+    """The PChannel's open term, or the failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskEpochs:
+    """By VChannel an epoch above the one given, or the failure."""
+
+    above: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Another round follows: let `pause` seconds pass before. None."""
+
+    pause: float
+
+
+Action: TypeAlias = Draw | Send | Receive | Settle | AskTerm | AskEpochs | Repeat
+Steps: TypeAlias = Generator[Action, Any, None]
+
+DRAW: Final = Draw()
+RECEIVE: Final = Receive()
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Rounds without progress before a delivery gives up, and the seconds between two; for `limited` seconds where it is
+    only put off."""
+
+    attempts: int
+    pause: float
+    limited: float
+
+
+class Sequencer:
+    """The numbers of one producer on one PChannel, and what of it is not settled. One delivery at a time."""
+
+    def __init__(self, pchannel: str, producer_id: int, *, term: int, epoch: int) -> None:
+        self.pchannel = pchannel
+        self.id = producer_id
+        self.term = term
+        self.epoch = epoch
+        """The producer's newest epoch, in which it begins on a VChannel; whoever drives keeps it up to date."""
+        self.closed = False
+        """Whether a failure is not worth a pause any more."""
+        self.unresolved: list[Sending] = []
+        """What was sent and could not be settled, in order: it goes out again before anything else."""
+        self._epochs: dict[str, int] = {}
+        self._sequences: dict[str, int] = {}
+        self._renumber: set[str] = set()
+        self._verdict: tuple[str, AppendRejected] | None = None
+
+    # --- one delivery ---------------------------------------------------------------------------------------------------
+
+    def delivery(self, patience: Patience, *, pipelined: bool = True, stamped: bool = False) -> Steps:
+        """Send what `Draw` gives until it gives None with nothing on the way; first what was unresolved before.
+
+        One at a time is on the way without `pipelined`. `stamped` ones keep the numbers they have, and the verdict that asks
+        for others is raised. Raises AppendUnresolved where patience ends; LogRegressed; what no other attempt can help.
+        """
+        again: deque[Sending] = deque(self.unresolved)
+        self.unresolved = []
+        failures = 0
+        try:
+            while True:
+                failure, progress = yield from self._pass(again, pipelined, stamped)
+                if failure is None and not again:
+                    return
+                failures = 0 if progress else failures + 1
+                if failure is None:
+                    try:
+                        failure = yield from self._mend(again, failures, patience.attempts, stamped)
+                    except AppendRejected:
+                        raise
+                    except MillraceError as error:  # who knows the term, or gives epochs, cannot be reached
+                        failure = error
+                yield Repeat(0.0 if failure is None else self._pause(failure, failures, patience, again))
+        finally:
+            self.unresolved = [sending for sending in again if sending.open]
+
+    def _pass(
+        self, again: deque[Sending], pipelined: bool, stamped: bool
+    ) -> Generator[Action, Any, tuple[MillraceError | None, bool]]:
+        """Send while all goes well; what stopped that, and whether anything was settled. `again` is then what to repeat.
+
+        Whatever ends it, an interrupt too: what was sent and has no answer is in `again`, in its order.
+        """
+        flight: deque[Sending] = deque()
+        back: list[Sending] = []
+        try:
+            return (yield from self._send(again, flight, back, pipelined, stamped))
+        finally:
+            for sending in flight:
+                sending.ambiguous = True
+            again.extendleft(reversed([*back, *flight]))
+
+    def _send(
+        self, again: deque[Sending], flight: deque[Sending], back: list[Sending], pipelined: bool, stamped: bool
+    ) -> Generator[Action, Any, tuple[MillraceError | None, bool]]:
+        held: defaultdict[str, int] = defaultdict(int)
+        counts: deque[dict[str, int]] = deque()
+        failure: MillraceError | None = None
+        progress = False
+        self._verdict = None
+        while True:
+            while failure is None and not back and (not flight or pipelined):
+                if self._renumber and flight and not again and not stamped:
+                    break  # what follows begins an epoch, once it is known of all before it what becomes of them
+                if not again:
+                    failure = yield from self._draw(again, stamped)
+                if failure is not None or not again:
+                    break
+                sending = again[0]
+                mine = _counted(sending)
+                if flight and not _fits(mine, held):
+                    break
+                try:
+                    failure = yield Send(sending)
+                except BaseException:  # interrupted while it went out
+                    sending.ambiguous = True
+                    raise
+                if failure is not None:
+                    break
+                flight.append(sending)
+                again.popleft()
+                counts.append(mine)
+                for name, count in mine.items():
+                    held[name] += count
+            if not flight:
+                return failure, progress
+            answer = yield RECEIVE
+            sending = flight[0]
+            places = sending.open
+            if isinstance(answer, MillraceError):
+                found = self._failed(sending, answer, stamped)
+                failure = failure or found
+            else:
+                self._settle(sending, places, answer)
+            flight.popleft()
+            for name, count in counts.popleft().items():
+                held[name] -= count
+            left = len(sending.open)
+            progress |= left < len(places)
+            if left:
+                back.append(sending)
+            elif sending.settled is not None:
+                yield Settle(sending)
+
+    def _draw(self, again: deque[Sending], stamped: bool) -> Generator[Action, Any, MillraceError | None]:
+        """Put what is drawn, if anything, behind `again`; why it could not be numbered as it should be."""
+        sending: Sending | None = yield DRAW
+        if sending is None:
+            return None
+        again.append(sending)
+        if stamped:
+            sending.answers = sending.answers or [None] * len(sending.messages)
+            return None
+        try:
+            if self.renews(sending.messages):
+                yield from self._begin_epoch(())  # nothing of this producer is under way here
+        except MillraceError as error:  # no epoch is to be had now: the old one's numbers hold its place
+            if isinstance(error, AppendRejected):
+                raise
+            return error
+        finally:
+            self.number(sending)
+        return None
+
+    def _settle(self, sending: Sending, places: Sequence[int], answer: Iterable[Judged]) -> None:
+        for place, judged in zip(places, answer, strict=True):
+            message = sending.messages[place]
+            if isinstance(judged, AppendRejected):
+                if judged.reason in _AGAIN:
+                    self._note(message.vchannel, judged)
+                    continue
+                if judged.reason == Reason.PRODUCER_FENCED:
+                    words = f"a newer producer took over the id {self.id}: close this one"
+                    judged = ProducerFenced(_as_known(sending, words))
+                if judged.reason in _UNNUMBERED:
+                    self._renumber.add(message.vchannel)
+            sending.answers[place] = judged
+
+    def _failed(self, sending: Sending, error: MillraceError, stamped: bool) -> MillraceError:
+        """Note that no answer came; the failure that is to be counted."""
+        if isinstance(error, EntryTooLarge):
+            self._refuse(sending, AppendRejected(_as_known(sending, str(error)), reason=Reason.TOO_LARGE))
+            error = _REFUSED
+        elif isinstance(error, PermissionDenied) and not (sending.ambiguous or stamped):
+            self._refuse(sending, AppendDenied(str(error)))
+            error = _REFUSED
+        sending.ambiguous |= not isinstance(error, _NOT_TAKEN)
+        return error
+
+    def _refuse(self, sending: Sending, answer: AppendRejected) -> None:
+        """This attempt is not in the log, nor ever will be."""
+        for place in sending.open:
+            sending.answers[place] = answer
+            self._renumber.add(sending.messages[place].vchannel)
+
+    # --- what a verdict asks for ----------------------------------------------------------------------------------------
+
+    def _note(self, vchannel: str, judged: AppendRejected) -> None:
+        """Keep the first verdict of a pass that sends messages out again."""
+        if self._verdict is None:
+            self._verdict = (vchannel, judged)
+
+    def _mend(
+        self, again: deque[Sending], failures: int, attempts: int, stamped: bool
+    ) -> Generator[Action, Any, MillraceError | None]:
+        """Make what is to go out again acceptable; the failure where only waiting can."""
+        if self._verdict is None:
+            return None
+        vchannel, judged = self._verdict
+        if judged.reason in _TERMS:
+            term = _given((yield AskTerm()))
+            if term == self.term:  # an opening is under way, or the log is not the coordinator's
+                if failures < attempts:
+                    return judged
+                yield from self._give_up(again, judged, None)
+                return None
+            self.term = term
+            for sending in again:
+                for place in sending.open:
+                    sending.messages[place] = replace(sending.messages[place], term=term)
+            return None
+        first = next(
+            (each for each in again if any(each.messages[place].vchannel == vchannel for place in each.open)), None
+        )
+        if stamped and failures > 1:
+            raise judged  # numbers that are kept elsewhere too cannot change here
+        if stamped:
+            return None
+        if judged.reason == Reason.UNKNOWN_PRODUCER and (first is None or not first.ambiguous):
+            self._renumber.add(vchannel)
+        if self._renumber:
+            yield from self._begin_epoch(again)
+            return None
+        if failures <= 1:
+            return None  # what came before it goes out first this time
+        if judged.reason == Reason.SEQUENCE_GAP:
+            return LogRegressed(
+                f"{self.pchannel} does not know sequences of producer {self.id} that it acknowledged ({judged}):"
+                " the log lost its tail. Compare it with the WAL (`millrace verify`) before anything is sent again"
+            )
+        if failures < attempts:
+            return judged
+        yield from self._give_up(again, judged, vchannel)
+        return None
+
+    def _give_up(self, again: deque[Sending], judged: AppendRejected, vchannel: str | None) -> Steps:
+        """What is to go out again, on one VChannel or on all, was refused for good."""
+        for sending in list(again):
+            answer = AppendRejected(_as_known(sending, str(judged)), reason=judged.reason)
+            for place in sending.open:
+                name = sending.messages[place].vchannel
+                if vchannel is None or name == vchannel:
+                    sending.answers[place] = answer
+                    self._renumber.add(name)
+            if not sending.open:
+                again.remove(sending)
+                if sending.settled is not None:
+                    yield Settle(sending)
+
+    def _begin_epoch(self, again: Iterable[Sending]) -> Steps:
+        """Number what is to go out again on the VChannels to renumber from 0 in a new epoch; all of it, or nothing changes."""
+        self.begin_epochs(_given((yield AskEpochs(self.epochs_above()))), again)
+
+    def _pause(self, failure: MillraceError, failures: int, patience: Patience, again: Iterable[Sending]) -> float:
+        """Seconds before the next attempt. Raises where there is none left, or where none can help."""
+        if failure is _REFUSED:
+            return 0.0
+        attempts, delay = patience.attempts, patience.pause
+        if isinstance(failure, RateLimited):
+            delay = failure.retry_after
+            attempts = max(attempts, int(patience.limited / max(delay, 0.001)))
+        verdict = isinstance(failure, AppendRejected)
+        if not failure.retriable and not verdict:
+            raise failure
+        if failures >= attempts or self.closed:
+            known = isinstance(failure, _NOT_TAKEN) and not any(sending.ambiguous for sending in again)
+            words = "nothing of" if known else "it is unknown what became of"
+            raise AppendUnresolved(
+                f"after {failures} attempts {words} the newest appends to {self.pchannel}"
+                f"{' was taken' if known else ''}: {failure.code}, {failure}."
+                " They keep their sequences; settle() or the next append sends them again"
+            ) from failure
+        return delay
+
+    # --- numbers --------------------------------------------------------------------------------------------------------
+
+    def renews(self, messages: Iterable[MutableMessage]) -> bool:
+        """Whether new epochs are to begin before `messages` get their numbers; not while anything of older ones is open."""
+        return not self.unresolved and any(message.vchannel in self._renumber for message in messages)
+
+    def epochs_above(self) -> dict[str, int]:
+        """The VChannels on which a new epoch is to begin, and the one that each is in."""
+        return {name: self._epochs.get(name, 0) for name in self._renumber}
+
+    def begin_epochs(self, epochs: Mapping[str, int], again: Iterable[Sending] = ()) -> None:
+        """Go on in these epochs; what is open of `again` on their VChannels is numbered anew, in its order."""
+        self._renumber.difference_update(epochs)
+        self._epochs |= epochs
+        self._sequences |= dict.fromkeys(epochs, 0)
+        for sending in again:
+            for place in sending.open:
+                if sending.messages[place].vchannel in epochs:
+                    (sending.messages[place],) = self.stamp([sending.messages[place]])
+
+    def number(self, sending: Sending) -> None:
+        """Give its messages the next numbers; nothing is known of them yet."""
+        sending.messages[:] = self.stamp(sending.messages)
+        sending.answers = [None] * len(sending.messages)
+
+    def stamp(self, messages: Sequence[MutableMessage]) -> list[MutableMessage]:
+        """`messages` with term, producer, epoch and the next sequences."""
+        stamped = []
+        for message in messages:
+            name = message.vchannel
+            sequence = self._sequences.get(name, 0)
+            self._sequences[name] = sequence + 1
+            epoch = self._epochs.setdefault(name, self.epoch)
+            stamped.append(replace(message, term=self.term, producer_id=self.id, epoch=epoch, sequence=sequence))
+        return stamped
+
+
+def _given(reply: Any) -> Any:
+    """What was asked for. Raises the failure where that came instead."""
+    if isinstance(reply, MillraceError):
+        raise reply
+    return reply
+
+
+def _as_known(sending: Sending, words: str) -> str:
+    """A refusal in words: it tells of one attempt, and an earlier one may have taken effect."""
+    if sending.ambiguous:
+        words += "; whether these messages took effect before, read: their first answer was lost"
+    return words
+
+
+def _counted(sending: Sending) -> dict[str, int]:
+    """How many messages of each VChannel it carries."""
+    found: dict[str, int] = {}
+    for message in sending.messages:
+        found[message.vchannel] = found.get(message.vchannel, 0) + 1
+    return found
+
+
+def _fits(mine: Mapping[str, int], held: Mapping[str, int]) -> bool:
+    """Whether `mine` may be sent while `held` messages of the VChannels are in flight."""
+    return all(held[name] + count <= WINDOW for name, count in mine.items())
