@@ -18,7 +18,6 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import LogUnavailable, MillraceError, PermissionDenied
 from millrace.catalog.collection import Collection
 from millrace.client.client import Client
-from millrace.client.consume.consumer import Consumer
 from millrace.client.produce.written import Written
 from millrace.message.schema import FieldSpec
 from millrace.node.flush.in_process import flush
@@ -186,19 +185,40 @@ def test_a_reader_consumes_what_others_append_and_writes_nothing(
         catch_up(guarded.client.settings, guarded.client.log)
         writer.producer().insert(own, rows(*range(100, 200)))
         until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
-        with Consumer(
-            own.vchannels,
-            wal=Path(guarded.client.settings.wal_uri),
-            tail=client.append,
-            until_tick=until_tick,
-            definitions=lambda collection_id, version: client.collection(own.name),
-        ) as consumer:
+        with client.consumer(own.name, until_tick=until_tick) as consumer:
             seen = [
                 key for delivery in consumer for change in delivery.changes() for key in change.rows["id"].to_pylist()
             ]
         assert sorted(seen) == list(range(200))
         catch_up(guarded.client.settings, guarded.client.log)
         assert sorted(client.read(own.name, deadline=20.0)["id"].to_pylist()) == list(range(200))
+        with pytest.raises(PermissionDenied, match="group:mailer"):
+            client.consumer(own.name, group="mailer")
+        with pytest.raises(PermissionDenied):
+            client.consumer("orders")
+
+
+def test_a_consumer_of_a_group_has_that_group_alone_and_no_others_rows(
+    guarded: Guarded, own: Collection, producing: str
+) -> None:
+    reading = guarded.add(f"mails-{own.id}", Grant(Role.READ, (own.name, f"group:mails-{own.id}")))
+    orders = guarded.client.collection("orders")
+    guarded.client.producer().insert(orders, rows(*range(50)))
+    with connected(guarded, producing) as writer, connected(guarded, reading) as client:
+        writer.producer().insert(own, rows(*range(20)))
+        catch_up(guarded.client.settings, guarded.client.log)
+        until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
+        seen: list[int] = []
+        for _ in range(2):
+            with client.consumer(
+                [*own.vchannels, *orders.vchannels], group=f"mails-{own.id}", until_tick=until_tick
+            ) as consumer:
+                for delivery in consumer:
+                    seen += [key for change in delivery.changes() for key in change.rows["id"].to_pylist()]
+                    consumer.acknowledge(delivery)
+        assert sorted(seen) == list(range(20)), "its own rows once, and none of another collection"
+        with pytest.raises(PermissionDenied):
+            client.consumer(own.name, group="another")
         with pytest.raises(PermissionDenied):
             client.append.read(guarded.client.collection("orders"), at=None, seconds=1.0)
         with pytest.raises(PermissionDenied):

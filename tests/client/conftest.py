@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from millrace.catalog.collection import Collection
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.ingest.in_process import catch_up
+from millrace.rpc.discovery import read_record
 
 ITEMS = CollectionSchema(
     (
@@ -24,6 +26,9 @@ ITEMS = CollectionSchema(
     ),
     "id",
 )
+
+
+NOWHERE = Path("/nowhere/that/a/client/elsewhere/may/look")
 
 
 def own_name(request: pytest.FixtureRequest) -> str:
@@ -41,6 +46,18 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         made.catalog.ensure_pchannels(2)
         yield made
         made.append.service.shutdown()
+
+
+@pytest.fixture(params=["here", "elsewhere"])
+def reader(shop: Client, request: pytest.FixtureRequest) -> Iterator[Client]:
+    """Who reads: a client of the data folder, and one that knows the server's address alone."""
+    if request.param == "here":
+        yield shop
+        return
+    record = read_record(shop.settings.log_path)
+    assert record is not None
+    with Client.at(record.address, token=record.token, settings=replace(shop.settings, data_dir=NOWHERE)) as made:
+        yield made
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from millrace.base.errors import (
 )
 from millrace.base.settings import Settings
 from millrace.client.client import Client
+from millrace.client.consume.delivery import CHANGES
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.in_process import flush
@@ -131,6 +132,23 @@ def test_a_collection_is_read_from_elsewhere_as_on_the_spot(address: str, settin
         producer.insert(made, pa.table({"id": [8], "body": ["the tables lack it"]}))
         with pytest.raises(TickNotReached):
             client.read("read", deadline=0.1)
+
+
+def test_a_group_elsewhere_goes_on_on_the_spot(address: str, settings: Settings, local: Client) -> None:
+    with connected(address, settings) as client:
+        made = client.catalog.create_collection("mail", SCHEMA)
+        client.producer().insert(made, pa.table({"id": list(range(50)), "body": ["x"] * 50}))
+        catch_up(settings, local.log)
+        end = client.producer().insert(made, pa.table({"id": [50], "body": ["x"]})).last_tick
+        found: list[int] = []
+        for reader in (client, local):
+            with reader.consumer("mail", group="tls", filters=[CHANGES], until_tick=end) as consumer:
+                for delivery in consumer:
+                    found += [key for each in delivery.changes() for key in each.rows["id"].to_pylist()]
+                    consumer.acknowledge(delivery)
+                    if reader is client:
+                        break
+        assert sorted(found) == list(range(51)), "each once"
 
 
 def test_what_needs_the_files_says_that_they_are_elsewhere(address: str, settings: Settings) -> None:

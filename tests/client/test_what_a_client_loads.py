@@ -1,4 +1,4 @@
-"""A program that produces for a server elsewhere loads what that takes, and no table, engine, web server or server of ours."""
+"""A program that produces for a server elsewhere, or consumes from it, loads what that takes, and no table, engine, web server or server of ours."""
 
 from __future__ import annotations
 
@@ -44,6 +44,22 @@ print(*sorted(sys.modules))
 """
 
 
+CONSUMER = """
+import sys
+import millrace
+
+with millrace.connect(sys.argv[1], token=sys.argv[2]) as db:
+    things = db["things"]
+    things.insert([{"id": 1}, {"id": 2}])
+    with things.consume(group="readers") as consumer:
+        delivery = consumer.poll(timeout=30)
+        while not list(delivery.changes()):
+            delivery = consumer.poll(timeout=30)
+        consumer.acknowledge(delivery)
+print(*sorted(sys.modules))
+"""
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
     with Client.connect(Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", pchannels=1)) as made:
@@ -51,12 +67,13 @@ def client(tmp_path: Path) -> Iterator[Client]:
         made.append.service.shutdown()
 
 
-def test_a_producer_for_a_server_elsewhere_loads_no_table_and_no_server(client: Client) -> None:
+@pytest.mark.parametrize("program", [PRODUCER, CONSUMER], ids=["a producer", "a consumer of a group"])
+def test_a_client_of_a_server_elsewhere_loads_no_table_and_no_server(client: Client, program: str) -> None:
     client.catalog.create_collection("things", CollectionSchema((FieldSpec("id", "int64", False),), "id"))
     assert len(client.catalog.pchannels()) == 1, "as the client's settings say, not the server's"
     record = read_record(client.settings.log_path)
     assert record is not None
-    command = [sys.executable, "-c", PRODUCER, record.address, record.token]
+    command = [sys.executable, "-c", program, record.address, record.token]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
     loaded = set(ended.stdout.split())

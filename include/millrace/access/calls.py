@@ -84,7 +84,12 @@ CALLS: Final[Mapping[str, Need]] = {
     "append/do_get": Need(
         _READ,
         Over.ANYTHING,
-        words="new messages, of the VChannels that one may read; the rows of a collection that one may read",
+        words="new messages and those of the `wal` table, of the VChannels that one may read; the rows of a collection or an"
+        " import that one may read",
+    ),
+    "append/history": Need(_READ, Over.ANYTHING, words="up to where the `wal` table has a PChannel, and from where on"),
+    "append/group": Need(
+        _READ, Kind.GROUP, "group", "take a consumer group's place on a PChannel, and move the group there"
     ),
     "append/tick": Need(_ANY, Over.ANYTHING, words="have a time tick appended"),
     "append/confirm": Need(_ANY, Over.ANYTHING, words="wait until a tick is decided"),

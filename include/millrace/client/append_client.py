@@ -24,7 +24,7 @@ from pyarrow import flight
 from millrace.base.closing import Closing
 from millrace.base.data_folder import claim
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError, NotSupportedRemotely
+from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError, NotSupportedRemotely, ServerFull
 from millrace.base.pauses import jittered
 from millrace.catalog.collection import Collection
 from millrace.message.ids import LogId
@@ -44,6 +44,9 @@ TOMBSTONE_SECONDS: Final = 120.0
 
 READ_SECONDS: Final = 600.0
 """How long the rows of a collection may take on their way."""
+PIECE_SECONDS: Final = 60.0
+"""How long a piece of the messages in the ``wal`` table may take."""
+_FULL_PAUSE: Final = 0.1
 _MARGIN: Final = 2.0
 """Seconds that a client waits beyond what it lets the server wait: the server's answer is the better one."""
 
@@ -239,6 +242,63 @@ class AppendClient(Closing):
 
     def _reading(self, collection: Collection, at: int | None, seconds: float) -> dict[str, Any]:
         return {"extension": APPEND_ROLE, "read": collection.name, "at": at, "deadline": seconds}
+
+    def history(self, pchannel: str, *, confirmed_at: int | None = None) -> dict[str, Any]:
+        """What the ``wal`` table has of a PChannel; see :meth:`millrace.node.append.history.Histories.describe`."""
+        request = {"pchannel": pchannel} | ({} if confirmed_at is None else {"confirmed_at": confirmed_at})
+        return self._act("history", request, self.service.deadline)
+
+    def history_piece(self, pchannel: str, request: Mapping[str, Any]) -> tuple[list[pa.RecordBatch], list[int] | None]:
+        """A piece of a PChannel's messages in the ``wal`` table, and the message id of the next, None behind the last one; see
+        :meth:`millrace.node.append.history.Histories.stream`. Where the server is full, it is asked again until the deadline."""
+        ticket = {"extension": APPEND_ROLE, "history": pchannel, **request}
+        until = Deadline.after(self.service.deadline)
+
+        def piece(link: Link, deadline: Deadline) -> tuple[list[pa.RecordBatch], list[int] | None]:
+            batches, said = link.get(ticket, timeout=PIECE_SECONDS)
+            if "next" not in said:
+                raise ConnectionLost("the answer ended early")
+            return [batch for batch in batches if batch.num_rows], said["next"]
+
+        while True:
+            try:
+                return self.service.repeated(piece, seconds=self.service.deadline)
+            except ServerFull:
+                if until.over():
+                    raise
+            threading.Event().wait(jittered(_FULL_PAUSE))
+
+    def imported(self, pchannel: str, tick: int) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+        """The rows of the Import at a tick, as they come, with what the server says of each batch; a stream that breaks is
+        gone on with behind the rows that came. Raises LogUnavailable, and what reading the files there raises."""
+        came = 0
+        until = Deadline.after(self.service.deadline)
+        while True:
+            ticket = {"extension": APPEND_ROLE, "imported": pchannel, "at": tick, "skip": came}
+            link = self.service.link(until)
+            try:
+                link.check()
+                _, parts = link.parts(ticket, timeout=READ_SECONDS)
+                for batch, said in parts:
+                    if batch.num_rows:
+                        came += batch.num_rows
+                        until = Deadline.after(self.service.deadline)
+                        yield batch, said or {}
+                    elif said is not None and "rows" in said:
+                        return
+                reason: Exception = ConnectionLost("the answer ended early")
+            except ConnectionLost as error:
+                self.service.drop_link(link)
+                reason = error
+            except ServerFull as error:
+                reason = error
+            if until.over():
+                raise LogUnavailable(f"the rows of an import broke off behind {came:,} of them: {reason}") from reason
+            threading.Event().wait(jittered(_FULL_PAUSE))
+
+    def group(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A call of a consumer group's holder; see :meth:`millrace.node.append.groups.Groups.answer`."""
+        return self._act("group", dict(request), self.service.deadline)
 
     def close(self) -> None:
         """Release the connection; the server goes on. Idempotent."""

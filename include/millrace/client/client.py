@@ -4,8 +4,8 @@
         client.catalog.create_collection("users", schema, partitions=["eu", "us"])
         client.producer().insert(client.collection("users"), batch, partition="eu")
 
-Catalog, DDL and appends go through the server wherever it is, and reads of a collection where it is elsewhere. What else tables are
-needed for (consumers, changes) takes a client of the data folder: NotSupportedRemotely.
+Catalog, DDL, appends and new messages go through the server wherever it is; what the tables hold is read from the files where they
+are here, and through the server where they are not (Tables). Streams of changes take a client of the data folder: NotSupportedRemotely.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from millrace.catalog.calls import ServedCatalog
 from millrace.catalog.collection import Collection
 from millrace.catalog.port import Catalog
 from millrace.client.append_client import AppendClient
-from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer
+from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, Groups
 from millrace.client.consume.delivery import Imports
-from millrace.client.consume.scan import History
+from millrace.client.consume.scan import Histories
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected, SpoolSender
@@ -45,22 +45,21 @@ from millrace.wal.scanner import DeliverPolicy, Filter
 
 if TYPE_CHECKING:  # these bring the libraries of tables, which a producer for a server elsewhere does not load
     from millrace.client.consume.changes import ChangeStream
-    from millrace.client.consume.positions import Positions
 
 
 class Tables(Protocol):
     """Where a client's reads come from."""
 
-    def history(self) -> History | None:
-        """The newest version of the ``wal`` table; None where there is none yet."""
+    def histories(self, channels: Sequence[str]) -> Histories:
+        """Who opens the newest version of the ``wal`` table for a reader of these channels."""
         ...
 
     def imports(self) -> Imports:
         """Where the rows of Import messages are found."""
         ...
 
-    def positions(self) -> Positions:
-        """Where consumer groups stand."""
+    def groups(self) -> Groups:
+        """Where consumer groups stand; the caller closes it."""
         ...
 
     def read(self, collection: Collection, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
@@ -201,11 +200,11 @@ class Client(Closing):
         if isinstance(source, str):
             source = self.collection(source)
         channels = source.vchannels if isinstance(source, Collection) else source
-        positions = None if group is None else self._tables.positions()
+        positions = None if group is None else self._tables.groups()
         try:
             made = Consumer(
                 channels,
-                wal=self._tables.history,
+                wal=self._tables.histories(channels),
                 tail=self.append,
                 group=group,
                 positions=positions,

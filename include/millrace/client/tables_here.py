@@ -5,18 +5,19 @@ This module brings the libraries of tables; a client of a server elsewhere does 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.client.consume.delivery import ImportedFiles
 from millrace.client.consume.positions import Positions
-from millrace.client.consume.scan import History
+from millrace.client.consume.scan import Histories, table
 from millrace.rpc.selection import Selection
 from millrace.tables.read.arrow import count_rows, stream_of
 from millrace.tables.read.freshness import Ticking, plan_fresh, read_fresh
 from millrace.tables.read.plan import ReadPlan
-from millrace.tables.wal.reader import WalSnapshot
 
 
 class TablesHere:
@@ -26,13 +27,13 @@ class TablesHere:
         self._settings = settings
         self._append = append
 
-    def history(self) -> History | None:
-        return WalSnapshot.open(self._settings.wal_uri)
+    def histories(self, channels: Sequence[str]) -> Histories:
+        return table(self._settings.wal_uri)
 
     def imports(self) -> ImportedFiles:
         return ImportedFiles(self._settings.staged_path, self._settings.wal_uri)
 
-    def positions(self) -> Positions:
+    def groups(self) -> Positions:
         return Positions(self._settings.data_dir / "coord")
 
     def read(self, collection: Collection, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:

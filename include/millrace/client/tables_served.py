@@ -1,36 +1,46 @@
-"""The tables of a deployment elsewhere, as its server gives them to a client."""
+"""The tables of a deployment elsewhere, as its server gives them to a client (protocol Tables, millrace.client.client)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+import logging
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 
-from millrace.base.errors import NotSupportedRemotely
+from millrace.base.errors import GroupBusy, InvalidArgument, MillraceError
 from millrace.catalog.collection import Collection
 from millrace.client.append_client import AppendClient
+from millrace.client.consume.scan import Histories
+from millrace.message.ids import LogId, MessageId
+from millrace.message.model import ImmutableMessage
+from millrace.message.schema import CollectionSchema
 from millrace.rpc.selection import Selection
+from millrace.rpc.tail import tailed_rows
 
-if TYPE_CHECKING:
-    from millrace.client.consume.delivery import Imports
-    from millrace.client.consume.positions import Positions
-    from millrace.client.consume.scan import History
+FIRST_BYTES: Final = 1 << 20
+"""What the first piece of a history is asked to hold, about: a reader begins soon; one that wants little gets little."""
+PIECE_BYTES: Final = 16 << 20
+
+_log = logging.getLogger(__name__)
 
 
 class TablesServed:
-    """Reads through the server (the protocol Tables of millrace.client.client)."""
+    """Reads through the server."""
 
     def __init__(self, append: AppendClient) -> None:
         self._append = append
 
-    def history(self) -> History | None:
-        _refuse("scan the WAL's table, or consume")
+    def histories(self, channels: Sequence[str]) -> Histories:
+        return lambda: HistoryServed(self._append, channels)
 
-    def imports(self) -> Imports:
-        _refuse("consume the rows of imports")
+    def imports(self) -> ImportsServed:
+        return ImportsServed(self._append)
 
-    def positions(self) -> Positions:
-        _refuse("keep a consumer group's positions")
+    def groups(self) -> GroupsServed:
+        return GroupsServed(self._append)
 
     def read(self, collection: Collection, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
         """The whole answer, in memory here; the server holds a piece of it at a time."""
@@ -46,7 +56,155 @@ class TablesServed:
         return self._append.count(collection, at=at, seconds=seconds, where=where)
 
 
-def _refuse(what: str) -> NoReturn:
-    raise NotSupportedRemotely(
-        f"a client of a server elsewhere cannot {what} yet: the files lie on the server's host; do it there"
-    )
+class HistoryServed:
+    """The ``wal`` table as its server describes it (the protocol History), each PChannel as it was when first asked for.
+
+    It is read piece by piece, each a call of its own that begins at a message id, so that a server that restarts
+    between two goes on where the one before it stopped. Memory: a piece, about PIECE_BYTES or a row group of the table.
+    """
+
+    def __init__(self, append: AppendClient, channels: Sequence[str]) -> None:
+        """`channels` (PChannels, VChannels): what is wanted of it; what lies on other VChannels may stay there."""
+        self._append = append
+        self._channels = channels
+        self._known: dict[str, dict[str, Any]] = {}
+
+    @property
+    def version(self) -> int:
+        """The newest version that the server spoke of."""
+        return max((int(each["version"]) for each in self._known.values()), default=-1)
+
+    def refreshed(self) -> HistoryServed:
+        found = HistoryServed(self._append, self._channels)
+        for pchannel in self._known:
+            found._of(pchannel)
+        return found
+
+    def last_tick(self, pchannel: str) -> int:
+        return int(self._of(pchannel)["last_tick"])
+
+    def trimmed(self, pchannel: str) -> tuple[int, LogId]:
+        tick, earliest = self._of(pchannel)["trimmed"]
+        return int(tick), LogId(*earliest)
+
+    def confirmed_at(self, pchannel: str, tick: int) -> MessageId:
+        return MessageId(*self._append.history(pchannel, confirmed_at=tick)["confirmed"])
+
+    def messages(
+        self,
+        pchannel: str,
+        *,
+        start: MessageId | None = None,
+        after_tick: int = 0,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.Table]:
+        own = [name for name in self._channels if name.rpartition("_")[0] == pchannel]
+        request: dict[str, Any] = {
+            "start": start,
+            "after": after_tick,
+            "up_to": self.last_tick(pchannel),
+            "columns": columns if columns is None else list(columns),
+            "vchannels": None if not own or pchannel in self._channels else own,
+        }
+        first = self._append.history_piece(pchannel, request | {"max_bytes": FIRST_BYTES})
+        return self._pieces(pchannel, request, *first)
+
+    def _pieces(
+        self, pchannel: str, request: dict[str, Any], batches: list[pa.RecordBatch], follows: list[int] | None
+    ) -> Iterator[pa.Table]:
+        while True:
+            for batch in batches:
+                yield pa.Table.from_batches([tailed_rows(batch)])
+            if follows is None:
+                return
+            piece = request | {"start": follows, "max_bytes": PIECE_BYTES}
+            batches, follows = self._append.history_piece(pchannel, piece)
+
+    def _of(self, pchannel: str) -> dict[str, Any]:
+        found = self._known.get(pchannel)
+        if found is None:
+            found = self._known[pchannel] = self._append.history(pchannel)
+        return found
+
+
+class ImportsServed:
+    """The rows of Imports as the server reads them from its staged files (the protocol Imports)."""
+
+    def __init__(self, append: AppendClient) -> None:
+        self._append = append
+
+    def rows(
+        self, pchannel: str, message: ImmutableMessage, schema: CollectionSchema, vchannels: Sequence[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for batch, said in self._append.imported(pchannel, message.time_tick):
+            yield int(said["partition"]), batch.cast(schema.arrow())
+
+
+class GroupsServed:
+    """The places of consumer groups at the server (the protocol Groups), kept by a thread while there are any."""
+
+    def __init__(self, append: AppendClient) -> None:
+        self._append = append
+        self._holder = uuid.uuid4().hex
+        self._guard = threading.Lock()
+        self._ticks: dict[tuple[str, str], int | None] = {}
+        """Where each place's group stands, as the server has said or was told."""
+        self._lost: GroupBusy | None = None
+        self._closed = threading.Event()
+
+    def lock(self, group: str, pchannel: str) -> None:
+        with self._guard:
+            if (group, pchannel) in self._ticks:
+                raise GroupBusy(f"this consumer has the place of group {group!r} on {pchannel} already")
+            answer = self._call(group, take=pchannel)
+            first = not self._ticks
+            self._ticks[group, pchannel] = answer["tick"]
+        if first:
+            pause = float(answer["lease"]) / 3
+            threading.Thread(target=self._keep, args=(pause,), name="consumer-group", daemon=True).start()
+
+    def get(self, group: str, pchannel: str) -> int | None:
+        return self._ticks.get((group, pchannel))
+
+    def move(self, group: str, ticks: dict[str, int]) -> None:
+        with self._guard:
+            if self._lost is not None:
+                raise self._lost
+            unknown = [name for name in ticks if (group, name) not in self._ticks]
+            if unknown:
+                raise InvalidArgument(
+                    f"the place of group {group!r} on {unknown[0]} is not this consumer's: lock it first"
+                )
+            self._call(group, move={name: [self._ticks[group, name], tick] for name, tick in ticks.items()})
+            self._ticks |= {(group, name): tick for name, tick in ticks.items()}
+
+    def close(self) -> None:
+        """Give the places back; where the server is away they are free once their leases have run out."""
+        self._closed.set()
+        with self._guard:
+            held, self._ticks = self._by_group(), {}
+            for group, names in held.items():
+                try:
+                    self._call(group, leave=names)
+                except MillraceError as error:
+                    _log.warning("the places of consumer group %r are free once their leases ran out: %s", group, error)
+
+    def _keep(self, pause: float) -> None:
+        while not self._closed.wait(pause):
+            for group, names in self._by_group().items():
+                try:
+                    self._call(group, keep=names)
+                except GroupBusy as error:
+                    self._lost = error
+                    return
+                except MillraceError as error:
+                    _log.info("the places of consumer group %r were not renewed: %s", group, error)
+
+    def _by_group(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for group, pchannel in list(self._ticks):
+            found.setdefault(group, []).append(pchannel)
+        return found
+
+    def _call(self, group: str, **what: Any) -> dict[str, Any]:
+        return self._append.group({"group": group, "holder": self._holder, **what})

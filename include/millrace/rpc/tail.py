@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -44,16 +45,22 @@ TAIL_SCHEMA: Final = pa.schema(
 """ROW_SCHEMA on the wire: Flight sends no dictionaries beside metadata."""
 
 
+def wire_schema(names: Sequence[str]) -> pa.Schema:
+    """Of TAIL_SCHEMA the columns of these names, in their order."""
+    return pa.schema([TAIL_SCHEMA.field(name) for name in names])
+
+
 def wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of ROW_SCHEMA as TAIL_SCHEMA."""
+    """A batch of ROW_SCHEMA, or of some of its columns, as TAIL_SCHEMA has them."""
     columns = [each.dictionary_decode() if isinstance(each, pa.DictionaryArray) else each for each in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=TAIL_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=wire_schema(batch.schema.names))
 
 
 def tailed_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of TAIL_SCHEMA as ROW_SCHEMA again."""
+    """A batch from the wire as ROW_SCHEMA has its columns again."""
+    schema = pa.schema([ROW_SCHEMA.field(name) for name in batch.schema.names])
     arrays = [
         column.dictionary_encode() if pa.types.is_dictionary(field.type) else column
-        for column, field in zip(batch.columns, ROW_SCHEMA, strict=True)
+        for column, field in zip(batch.columns, schema, strict=True)
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

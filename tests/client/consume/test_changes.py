@@ -151,11 +151,11 @@ def applied(changes: Iterable[Change], copy: dict[int, tuple[str, int, str]]) ->
 
 
 def test_a_consumers_changes_make_a_copy_of_the_collection(
-    shop: Client, items: Collection, stored: Callable[..., dict[int, str]]
+    shop: Client, reader: Client, items: Collection, stored: Callable[..., dict[int, str]]
 ) -> None:
     end = lived(shop, items)
     copy: dict[int, tuple[str, int, str]] = {}
-    with shop.consumer(items.name, filters=[CHANGES], until_tick=end) as consumer:
+    with reader.consumer(items.name, filters=[CHANGES], until_tick=end) as consumer:
         for delivery in consumer:
             applied(delivery.changes(), copy)
     assert {key: name for key, (_, _, name) in copy.items()} == stored(items, at=end)

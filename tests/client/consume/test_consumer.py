@@ -47,7 +47,9 @@ def taken(consumer: Consumer, count: int, *, acknowledge: bool = True) -> list[i
     return found
 
 
-def test_a_consumer_gets_every_row_of_the_table_and_the_tail_once(shop: Client, items: Collection) -> None:
+def test_a_consumer_gets_every_row_of_the_table_and_the_tail_once(
+    shop: Client, reader: Client, items: Collection
+) -> None:
     producer = shop.producer()
     producer.insert(items, item_rows(*range(50)))
     catch_up(shop.settings, shop.log)
@@ -55,44 +57,46 @@ def test_a_consumer_gets_every_row_of_the_table_and_the_tail_once(shop: Client, 
     with producer.transaction(items, vchannel=0) as txn:
         txn.keep_alive()
     producer.delete(items, [3, 4])
-    with shop.consumer(items.name, filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+    with reader.consumer(items.name, filters=[INSERTS], until_tick=now(shop, items)) as consumer:
         found = [key for delivery in consumer for key in keys_of(delivery)]
     assert sorted(found) == sorted([*range(100), 3, 4])
     assert consumer.ended
 
 
-def test_a_group_goes_on_exactly_behind_what_it_acknowledged(shop: Client, items: Collection) -> None:
+def test_a_group_goes_on_exactly_behind_what_it_acknowledged(shop: Client, reader: Client, items: Collection) -> None:
     producer = shop.producer()
     for key in range(30):
         producer.insert(items, item_rows(key))
-    with shop.consumer(items.name, group="mail", filters=[INSERTS]) as first:
+    with reader.consumer(items.name, group=f"mail {items.id}", filters=[INSERTS]) as first:
         done = taken(first, 11)
         taken(first, 5, acknowledge=False)
-    with shop.consumer(items.name, group="mail", filters=[INSERTS]) as second:
+    with reader.consumer(items.name, group=f"mail {items.id}", filters=[INSERTS]) as second:
         rest = taken(second, 30 - len(done))
         assert second.poll(timeout=0.2) is None
     assert sorted(done + rest) == list(range(30)), "nothing is left out and nothing done comes again"
-    with shop.consumer(items.name, group="mail", filters=[INSERTS], until_tick=now(shop, items)) as third:
+    with reader.consumer(items.name, group=f"mail {items.id}", filters=[INSERTS], until_tick=now(shop, items)) as third:
         assert [keys_of(each) for each in third] == []
 
 
-def test_a_group_that_reads_for_the_first_time_follows_its_policy(shop: Client, items: Collection) -> None:
+def test_a_group_that_reads_for_the_first_time_follows_its_policy(
+    shop: Client, reader: Client, items: Collection
+) -> None:
     producer = shop.producer()
     producer.insert(items, item_rows(1))
-    with shop.consumer(items.name, group="new", policy=Latest(), filters=[INSERTS]) as consumer:
+    with reader.consumer(items.name, group=f"new {items.id}", policy=Latest(), filters=[INSERTS]) as consumer:
         producer.insert(items, item_rows(2))
         assert taken(consumer, 1) == [2]
 
 
-def test_a_group_has_one_consumer_a_channel(shop: Client, items: Collection) -> None:
-    with shop.consumer(items.name, group="busy"), pytest.raises(GroupBusy, match="group of its own"):
-        shop.consumer(items.name, group="busy")
-    shop.consumer(items.name, group="busy").close()
+def test_a_group_has_one_consumer_a_channel(shop: Client, reader: Client, items: Collection) -> None:
+    with reader.consumer(items.name, group=f"busy {items.id}"), pytest.raises(GroupBusy, match="group of its own"):
+        reader.consumer(items.name, group=f"busy {items.id}")
+    reader.consumer(items.name, group=f"busy {items.id}").close()
 
 
-def test_the_lag_is_measured_from_the_log_to_the_consumer(shop: Client, items: Collection) -> None:
+def test_the_lag_is_measured_from_the_log_to_the_consumer(shop: Client, reader: Client, items: Collection) -> None:
     metrics = Metrics()
-    with shop.consumer(items.name, group="lag", filters=[INSERTS], metrics=metrics) as consumer:
+    with reader.consumer(items.name, group="lag", filters=[INSERTS], metrics=metrics) as consumer:
         shop.producer().insert(items, item_rows(1))
         delivery = consumer.poll(timeout=10.0)
         assert delivery is not None
@@ -132,7 +136,9 @@ def test_no_position_steps_over_a_unit_that_is_not_done(gaps: list[int], chance:
 
 
 @pytest.mark.parametrize("by", ["vchannel", "key"])
-def test_workers_keep_the_order_of_a_key_and_acknowledge_everything(shop: Client, items: Collection, by: str) -> None:
+def test_workers_keep_the_order_of_a_key_and_acknowledge_everything(
+    shop: Client, reader: Client, items: Collection, by: str
+) -> None:
     producer = shop.producer()
     for turn in range(20):
         producer.insert(items, item_rows(*range(10), price=float(turn)))
@@ -145,15 +151,15 @@ def test_workers_keep_the_order_of_a_key_and_acknowledge_everything(shop: Client
                 with guard:
                     seen[row["id"]].append(row["price"])
 
-    with shop.consumer(items.name, group=by, filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+    with reader.consumer(items.name, group=by, filters=[INSERTS], until_tick=now(shop, items)) as consumer:
         ParallelConsumer(consumer, handle, workers=3, by=by, max_in_flight=5).run()  # type: ignore[arg-type]
         end = consumer.positions
     assert seen == {key: [float(turn) for turn in range(20)] for key in range(10)}
-    with shop.consumer(items.name, group=by, filters=[INSERTS], until_tick=max(end.values())) as again:
+    with reader.consumer(items.name, group=by, filters=[INSERTS], until_tick=max(end.values())) as again:
         assert list(again) == []
 
 
-def test_work_that_fails_stops_the_pool_and_is_delivered_again(shop: Client, items: Collection) -> None:
+def test_work_that_fails_stops_the_pool_and_is_delivered_again(shop: Client, reader: Client, items: Collection) -> None:
     producer = shop.producer()
     for key in range(20):
         producer.insert(items, item_rows(key))
@@ -168,19 +174,23 @@ def test_work_that_fails_stops_the_pool_and_is_delivered_again(shop: Client, ite
                     raise ZeroDivisionError(key)
                 done.add(key)
 
-    with shop.consumer(items.name, group="fails", filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+    with reader.consumer(
+        items.name, group=f"fails {items.id}", filters=[INSERTS], until_tick=now(shop, items)
+    ) as consumer:
         pool = ParallelConsumer(consumer, handle, workers=2, attempts=3, retry_delay=0.001)
         with pytest.raises(ZeroDivisionError):
             pool.run()
     assert len(tries) == 3
     again: set[int] = set()
-    with shop.consumer(items.name, group="fails", filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+    with reader.consumer(
+        items.name, group=f"fails {items.id}", filters=[INSERTS], until_tick=now(shop, items)
+    ) as consumer:
         again = {key for delivery in consumer for key in keys_of(delivery)}
     assert 7 in again
     assert done | again == set(range(20)), "what was not done comes again"
 
 
-def test_work_that_fails_for_good_goes_to_the_dead_letters(shop: Client, items: Collection) -> None:
+def test_work_that_fails_for_good_goes_to_the_dead_letters(shop: Client, reader: Client, items: Collection) -> None:
     for key in range(6):
         shop.producer().insert(items, item_rows(key))
     dead: list[tuple[list[int], str]] = []
@@ -195,17 +205,19 @@ def test_work_that_fails_for_good_goes_to_the_dead_letters(shop: Client, items: 
     def on_dead(work: Work, error: Exception) -> None:
         dead.append((keys_of(work.delivery), str(error)))
 
-    with shop.consumer(items.name, group="dead", filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+    with reader.consumer(
+        items.name, group=f"dead {items.id}", filters=[INSERTS], until_tick=now(shop, items)
+    ) as consumer:
         ParallelConsumer(consumer, handle, retry_delay=0.001, on_dead=on_dead).run()
     assert dead == [([3], "bad row")]
     assert sorted(done) == [0, 1, 2, 4, 5]
 
 
-def test_deliveries_can_be_awaited(shop: Client, items: Collection) -> None:
+def test_deliveries_can_be_awaited(shop: Client, reader: Client, items: Collection) -> None:
     found: list[int] = []
 
     async def run() -> None:
-        consumer = shop.consumer(items.name, group="async", filters=[INSERTS])
+        consumer = reader.consumer(items.name, group=f"async {items.id}", filters=[INSERTS])
         async with AsyncConsumer(consumer) as awaited:
             write: Callable[[], object] = lambda: shop.producer().insert(items, item_rows(*range(5)))  # noqa: E731
             writing = asyncio.create_task(asyncio.to_thread(write))

@@ -5,22 +5,35 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from millrace.base.errors import WalGap
+from millrace.base.errors import PositionTruncated, WalGap
 from millrace.base.metrics import Metrics
-from millrace.client.consume.scan import Scan, scan
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
+from millrace.client import tables_served
+from millrace.client.append_client import AppendClient
+from millrace.client.consume.scan import Histories, Scan, TailSource, scan
+from millrace.client.tables_served import TablesServed
 from millrace.log.rocksmq.service import RocksMQ
+from millrace.log.server.flight import LogServer
 from millrace.message.ids import LogId, MessageId, compose_tick, tick_physical_ms
-from millrace.message.model import MutableMessage
+from millrace.message.model import ImmutableMessage, MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_entry
+from millrace.node.append.history import Histories as ServedHistories
 from millrace.node.append.host import AppendHost, HostSettings
+from millrace.node.append.server import AppendExtension
 from millrace.node.append.tail_buffer import TailLimits
+from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.tail import Evicted, Tailed
+from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.tables.wal.reader import TRIMMED_APP_SUFFIX, WalSnapshot
+from millrace.tables.wal.table import WalTable
 from millrace.wal.scanner import (
     All,
     DeliverPolicy,
@@ -47,6 +60,8 @@ from tests.node.append.samples import (
 )
 
 V0, V1 = "p0_1v0", "p0_1v1"
+WHERE = ("here", "elsewhere")
+TOKEN = "a-token-of-the-reader"
 SMALL_TAIL = HostSettings(tail=TailLimits(max_bytes=100_000, keep_bytes=0))
 
 
@@ -55,6 +70,9 @@ class Deployment:
     service: RocksMQ
     host: AppendHost
     wal: Path
+    history: str | Histories
+    """The ``wal`` table as a reader has it."""
+    tail: TailSource
     marks: list[LogId] = field(default_factory=list)
 
     def append(self, *appended: MutableMessage) -> None:
@@ -67,18 +85,50 @@ class Deployment:
     def scan(self, channel: str, policy: DeliverPolicy, *filters: Filter) -> Scan:
         """A scan that ends at everything that is appended by now."""
         until = self.host.tick(PCHANNEL)
-        return scan(channel, policy, wal=self.wal, tail=self.host, filters=filters, until_tick=until)
+        return scan(channel, policy, wal=self.history, tail=self.tail, filters=filters, until_tick=until)
 
     def ids(self) -> list[MessageId]:
         """The ids of all units, by the chain's own rows."""
         return [unit.id for unit in messages(Scanner().push(judged(self.service).messages))]
 
 
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    with open_log(tmp_path / "log", PCHANNEL) as service, AppendHost(service, ChannelState.new) as host:
+@contextmanager
+def deployed(folder: Path, where: str, host_settings: HostSettings | None = None) -> Iterator[Deployment]:
+    """A host with its reader, which has the folder here, or the server elsewhere that stands before it."""
+    with (
+        open_log(folder / "log", PCHANNEL) as service,
+        AppendHost(service, ChannelState.new, settings=host_settings or HostSettings()) as host,
+        ExitStack() as served,
+    ):
         host.append(PCHANNEL, opening()).results()
-        yield Deployment(service, host, tmp_path / "wal")
+        settings = Settings(data_dir=folder)
+        if where == "here":
+            yield Deployment(service, host, folder / "wal", settings.wal_uri, host)
+            return
+        patch = served.enter_context(pytest.MonkeyPatch.context())
+        for name in ("FIRST_BYTES", "PIECE_BYTES"):
+            patch.setattr(tables_served, name, 1)  # a piece a row group
+        extension = AppendExtension(host, histories=ServedHistories(settings, NoCollections(), host))
+        server = LogServer(service, tokens=[TOKEN], extensions=[extension])
+        served.callback(server.close)
+        client = served.enter_context(AppendClient(RemoteLogService.at(server.address, token=TOKEN)))
+        yield Deployment(service, host, folder / "wal", TablesServed(client).histories([PCHANNEL]), client)
+
+
+class NoCollections:
+    """A catalog of messages that were put into a log without one."""
+
+    def collection_of(self, vchannel: str) -> str | None:
+        return None
+
+    def collections(self, *, dropped: bool = False) -> list[Collection]:
+        return []
+
+
+@pytest.fixture(params=WHERE)
+def deployment(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    with deployed(tmp_path, request.param) as made:
+        yield made
 
 
 def fill(made: Deployment) -> None:
@@ -128,7 +178,7 @@ def test_a_scan_counts_what_it_delivers_and_what_its_filters_leave_out(deploymen
     inserts = Types({MessageType.INSERT})
     until = deployment.host.tick(PCHANNEL)
     with scan(
-        V0, All(), wal=deployment.wal, tail=deployment.host, filters=[inserts], until_tick=until, metrics=metrics
+        V0, All(), wal=deployment.history, tail=deployment.tail, filters=[inserts], until_tick=until, metrics=metrics
     ) as found:
         assert told("wal_scanner_total") == 1
         units = list(found)
@@ -168,7 +218,7 @@ def test_a_transaction_that_a_scan_assembles_is_counted_by_its_bytes(deployment:
     def held() -> float:
         return metrics.registry.get_sample_value("millrace_wal_scanner_txn_buf_bytes", {"pchannel": PCHANNEL}) or 0.0
 
-    with scan(V0, All(), wal=deployment.wal, tail=deployment.host, metrics=metrics) as found:
+    with scan(V0, All(), wal=deployment.history, tail=deployment.tail, metrics=metrics) as found:
         while not held():
             assert found.poll(timeout=10.0) is not None
         assert held() >= sum(len(body.payload) for body in bodies)
@@ -180,7 +230,7 @@ def test_a_transaction_that_a_scan_assembles_is_counted_by_its_bytes(deployment:
 def test_latest_delivers_what_is_appended_from_then_on_alone(deployment: Deployment) -> None:
     fill(deployment)
     deployment.commit()
-    found = scan(PCHANNEL, Latest(), wal=deployment.wal, tail=deployment.host)
+    found = scan(PCHANNEL, Latest(), wal=deployment.history, tail=deployment.tail)
     key = keys_of(V0, 1)[0]
     result = deployment.host.append(PCHANNEL, encode_entry([insert(key)])).result()
     with found:
@@ -194,14 +244,10 @@ def test_a_vchannel_and_its_types_can_be_scanned_alone(deployment: Deployment) -
     assert [unit.type for unit in units if not isinstance(unit, ImmutableTxn)] == [MessageType.INSERT] * 2
 
 
-def test_a_scan_under_load_switches_from_table_to_tail_without_gap_or_repetition(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", WHERE)
+def test_a_scan_under_load_switches_from_table_to_tail_without_gap_or_repetition(tmp_path: Path, where: str) -> None:
     """Appender, committer and two readers at once, with a tail so small that the slow reader falls out of it."""
-    with (
-        open_log(tmp_path / "log", PCHANNEL) as service,
-        AppendHost(service, ChannelState.new, settings=SMALL_TAIL) as host,
-    ):
-        host.append(PCHANNEL, opening()).results()
-        made = Deployment(service, host, tmp_path / "wal")
+    with deployed(tmp_path, where, SMALL_TAIL) as made:
         made.commit()
         begun, done = threading.Event(), threading.Event()
 
@@ -223,17 +269,17 @@ def test_a_scan_under_load_switches_from_table_to_tail_without_gap_or_repetition
                 made.commit()
             made.commit()
 
-        counting = _Counting(host)
+        counting = _Counting(made.tail)
         with ThreadPoolExecutor(4) as pool:
             readers = [
-                pool.submit(_read, scan(V0, All(), wal=made.wal, tail=counting), 150, at_tenth=at_tenth)
+                pool.submit(_read, scan(V0, All(), wal=made.history, tail=counting), 150, at_tenth=at_tenth)
                 for at_tenth in (None, fall_behind)
             ]
             work = [pool.submit(append), pool.submit(commit)]
             for each in work:
                 each.result()
             found = [reader.result() for reader in readers]
-        model = [row["time_tick"] for row in judged(service).messages.to_pylist() if row["type"] == "INSERT"]
+        model = [row["time_tick"] for row in judged(made.service).messages.to_pylist() if row["type"] == "INSERT"]
         assert found == [model, model]
         assert counting.evicted > 0, "no reader ever fell out of the tail: the test shows nothing"
         assert counting.tailed > 0
@@ -255,12 +301,12 @@ def _read(found: Scan, inserts: int, *, at_tenth: Callable[[], None] | None) -> 
 class _Counting:
     """A tail that counts how it answers."""
 
-    def __init__(self, host: AppendHost) -> None:
-        self._host = host
+    def __init__(self, source: TailSource) -> None:
+        self._source = source
         self.evicted = self.tailed = 0
 
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 1) -> Tailed | Evicted:
-        found = self._host.tail(pchannel, after_tick, timeout=timeout, max_bytes=max_bytes)
+        found = self._source.tail(pchannel, after_tick, timeout=timeout, max_bytes=max_bytes)
         if isinstance(found, Evicted):
             self.evicted += 1
         elif found.batches:
@@ -268,13 +314,49 @@ class _Counting:
         return found
 
     def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
-        return self._host.tick(pchannel, deadline=deadline)
+        return self._source.tick(pchannel, deadline=deadline)
+
+
+def trim_first_commit(made: Deployment) -> int:
+    """Take away the file of the table's first commit, as retention does; the tick up to which."""
+    table, snapshot = WalTable.open(made.wal), WalSnapshot.open(made.wal)
+    assert snapshot is not None
+    first, second = snapshot.plan(PCHANNEL).files[:2]
+    tick, app = second.first_tick, PCHANNEL + TRIMMED_APP_SUFFIX
+    earliest = snapshot.confirmed_at(PCHANNEL, tick).log_id
+    moves = {app: tick, f"{app}/ledger": earliest.ledger, f"{app}/entry": earliest.entry}
+    part = Part(removes=[first.path], moves={name: AppMove(0, to) for name, to in moves.items()}, info={})
+    assert not commit_fenced(table.table, [part]).fenced
+    return tick
+
+
+def test_who_begins_or_stands_where_retention_has_been_hears_of_it(deployment: Deployment) -> None:
+    keys = keys_of(V0, 12)
+    for some in (keys[:4], keys[4:8]):
+        for key in some:
+            deployment.append(insert(key))
+        deployment.commit()
+    standing = deployment.scan(PCHANNEL, All())
+    behind = deployment.scan(PCHANNEL, StartFrom(MessageId(0, 0, 0, 0)))
+    tick = trim_first_commit(deployment)
+    with pytest.raises(PositionTruncated) as refused:
+        deployment.scan(PCHANNEL, StartAfterTick(1))
+    assert refused.value.earliest == LogId(*refused.value.earliest)
+    inserts = [unit for unit in deployment.scan(PCHANNEL, All()) if unit.time_tick > tick]
+    assert sum(isinstance(unit, ImmutableMessage) and unit.type is MessageType.INSERT for unit in inserts) == 3
+    for pinned in (standing, behind):
+        if deployment.tail is not deployment.host:
+            with pytest.raises(PositionTruncated):  # a server holds no version for a reader between two pieces
+                list(pinned)
+            continue
+        units = [unit.id for unit in pinned]
+        assert units == deployment.ids()[: len(units)], "a version that was pinned before is read to its end"
 
 
 def test_a_scan_up_to_a_tick_ends_on_a_pchannel_where_nothing_more_happens(deployment: Deployment) -> None:
     last = deployment.host.tick(PCHANNEL)
     until = compose_tick(tick_physical_ms(last) + 100)
-    with scan(PCHANNEL, All(), wal=deployment.wal, tail=deployment.host, until_tick=until) as found:
+    with scan(PCHANNEL, All(), wal=deployment.history, tail=deployment.tail, until_tick=until) as found:
         units = list(found)
     assert units
     assert found.ended
@@ -283,7 +365,7 @@ def test_a_scan_up_to_a_tick_ends_on_a_pchannel_where_nothing_more_happens(deplo
 
 
 def test_a_closed_scan_ends(deployment: Deployment) -> None:
-    found = scan(PCHANNEL, Latest(), wal=deployment.wal, tail=deployment.host)
+    found = scan(PCHANNEL, Latest(), wal=deployment.history, tail=deployment.tail)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(list, found)
         found.close()
@@ -291,6 +373,6 @@ def test_a_closed_scan_ends(deployment: Deployment) -> None:
 
 
 def test_a_poll_without_news_returns_at_its_timeout(deployment: Deployment) -> None:
-    with scan(PCHANNEL, Latest(), wal=deployment.wal, tail=deployment.host) as found:
+    with scan(PCHANNEL, Latest(), wal=deployment.history, tail=deployment.tail) as found:
         assert found.poll(timeout=0.05) is None
         assert found.confirmed_tick > 0

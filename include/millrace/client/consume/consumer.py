@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from millrace.base.closing import Closing
 from millrace.base.deadline import Deadline
@@ -31,9 +31,6 @@ from millrace.client.consume.scan import Histories, Scan, TailSource, scan
 from millrace.message.model import ImmutableMessage
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannels, messages
 
-if TYPE_CHECKING:
-    from millrace.client.consume.positions import Positions
-
 PREFETCH_BYTES: Final = 16 << 20
 """Payload bytes that are read ahead, at most about; one piece of a scan beside that."""
 
@@ -41,6 +38,27 @@ COMMIT_INTERVAL: Final = 0.2
 
 _WAIT: Final = 0.5
 _PAUSE: Final = 0.2
+
+
+class Groups(Protocol):
+    """The places of consumer groups, one a group and PChannel; thread-safe. The files of a data folder stand behind it
+    (millrace.client.consume.positions), or a server elsewhere (millrace.client.tables_served)."""
+
+    def lock(self, group: str, pchannel: str) -> None:
+        """Take a group's place on a PChannel, until `close` or the end of the process. Raises GroupBusy."""
+        ...
+
+    def get(self, group: str, pchannel: str) -> int | None:
+        """The tick up to which everything is done; None for a group that never moved there."""
+        ...
+
+    def move(self, group: str, ticks: dict[str, int]) -> None:
+        """Move a group, by PChannel; durable when it returns, all of it or nothing. Raises GroupBusy where its place is lost."""
+        ...
+
+    def close(self) -> None:
+        """Give the places back. Idempotent."""
+        ...
 
 
 @dataclass(slots=True)
@@ -70,7 +88,7 @@ class Consumer(Closing):
         wal: str | Histories,
         tail: TailSource,
         group: str | None = None,
-        positions: Positions | None = None,
+        positions: Groups | None = None,
         policy: DeliverPolicy | None = None,
         filters: Sequence[Filter] = (),
         until_tick: int | None = None,
@@ -90,6 +108,7 @@ class Consumer(Closing):
         self._prefetch = prefetch_bytes
         self._interval = commit_interval
         self._committed_at = time.monotonic()
+        self._committing = threading.Lock()
         self._changed = threading.Condition()
         self._ready: deque[Delivery | tuple[str, int] | Exception] = deque()
         self._held = 0
@@ -203,8 +222,9 @@ class Consumer(Closing):
         self._committed_at = time.monotonic()
         if self.group is None or self._positions is None:
             return
-        with self._changed:
-            moved = {name: place.tick for name, place in self._places.items() if place.tick > place.committed}
+        with self._committing:
+            with self._changed:
+                moved = {name: place.tick for name, place in self._places.items() if place.tick > place.committed}
             if moved:
                 self._positions.move(self.group, moved)
                 for name, tick in moved.items():
@@ -231,9 +251,11 @@ class Consumer(Closing):
             end = Deadline.after(10.0)
             while self._running and not end.over():
                 end.wait(self._changed)
-        self.commit()
-        if self._positions is not None:
-            self._positions.close()
+        try:
+            self.commit()
+        finally:
+            if self._positions is not None:
+                self._positions.close()
 
     # --- under it -----------------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,13 @@ class Positions:
         with self._guard:
             self._locks[group, pchannel] = file
 
+    def unlock(self, group: str, pchannel: str) -> None:
+        """Give one place back."""
+        with self._guard:
+            file = self._locks.pop((group, pchannel), None)
+        if file is not None:
+            os.close(file)
+
     def close(self) -> None:
         """Give the places back. Idempotent."""
         with self._guard:

@@ -63,7 +63,8 @@ class TailSource(Protocol):
 class History(Protocol):
     """One version of the ``wal`` table: millrace.tables.wal.reader.WalSnapshot, or what a server says of its own."""
 
-    version: int
+    @property
+    def version(self) -> int: ...
 
     def refreshed(self) -> History:
         """The newest version; this one is of no more use where that is another."""

@@ -12,11 +12,15 @@ What crosses the wire, beside what the log's server says (millrace.log.server.ma
   (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
 - DoGet, ticket `{"extension": "append", "read": <collection>, "at": <tick or null>, "deadline": ...}`: its rows
   (millrace.node.append.reads).
+- DoGet, tickets `{"extension": "append", "history": <pchannel>, "start": <message id or null>, "after": <tick>, "up_to": <tick>, ...}`
+  and `{"extension": "append", "imported": <pchannel>, "at": <tick>, "skip": <rows>}`: messages of the ``wal`` table, piece by
+  piece, and the rows of an Import (millrace.node.append.history).
 - Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control;
   append/catalog `{"call", "arguments"}`: the catalog and DDL (millrace.catalog.calls).
 - Actions append/tick `{"pchannel", "deadline", "persist"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/definitions
   `{"pchannel", "collection_id", "deadline"}` (millrace.wal.definitions), append/describe and append/restart `{"pchannel"}`,
-  append/mvcc `{"vchannel"}`, append/tombstone `{"pchannel", "entry", "sha256", "author", "reason"}` (millrace.node.append.tombstones;
+  append/history `{"pchannel", "confirmed_at"}` (millrace.node.append.history), append/group `{"group", "holder", ...}`
+  (millrace.node.append.groups), append/mvcc `{"vchannel"}`, append/tombstone `{"pchannel", "entry", "sha256", "author", "reason"}` (millrace.node.append.tombstones;
   without a sha256 it only says what stands there).
 """
 
@@ -49,6 +53,8 @@ from millrace.log.generations.service import GenerationsService
 from millrace.log.protocol import LogService
 from millrace.node.append.door import EntryDoor, readable, vchannel_resources
 from millrace.node.append.flow_monitor import FlowMonitor
+from millrace.node.append.groups import Groups
+from millrace.node.append.history import Histories
 from millrace.node.append.host import AppendHost, HostSettings
 from millrace.node.append.pending import PendingOutcome
 from millrace.node.append.reads import Reads
@@ -98,8 +104,12 @@ class AppendExtension:
         catalog: Coordinator | None = None,
         tombstones: Tombstones | None = None,
         reads: Reads | None = None,
+        histories: Histories | None = None,
+        groups: Groups | None = None,
     ) -> None:
         self._reads = reads
+        self._histories = histories
+        self._groups = groups
         self._host = host
         self._catalog = catalog
         self._tombstones = tombstones
@@ -149,10 +159,11 @@ class AppendExtension:
 
     def do_get(self, ticket: flight.Ticket, caller: Caller) -> flight.FlightDataStream:
         request = from_json(ticket.ticket)
-        if "read" in request and self._reads is not None:
+        stream = self._stream_of(request)
+        if stream is not None:
             with self._open():
                 try:
-                    return self._reads.stream(request, caller)
+                    return stream(request, caller)
                 except PermissionDenied:
                     self.denied(f"{APPEND_ROLE}/do_get")
                     raise
@@ -173,6 +184,16 @@ class AppendExtension:
             shown = [readable(batch, caller, self._collection_of) for batch in shown]
         return _rows(shown, {"confirmed": found.confirmed_tick})
 
+    def _stream_of(self, request: dict[str, Any]) -> Callable[[dict[str, Any], Caller], flight.FlightDataStream] | None:
+        """What answers a ticket that is none of a tail."""
+        if "read" in request and self._reads is not None:
+            return self._reads.stream
+        if "history" in request and self._histories is not None:
+            return partial(self._histories.stream, _pchannel(request, "history"))
+        if "imported" in request and self._histories is not None:
+            return partial(self._histories.imported, _pchannel(request, "imported"))
+        return None
+
     def do_action(self, action: flight.Action, caller: Caller) -> Sequence[bytes]:
         if action.type == f"{APPEND_ROLE}/metrics":
             return [self._host.metrics.render() if self._host.metrics is not None else b""]
@@ -190,6 +211,9 @@ class AppendExtension:
             caller.principal.require((Role.READ,), vchannel_resources(vchannel, self._collection_of), action.type)
             with self._open():
                 return [to_json(self._host.mvcc(vchannel)._asdict())]
+        if action.type == f"{APPEND_ROLE}/group" and self._groups is not None:
+            with self._open():
+                return [to_json(self._groups.answer(request))]
         pchannel = _pchannel(request)
         deadline = min(number(request, "deadline", DEFAULT_DEADLINE), MAX_OUTCOME_WAIT)
         answer: dict[str, Any] = {}
@@ -205,6 +229,8 @@ class AppendExtension:
                 case "definitions":
                     wanted = None if request.get("collection_id") is None else int(number(request, "collection_id", 0))
                     answer = self._host.definitions(pchannel, wanted, deadline=deadline).to_json()
+                case "history" if self._histories is not None:
+                    answer = self._histories.describe(pchannel, request)
                 case "restart":
                     self._host.restart(pchannel)
                 case "tombstone" if self._tombstones is not None:
@@ -248,7 +274,7 @@ class AppendExtension:
 
     def close(self) -> None:
         self._closing = True
-        for helper in (self._retention, self._flow, self._catalog):
+        for helper in (self._retention, self._flow, self._catalog, self._groups):
             if helper is not None:
                 helper.close()
         self._host.close()
@@ -377,8 +403,16 @@ def append_extension(service: LogService, folder: Path) -> AppendExtension:
     tombstones = Tombstones(host, service, wal) if isinstance(service, GenerationsService) else None
     if tombstones is not None:
         threading.Thread(target=tombstones.resume, name="resume-tombstones", daemon=True).start()
-    reads = Reads(settings, catalog, host, service)
-    return AppendExtension(host, retention=retention, flow=flow, catalog=catalog, tombstones=tombstones, reads=reads)
+    return AppendExtension(
+        host,
+        retention=retention,
+        flow=flow,
+        catalog=catalog,
+        tombstones=tombstones,
+        reads=Reads(settings, catalog, host, service),
+        histories=Histories(settings, catalog, host),
+        groups=Groups(settings.data_dir, partial(pchannel_names, settings.data_dir)),
+    )
 
 
 def committed_states(wal: object, service: LogService) -> Callable[[str], ChannelState]:

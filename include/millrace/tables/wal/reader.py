@@ -93,6 +93,11 @@ class WalSnapshot:
         self._table.refresh()
         return self if self._table.version == self.version else WalSnapshot(self._table)
 
+    @property
+    def store(self) -> TableStore:
+        """Where the table lies, for :func:`read_range` of what was planned here."""
+        return self._table.store
+
     @cached_property
     def _files(self) -> dict[str, list[WalFile]]:
         """The files of messages by PChannel, in tick order."""

@@ -1,0 +1,165 @@
+"""Places of consumer groups for consumers elsewhere: who has one, and where the group stands (``coord/consumers.db``).
+
+A consumer elsewhere holds a group's place on a PChannel by a lease, which each call of its holder renews; meanwhile
+this process has the place's lock, so that a consumer on the spot sees it taken. After a restart of the server the
+holder's next call takes the place again, if nobody else has. A move says where the holder left the group: where it
+stands elsewhere by now, somebody else has moved it, and the holder hears GroupBusy; it never moves a group back. At
+most MOST_PLACES are held, of at most MOST_GROUPS groups.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from millrace.base.errors import ChannelNotFound, GroupBusy, InvalidArgument, ServerFull
+from millrace.client.consume.positions import Positions
+
+LEASE: Final = 15.0
+"""Seconds that a place stays its holder's without a call."""
+MOST_PLACES: Final = 1024
+MOST_GROUPS: Final = 10_000
+_LONGEST: Final = 150
+"""Characters of a group's name, quoted: it is part of a file's name."""
+_LOOK: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Place:
+    holder: str
+    until: float
+
+
+class Groups:
+    """Answers the action ``append/group``. Thread-safe."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        pchannels: Callable[[], Collection[str]],
+        *,
+        lease: float = LEASE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = data_dir / "coord"
+        self._pchannels = pchannels
+        self._lease = lease
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._places: dict[tuple[str, str], _Place] = {}
+        self._positions: Positions | None = None
+        self._closed = threading.Event()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One call of a holder: `{"group", "holder"}` and one of
+
+        - `"take": pchannel`: its place; `{"tick": where the group stands, or null, "lease": seconds}`,
+        - `"move": {pchannel: [from, to]}`: durable when it is answered, all of it or nothing; `from` may be null,
+        - `"keep": [pchannel, ...]`: the leases alone,
+        - `"leave": [pchannel, ...]`.
+
+        Raises GroupBusy, ChannelNotFound, ServerFull, InvalidArgument.
+        """
+        group, holder = _text(request, "group"), _text(request, "holder")
+        if len(quote(group, safe="")) > _LONGEST:
+            raise InvalidArgument(f"the name of a consumer group has at most {_LONGEST} characters, quoted as in a URL")
+        with self._guard:
+            match request:
+                case {"take": str(pchannel)}:
+                    self._take(group, pchannel, holder)
+                    return {"tick": self._open().get(group, pchannel), "lease": self._lease}
+                case {"move": dict(moves)}:
+                    self._move(group, holder, {name: _step(step) for name, step in moves.items()})
+                case {"keep": list(names)}:
+                    for name in names:
+                        self._take(group, str(name), holder)
+                case {"leave": list(names)}:
+                    for name in names:
+                        place = self._places.get((group, str(name)))
+                        if place is not None and place.holder == holder:
+                            self._give((group, str(name)))
+                case _:
+                    raise InvalidArgument("a call of a consumer group is one of take, move, keep and leave")
+        return {}
+
+    def close(self) -> None:
+        """Give all places back."""
+        self._closed.set()
+        with self._guard:
+            self._places.clear()
+            if self._positions is not None:
+                self._positions.close()
+                self._positions = None
+
+    def _take(self, group: str, pchannel: str, holder: str) -> None:
+        """The place is the holder's, anew or still."""
+        place = self._places.get((group, pchannel))
+        if place is None:
+            if pchannel not in self._pchannels():
+                raise ChannelNotFound(f"there is no PChannel {pchannel[:100]!r}")
+            if len(self._places) >= MOST_PLACES:
+                raise ServerFull(f"the server holds {MOST_PLACES} places of consumer groups: close consumers that rest")
+            positions = self._open()
+            if positions.get(group, pchannel) is None and len(positions.groups()) >= MOST_GROUPS:
+                raise InvalidArgument(
+                    f"{MOST_GROUPS} consumer groups stand in coord/consumers.db: take one of them, or have some forgotten"
+                )
+            positions.lock(group, pchannel)
+            self._places[group, pchannel] = _Place(holder, self._clock() + self._lease)
+        elif place.holder == holder or place.until <= self._clock():
+            place.holder, place.until = holder, self._clock() + self._lease
+        else:
+            raise GroupBusy(
+                f"another consumer of group {group!r} reads {pchannel}: stop it, or give this one a group of its own"
+            )
+
+    def _move(self, group: str, holder: str, moves: dict[str, tuple[int | None, int]]) -> None:
+        for pchannel in moves:
+            self._take(group, pchannel, holder)
+        positions = self._open()
+        for pchannel, (before, to) in moves.items():
+            stands = positions.get(group, pchannel)
+            if stands not in (before, to):
+                raise GroupBusy(
+                    f"group {group!r} was moved on {pchannel} by another consumer, to tick {stands}: what this one has not"
+                    " acknowledged is that one's; stop one of the two"
+                )
+        positions.move(group, {pchannel: to for pchannel, (_, to) in moves.items()})
+
+    def _give(self, place: tuple[str, str]) -> None:
+        del self._places[place]
+        self._open().unlock(*place)
+
+    def _open(self) -> Positions:
+        if self._positions is None:
+            self._positions = Positions(self._folder)
+            threading.Thread(target=self._watch, name="group-leases", daemon=True).start()
+        return self._positions
+
+    def _watch(self) -> None:
+        """Give back the places whose holders are silent: a consumer on the spot knows nothing of leases."""
+        while not self._closed.wait(min(_LOOK, self._lease)):
+            with self._guard:
+                if self._positions is not None:
+                    for name in [name for name, place in self._places.items() if place.until <= self._clock()]:
+                        self._give(name)
+
+
+def _text(request: dict[str, Any], key: str) -> str:
+    value = request.get(key)
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(f"the request needs {key!r} among its arguments, a name")
+    return value
+
+
+def _step(value: object) -> tuple[int | None, int]:
+    match value:
+        case [None | int() as before, int(to)] if 0 <= to < 1 << 63:
+            return before, to
+        case _:
+            raise InvalidArgument(f"{value!r} is no move: write it as [from, to]")

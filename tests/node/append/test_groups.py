@@ -1,0 +1,127 @@
+"""Places of consumer groups at the server: one holder each while it calls, and a position that never goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millrace.base.errors import ChannelNotFound, GroupBusy, InvalidArgument, ServerFull
+from millrace.client.consume.positions import Positions
+from millrace.node.append import groups as module
+from millrace.node.append.groups import Groups
+from tests.log.server_rig import until
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+Answer = Callable[..., dict[str, object]]
+
+
+def asks(groups: Groups, holder: str, group: str = "mail") -> Answer:
+    return lambda **what: groups.answer({"group": group, "holder": holder, **what})
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def groups(tmp_path: Path, clock: Clock) -> Iterator[Groups]:
+    made = Groups(tmp_path, lambda: ["p0", "p1"], lease=0.05, clock=clock)
+    yield made
+    made.close()
+
+
+def test_a_place_has_one_holder_for_as_long_as_that_one_calls(tmp_path: Path, groups: Groups, clock: Clock) -> None:
+    first, second = asks(groups, "a"), asks(groups, "b")
+    assert first(take="p0") == {"tick": None, "lease": 0.05}
+    for other in (lambda: second(take="p0"), lambda: second(move={"p0": [None, 5]}), lambda: second(keep=["p0"])):
+        with pytest.raises(GroupBusy, match="group of its own"):
+            other()
+    here = Positions(tmp_path / "coord")
+    with pytest.raises(GroupBusy):
+        here.lock("mail", "p0")
+    clock.now += 0.04
+    first(keep=["p0"])
+    clock.now += 0.04
+    with pytest.raises(GroupBusy):
+        second(take="p0")
+    clock.now += 0.02
+    until(lambda: not _busy(here), "the silent holder's place is free for a consumer on the spot")
+    here.close()
+    assert second(take="p0")["tick"] is None
+    second(leave=["p0"])
+    assert first(take="p0")["tick"] is None
+
+
+def _busy(here: Positions) -> bool:
+    try:
+        here.lock("mail", "p0")
+    except GroupBusy:
+        return True
+    return False
+
+
+def test_a_group_moves_from_where_its_holder_left_it_or_not_at_all(tmp_path: Path, clock: Clock) -> None:
+    before = Groups(tmp_path, lambda: ["p0", "p1"], clock=clock)
+    holder = asks(before, "a")
+    holder(take="p0")
+    holder(take="p1")
+    holder(move={"p0": [None, 5], "p1": [None, 7]})
+    holder(move={"p0": [None, 5], "p1": [None, 7]})  # its answer was lost
+    before.close()
+    after = Groups(tmp_path, lambda: ["p0", "p1"], clock=clock)  # the server restarted
+    holder, other = asks(after, "a"), asks(after, "b")
+    holder(move={"p0": [5, 6]})
+    holder(leave=["p0"])
+    assert other(take="p0")["tick"] == 6
+    other(move={"p0": [6, 9]})
+    other(leave=["p0"])
+    with pytest.raises(GroupBusy, match="tick 9"):
+        holder(move={"p0": [6, 8], "p1": [7, 8]})
+    after.close()
+    found = Positions(tmp_path / "coord")
+    assert found.groups() == {"mail": {"p0": 9, "p1": 7}}, "all of a move or nothing"
+    found.close()
+
+
+def test_what_is_held_for_consumers_elsewhere_is_bounded(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_PLACES", 2)
+    asks(groups, "a")(take="p0")
+    asks(groups, "a")(take="p1")
+    with pytest.raises(ServerFull):
+        asks(groups, "a", "third")(take="p0")
+    asks(groups, "a")(move={"p0": [None, 1]})
+    asks(groups, "a")(leave=["p0", "p1"])
+    monkeypatch.setattr(module, "MOST_GROUPS", 1)
+    with pytest.raises(InvalidArgument, match="1 consumer groups"):
+        asks(groups, "a", "second")(take="p0")
+    assert asks(groups, "a")(take="p0")["tick"] == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"take": 5},
+        {"move": {"p0": 5}},
+        {"move": {"p0": [None, -1]}},
+        {"move": {"p0": ["x", 1]}},
+        {"holder": ""},
+        {"group": "x" * 200, "take": "p0"},
+        {"group": "ü" * 40, "take": "p0"},
+    ],
+)
+def test_what_is_no_call_is_refused(groups: Groups, wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        groups.answer({"group": "mail", "holder": "a", **wrong})
+    with pytest.raises(ChannelNotFound):
+        asks(groups, "a")(take="../p0")
