@@ -23,6 +23,7 @@ from millrace.message.schema import FieldSpec
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.rpc.link import ConnectionLost, ExchangeStream
+from millrace.rpc.selection import Selection
 from tests.access.conftest import SCHEMA, Guarded
 from tests.client.conftest import own_name
 from tests.log.server_rig import until
@@ -220,7 +221,7 @@ def test_a_consumer_of_a_group_has_that_group_alone_and_no_others_rows(
         with pytest.raises(PermissionDenied):
             client.consumer(own.name, group="another")
         with pytest.raises(PermissionDenied):
-            client.append.read(guarded.client.collection("orders"), at=None, seconds=1.0)
+            client.append.read(orders, at=None, seconds=1.0, selection=Selection())
         with pytest.raises(PermissionDenied):
             client.producer().insert(own, rows(1))
 

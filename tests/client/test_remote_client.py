@@ -154,9 +154,8 @@ def test_a_group_elsewhere_goes_on_on_the_spot(address: str, settings: Settings,
 def test_what_needs_the_files_says_that_they_are_elsewhere(address: str, settings: Settings) -> None:
     with connected(address, settings) as client:
         made = client.catalog.create_collection("files", SCHEMA)
-        for call in (client.consumer, client.changes):
-            with pytest.raises(NotSupportedRemotely, match="server's host"):
-                call(made)
+        with pytest.raises(NotSupportedRemotely, match="server's host"):
+            client.changes(made)
 
 
 def test_errors_are_those_of_a_client_on_the_spot(address: str, settings: Settings) -> None:

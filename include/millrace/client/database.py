@@ -28,7 +28,6 @@ from millrace.catalog.collection import Collection as Definition
 from millrace.client.client import Client
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change
-from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
 from millrace.client.produce.producer import Deleted, Producer
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.transaction import Transaction
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from millrace.client.consume.changes import ChangeStream
+    from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
 
 
 def connect(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +25,6 @@ from millrace.base.errors import InvalidArgument
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, pchannel_of
-from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
 from millrace.client.produce.frames import Frame, batches_of
 from millrace.client.produce.framing import entries
 from millrace.client.produce.identity import Identity, Terms
@@ -48,6 +47,9 @@ from millrace.client.produce.written import Written
 from millrace.client.spool.sender import SpoolSender
 from millrace.message.ids import COORDINATOR_ID, Moment, resolve_tick
 from millrace.message.model import MutableMessage
+
+if TYPE_CHECKING:  # who sends one append at a time has no need of them
+    from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
 
 Reader = Callable[[Collection, int | None], tuple[int, pa.Table]]
 """(collection, tick or None for now) -> the tick it was read at, and the rows that were visible then."""
@@ -159,6 +161,8 @@ class Producer(Closing):
         raise_rejected: bool,
     ) -> Written:
         written = Written()
+        from millrace.client.produce.batch_appender import BatchAppender
+
         with BatchAppender(self.lane, self._settings, known=self.known, spool=self.spool) as batch:
             futures = [
                 batch.insert(collection, rows, partition=partition, partition_by=partition_by)
@@ -252,6 +256,8 @@ class Producer(Closing):
 
     def batch(self, *, limits: BatchLimits | None = None) -> BatchAppender:
         """An appender that gathers small appends by size and time and gives a future each; closed with the producer."""
+        from millrace.client.produce.batch_appender import BatchAppender
+
         made = BatchAppender(self.lane, self._settings, known=self.known, limits=limits, spool=self.spool)
         self._batches.append(made)
         return made

@@ -84,10 +84,12 @@ class Histories:
                 confirmed = found.confirmed_at(pchannel, tick) if "confirmed_at" in request else FIRST_ID
         return answer | {"confirmed": list(confirmed)}
 
-    def stream(self, pchannel: str, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
-        """A piece of a PChannel's messages, those that the caller may read; the metadata of the last batch is
+    def stream(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+        """The ticket `{"history": pchannel, "start": id or null, "after": tick, "up_to": tick, "max_bytes", "columns",
+        "vchannels"}`: a piece of a PChannel's messages, those that the caller may read; the metadata of the last batch is
         `{"next": [...]}`, the id that the next piece begins at, or `{"next": null}` where all up to `up_to` was sent.
         Raises PositionTruncated, ServerFull, WalGap."""
+        pchannel = str(request["history"])
         start, after = _message_id(request.get("start")), int(number(request, "after", 0))
         up_to = int(number(request, "up_to", MAX_TICK))
         most = min(PIECE_BYTES, int(number(request, "max_bytes", PIECE_BYTES)))
@@ -151,10 +153,11 @@ class Histories:
 
         return flight.GeneratorStream(schema, pieces())
 
-    def imported(self, pchannel: str, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
-        """The rows of the Import that has the tick `at`, behind the first `skip`; the metadata of a batch is
+    def imported(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+        """The ticket `{"imported": pchannel, "at": tick, "skip": rows}`: the rows of the Import that has the tick `at`, behind the first `skip`; the metadata of a batch is
         `{"partition": id}`, that of the last `{"rows": how many were sent}`. Raises PermissionDenied, StagedFileDamaged,
         PositionTruncated, ServerFull, CollectionNotFound."""
+        pchannel = str(request["imported"])
         at, skip = int(number(request, "at", 0)), int(number(request, "skip", 0))
         message = self._import_at(pchannel, at)
         resources = vchannel_resources(message.vchannel, self._catalog.collection_of)

@@ -12,16 +12,15 @@ What crosses the wire, beside what the log's server says (millrace.log.server.ma
   (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
 - DoGet, ticket `{"extension": "append", "read": <collection>, "at": <tick or null>, "deadline": ...}`: its rows
   (millrace.node.append.reads).
-- DoGet, tickets `{"extension": "append", "history": <pchannel>, "start": <message id or null>, "after": <tick>, "up_to": <tick>, ...}`
-  and `{"extension": "append", "imported": <pchannel>, "at": <tick>, "skip": <rows>}`: messages of the ``wal`` table, piece by
-  piece, and the rows of an Import (millrace.node.append.history).
+- DoGet, tickets `{"extension": "append", "history": <pchannel>, ...}` and `{"extension": "append", "imported": <pchannel>, ...}`:
+  messages of the ``wal`` table, piece by piece, and the rows of an Import (millrace.node.append.history).
 - Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control;
   append/catalog `{"call", "arguments"}`: the catalog and DDL (millrace.catalog.calls).
 - Actions append/tick `{"pchannel", "deadline", "persist"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/definitions
   `{"pchannel", "collection_id", "deadline"}` (millrace.wal.definitions), append/describe and append/restart `{"pchannel"}`,
   append/history `{"pchannel", "confirmed_at"}` (millrace.node.append.history), append/group `{"group", "holder", ...}`
-  (millrace.node.append.groups), append/mvcc `{"vchannel"}`, append/tombstone `{"pchannel", "entry", "sha256", "author", "reason"}` (millrace.node.append.tombstones;
-  without a sha256 it only says what stands there).
+  (millrace.node.append.groups), append/mvcc `{"vchannel"}`, append/tombstone `{"pchannel", "entry", "sha256", "author",
+  "reason"}` (millrace.node.append.tombstones; without a sha256 it only says what stands there).
 """
 
 from __future__ import annotations
@@ -107,8 +106,10 @@ class AppendExtension:
         histories: Histories | None = None,
         groups: Groups | None = None,
     ) -> None:
-        self._reads = reads
         self._histories = histories
+        self._streams = {} if reads is None else {"read": reads.stream}
+        if histories is not None:
+            self._streams |= {"history": histories.stream, "imported": histories.imported}
         self._groups = groups
         self._host = host
         self._catalog = catalog
@@ -159,11 +160,10 @@ class AppendExtension:
 
     def do_get(self, ticket: flight.Ticket, caller: Caller) -> flight.FlightDataStream:
         request = from_json(ticket.ticket)
-        stream = self._stream_of(request)
-        if stream is not None:
+        for key in self._streams.keys() & request.keys():
             with self._open():
                 try:
-                    return stream(request, caller)
+                    return self._streams[key](request, caller)
                 except PermissionDenied:
                     self.denied(f"{APPEND_ROLE}/do_get")
                     raise
@@ -183,16 +183,6 @@ class AppendExtension:
         if not caller.principal.has((Role.READ,), (Resource(Kind.PCHANNEL, pchannel),)):
             shown = [readable(batch, caller, self._collection_of) for batch in shown]
         return _rows(shown, {"confirmed": found.confirmed_tick})
-
-    def _stream_of(self, request: dict[str, Any]) -> Callable[[dict[str, Any], Caller], flight.FlightDataStream] | None:
-        """What answers a ticket that is none of a tail."""
-        if "read" in request and self._reads is not None:
-            return self._reads.stream
-        if "history" in request and self._histories is not None:
-            return partial(self._histories.stream, _pchannel(request, "history"))
-        if "imported" in request and self._histories is not None:
-            return partial(self._histories.imported, _pchannel(request, "imported"))
-        return None
 
     def do_action(self, action: flight.Action, caller: Caller) -> Sequence[bytes]:
         if action.type == f"{APPEND_ROLE}/metrics":
