@@ -216,6 +216,38 @@ class LeaseNotFound(MillraceError):
     """A lease that has ended: its keys are gone. Take a new one, and what it stood for anew."""
 
 
+class NotLeader(MillraceError):
+    """This coordinator does not lead, or does no more: nothing was done. Ask the one that leads."""
+
+    retriable = True
+
+
+class SessionEnded(MillraceError):
+    """A node's session is over: it owns nothing until it has registered anew and is assigned something."""
+
+
+class NodeUnreachable(MillraceError):
+    """A node did not answer: what it was asked for may have been done. Ask again."""
+
+    retriable = True
+
+
+class OrderPending(MillraceError):
+    """A node is opening or closing this role: ask again."""
+
+    retriable = True
+
+
+class OrderIgnored(MillraceError):
+    """A node was told of a newer term of this role: an older order has no effect there."""
+
+
+class AssignmentStale(MillraceError):
+    """The node does not hold this role of the PChannel in this term: find out who does, and go on there."""
+
+    retriable = True
+
+
 class ChannelParked(MillraceError):
     """An entry of this PChannel cannot be processed; the PChannel waits for a person, the others go on."""
 

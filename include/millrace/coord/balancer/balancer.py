@@ -1,0 +1,260 @@
+"""The balancer's loop: sees who lives and what each record says, asks the policy, and carries its moves out by orders to nodes.
+
+A role changes hands in steps that each can be repeated by whoever leads next: the record says ASSIGNING with the next term and
+who had it before; each of those lets go, or is seen to be gone; the new owner opens; the record says ASSIGNED. An owner that
+lives but cannot be reached is put out after a while (its session is taken from it, and its lease waited for), so that no role
+waits for ever for one that only the coordinator cannot see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+from millrace.base.errors import MetaAmbiguous, MillraceError, NotLeader, OrderIgnored, SessionEnded
+from millrace.coord.balancer.view import ChannelView, Policy, View
+from millrace.coord.channels.manager import ChannelManager
+from millrace.coord.channels.record import ChannelRecord, Owner, State
+from millrace.coord.clock import Clock
+from millrace.coord.leadership import Leadership
+from millrace.coord.session import NODES, ROLES, SESSION_SECONDS, NodeInfo
+from millrace.coord.tenure import DRIFT
+from millrace.meta.store import Delete, Put
+
+PUT_OUT: Final = "putout/"
+"""Sessions that were taken from their nodes, until their leases are over for sure."""
+DRAINS: Final = "drains/"
+"""Nodes, by name, that are to be emptied."""
+
+
+class Orders(Protocol):
+    """How the coordinator reaches nodes. What raises may have been done."""
+
+    def assign(self, owner: Owner, pchannel: str, role: str) -> None: ...
+
+    def remove(self, owner: Owner, pchannel: str, role: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What is known of a PChannel beside who owns it."""
+
+    vchannels: int = 0
+    collections: frozenset[int] = frozenset()
+    rows_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    recovery_lag: float = 0.0
+    """Seconds that its owner is behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """When nothing is moved for balance alone."""
+
+    allow_rebalance: bool = True
+    min_interval: float = 300.0
+    """Seconds between two moves of one PChannel."""
+    max_recovery_lag: float = 1.0
+    max_moves: int = 3
+    """A round."""
+    refused_for: float = 5.0
+    """Seconds that a session which did not open a role is not asked again for it, while others are there."""
+    patience: float = 15.0
+    """Seconds that an owner which lives may fail to let go."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What one leader remembers of a role that changes hands: how long, and who would not."""
+
+    term: int = 0
+    since: float = 0.0
+    moved_at: float = float("-inf")
+    refused: dict[str, float] = field(default_factory=dict)
+
+
+class Balancer:
+    """One leader's, for one epoch: made anew for each."""
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        clock: Clock,
+        orders: Orders,
+        policy: Policy,
+        *,
+        pchannels: Sequence[str],
+        together: Callable[[Sequence[Callable[[], None]]], None],
+        stats: Callable[[], Mapping[str, Stats]] = dict,
+        guards: Guards | None = None,
+        session_seconds: float = SESSION_SECONDS,
+        roles: Sequence[str] = ROLES,
+    ) -> None:
+        """`together` runs calls at the same time, and returns when all have. `session_seconds` is the longest that a node's
+        session may last without renewal."""
+        self._leadership = leadership
+        self._epoch = leadership.epoch
+        self._clock = clock
+        self._orders = orders
+        self._policy = policy
+        self._pchannels = pchannels
+        self._together = together
+        self._stats = stats
+        self._guards = guards or Guards()
+        self._session_seconds = session_seconds
+        self._roles = roles
+        self._progress: dict[str, Progress] = {}
+        self._put_out_since: dict[str, float] = {}
+        self._drained: set[str] = set()
+        self._rests: dict[str, View] = {}
+        """By role the view in which the policy, a pure function, found nothing to do."""
+        self._loaded = False
+        self.manager = ChannelManager(leadership, self._epoch)
+        self.nodes: dict[str, NodeInfo] = {}
+
+    def step(self) -> None:
+        """One round. Raises NotLeader where another leads; what else fails is tried again in the next round."""
+        if not self._loaded:
+            self.manager.load()
+            self._loaded = True
+        self.manager.settle()
+        self.manager.add(self._pchannels, self._roles)
+        self._see_nodes()
+        for record in list(self.manager.records.values()):
+            if record.owner is not None and record.owner.session not in self.nodes:
+                self.manager.change(record.unavailable("lost"))
+        for role in self._roles:
+            self._plan(role)
+        waiting = [key for key, record in self.manager.records.items() if record.state is State.ASSIGNING]
+        failures: list[BaseException] = []
+        self._together([partial(self._attempt, key, failures) for key in waiting])
+        for failure in failures:
+            raise failure
+
+    def _attempt(self, key: str, failures: list[BaseException]) -> None:
+        try:
+            self._hand_over(key)
+        except NotLeader as error:
+            failures.append(error)
+        except MillraceError:
+            pass  # the store or a node: the next round tries again
+
+    # -- who is there -------------------------------------------------------------------------------------------------
+
+    def _see_nodes(self) -> None:
+        listed = self._leadership.store.list(NODES)
+        self.nodes = {entry.key.removeprefix(NODES): NodeInfo.decoded(entry.value) for entry in listed.entries}
+        self._drained = {entry.key.removeprefix(DRAINS) for entry in self._leadership.store.list(DRAINS).entries}
+        now = self._clock.monotonic()
+        there = {entry.key.removeprefix(PUT_OUT) for entry in self._leadership.store.list(PUT_OUT).entries}
+        self._put_out_since = {session: self._put_out_since.get(session, now) for session in sorted(there)}
+        for session, since in list(self._put_out_since.items()):
+            if now >= since + self._session_seconds * (1 + DRIFT):
+                self._leadership.commit(self._epoch, [Delete(PUT_OUT + session)])
+                del self._put_out_since[session]
+
+    def _gone(self, session: str) -> bool:
+        """Whether a session is over, for its node too."""
+        store = self._leadership.store
+        return store.get(NODES + session) is None and store.get(PUT_OUT + session) is None
+
+    def _put_out(self, session: str) -> None:
+        """Its node learns so when it renews, or at the latest when its lease would have ended."""
+        self._leadership.commit(self._epoch, [Delete(NODES + session), Put(PUT_OUT + session, b"")])
+
+    # -- who is to have what ------------------------------------------------------------------------------------------
+
+    def _plan(self, role: str) -> None:
+        now, stats = self._clock.monotonic(), self._stats()
+        able = {
+            name: info for name, info in self.nodes.items() if role in info.roles and info.name not in self._drained
+        }
+        records = {record.pchannel: record for record in self.manager.records.values() if record.role == role}
+        channels = tuple(self._channel(record, stats, now) for record in records.values())
+        guards = self._guards
+        view = View(tuple(able), channels, guards.allow_rebalance, guards.max_moves)
+        if view == self._rests.get(role):
+            return
+        moves = self._policy(view)
+        if not moves:
+            self._rests[role] = view
+        for move in moves:
+            record = records[move.pchannel]
+            to = self._instead(record, move.to, able, now)
+            if record.owner is not None and to == record.owner.session and record.state is not State.UNAVAILABLE:
+                continue
+            changed = self.manager.change(record.assigning(to, able[to].address, move.cause))
+            progress = self._progress.setdefault(record.key, Progress())
+            progress.term, progress.since = changed.term, now
+            if move.cause == "balance":
+                progress.moved_at = now
+
+    def _channel(self, record: ChannelRecord, stats: Mapping[str, Stats], now: float) -> ChannelView:
+        progress = self._progress.setdefault(record.key, Progress())
+        known = stats.get(record.pchannel, Stats())
+        owner = None if record.owner is None else record.owner.session
+        if owner is not None and record.state is State.ASSIGNING and owner in progress.refused:
+            owner = None  # it would not: place it anew
+        return ChannelView(
+            record.pchannel,
+            owner,
+            known.vchannels,
+            known.collections,
+            movable=record.state is State.ASSIGNED
+            and now >= progress.moved_at + self._guards.min_interval
+            and known.recovery_lag <= self._guards.max_recovery_lag,
+        )
+
+    def _instead(self, record: ChannelRecord, to: str, able: Mapping[str, NodeInfo], now: float) -> str:
+        """Another session where `to` just refused the role, if there is one."""
+        refused = self._progress.setdefault(record.key, Progress()).refused
+        for session, at in list(refused.items()):
+            if now >= at + self._guards.refused_for or session not in self.nodes:
+                del refused[session]
+        if to not in refused:
+            return to
+        return min((session for session in able if session not in refused), default=to)
+
+    # -- handing over -------------------------------------------------------------------------------------------------
+
+    def _hand_over(self, key: str) -> None:
+        record = self.manager.records[key]
+        assert record.owner is not None
+        let_go = {owner.session for owner in record.history if self._lets_go(record, owner)}
+        if len(let_go) < len({owner.session for owner in record.history}):
+            if let_go:
+                self.manager.change(record.without_history(let_go))
+            return
+        try:
+            self._orders.assign(record.owner, record.pchannel, record.role)
+        except (OrderIgnored, SessionEnded):
+            self._progress[key].refused[record.owner.session] = self._clock.monotonic()
+            return
+        except MillraceError:
+            progress = self._progress.setdefault(key, Progress())
+            if progress.term != record.term:
+                progress.term, progress.since = record.term, self._clock.monotonic()
+            elif self._clock.monotonic() >= progress.since + self._guards.patience / 2:
+                progress.refused[record.owner.session] = self._clock.monotonic()
+            return
+        self.manager.change(record.assigned())
+
+    def _lets_go(self, record: ChannelRecord, owner: Owner) -> bool:
+        if self._gone(owner.session):
+            return True
+        try:
+            self._orders.remove(owner, record.pchannel, record.role)
+            return True
+        except MillraceError:
+            progress = self._progress.setdefault(record.key, Progress())
+            now = self._clock.monotonic()
+            if progress.term != record.term:
+                progress.term, progress.since = record.term, now
+            if owner.session in self.nodes and now >= progress.since + self._guards.patience:
+                try:
+                    self._put_out(owner.session)
+                except MetaAmbiguous:
+                    pass  # seen in the next round
+            return False

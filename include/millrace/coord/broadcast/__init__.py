@@ -1,0 +1,1 @@
+"""Broadcasts: one message to many VChannels, kept before its first append and completed whoever leads."""

@@ -1,0 +1,63 @@
+"""The channel manager: the leader's copy of all records, each changed by compare-and-set alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from millrace.base.errors import MetaAmbiguous
+from millrace.coord.channels.record import CHANNELS, ChannelRecord
+from millrace.coord.leadership import Leadership
+from millrace.meta.store import Is, Put
+
+
+class ChannelManager:
+    """What one leader knows in one epoch. Nobody else writes records, so its copy is what stands: but for a write of its own
+    whose answer was lost, which may come late. Such a record is written once more before it is relied on."""
+
+    def __init__(self, leadership: Leadership, epoch: int) -> None:
+        self._leadership = leadership
+        self._epoch = epoch
+        self.records: dict[str, ChannelRecord] = {}
+        self._unsure: set[str] = set()
+
+    def settle(self) -> None:
+        """Write what may still change by itself once more: what comes late then finds another revision, and does nothing."""
+        for key in sorted(self._unsure & self.records.keys()):
+            self._unsure.discard(key)
+            self.change(self.records[key])
+
+    def load(self) -> None:
+        listed = self._leadership.store.list(CHANNELS)
+        self.records = {entry.key: ChannelRecord.decoded(entry.value, entry.modified) for entry in listed.entries}
+
+    def add(self, pchannels: Iterable[str], roles: Iterable[str]) -> None:
+        """Keep a record for each role of each PChannel that has none."""
+        for pchannel in pchannels:
+            for role in roles:
+                record = ChannelRecord(pchannel, role)
+                if record.key not in self.records:
+                    self.change(record)
+
+    def change(self, record: ChannelRecord) -> ChannelRecord:
+        """Keep `record` in the place of the one that it was made from; what stands then, which is another one where that
+        had changed. Raises NotLeader, MetaUnavailable: nothing was done; MetaAmbiguous where even a look afterwards failed."""
+        key = record.key
+        try:
+            revision = self._leadership.commit(
+                self._epoch, [Put(key, record.encoded())], when=[Is(key, record.revision)]
+            )
+        except MetaAmbiguous:
+            self._unsure.add(key)
+            return self._look(key)
+        if revision is None:
+            return self._look(key)
+        self.records[key] = replace(record, revision=revision)
+        return self.records[key]
+
+    def _look(self, key: str) -> ChannelRecord:
+        entry = self._leadership.store.get(key)
+        if entry is None:
+            raise MetaAmbiguous(f"{key} is not there: whether it comes is not known yet")
+        self.records[key] = ChannelRecord.decoded(entry.value, entry.modified)
+        return self.records[key]

@@ -1,0 +1,46 @@
+"""One coordinator leads, by a lease; others stand by and take over. What a leader writes is bound to its place: the commit of
+one that was deposed, however late it comes, does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from millrace.base.errors import NotLeader
+from millrace.coord.clock import Clock
+from millrace.coord.tenure import Tenure
+from millrace.meta.store import Change, Is, MetaStore
+
+LEADER: Final = "leader"
+LEADER_SECONDS: Final = 10.0
+
+
+class Leadership:
+    """One coordinator's candidacy."""
+
+    def __init__(self, store: MetaStore, clock: Clock, name: str, *, seconds: float = LEADER_SECONDS) -> None:
+        self.store = store
+        self._tenure = Tenure(store, clock, key=lambda lease: LEADER, value=name.encode(), seconds=seconds)
+
+    def step(self) -> float:
+        """Campaign, or stay; the seconds until this is to be called again."""
+        return self._tenure.step()
+
+    def resign(self) -> None:
+        self._tenure.give_up()
+
+    @property
+    def epoch(self) -> int:
+        """Another number each time somebody comes to lead; 0 while this one does not."""
+        return self._tenure.revision if self._tenure.held() else 0
+
+    def commit(self, epoch: int, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+        """What :meth:`MetaStore.commit` does, while `epoch` lasts. Raises NotLeader: nothing was done."""
+        if epoch == 0 or self.epoch != epoch:
+            raise NotLeader("this coordinator does not lead: ask the one that does")
+        revision = self.store.commit(then, when=[Is(LEADER, epoch), *when])
+        if revision is None:
+            there = self.store.get(LEADER)
+            if there is None or there.modified != epoch:
+                raise NotLeader("another coordinator took over: ask that one")
+        return revision

@@ -1,0 +1,337 @@
+"""A whole cluster in a world: nodes, coordinators and clients around the real sessions, hosting, balancer, broadcaster and
+discovery, and what must hold at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from millrace.base.errors import AppendRejected, MillraceError, NodeUnreachable, NotLeader
+from millrace.coord.balancer.balancer import Balancer, Guards, Stats
+from millrace.coord.balancer.vchannelfair import vchannel_fair
+from millrace.coord.broadcast.broadcaster import Broadcaster
+from millrace.coord.broadcast.callbacks import Kind, Kinds
+from millrace.coord.broadcast.keys import COLLECTION, ResourceKey
+from millrace.coord.broadcast.task import Task
+from millrace.coord.channels.record import Owner
+from millrace.coord.discovery import Discovery
+from millrace.coord.hosting import Hosting
+from millrace.coord.leadership import Leadership
+from millrace.coord.session import APPEND, INGEST, NodeInfo, Session
+from millrace.meta.memory import MemoryStore
+from millrace.meta.store import Is, Put
+from millrace.rpc.assignments import Assignment, Assignments
+from tests.sim.log import BROADCAST, OPENING, ROW, Log
+from tests.sim.store import RemoteStore, StoreHealth
+from tests.sim.world import Broken, Clock, Network, Process, World
+
+SESSION = 3.0
+KEPT = 12
+"""Finished broadcasts that stay known: more than can be repeated within a run."""
+DRIFT = 0.01
+"""How far a process's clock may run from the world's."""
+PCHANNELS = ["dml_0", "dml_1", "dml_2"]
+GUARDS = Guards(min_interval=4.0, max_moves=2, refused_for=2.0, patience=4.0)
+
+
+class Cluster:
+    def __init__(self, seed: int) -> None:
+        self.world = world = World(seed)
+        self.network = Network(world)
+        self.store_process = Process("store", rate=1 + world.random.uniform(-DRIFT, DRIFT))
+        self.memory = MemoryStore(Clock(world, self.store_process).monotonic)
+        self.health = StoreHealth(self.memory)
+        self.log = Log(world, self.network, PCHANNELS)
+        self.nodes = [Node(self, f"n{number}") for number in range(3)]
+        self.coordinators = [Coordinator(self, f"c{number}") for number in range(2)]
+        self.clients = [Client(self, f"p{number}") for number in range(2)]
+        self.opened: dict[tuple[str, str, int], str] = {}
+        self.acknowledged: list[tuple[str, Any]] = []
+        self.requests: dict[str, Request] = {}
+
+    def process(self, name: str) -> Process:
+        random = self.world.random
+        return Process(name, 1 + random.uniform(-DRIFT, DRIFT), random.uniform(0.0, 1e6))
+
+    def remote(self, process: Process) -> RemoteStore:
+        return RemoteStore(self.world, self.network, self.health, process)
+
+    def at(self, address: str) -> Node | None:
+        return next((node for node in self.nodes if node.name == address), None)
+
+    def acts(self, node: Node, pchannel: str, role: str, term: int) -> None:
+        """`node` relies on owning the role this moment: nobody else may be able to."""
+        for other in self.nodes:
+            if other is node or not other.process.alive:
+                continue
+            for held in other.hosting.held():
+                if (held.pchannel, held.role) == (pchannel, role):
+                    raise Broken(f"{node.name} acts for {pchannel} ({role}) in {term}, {other.name} can in {held.term}")
+
+    def leads(self, coordinator: Coordinator) -> None:
+        for other in self.coordinators:
+            if other is not coordinator and other.process.alive and other.leadership.epoch:
+                raise Broken(f"{coordinator.name} and {other.name} lead")
+
+
+class Node:
+    """A node around the real session and hosting; what it hosts is a model."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.start()
+
+    def start(self) -> None:
+        cluster = self.cluster
+        self.process = cluster.process(self.name)
+        self.clock = Clock(cluster.world, self.process)
+        self.session = Session(
+            cluster.remote(self.process),
+            self.clock,
+            NodeInfo(self.name, self.name),
+            on_end=lambda: self.hosting.end(),
+            seconds=SESSION,
+        )
+        self.hosting = Hosting(self.session, self)
+        cluster.world.spawn(self.process, self._keep_session, cluster.world.random.random() * 0.2)
+        cluster.world.spawn(self.process, self._ingest, 0.3)
+
+    def _keep_session(self) -> None:
+        while True:
+            self.clock.sleep(self.session.step())
+
+    def open(self, pchannel: str, role: str, term: int, session: str) -> None:
+        known = self.cluster.opened.setdefault((pchannel, role, term), session)
+        if known != session:
+            raise Broken(f"{pchannel} ({role}) in term {term} is of {known} and of {session}")
+        if role == APPEND:
+            what = (OPENING, term, session)
+            if self.cluster.log.append(self.process, pchannel, OPENING, term, what) is None:
+                raise AppendRejected("a newer term is open", reason="TERM_FENCED")
+        else:
+            self.clock.sleep(0.02)
+
+    def close(self, pchannel: str, role: str, term: int) -> None:
+        self.clock.sleep(0.01)
+
+    def append(self, assignment: Assignment, row: Any) -> int:
+        """One row, if this node is the one to take it."""
+        pchannel, term = assignment.pchannel, assignment.term
+        self.hosting.check(pchannel, APPEND, term)
+        self.clock.sleep(0.002)
+        self.hosting.check(pchannel, APPEND, term)
+        self.cluster.acts(self, pchannel, APPEND, term)
+        tick = self.cluster.log.append(self.process, pchannel, ROW, term, row)
+        if tick is None:
+            raise AppendRejected("another term", reason="TERM_FENCED")
+        return tick
+
+    def _ingest(self) -> None:
+        log = self.cluster.log
+        while True:
+            self.clock.sleep(0.6)
+            for held in self.hosting.held():
+                if held.role != INGEST:
+                    continue
+                base, end = log.committed[held.pchannel], len(log.channels[held.pchannel].entries)
+                if base == end:
+                    continue
+                self.clock.sleep(0.03)
+                try:
+                    self.hosting.check(held.pchannel, INGEST, held.term)
+                except MillraceError:
+                    continue
+                self.cluster.acts(self, held.pchannel, INGEST, held.term)
+                log.commit(held.pchannel, base, end)
+
+
+class Coordinator:
+    """A coordinator around the real leadership, balancer and broadcaster."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.start()
+
+    def start(self) -> None:
+        cluster = self.cluster
+        self.process = cluster.process(self.name)
+        self.clock = Clock(cluster.world, self.process)
+        self.store = cluster.remote(self.process)
+        self.leadership = Leadership(self.store, self.clock, self.name, seconds=SESSION)
+        self.broadcaster: Broadcaster | None = None
+        self.balancer: Balancer | None = None
+        cluster.world.spawn(self.process, self._campaign, cluster.world.random.random() * 0.2)
+        cluster.world.spawn(self.process, self._lead, 0.2)
+
+    def _campaign(self) -> None:
+        while True:
+            self.clock.sleep(self.leadership.step())
+
+    def _lead(self) -> None:
+        while True:
+            self.clock.sleep(0.25)
+            epoch = self.leadership.epoch
+            if epoch == 0:
+                continue
+            self.cluster.leads(self)
+            self._serve(epoch)
+
+    def _serve(self, epoch: int) -> None:
+        together = partial(self.cluster.network.together, self.process)
+        kinds = Kinds({"ddl": Kind(lambda task: None, partial(self._effect, epoch))})
+        self.broadcaster = Broadcaster(self.leadership, self.clock, self, kinds, together=together, kept=KEPT)
+        self.balancer = Balancer(
+            self.leadership,
+            self.clock,
+            self,
+            vchannel_fair,
+            pchannels=PCHANNELS,
+            together=together,
+            stats=lambda: {"dml_0": Stats(vchannels=2), "dml_1": Stats(vchannels=1)},
+            guards=GUARDS,
+            session_seconds=SESSION,
+        )
+        ended = []
+
+        def rounds(step: Callable[[], None], pause: float) -> None:
+            while self.leadership.epoch == epoch:
+                try:
+                    step()
+                except NotLeader:
+                    break
+                except MillraceError:
+                    pass
+                self.clock.sleep(pause)
+            ended.append(step)
+
+        for step, pause in ((self.balancer.step, 0.5), (self.broadcaster.step, 0.3)):
+            self.cluster.world.spawn(self.process, partial(rounds, step, pause))
+        while len(ended) < 2:
+            self.clock.sleep(0.4)
+        self.broadcaster = self.balancer = None
+
+    # -- orders and appends, through the network ------------------------------------------------------------------------
+
+    def assign(self, owner: Owner, pchannel: str, role: str) -> None:
+        self._order(owner, lambda hosting: hosting.assign(owner.session, pchannel, role, owner.term))
+
+    def remove(self, owner: Owner, pchannel: str, role: str) -> None:
+        self._order(owner, lambda hosting: hosting.remove(owner.session, pchannel, role, owner.term))
+
+    def _order(self, owner: Owner, call: Callable[[Hosting], None]) -> None:
+        node = self.cluster.at(owner.address)
+        assert node is not None
+        self.cluster.network.call(self.process, node.process, lambda: call(node.hosting))
+
+    def append(self, task: Task, target: str) -> int:
+        if self.cluster.world.random.random() < 0.1 and self.cluster.network.loss:
+            raise NodeUnreachable("lost on the way")
+        tick = self.cluster.log.append(self.process, target, BROADCAST, 0, (BROADCAST, task.id, task.request))
+        assert tick is not None
+        return tick
+
+    def _effect(self, epoch: int, task: Task) -> None:
+        """The catalog: what was done to each collection, in order; bound to the epoch, and made once a task."""
+        key = f"catalog/{task.payload}"
+        there = self.store.get(key)
+        done = there.value.decode().split() if there is not None else []
+        if str(task.id) not in done:
+            value = " ".join([*done, str(task.id)]).encode()
+            then = [Put(key, value)]
+            if self.leadership.commit(epoch, then, when=[Is(key, there.modified if there is not None else 0)]) is None:
+                raise NodeUnreachable("an earlier try came through: again")
+
+
+@dataclass
+class Request:
+    collection: str
+    keys: tuple[ResourceKey, ...]
+    targets: list[str]
+    task: int = 0
+    tasks: set[int] = field(default_factory=set)
+
+
+class Client:
+    """A producer that follows assignments, repeats what it got no answer for, and makes DDL."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.process = cluster.process(name)
+        self.clock = Clock(cluster.world, self.process)
+        self.assignments = Assignments(Discovery(cluster.remote(self.process)))
+        self.produces = True
+        self._rows = 0
+        self._requests = 0
+        self._version = -1
+        for loop, delay in ((self._follow, 0.1), (self._produce, 1.0), (self._ddl, 1.5)):
+            cluster.world.spawn(self.process, loop, delay + cluster.world.random.random() * 0.2)
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                self.assignments.step()
+            except MillraceError:
+                pass
+            if self.assignments.version < self._version:
+                raise Broken(f"{self.name} follows backwards")
+            self._version = self.assignments.version
+            self.clock.sleep(0.5)
+
+    def _produce(self) -> None:
+        random, network = self.cluster.world.random, self.cluster.network
+        while True:
+            self.clock.sleep(random.uniform(0.1, 0.5))
+            if not self.produces:
+                continue
+            pchannel = random.choice(PCHANNELS)
+            self._rows += 1
+            row = (ROW, self.name, self._rows)
+            while True:
+                assignment = self.assignments.get(pchannel, APPEND)
+                if assignment is not None:
+                    node = self.cluster.at(assignment.address)
+                    assert node is not None
+                    try:
+                        network.call(self.process, node.process, partial(node.append, assignment, row))
+                        self.cluster.acknowledged.append((pchannel, row))
+                        break
+                    except NodeUnreachable:
+                        pass
+                    except MillraceError:
+                        self.assignments.stale(assignment)
+                self.clock.sleep(0.2)
+
+    def _ddl(self) -> None:
+        random, cluster = self.cluster.world.random, self.cluster
+        while True:
+            self.clock.sleep(random.uniform(1.0, 3.0))
+            if not self.produces:
+                continue
+            self._requests += 1
+            name = f"{self.name}-{self._requests}"
+            collection = random.choice("ab")
+            keys = (ResourceKey(COLLECTION, collection),) if random.random() < 0.8 else (ResourceKey("cluster"),)
+            request = cluster.requests[name] = Request(collection, keys, random.sample(PCHANNELS, 2))
+            while not request.task:
+                for coordinator in cluster.coordinators:
+                    try:
+                        task = cluster.network.call(
+                            self.process, coordinator.process, partial(self._submit, coordinator, name, request)
+                        )
+                    except MillraceError:
+                        continue
+                    request.task = task.id
+                    break
+                self.clock.sleep(0.3)
+
+    def _submit(self, coordinator: Coordinator, name: str, request: Request) -> Task:
+        broadcaster = coordinator.broadcaster
+        if broadcaster is None:
+            raise NotLeader("stands by")
+        deadline = coordinator.clock.monotonic() + 0.7
+        return broadcaster.submit(name, "ddl", request.keys, request.collection, request.targets, deadline=deadline)

@@ -1,0 +1,71 @@
+"""A model of the log with the chain's laws that ownership relies on: terms (law 5), repeats (law 8), rising ticks (law 2).
+
+An entry is judged where it lands. One that is under way lands whoever dies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.sim.world import Answer, Broken, Network, Process, World
+
+ROW, OPENING, BROADCAST = "row", "opening", "broadcast"
+
+
+@dataclass
+class Channel:
+    """One PChannel's log: its entries, and what the chain knows behind the last of them."""
+
+    entries: list[tuple[str, int, Any, bool]] = field(default_factory=list)
+    """(kind, term, what, accepted)."""
+    term: int = 0
+    tick: int = 0
+    ticks: dict[Any, int] = field(default_factory=dict)
+    """By what is accepted once."""
+
+
+class Log:
+    def __init__(self, world: World, network: Network, pchannels: list[str]) -> None:
+        self._world = world
+        self._network = network
+        self.wall_offset = 0.0
+        self.channels = {name: Channel() for name in pchannels}
+        self.committed: dict[str, int] = dict.fromkeys(pchannels, 0)
+        """How far the `wal` table is: what ingest commits is fenced by it."""
+        self.table: dict[str, list[Any]] = {name: [] for name in pchannels}
+
+    def append(self, process: Process, pchannel: str, kind: str, term: int, what: Any) -> int | None:
+        """The tick of an accepted entry (a repeat's: the first one's), None where it was rejected."""
+        answer = Answer(self._world, process)
+        slow = self._world.random.choice((1, 1, 1, 1, 40))
+        self._world.later(self._network.latency() * slow, lambda: answer.give(self._land(pchannel, kind, term, what)))
+        return answer.wait(30.0, lambda: Broken("the log never answered"))
+
+    def _land(self, pchannel: str, kind: str, term: int, what: Any) -> int | None:
+        channel = self.channels[pchannel]
+        if kind == OPENING:
+            accepted = term > channel.term
+            if accepted:
+                channel.term = term
+        else:
+            accepted = kind == BROADCAST or term == channel.term
+        if accepted and what in channel.ticks:
+            return channel.ticks[what]
+        channel.entries.append((kind, term, what, accepted))
+        if not accepted:
+            return None
+        tick = max(channel.tick + 1, int((self._world.now + self.wall_offset) * 1000) << 18)
+        if tick <= channel.tick:
+            raise Broken(f"the ticks of {pchannel} do not rise")
+        channel.tick = channel.ticks[what] = tick
+        return tick
+
+    def commit(self, pchannel: str, base: int, end: int) -> bool:
+        """Take [base, end) into the table, if nobody was quicker."""
+        if self.committed[pchannel] != base:
+            return False
+        self.committed[pchannel] = end
+        entries = self.channels[pchannel].entries[base:end]
+        self.table[pchannel] += [what for kind, _, what, accepted in entries if accepted and kind == ROW]
+        return True

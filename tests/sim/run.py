@@ -1,0 +1,235 @@
+"""One seed: a cluster, faults for a while, then none; and what must hold at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from millrace.coord.balancer.balancer import DRAINS
+from millrace.coord.broadcast.keys import conflict
+from millrace.coord.broadcast.task import TASKS, Task, TaskState
+from millrace.coord.channels.record import CHANNELS, ChannelRecord, State
+from millrace.coord.session import ROLES
+from millrace.meta.store import Delete, Put
+from tests.sim.cluster import KEPT, PCHANNELS, Cluster
+from tests.sim.log import BROADCAST, ROW
+from tests.sim.world import Broken
+
+TROUBLE = 12.0
+"""Seconds of the world with faults."""
+BOUND = 25.0
+"""Seconds behind them in which all is assigned, told and done."""
+CALM = 4.0
+"""Seconds behind that in which nothing moves."""
+
+KINDS = (
+    "crash node",
+    "crash coordinator",
+    "pause node",
+    "pause coordinator",
+    "partition",
+    "drop",
+    "duplicate",
+    "delay",
+    "slow store",
+    "store down",
+    "ambiguous",
+    "wall clock",
+    "compaction",
+    "drain",
+)
+"""Every kind of fault; clocks that drift are in every seed."""
+
+
+@dataclass
+class Outcome:
+    seed: int
+    events: int
+    faults: Counter[str]
+    rows: int
+    broadcasts: int
+
+
+def play(seed: int) -> Outcome:
+    """Raises Broken, or what a part raised that it must not raise."""
+    cluster = Cluster(seed)
+    world = cluster.world
+    try:
+        moment = 1.0
+        while moment < TROUBLE:
+            world.run(moment)
+            inject(cluster)
+            moment += world.random.expovariate(1.2)
+        world.run(TROUBLE)
+        calm(cluster)
+        settle(cluster)
+        return Outcome(seed, world.events, world.faults, len(cluster.acknowledged), len(cluster.requests))
+    except BaseException as error:
+        error.add_note(f"seed {seed}, at {world.now:.3f}:\n" + "\n".join(world.log))
+        raise
+    finally:
+        world.close()
+
+
+def inject(cluster: Cluster) -> None:
+    world, network, random = cluster.world, cluster.network, cluster.world.random
+    kind = random.choice(KINDS)
+    until = random.uniform(0.3, 4.0)
+    some = random.choice(cluster.nodes if kind.endswith("node") else cluster.coordinators)
+    world.say(f"{kind} ({some.name}, {until:.1f} s)")
+    if kind.startswith("crash"):
+        if some.process.alive:
+            world.faults[kind] += 1
+            some.process.alive = False
+            world.later(until, some.start)
+    elif kind.startswith("pause"):
+        world.faults[kind] += 1
+        some.process.paused_until = world.now + until * 1.5
+    elif kind == "partition":
+        everybody = [each.name for each in (*cluster.nodes, *cluster.coordinators, *cluster.clients)]
+        one, other = random.choice(everybody), random.choice([*everybody, "store", "store"])
+        cut = {(one, other), (other, one)} if random.random() < 0.6 else {(one, other)}
+        network.cut |= cut
+        world.later(until * random.choice((1, 3)), lambda: network.cut.difference_update(cut))
+    elif kind in ("drop", "duplicate", "delay"):
+        network.loss, network.doubling = (0.2 if kind == "drop" else 0.0), (0.4 if kind == "duplicate" else 0.0)
+        network.delay = 0.15 if kind == "delay" else 0.004
+        world.faults["delay"] += kind == "delay"
+        world.later(until, lambda: _quiet(cluster))
+    elif kind == "slow store":
+        cluster.health.slow = 0.9
+        world.later(until, lambda: setattr(cluster.health, "slow", 0.0))
+    elif kind == "store down":
+        cluster.health.down_until = world.now + until
+    elif kind == "ambiguous":
+        cluster.health.lost_answers = 0.4
+        world.later(until, lambda: setattr(cluster.health, "lost_answers", 0.0))
+    elif kind == "wall clock":
+        world.faults[kind] += 1
+        cluster.log.wall_offset = random.uniform(0.0, 1e5)
+    elif kind == "compaction":
+        world.faults[kind] += 1
+        cluster.memory.compact(cluster.memory.revision)
+    else:
+        world.faults[kind] += 1
+        name = random.choice(cluster.nodes).name
+        cluster.memory.commit([Put(DRAINS + name, b"")])
+        world.later(until, lambda: cluster.memory.commit([Delete(DRAINS + name)]))
+
+
+def _quiet(cluster: Cluster) -> None:
+    cluster.network.loss = cluster.network.doubling = 0.0
+    cluster.network.delay = 0.004
+
+
+def calm(cluster: Cluster) -> None:
+    """No more faults."""
+    _quiet(cluster)
+    cluster.network.cut.clear()
+    cluster.health.slow = cluster.health.lost_answers = cluster.health.down_until = 0.0
+    for some in (*cluster.nodes, *cluster.coordinators):
+        some.process.paused_until = 0.0
+        if not some.process.alive:
+            some.process.alive = False
+    for name in [node.name for node in cluster.nodes]:
+        cluster.memory.commit([Delete(DRAINS + name)])
+
+
+def settle(cluster: Cluster) -> None:
+    world = cluster.world
+    world.say("calm")
+    limit = world.now + BOUND
+    world.run(world.now + 3.0)
+    for client in cluster.clients:
+        client.produces = False
+    while (missing := unsettled(cluster)) and world.now < limit:
+        world.run(world.now + 1.0)
+    if missing:
+        raise Broken(f"{BOUND:.0f} s behind the last fault: {missing}")
+    before = [record.term for record in records(cluster)]
+    world.run(world.now + CALM)
+    after = [record.term for record in records(cluster)]
+    if before != after or unsettled(cluster):
+        raise Broken(f"moves for nothing: terms {before}, then {after}, {unsettled(cluster)}")
+    check_rows(cluster)
+    check_broadcasts(cluster)
+
+
+def records(cluster: Cluster) -> list[ChannelRecord]:
+    return [ChannelRecord.decoded(entry.value, entry.modified) for entry in cluster.memory.list(CHANNELS).entries]
+
+
+def tasks(cluster: Cluster) -> list[Task]:
+    return [Task.decoded(entry.value, entry.modified) for entry in cluster.memory.list(TASKS).entries]
+
+
+def unsettled(cluster: Cluster) -> str:
+    """What is not yet as it must be, "" where all is."""
+    there = records(cluster)
+    if len(there) != len(PCHANNELS) * len(ROLES):
+        return f"{len(there)} records"
+    for record in there:
+        if record.state is not State.ASSIGNED or record.owner is None or record.history:
+            return f"{record}"
+        node = cluster.at(record.owner.address)
+        assert node is not None
+        try:
+            node.hosting.check(record.pchannel, record.role, record.term)
+        except Exception as error:
+            return f"{record}: {error}"
+        for client in cluster.clients:
+            known = client.assignments.get(record.pchannel, record.role)
+            if known is None or (known.term, known.session) != (record.term, record.owner.session):
+                return f"{client.name} has {known} of {record}"
+    for role in ROLES:
+        load = Counter(record.owner.address for record in there if record.role == role and record.owner)
+        if sorted(load.values()) != [1, 1, 1]:
+            return f"{role} is {load}"
+    if open_requests := [name for name, request in cluster.requests.items() if not request.task]:
+        return f"requests {open_requests}"
+    if left := [task for task in tasks(cluster) if task.state is not TaskState.TOMBSTONE]:
+        return f"broadcasts {left}"
+    if len(tasks(cluster)) > KEPT:
+        return "finished broadcasts are not collected"
+    if any(cluster.log.committed[name] != len(channel.entries) for name, channel in cluster.log.channels.items()):
+        return "ingest is behind"
+    return ""
+
+
+def check_rows(cluster: Cluster) -> None:
+    for pchannel, channel in cluster.log.channels.items():
+        accepted = [what for kind, _, what, good in channel.entries if good and kind == ROW]
+        if len(set(accepted)) != len(accepted) or accepted != cluster.log.table[pchannel]:
+            raise Broken(f"rows of {pchannel} are doubled, or not in the table as they are in the log")
+    for pchannel, row in cluster.acknowledged:
+        if row not in cluster.log.channels[pchannel].ticks:
+            raise Broken(f"{row} was acknowledged and is not in {pchannel}")
+
+
+def check_broadcasts(cluster: Cluster) -> None:
+    placed: dict[int, dict[str, int]] = {}
+    names: dict[str, set[int]] = {}
+    for pchannel, channel in cluster.log.channels.items():
+        for place, (kind, _, what, _) in enumerate(channel.entries):
+            if kind == BROADCAST:
+                placed.setdefault(what[1], {})[pchannel] = place
+                names.setdefault(what[2], set()).add(what[1])
+    effects: dict[int, int] = {}
+    for entry in cluster.memory.list("catalog/").entries:
+        done = list(map(int, entry.value.decode().split()))
+        if done != sorted(set(done)):
+            raise Broken(f"effects of {entry.key} are out of order: {done}")
+        effects |= dict.fromkeys(done, entry.modified)
+    for name, request in cluster.requests.items():
+        if names.get(name, set()) != {request.task}:
+            raise Broken(f"request {name} is {request.task}, and its messages are of {names.get(name)}")
+        if set(placed[request.task]) != set(request.targets) or request.task not in effects:
+            raise Broken(f"broadcast {request.task} is not whole: {placed[request.task]}, {request.targets}")
+    requests = sorted(cluster.requests.values(), key=lambda each: each.task)
+    for number, one in enumerate(requests):
+        for other in requests[number + 1 :]:
+            both = set(one.targets) & set(other.targets)
+            if conflict(one.keys, other.keys) and any(
+                placed[one.task][each] > placed[other.task][each] for each in both
+            ):
+                raise Broken(f"broadcasts {one.task} and {other.task} conflict and came in another order")
