@@ -8,11 +8,13 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import millrace.testing
+from millrace.rpc.discovery import read_record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("test_"))
@@ -58,6 +60,19 @@ def test_a_program_runs_twice(program: Path, deployment: millrace.testing.Deploy
         for words in SAID[program.stem]:
             assert words in printed.getvalue()
     assert deployment.failures == []
+
+
+def test_the_program_of_a_group_says_the_same_of_a_server_elsewhere(
+    deployment: millrace.testing.Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = read_record(deployment.settings.log_path)
+    assert record is not None
+    monkeypatch.setattr(millrace, "connect", partial(millrace.connect, record.address, token=record.token))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(str(EXAMPLES / "consumer_group.py"), run_name="__main__")
+    for words in SAID["consumer_group"]:
+        assert words in printed.getvalue()
 
 
 def test_the_example_of_a_test_passes_under_pytest() -> None:
