@@ -89,13 +89,14 @@ def test_parquet_types_find_the_field_type_that_holds_them_or_an_error_that_says
         "u": pa.array([1], pa.uint32()),
         "t": pa.array([1], pa.timestamp("ns")),
         "n": pa.nulls(1),
-        "money": pa.array([1], pa.decimal128(10, 2)),
+        "price": pa.array([1], pa.decimal128(10, 2)),
+        "money": pa.array([1], pa.decimal256(50, 2)),
     }
     parquet.write_table(pa.table(columns), path)
     with pytest.raises(InvalidArgument, match="--field money:TYPE"):
         make_schema(fields=[], source=path, key="id", event_time=None)
     found = make_schema(fields=["money:float64?"], source=path, key="id", event_time=None)
-    assert [each.type for each in found.fields] == ["int64", "int64", "timestamp", "string", "float64"]
+    assert [each.type for each in found.fields] == ["int64", "int64", "timestamp", "string", "decimal(10,2)", "float64"]
 
 
 def test_a_file_that_is_not_what_its_suffix_says_is_an_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from millrace.demo.flights import _data_file, flights, flights_schema
-from millrace.message.schema import SCALAR_TYPES
+from millrace.message.field_types import SCALAR_TYPES
 
 
 @pytest.fixture(scope="module")

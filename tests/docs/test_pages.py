@@ -11,7 +11,7 @@ from deltalake import Schema
 
 from millrace.base import errors
 from millrace.base.metrics import FAMILIES
-from millrace.message.schema import SCALAR_TYPES
+from millrace.message.field_types import SCALAR_TYPES
 from millrace.runtime.child_processes import JobFailed
 from millrace.tables.collections.flush_tables import CHECKPOINT_COLUMNS, SEGMENT_COLUMNS
 from millrace.tables.collections.table import DELETE_COLUMNS, ROW_COLUMNS

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Context, Decimal
+from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from millrace.message.field_types import SCALAR_TYPES, FieldType
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import MutableMessage
-from millrace.message.schema import SCALAR_TYPES, CollectionSchema, FieldSpec
+from millrace.message.schema import CollectionSchema, FieldSpec
 
 INT63 = (1 << 63) - 1
 INT31 = (1 << 31) - 1
@@ -85,6 +88,8 @@ def runs() -> st.SearchStrategy[list[MutableMessage]]:
     )
 
 
+EXACT = Context(prec=38)
+
 _VALUES: dict[str, st.SearchStrategy[object]] = {
     "bool": st.booleans(),
     "int8": st.integers(-128, 127),
@@ -97,30 +102,75 @@ _VALUES: dict[str, st.SearchStrategy[object]] = {
     "binary": st.binary(max_size=8),
     "date": st.integers(-100_000, 100_000),
     "timestamp": st.integers(-(1 << 55), 1 << 55),
+    "timestamp_ntz": st.integers(-(1 << 55), 1 << 55),
+    "uuid": st.uuids().map(str),
+    "json": st.sampled_from(["null", "{}", '{"a": [1, 2.5, "x"]}']),
 }
 
 
-def values_of(kind: str) -> st.SearchStrategy[object]:
+def types() -> st.SearchStrategy[FieldType]:
+    """A field's type, of three levels at most."""
+    decimals = st.integers(1, 38).flatmap(
+        lambda digits: st.builds(FieldType, st.just("decimal"), precision=st.just(digits), scale=st.integers(0, digits))
+    )
+    scalars = st.one_of(st.sampled_from([FieldType(name) for name in SCALAR_TYPES]), decimals)
+
+    def wider(inner: st.SearchStrategy[FieldType]) -> st.SearchStrategy[FieldType]:
+        return st.one_of(
+            inner.map(lambda item: FieldType("list", (item,))),
+            st.tuples(scalars, inner).map(lambda pair: FieldType("map", pair)),
+            st.lists(inner, min_size=1, max_size=3).map(
+                lambda parts: FieldType("struct", tuple(parts), ("a", "B c", "d`>")[: len(parts)])
+            ),
+        )
+
+    return st.one_of(scalars, wider(scalars), wider(wider(scalars)))
+
+
+def values_of(kind: FieldType) -> st.SearchStrategy[Any]:
     """Python values of a field type (dates and timestamps as their integers)."""
-    if kind.startswith("list<"):
-        return st.lists(st.one_of(st.none(), values_of(kind[5:-1])), max_size=4)
-    return _VALUES[kind]
+    inner = [st.one_of(st.none(), values_of(each)) for each in kind.children]
+    match kind.kind:
+        case "list":
+            return st.lists(inner[0], max_size=4)
+        case "map":
+            return st.lists(st.tuples(values_of(kind.children[0]), inner[1]), max_size=3)
+        case "struct":
+            return st.fixed_dictionaries(dict(zip(kind.names, inner, strict=True)))
+        case "decimal":
+            most = 10**kind.precision - 1
+            return st.integers(-most, most).map(lambda digits: Decimal(digits).scaleb(-kind.scale, EXACT))
+        case _:
+            return _VALUES[kind.kind]
 
 
-def column(kind: str, values: Sequence[object]) -> pa.Array:
+def column(kind: FieldType, values: Sequence[Any]) -> pa.Array:
     """An Arrow column of a field type from the values of :func:`values_of`."""
-    field = FieldSpec("x", kind, True).arrow()
-    storage = {"date": pa.int32(), "timestamp": pa.int64(), "list<date>": pa.list_(pa.int32())}
-    storage["list<timestamp>"] = pa.list_(pa.int64())
-    return pa.array(values, storage.get(kind, field.type)).cast(field.type)
+    return pa.array(values, _storage(kind)).cast(kind.arrow)
+
+
+def _storage(kind: FieldType) -> pa.DataType:
+    inner = [_storage(each) for each in kind.children]
+    match kind.kind:
+        case "list":
+            return pa.list_(inner[0])
+        case "map":
+            return pa.map_(*inner)
+        case "struct":
+            return pa.struct(list(zip(kind.names, inner, strict=True)))
+        case "date":
+            return pa.int32()
+        case "timestamp" | "timestamp_ntz":
+            return pa.int64()
+        case _:
+            return kind.arrow
 
 
 @st.composite
 def schemas(draw: st.DrawFn) -> CollectionSchema:
     """A schema of one to five fields of any types, the key anywhere among them."""
-    kinds = st.sampled_from([*SCALAR_TYPES, *(f"list<{kind}>" for kind in SCALAR_TYPES)])
-    others = draw(st.lists(st.tuples(kinds, st.booleans()), max_size=4))
-    fields = [FieldSpec(f"f{place}", kind, nullable) for place, (kind, nullable) in enumerate(others)]
+    others = draw(st.lists(st.tuples(types(), st.booleans()), max_size=4))
+    fields = [FieldSpec(f"f{place}", kind.text, nullable) for place, (kind, nullable) in enumerate(others)]
     fields.insert(
         draw(st.integers(0, len(fields))), FieldSpec("key", draw(st.sampled_from(["int64", "string"])), False)
     )
@@ -133,7 +183,7 @@ def batches(draw: st.DrawFn, schema: CollectionSchema, max_rows: int = 6) -> pa.
     count = draw(st.integers(1, max_rows))
     columns = []
     for field in schema.fields:
-        one = values_of(field.type)
+        one = values_of(field.tree)
         one = st.one_of(st.none(), one) if field.nullable else one
-        columns.append(column(field.type, draw(st.lists(one, min_size=count, max_size=count))))
+        columns.append(column(field.tree, draw(st.lists(one, min_size=count, max_size=count))))
     return pa.RecordBatch.from_arrays(columns, schema=schema.arrow())

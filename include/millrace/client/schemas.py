@@ -11,12 +11,14 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from typing import Any, Final, TypeAlias
+from uuid import UUID
 
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
+from millrace.message.field_types import MAX_DEPTH
 from millrace.message.schema import CollectionSchema, FieldSpec
 
 SchemaSource: TypeAlias = CollectionSchema | Mapping[str, str] | pa.Schema | type | Any
@@ -30,6 +32,9 @@ _BY_CLASS: Final[dict[Any, str]] = {
     bytes: "binary",
     date: "date",
     datetime: "timestamp",
+    time: "int64",
+    timedelta: "int64",
+    UUID: "uuid",
 }
 
 
@@ -74,18 +79,33 @@ def _named(name: str, kind: object) -> FieldSpec:
 def _of_hint(name: str, hint: Any) -> FieldSpec:
     arms = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     chosen = [arm for arm in arms if arm is not types.NoneType]
-    kind = None
-    if len(chosen) == 1:
-        inner = typing.get_args(chosen[0])
-        is_list = typing.get_origin(chosen[0]) is list and len(inner) == 1
-        found = _BY_CLASS.get(inner[0] if is_list else chosen[0])
-        kind = f"list<{found}>" if is_list and found is not None else found
+    kind = _text_of(chosen[0], MAX_DEPTH) if len(chosen) == 1 else None
     if kind is None:
         takes = ", ".join(each.__name__ for each in _BY_CLASS)
         raise InvalidArgument(
-            f"field {name!r}: {hint} has no type here; a dataclass has {takes}, lists of these, and X | None"
+            f"field {name!r}: {hint} has no type here; a dataclass has {takes}, lists, dicts and dataclasses of these, and X | None"
         )
     return FieldSpec(name, kind, len(chosen) < len(arms))
+
+
+def _text_of(hint: Any, levels: int) -> str | None:
+    """The type of a hint as text, whether it may be null or not; None where it has none."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        chosen = [arm for arm in typing.get_args(hint) if arm is not types.NoneType]
+        return _text_of(chosen[0], levels) if len(chosen) == 1 else None
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if levels == 0:
+        return None
+    if origin in (list, dict):
+        parts = [_text_of(each, levels - 1) for each in inner]
+        return None if None in parts else f"{'list' if origin is list else 'map'}<{', '.join(map(str, parts))}>"
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        members = [(field.name, _text_of(hints[field.name], levels - 1)) for field in dataclasses.fields(hint)]
+        return (
+            None if None in dict(members).values() else f"struct<{', '.join(f'`{n}`: {part}' for n, part in members)}>"
+        )
+    return _BY_CLASS.get(hint)
 
 
 def arrow_schema(source: Any) -> pa.Schema:

@@ -73,8 +73,8 @@ def create(
 ) -> None:
     """Create a collection, from fields or from a file's.
 
-    Types are bool, int8, int16, int32, int64, float32, float64, string, binary, date, timestamp and lists of them,
-    such as `list<string>`. A --field beside --from goes over the file's.
+    Types are bool, int8, int16, int32, int64, float32, float64, string, binary, date, timestamp, timestamp_ntz, uuid, json,
+    `decimal(10,2)`, `list<T>`, `map<K, V>` and `struct<a: T, b: U>` of them. A --field beside --from goes over the file's.
 
     Example: `millrace collections create users --field id:int64 --field 'name:string?' --key id`
 

@@ -15,64 +15,44 @@ from typing import Final, Self, cast
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed
+from millrace.message.field_types import MAX_LEAVES, TYPE_FORMS, FieldType, check_name, parse_type, type_of_arrow
 
 MAX_FIELDS: Final = 1_000
-MAX_NAME_CHARACTERS: Final = 128
-
-SCALAR_TYPES: Final[dict[str, pa.DataType]] = {
-    "bool": pa.bool_(),
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.utf8(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-}
-"""Scalar field types by name, each with its one Arrow type."""
-
-TYPES: Final[dict[str, pa.DataType]] = SCALAR_TYPES | {
-    f"list<{name}>": pa.list_(pa.field("item", arrow, nullable=True)) for name, arrow in SCALAR_TYPES.items()
-}
-"""All field types by name: the scalars, and a list of each."""
 
 KEY_TYPES: Final = frozenset({"int64", "string"})
 EVENT_TIME_TYPES: Final = frozenset({"timestamp", "date"})
 
-_NAMES: Final[dict[pa.DataType, str]] = {arrow: name for name, arrow in TYPES.items()}
-
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """One field: a name, a type of :data:`TYPES` and whether it may be null. Raises InvalidArgument for anything else."""
+    """One field: a name, a type (docs/types.md) and whether it may be null. Raises InvalidArgument for anything else."""
 
     name: str
     type: str
+    """The type's canonical text; other texts of it are taken and become that one."""
     nullable: bool
 
     def __post_init__(self) -> None:
         # Held as objects: callers without a type checker pass anything.
-        name, kind, nullable = (cast(object, value) for value in (self.name, self.type, self.nullable))
-        if not isinstance(name, str) or not name:
-            raise InvalidArgument("a field needs a non-empty name")
-        if len(self.name) > MAX_NAME_CHARACTERS:
-            raise InvalidArgument(f"a field's name has at most {MAX_NAME_CHARACTERS} characters, not {len(self.name)}")
-        if self.name.startswith("_"):
-            raise InvalidArgument(f"field {self.name!r}: a leading underscore is reserved for Millrace's own columns")
-        if not self.name.isprintable():
-            # Also refuses lone surrogates, which no UTF-8 column name could carry.
-            raise InvalidArgument(f"field {self.name!r}: a name has printable characters only")
-        if not isinstance(kind, str) or kind not in TYPES:
-            raise InvalidArgument(f"field {self.name!r}: unknown type {self.type!r}; one of {', '.join(TYPES)}")
+        kind, nullable = (cast(object, value) for value in (self.type, self.nullable))
+        check_name(self.name, "a field")
+        try:
+            if not isinstance(kind, str):
+                raise InvalidArgument(f"unknown type {kind!r}; one of {', '.join(TYPE_FORMS)}")
+            object.__setattr__(self, "type", parse_type(kind).text)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"field {self.name!r}: {error}") from None
         if not isinstance(nullable, bool):
             raise InvalidArgument(f"field {self.name!r}: nullable is true or false, not {self.nullable!r}")
 
+    @property
+    def tree(self) -> FieldType:
+        """The type, parsed."""
+        return parse_type(self.type)
+
     def arrow(self) -> pa.Field:
         """The field as Arrow has it."""
-        return pa.field(self.name, TYPES[self.type], nullable=self.nullable)
+        return pa.field(self.name, self.tree.arrow, nullable=self.nullable)
 
     def to_json(self) -> dict[str, object]:
         """``{"name", "type", "nullable"}``, as the bodies of DDL messages carry it."""
@@ -86,12 +66,15 @@ class FieldSpec:
         name, kind, nullable = value["name"], value["type"], value["nullable"]
         if not isinstance(name, str) or not isinstance(kind, str) or not isinstance(nullable, bool):
             raise Malformed("a field's name and type are strings, its nullable a boolean")
-        return cls(name, kind, nullable)
+        found = cls(name, kind, nullable)
+        if found.type != kind:
+            raise InvalidArgument(f"field {name!r}: the type {kind!r} is written {found.type!r}")
+        return found
 
     @classmethod
     def from_arrow(cls, field: pa.Field) -> Self:
-        """The field of an Arrow field; large, view and dictionary strings count as string, any timestamp with a zone as timestamp."""
-        return cls(field.name, _type_name(field.name, field.type), field.nullable)
+        """The field that holds the values of an Arrow column (:func:`~millrace.message.field_types.type_of_arrow`)."""
+        return cls(field.name, type_of_arrow(field.name, field.type).text, field.nullable)
 
 
 @dataclass(frozen=True)
@@ -108,6 +91,8 @@ class CollectionSchema:
             raise InvalidArgument("the fields of a schema are FieldSpecs")
         if not 1 <= len(self.fields) <= MAX_FIELDS:
             raise InvalidArgument(f"a schema has 1 to {MAX_FIELDS} fields, not {len(self.fields)}")
+        if sum(field.tree.leaves for field in self.fields) > MAX_LEAVES:
+            raise InvalidArgument(f"a schema has at most {MAX_LEAVES} scalars in all its fields")
         seen: set[str] = set()
         for field in self.fields:
             folded = field.name.casefold()
@@ -181,6 +166,10 @@ class CollectionSchema:
     def _key_arrow(self) -> pa.Schema:
         return pa.schema([self.key_field.arrow()])
 
+    def types(self) -> frozenset[str]:
+        """The types of its fields, as text."""
+        return frozenset(field.type for field in self.fields)
+
     def with_field(self, field: FieldSpec) -> CollectionSchema:
         """This schema with `field` behind the others. Raises InvalidArgument where it does not fit."""
         return replace(self, fields=(*self.fields, field))
@@ -194,21 +183,3 @@ class CollectionSchema:
 
 def _with_key(fields: Iterable[FieldSpec], primary_key: str) -> tuple[FieldSpec, ...]:
     return tuple(replace(field, nullable=False) if field.name == primary_key else field for field in fields)
-
-
-def _type_name(name: str, arrow: pa.DataType) -> str:
-    if pa.types.is_dictionary(arrow):
-        arrow = arrow.value_type
-    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_list_view(arrow):
-        inner = _type_name(name, arrow.value_type)
-        if inner in SCALAR_TYPES:
-            return f"list<{inner}>"
-    if pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow):
-        return "string"
-    if pa.types.is_large_binary(arrow) or pa.types.is_binary_view(arrow):
-        return "binary"
-    if pa.types.is_timestamp(arrow) and arrow.tz is not None:
-        return "timestamp"
-    if arrow in _NAMES:
-        return _NAMES[arrow]
-    raise InvalidArgument(f"field {name!r}: Arrow type {arrow} has no field type; cast it to one of {', '.join(TYPES)}")

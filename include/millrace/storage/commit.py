@@ -30,6 +30,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
+from deltalake import TableFeatures
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
@@ -168,6 +169,8 @@ def add_columns(
     refuse: Callable[[Mapping[str, tuple[str, str]]], None] = lambda differing: None,
 ) -> bool:
     """Give the table the columns of `wanted` that it lacks; False where it has them all. `refuse` may raise for those of another type."""
+    if any(hides_ntz(field.type) for field in wanted):
+        alter_fenced(table, lambda: _ntz_feature(table))
 
     def look() -> Write | None:
         lacking, differing = table.columns_lacking(wanted)
@@ -180,6 +183,25 @@ def add_columns(
         )
 
     return alter_fenced(table, look)
+
+
+def hides_ntz(kind: pa.DataType) -> bool:
+    """Whether a timestamp without a zone stands inside of a list or a map, where delta-rs does not see that the table needs the
+    feature for it: it would make a table that it then does not open."""
+    if pa.types.is_struct(kind):
+        return any(hides_ntz(kind.field(place).type) for place in range(kind.num_fields))
+    return bool(pa.types.is_nested(kind) and "timestamp[us]" in str(kind))
+
+
+def _ntz_feature(table: Table) -> Write | None:
+    if "timestampNtz" in (table.delta.protocol().writer_features or ()):
+        return None
+    return lambda properties: table.delta.alter.add_feature(
+        TableFeatures.TimestampWithoutTimezone,
+        allow_protocol_versions_increase=True,
+        commit_properties=properties,
+        post_commithook_properties=HOOKS,
+    )
 
 
 def set_properties(

@@ -204,12 +204,21 @@ def _answering(uri: str) -> Iterator[None]:
 
 
 def _plain(item: pa.Field) -> pa.Field:
-    kind = item.type
+    return pa.field(item.name, _plain_type(item.type), nullable=item.nullable)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
-        kind = pa.utf8()
-    elif pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
-        kind = pa.binary()
-    return pa.field(item.name, kind, nullable=item.nullable)
+        return pa.utf8()
+    if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([_plain(kind.field(place)) for place in range(kind.num_fields)])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_plain(kind.value_field))
+    return kind
 
 
 def open_table(uri: object, *, version: int | None = None) -> Table | None:

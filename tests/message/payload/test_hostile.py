@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,9 @@ ALL = CollectionSchema(
         FieldSpec("number", "int32", True),
         FieldSpec("tags", "list<string>", True),
         FieldSpec("flags", "list<bool>", False),
+        FieldSpec("price", "decimal(10,2)", True),
+        FieldSpec("address", "struct<street: string, floors: list<struct<number: int8>>>", True),
+        FieldSpec("labels", "map<string, decimal(4,1)>", False),
     ),
     "id",
 )
@@ -34,8 +38,11 @@ def rows(count: int) -> pa.RecordBatch:
         [None if place % 5 == 0 else place for place in range(count)],
         [None if place % 4 == 0 else ["a", None, "bcd"][: place % 4] for place in range(count)],
         [[True, False, None][: place % 4] for place in range(count)],
+        [None if place % 3 == 0 else Decimal(place) for place in range(count)],
+        [None if place % 4 == 1 else {"street": "é", "floors": [{"number": place}, None]} for place in range(count)],
+        [[("a", Decimal("99.9")), ("bc", None)][: place % 3] for place in range(count)],
     ]
-    arrays = [column(field.type, part) for field, part in zip(ALL.fields, values, strict=True)]
+    arrays = [column(field.tree, part) for field, part in zip(ALL.fields, values, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=ALL.arrow())
 
 
@@ -97,8 +104,8 @@ def test_every_word_set_to_an_extreme_is_judged_alike_both_ways() -> None:
 
 
 def test_every_byte_of_the_metadata_of_empty_columns_is_judged_among_good_ones_as_alone() -> None:
-    values: list[list[object]] = [[""], [None], [None], [[]], [[]]]
-    arrays = [column(field.type, part) for field, part in zip(ALL.fields, values, strict=True)]
+    values: list[list[object]] = [[""], [None], [None], [[]], [[]], [None], [None], [[]]]
+    arrays = [column(field.tree, part) for field, part in zip(ALL.fields, values, strict=True)]
     good = bytes(encode_rows(pa.RecordBatch.from_arrays(arrays, schema=ALL.arrow())))
     (metadata,) = struct.unpack_from("<i", good, 4)
     for place in range(8, 8 + metadata):

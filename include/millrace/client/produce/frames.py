@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
+from millrace.client.produce.values import REFUSALS, from_python, is_made_of_objects
+from millrace.message.schema import CollectionSchema
 
 BATCH_ROWS = 65_536
 """Rows that are taken of a frame at a time, at most."""
@@ -25,15 +27,18 @@ Frame: TypeAlias = ArrowStream | Iterable[pa.RecordBatch] | Any
 """Also pandas before 2.2, and Spark (``toArrow``)."""
 
 
-def batches_of(frame: Frame) -> Iterator[pa.RecordBatch]:
-    """The rows of `frame` in order, in batches of at most about BATCH_BYTES. Raises InvalidArgument for what is none."""
-    for batch in _batches(frame):
+def batches_of(frame: Frame, schema: CollectionSchema | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of `frame` in order, in batches of at most about BATCH_BYTES. Raises InvalidArgument for what is none.
+
+    `schema` says what Python's objects in a column of pandas are to be.
+    """
+    for batch in _batches(frame, schema):
         step = max(1, min(BATCH_ROWS, BATCH_BYTES * batch.num_rows // max(batch.nbytes, 1)))
         for first in range(0, batch.num_rows, step):
             yield batch.slice(first, step)
 
 
-def _batches(frame: Any) -> Iterator[pa.RecordBatch]:
+def _batches(frame: Any, schema: CollectionSchema | None) -> Iterator[pa.RecordBatch]:
     if isinstance(frame, pa.RecordBatch):
         yield frame
     elif isinstance(frame, pa.Table):
@@ -43,15 +48,37 @@ def _batches(frame: Any) -> Iterator[pa.RecordBatch]:
     elif hasattr(frame, "toArrow"):  # Spark
         yield from frame.toArrow().to_batches()
     elif type(frame).__module__.partition(".")[0] == "pandas":
-        yield from pa.Table.from_pandas(frame, preserve_index=False).to_batches()
+        yield from _of_pandas(frame, schema).to_batches()
     elif hasattr(frame, "__arrow_c_stream__"):
         yield from pa.RecordBatchReader.from_stream(frame)
     elif isinstance(frame, Iterable) and not isinstance(frame, str | bytes | dict):
         for each in frame:
             if not isinstance(each, pa.RecordBatch | pa.Table):
                 raise InvalidArgument(f"a stream of Arrow batches holds record batches, not {type(each).__name__}")
-            yield from _batches(each)
+            yield from _batches(each, schema)
     else:
         raise InvalidArgument(
             f"{type(frame).__name__} is no DataFrame: give pandas, Polars, Spark, pyarrow, or what has __arrow_c_stream__"
         )
+
+
+def _of_pandas(frame: Any, schema: CollectionSchema | None) -> pa.Table:
+    wanted = {field.name: field.tree for field in schema.fields} if schema else {}
+    objects = [
+        name
+        for name in frame.columns
+        if name in wanted and is_made_of_objects(wanted[name]) and str(frame.dtypes[name]) == "object"
+    ]
+    if not objects or not frame.columns.is_unique:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    columns: dict[str, Any] = {}
+    for name in frame.columns:
+        if name not in objects:
+            columns[name] = pa.Table.from_pandas(frame[[name]], preserve_index=False).column(0)
+            continue
+        values = [None if isinstance(each, float) and each != each else each for each in frame[name]]
+        try:
+            columns[name] = from_python(values, wanted[name])
+        except REFUSALS as error:
+            raise InvalidArgument(f"the column {name!r} is no {wanted[name].text}: {error}") from None
+    return pa.table(columns)

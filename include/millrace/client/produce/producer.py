@@ -166,7 +166,7 @@ class Producer(Closing):
         with BatchAppender(self.lane, self._settings, known=self.known, spool=self.spool) as batch:
             futures = [
                 batch.insert(collection, rows, partition=partition, partition_by=partition_by)
-                for rows in batches_of(frame)
+                for rows in batches_of(frame, collection.schema)
             ]
             batch.flush()
             for future in futures:

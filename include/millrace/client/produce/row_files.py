@@ -27,15 +27,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
-from millrace.message.schema import TYPES, CollectionSchema
+from millrace.client.produce.values import REFUSALS, build, from_arrow, from_python
+from millrace.message.field_types import FieldType
+from millrace.message.schema import CollectionSchema, FieldSpec
 
 MAX_CELL_CHARACTERS: Final = 64 << 20
 STDIN: Final = "-"
 
-_WORDS: Final = {arrow: name for name, arrow in TYPES.items()} | {
-    pa.binary(): "binary (base64)",
-    TYPES["date"]: "date (ISO 8601)",
-    TYPES["timestamp"]: "timestamp (ISO 8601)",
+_WORDS: Final = {
+    "binary": "binary (base64)",
+    "date": "date (ISO 8601)",
+    "timestamp": "timestamp (ISO 8601)",
+    "timestamp_ntz": "timestamp_ntz (ISO 8601 without a zone)",
 }
 _ZONE: Final = r"(Z|z|[+-]\d{2}:?\d{2}|[+-]\d{2})$"
 
@@ -105,9 +108,10 @@ def read_batches(
     have. Without `quote` no error holds anything of the file's contents: for whoever may not read it. Raises InvalidArgument for what is no fault of one row: columns that are not there, a file that is not Parquet.
     """
     wanted = schema.key_arrow() if keys_only else schema.arrow()
+    fields = {field.name: field for field in schema.fields}
     read, convert = _READERS[kind]
     for raw in read(source, wanted, batch_rows, keys_only, quote):
-        yield _fit(raw, wanted, convert, allowed, quote)
+        yield _fit(raw, [fields[name] for name in wanted.names], wanted, convert, allowed, quote)
 
 
 # --- the three formats: (line numbers, columns by name, rows that are none) --------------------------------------------------
@@ -121,7 +125,7 @@ class _Raw(NamedTuple):
     bad: list[BadRow]
 
 
-Converter = Callable[[Any, pa.DataType], pa.Array]
+Converter = Callable[[Any, FieldType], pa.Array]
 """Values as the format has them -> an array of that type, or an error where one of them does not fit."""
 
 
@@ -170,9 +174,9 @@ def _json_lines(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only:
 
 
 def _csv(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[_Raw]:
-    lists = [field.name for field in wanted if pa.types.is_list(field.type)]
-    if lists:
-        raise InvalidArgument(f"CSV holds no lists (field {lists[0]!r}): write JSON lines or Parquet")
+    nested = [field.name for field in wanted if pa.types.is_nested(field.type)]
+    if nested:
+        raise InvalidArgument(f"CSV holds no lists, maps or structs (field {nested[0]!r}): write JSON lines or Parquet")
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     # Bytes that are not UTF-8 become lone surrogates, which no Arrow string takes: the row is bad, the others are read.
     text = io.TextIOWrapper(source, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -252,13 +256,20 @@ def _check_header(names: list[str], wanted: pa.Schema, keys_only: bool, quote: b
 # --- fitting ------------------------------------------------------------------------------------------------------------------
 
 
-def _fit(raw: _Raw, wanted: pa.Schema, convert: Converter, allowed: tuple[str, list[str]] | None, quote: bool) -> Batch:
+def _fit(
+    raw: _Raw,
+    fields: list[FieldSpec],
+    wanted: pa.Schema,
+    convert: Converter,
+    allowed: tuple[str, list[str]] | None,
+    quote: bool,
+) -> Batch:
     """The columns with `wanted`'s types; rows with a value that does not fit are bad ones."""
     lines, bad = raw.lines, raw.bad
     why: dict[int, str] = {}
     fitted: list[Any] = []
-    for field in wanted:
-        values, wrong = _column(raw.columns[field.name], field.type, convert, quote)
+    for field in fields:
+        values, wrong = _column(raw.columns[field.name], field.tree, convert, quote)
         for place, error in wrong.items():
             why.setdefault(place, f"{field.name}: {error}")
         if not field.nullable:
@@ -282,81 +293,84 @@ def _fit(raw: _Raw, wanted: pa.Schema, convert: Converter, allowed: tuple[str, l
     return Batch(table.cast(wanted), bad, last)
 
 
-def _column(values: Any, target: pa.DataType, convert: Converter, quote: bool) -> tuple[pa.Array, dict[int, str]]:
+def _column(values: Any, target: FieldType, convert: Converter, quote: bool) -> tuple[pa.Array, dict[int, str]]:
     """`values` (a list or an array) as `target`, null where that cannot be, and why it cannot, by place."""
     wrong: dict[int, str] = {}
 
     def part(start: int, stop: int) -> list[pa.Array]:
         try:
             return [convert(values[start:stop], target)]
-        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        except REFUSALS:
             if stop - start == 1:
                 value = values[start].as_py() if isinstance(values, pa.Array) else values[start]
-                wrong[start] = f"{_shown(value, quote) if quote else 'the value'} is no {_WORDS[target]}"
-                return [pa.nulls(1, target)]
+                wrong[start] = (
+                    f"{_shown(value, quote) if quote else 'the value'} is no {_WORDS.get(target.kind, target.text)}"
+                )
+                return [pa.nulls(1, target.arrow)]
         middle = (start + stop) // 2
         return [*part(start, middle), *part(middle, stop)]
 
-    parts = part(0, len(values)) if len(values) else [pa.nulls(0, target)]
+    parts = part(0, len(values)) if len(values) else [pa.nulls(0, target.arrow)]
     return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)), wrong
 
 
-def _from_json(values: list[Any], target: pa.DataType) -> pa.Array:
-    """JSON's values: strictly of the type that JSON has for `target`. Raises ValueError and what Arrow raises."""
-    if pa.types.is_boolean(target):
-        takes: set[type] = {bool}
-    elif pa.types.is_integer(target):
-        takes = {int}
-    elif pa.types.is_floating(target):
-        takes = {int, float}
-    elif pa.types.is_list(target):
-        takes = {list}
-    else:
-        takes = {str}
+_JSON_TAKES: Final[dict[str, frozenset[type]]] = {
+    "bool": frozenset({bool}),
+    **dict.fromkeys(("int8", "int16", "int32", "int64"), frozenset({int})),
+    **dict.fromkeys(("float32", "float64"), frozenset({int, float})),
+    "decimal": frozenset({int, float, str}),
+}
+"""What JSON has for a type, where that is not text."""
+
+
+def _from_json(values: list[Any], target: FieldType) -> pa.Array:
+    """JSON's values: strictly of the type that JSON has for `target`. Raises what values.REFUSALS names."""
+    return build(values, target, _json_leaf, _json_key)
+
+
+def _json_key(values: list[Any], target: FieldType) -> pa.Array:
+    """Keys of a map, which are names of an object."""
+    return _from_text(pa.array(values, pa.utf8()), target)
+
+
+def _json_leaf(values: list[Any], target: FieldType) -> pa.Array:
+    if target.kind == "json":
+        return from_python(values, target)
+    takes = _JSON_TAKES.get(target.kind, frozenset({str}))
     if not {type(value) for value in values} <= takes | {type(None)}:
         raise ValueError("a value of another type")
-    if takes == {str}:
+    if target.kind == "decimal":
+        return from_python(values, target)
+    if str in takes:
         return _from_text(pa.array(values, pa.utf8()), target)
-    if takes == {list}:
-        flat = [item for value in values if value is not None for item in value]
-        offsets = np.concatenate([[0], np.cumsum([len(value or ()) for value in values])])
-        missing = pa.array([value is None for value in values])
-        items = _from_json(flat, target.value_type)
-        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, type=target, mask=missing)
-    if pa.types.is_floating(target):
-        return pa.array([None if value is None else float(value) for value in values], target)
-    return pa.array(values, target)
+    if target.kind in ("float32", "float64"):
+        return pa.array([None if value is None else float(value) for value in values], target.arrow)
+    return pa.array(values, target.arrow)
 
 
-def _from_cells(values: Any, target: pa.DataType) -> pa.Array:
+def _from_cells(values: Any, target: FieldType) -> pa.Array:
     """CSV's cells."""
     return _from_text(values if isinstance(values, pa.Array) else pa.array(values, pa.utf8()), target)
 
 
-def _from_arrow(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """A column of a Parquet file, where the cast loses nothing."""
-    if pa.types.is_timestamp(target) and pa.types.is_timestamp(values.type) and values.type.tz is None:
-        return values.cast(pa.timestamp("us")).cast(target)
-    return values.cast(target)
-
-
-def _from_text(texts: pa.Array, target: pa.DataType) -> pa.Array:
-    if pa.types.is_string(target):
+def _from_text(texts: pa.Array, target: FieldType) -> pa.Array:
+    if target.kind == "string":
         return texts
-    if pa.types.is_binary(target):
-        return pa.array(
-            [None if each is None else base64.b64decode(each, validate=True) for each in texts.to_pylist()], target
-        )
-    if pa.types.is_timestamp(target):
+    if target.kind == "binary":
+        decoded = [None if each is None else base64.b64decode(each, validate=True) for each in texts.to_pylist()]
+        return pa.array(decoded, target.arrow)
+    if target.kind in ("decimal", "uuid", "json"):
+        return from_python(texts.to_pylist(), target)
+    if target.kind == "timestamp":
         day = pc.equal(pc.utf8_length(texts), len("2026-11-21"))
         texts = pc.if_else(day, pc.binary_join_element_wise(texts, "T00:00:00Z", ""), texts)
         zoned = pc.match_substring_regex(texts, _ZONE)
-        return pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", "")).cast(target)
-    return texts.cast(target)
+        return pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", "")).cast(target.arrow)
+    return texts.cast(target.arrow)
 
 
 _READERS: Final = {
     InputFormat.JSONL: (_json_lines, _from_json),
     InputFormat.CSV: (_csv, _from_cells),
-    InputFormat.PARQUET: (_parquet, _from_arrow),
+    InputFormat.PARQUET: (_parquet, from_arrow),
 }

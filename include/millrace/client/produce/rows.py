@@ -15,9 +15,11 @@ import pyarrow.compute as pc
 from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import Collection
 from millrace.client.produce.frames import Frame, batches_of
+from millrace.client.produce.values import REFUSALS, from_arrow, from_python, is_made_of_objects
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
+from millrace.message.schema import CollectionSchema
 
 MESSAGE_BYTES: Final = 1 << 20
 """Rows are cut into messages of about this size."""
@@ -39,17 +41,20 @@ def require_collection(collection: Collection) -> None:
         )
 
 
-def table_of(rows: Rows) -> pa.Table:
-    """All of `rows` as one Arrow table with the columns they have. Raises InvalidArgument for what is no rows."""
+def table_of(rows: Rows, schema: CollectionSchema | None = None) -> pa.Table:
+    """All of `rows` as one Arrow table with the columns they have. Raises InvalidArgument for what is no rows.
+
+    `schema` says what objects are to be that do not say it themselves: whether a dict is a struct or a map, say.
+    """
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
     if isinstance(rows, Mapping):
-        return _columns(rows)
+        return _columns(rows, schema)
     if isinstance(rows, list | tuple) and not any(isinstance(each, pa.RecordBatch | pa.Table) for each in rows):
-        return _columns(_by_column(rows))
-    batches = list(batches_of(rows))
+        return _columns(_by_column(rows), schema)
+    batches = list(batches_of(rows, schema))
     if not batches:
         raise InvalidArgument("the stream of Arrow batches has none: nothing says what its columns are")
     return pa.Table.from_batches(batches)
@@ -71,12 +76,19 @@ def _by_column(rows: Sequence[Any]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in found] for name in names}
 
 
-def _columns(columns: Mapping[str, Sequence[Any]]) -> pa.Table:
+def _columns(columns: Mapping[str, Sequence[Any]], schema: CollectionSchema | None) -> pa.Table:
+    wanted = {field.name: field.tree for field in schema.fields} if schema else {}
     arrays: dict[str, pa.Array] = {}
     for name, values in columns.items():
+        kind = wanted.get(name)
         try:
-            arrays[name] = pa.array(values)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            if kind is not None and is_made_of_objects(kind) and not isinstance(values, pa.Array | pa.ChunkedArray):
+                arrays[name] = from_python(values, kind)
+            else:
+                arrays[name] = values if isinstance(values, pa.ChunkedArray) else pa.array(values)
+        except REFUSALS as error:
+            if kind is not None and is_made_of_objects(kind):
+                raise InvalidArgument(f"the column {name!r} is no {kind.text}: {error}") from None
             raise InvalidArgument(f"the column {name!r} is no list of values of one type: {error}") from None
     try:
         return pa.table(arrays)
@@ -90,7 +102,7 @@ def conform(rows: Rows, collection: Collection) -> pa.Table:
     Raises InvalidArgument that names the column, or says what is taken where these are no rows or no collection.
     """
     require_collection(collection)
-    table = table_of(rows)
+    table = table_of(rows, collection.schema)
     schema = collection.schema.arrow()
     if not table.num_columns and not table.num_rows:  # an empty list of rows has no columns
         return schema.empty_table()
@@ -103,7 +115,7 @@ def conform(rows: Rows, collection: Collection) -> pa.Table:
             f"collection {collection.name!r} has no column {unknown[0]!r}; it has {', '.join(schema.names)}"
         )
     columns: list[Any] = []
-    for column in schema:
+    for column, field in zip(schema, collection.schema.fields, strict=True):
         if column.name not in table.column_names:
             if not column.nullable:
                 raise InvalidArgument(f"the column {column.name!r} is missing, and it is not nullable")
@@ -111,9 +123,9 @@ def conform(rows: Rows, collection: Collection) -> pa.Table:
             continue
         values = table.column(column.name)
         try:
-            columns.append(values.cast(column.type))
-        except (pa.ArrowException, ValueError) as error:
-            raise InvalidArgument(f"the column {column.name!r} is no {column.type}: {error}") from None
+            columns.append(from_arrow(values, field.tree))
+        except REFUSALS as error:
+            raise InvalidArgument(f"the column {column.name!r} is no {field.type}: {error}") from None
         if not column.nullable and values.null_count:
             raise InvalidArgument(f"the column {column.name!r} has nulls, and it is not nullable")
     return pa.Table.from_arrays(columns, schema=schema)

@@ -11,20 +11,10 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.client.produce.row_files import InputFormat, format_of, json_object
-from millrace.message.schema import TYPES, CollectionSchema, FieldSpec
+from millrace.message.schema import CollectionSchema, FieldSpec
 
 SAMPLE_ROWS: Final = 10_000
 """Rows of a CSV or JSON lines file that its types are inferred from."""
-
-_WIDER: Final = {
-    "uint8": "int16",
-    "uint16": "int32",
-    "uint32": "int64",
-    "uint64": "int64",
-    "halffloat": "float32",
-    "null": "string",
-}
-"""Arrow types without a field type, and the one that holds their values (a uint64 of 2**63 and more is refused on produce)."""
 
 
 def parse_field(text: str) -> FieldSpec:
@@ -83,17 +73,10 @@ def _file_fields(path: Path, given: Mapping[str, FieldSpec]) -> list[FieldSpec]:
 def _field(item: pa.Field) -> FieldSpec:
     kind = item.type
     if pa.types.is_timestamp(kind):
-        name = "timestamp"
-    elif str(kind) in _WIDER:
-        name = _WIDER[str(kind)]
-    elif pa.types.is_date(kind):
-        name = "date"
-    else:
-        try:
-            return FieldSpec.from_arrow(item)
-        except InvalidArgument:
-            raise InvalidArgument(
-                f"column {item.name!r} is {kind}, which no field type holds: say what it is to be with --field "
-                f"{item.name}:TYPE, one of {', '.join(TYPES)}"
-            ) from None
-    return FieldSpec(item.name, name, item.nullable)
+        return FieldSpec(item.name, "timestamp", item.nullable)  # a file's without a zone is UTC
+    if pa.types.is_null(kind):
+        return FieldSpec(item.name, "string", item.nullable)
+    try:
+        return FieldSpec.from_arrow(item)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error}; or say what it is to be with --field {item.name}:TYPE") from None

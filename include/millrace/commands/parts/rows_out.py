@@ -30,17 +30,20 @@ def write_json_lines(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
     """An object a line; nulls stand as null."""
     written = 0
     for chunk in _chunks(rows):
-        lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in chunk.to_pylist()]
+        found = chunk.to_pylist(maps_as_pydicts="lossy")
+        lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in found]
         file.write(("\n".join(lines) + "\n").encode())
         written += chunk.num_rows
     return written
 
 
 def write_csv(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
-    """A header, then a row each; null is an empty cell. Raises InvalidArgument for lists."""
+    """A header, then a row each; null is an empty cell. Raises InvalidArgument for what is nested."""
     lists = [field.name for field in rows.schema if pa.types.is_nested(field.type)]
     if lists:
-        raise InvalidArgument(f"CSV holds no lists (column {lists[0]!r}): choose jsonl or parquet, or --columns")
+        raise InvalidArgument(
+            f"CSV holds no lists, maps or structs (column {lists[0]!r}): choose jsonl or parquet, or --columns"
+        )
     file.write(_csv_text([rows.schema.names]))
     written = 0
     for chunk in _chunks(rows):
@@ -102,8 +105,8 @@ def _as_text(values: pa.Array) -> pa.Array:
     """Moments as ISO 8601, binary as base64, in lists too; everything else as it is."""
     kind = values.type
     if pa.types.is_timestamp(kind):
-        return pc.strftime(values, "%Y-%m-%dT%H:%M:%SZ")
-    if pa.types.is_date(kind):
+        return pc.strftime(values, "%Y-%m-%dT%H:%M:%S" + ("" if kind.tz is None else "Z"))
+    if pa.types.is_date(kind) or pa.types.is_decimal(kind):
         return values.cast(pa.utf8())
     if pa.types.is_binary(kind):
         encoded = [None if value is None else base64.b64encode(value).decode() for value in values.to_pylist()]
@@ -112,4 +115,11 @@ def _as_text(values: pa.Array) -> pa.Array:
         lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         return pa.ListArray.from_arrays(offsets, _as_text(values.flatten()), mask=values.is_null())
+    if pa.types.is_struct(kind):
+        names = [kind.field(place).name for place in range(kind.num_fields)]
+        return pa.StructArray.from_arrays([_as_text(each) for each in values.flatten()], names, mask=values.is_null())
+    if pa.types.is_map(kind):
+        values = pa.concat_arrays([values])  # with offsets from 0 on, where it is part of another
+        keys, items = _as_text(values.keys).cast(pa.utf8()), _as_text(values.items)
+        return pa.MapArray.from_arrays(values.offsets, keys, items, mask=values.is_null())
     return values

@@ -93,14 +93,14 @@ def _invalid(payloads: Payloads, places: Int64s, schema: pa.Schema, wanted: pa.S
 class _Join:
     """One pass over the columns. Raises _Suspects as soon as a column shows some.
 
-    A column that nobody wants is made only where it holds text, which Arrow has to read; of the others any bytes are values, and
+    A column that nobody wants is made only where it holds text or decimals, which Arrow has to read; of the others any bytes are values, and
     it suffices that their buffers have the right size and their offsets the right order.
     """
 
     def __init__(self, payloads: Payloads, schema: pa.Schema, wanted: pa.Schema) -> None:
         names = set(wanted.names)
         self.payloads, self.schema = payloads, schema
-        self.made = [field.name in names or _holds_text(field.type) for field in schema]
+        self.made = [field.name in names or _is_read(field.type) for field in schema]
         self.node = self.slot = 0
 
     def batch(self) -> pa.RecordBatch:
@@ -136,11 +136,14 @@ class _Join:
         """The next column, or None where it is only checked."""
         lengths, validity, nulls = self._next_node()
         count = int(lengths.sum())
-        if pa.types.is_list(arrow):
+        if pa.types.is_struct(arrow):
+            children = [self._column(arrow.field(place).type, make) for place in range(arrow.num_fields)]
+            return pa.Array.from_buffers(arrow, count, [validity], nulls, children=children) if make else None
+        if pa.types.is_list(arrow) or pa.types.is_map(arrow):
             offsets, starts, stops = self._offsets(lengths)
             # Items outside the lists' own would go unchecked; such a payload is decoded alone.
             _suspect((starts != 0) | (stops != self.payloads.lengths[self.node]))
-            items = self._column(arrow.value_type, make)
+            items = self._column(arrow.field(0).type, make)
             return pa.Array.from_buffers(arrow, count, [validity, offsets], nulls, children=[items]) if make else None
         if pa.types.is_string(arrow) or pa.types.is_binary(arrow):
             offsets, starts, stops = self._offsets(lengths)
@@ -210,8 +213,11 @@ class _Join:
         return pieces.take(pa.array(np.arange(0, len(bounds), 2))).buffers()[2]
 
 
-def _holds_text(arrow: pa.DataType) -> bool:
-    return bool(pa.types.is_string(arrow.value_type if pa.types.is_list(arrow) else arrow))
+def _is_read(arrow: pa.DataType) -> bool:
+    """Whether not all bytes are values of the type, or of one inside of it."""
+    if arrow.num_fields:
+        return any(_is_read(arrow.field(place).type) for place in range(arrow.num_fields))
+    return bool(pa.types.is_string(arrow) or pa.types.is_decimal(arrow))
 
 
 def _suspect(which: Bools) -> None:

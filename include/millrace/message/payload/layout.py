@@ -25,6 +25,8 @@ PREFIX_BYTES: Final = 8
 """Continuation marker and metadata length, before the metadata."""
 CONTINUATION: Final = 0xFFFFFFFF
 MAX_ROWS: Final = (1 << 31) - 1
+ROWS: Final = -1
+OWN: Final = -2
 
 _METADATA_VERSIONS: Final = (3, 4)  # V4 and V5: the same layout for the types that a payload can hold
 _RECORD_BATCH: Final = 3
@@ -40,10 +42,10 @@ class Expected:
 
     nodes: int
     buffers: int
-    top: tuple[int, ...]
-    """Places of the nodes that are a field's own (their length is the row count); the rest are list items."""
+    like: tuple[int, ...]
+    """By node whose length it has: that of the node at this place, the batch's rows (ROWS), or its own (OWN: items of a list)."""
     required: tuple[int, ...]
-    """Places of the nodes that can have no null: the fields that are not nullable."""
+    """Places of the nodes that can have no null: the fields that are not nullable, a map's entries and keys."""
 
     @property
     def least_metadata(self) -> int:
@@ -53,19 +55,23 @@ class Expected:
     @classmethod
     def of(cls, schema: pa.Schema) -> Expected:
         """What `schema` calls for."""
-        nodes = buffers = 0
-        top: list[int] = []
+        like: list[int] = []
         required: list[int] = []
-        for field in schema:
-            top.append(nodes)
-            if not field.nullable:
-                required.append(nodes)
-            inner = field.type
-            if pa.types.is_list(inner):
-                nodes, buffers, inner = nodes + 1, buffers + 2, inner.value_type
-            nodes += 1
-            buffers += 3 if pa.types.is_string(inner) or pa.types.is_binary(inner) else 2
-        return cls(nodes, buffers, tuple(top), tuple(required))
+        buffers = sum(_add(field, ROWS, like, required) for field in schema)
+        return cls(len(like), buffers, tuple(like), tuple(required))
+
+
+def _add(field: pa.Field, length: int, like: list[int], required: list[int]) -> int:
+    """Note the nodes of a field whose own has that `length`; how many buffers they have."""
+    place, kind = len(like), field.type
+    like.append(length)
+    if not field.nullable:
+        required.append(place)
+    if pa.types.is_struct(kind):
+        return 1 + sum(_add(kind.field(number), place, like, required) for number in range(kind.num_fields))
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return 2 + _add(kind.field(0), OWN, like, required)  # a map is a list of structs: key and value
+    return 3 if pa.types.is_string(kind) or pa.types.is_binary(kind) else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +196,9 @@ def check_payload(payload: memoryview, expected: Expected) -> None:
     for place in range(expected.nodes):
         if not 0 <= nodes[2 * place + 1] <= nodes[2 * place] <= MAX_ROWS:
             raise Malformed("a column's length or null count cannot be")
-    if any(nodes[2 * place] != rows for place in expected.top):
-        raise Malformed("a column's length is not the batch's")
+    for place, like in enumerate(expected.like):
+        if like != OWN and nodes[2 * place] != (rows if like == ROWS else nodes[2 * like]):
+            raise Malformed("a column's length is not the batch's")
     if any(nodes[2 * place + 1] for place in expected.required):
         raise Malformed("a field that is not nullable has a null")
     buffers = struct.unpack_from(f"<{2 * expected.buffers}q", metadata, layout.buffers)
@@ -220,10 +227,11 @@ class Values:
         """Which blocks :func:`check_payload` passes, for bodies of these lengths."""
         good = (self.body_lengths == bodies) & (self.rows >= 1) & (self.rows <= MAX_ROWS)
         for place, (length, nulls) in enumerate(zip(self.lengths, self.nulls, strict=True)):
-            if place in expected.top:
-                good &= length == self.rows
-            else:
+            like = expected.like[place]
+            if like == OWN:
                 good &= (length >= 0) & (length <= MAX_ROWS)
+            else:
+                good &= length == (self.rows if like == ROWS else self.lengths[like])
             good &= nulls == 0 if place in expected.required else (nulls >= 0) & (nulls <= length)
         end = np.zeros_like(bodies)
         for offset, size in zip(self.offsets, self.sizes, strict=True):

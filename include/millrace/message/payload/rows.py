@@ -98,14 +98,20 @@ def _validated(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
 
 def _aligned(array: pa.Array) -> pa.Array:
     """`array` with copies of what is wider than a byte; bytes and text stay where they are, wherever that is."""
-    parts = array.buffers()
-    if pa.types.is_list(array.type):
-        own, children = parts[:2], [_aligned(array.values)]
+    kind = array.type
+    if pa.types.is_struct(kind):
+        own, children = array.buffers()[:1], [_aligned(array.field(place)) for place in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        fields = [kind.key_field, kind.item_field]
+        entries = [_aligned(array.keys), _aligned(array.items)]
+        own, children = array.buffers()[:2], [pa.StructArray.from_arrays(entries, fields=fields)]
+    elif pa.types.is_list(kind):
+        own, children = array.buffers()[:2], [_aligned(array.values)]
     else:
-        own, children = parts, None
-    keeps = 2 if pa.types.is_string(array.type) or pa.types.is_binary(array.type) else len(own)
+        own, children = array.buffers(), None
+    keeps = 2 if pa.types.is_string(kind) or pa.types.is_binary(kind) else len(own)
     copied = [part and pa.py_buffer(part.to_pybytes()) for part in own[:keeps]]
-    return pa.Array.from_buffers(array.type, len(array), copied + own[keeps:], array.null_count, array.offset, children)
+    return pa.Array.from_buffers(kind, len(array), copied + own[keeps:], array.null_count, array.offset, children)
 
 
 def decode_many(
@@ -178,11 +184,12 @@ def _asked(schema: pa.Schema, columns: tuple[str, ...] | None) -> tuple[Expected
 
 
 def _is_plain(arrow: pa.DataType) -> bool:
-    if pa.types.is_list(arrow):
-        arrow = arrow.value_type
+    if pa.types.is_list(arrow) or pa.types.is_map(arrow) or pa.types.is_struct(arrow):
+        return arrow.num_fields > 0 and all(_is_plain(arrow.field(place).type) for place in range(arrow.num_fields))
     return bool(
         pa.types.is_primitive(arrow)
         or pa.types.is_boolean(arrow)
+        or pa.types.is_decimal128(arrow)
         or pa.types.is_string(arrow)
         or pa.types.is_binary(arrow)
     )

@@ -30,6 +30,9 @@ _SPARK_TYPES: Final = {
     "binary": "BinaryType",
     "date": "DateType",
     "timestamp": "TimestampType",
+    "timestamp_ntz": "TimestampNTZType",
+    "uuid": "StringType",
+    "json": "StringType",
 }
 _ID: Final = ["pchannel", "ledger", "entry", "index", "ordinal"]
 
@@ -136,7 +139,9 @@ def of_collection(schema: CollectionSchema, partitions: list[int]) -> tuple[Chec
 
 def _of_field(field: FieldSpec, key: str) -> list[Check]:
     found = []
-    kind = _SPARK_TYPES.get(field.type)  # lists have no type name that Great Expectations compares
+    kind = _SPARK_TYPES.get(
+        field.type
+    )  # decimals and what is nested have no type name that Great Expectations compares
     if kind is not None:
         words = f"{field.name} is a {field.type}"
         kwargs = {"column": field.name, "type_": kind}

@@ -2,7 +2,7 @@
 
 ``collections/<id>``: the fields of the collection's schema, then what places a row. ``deletes/<id>``: the key and what
 places the delete. Both are partitioned by ``_date`` (of the visible tick) and kept to what delta-rs and delta-spark both
-read and append to (reader 1, writer 2). Creation and alteration are idempotent: whoever comes second finds it done.
+read and append to (reader 1, writer 2; with a timestamp_ntz reader 3, writer 7 and that one feature). Creation and alteration are idempotent: whoever comes second finds it done.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from millrace.base.errors import ChannelParked
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
 from millrace.message.schema import CollectionSchema
-from millrace.storage.commit import add_columns
+from millrace.storage.commit import add_columns, hides_ntz
 from millrace.storage.store import store_at
 from millrace.storage.table import Table, create_table
 
@@ -98,7 +98,10 @@ def tick_date(tick: int) -> date:
 def ensure_rows_table(uri: object, schema: CollectionSchema) -> Table:
     """The rows table, with every field of `schema`: created, or given the fields it lacks."""
     wanted = pa.schema([*file_schema(schema), pa.field(DATE, pa.date32())])
-    table = create_table(uri, wanted, partition_by=PARTITION_BY, configuration=_configuration(schema))
+    first = pa.schema(
+        [field for field in wanted if not hides_ntz(field.type)]
+    )  # the others once the table has the feature
+    table = create_table(uri, first, partition_by=PARTITION_BY, configuration=_configuration(schema))
     add_fields(table, wanted)
     return table
 

@@ -6,11 +6,15 @@ docs/chain.md, "A message's way".
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from millrace.base.errors import Malformed, UnsupportedVersion
 from millrace.message.bodies import parse_body
+from millrace.message.field_types import FIRST_TYPES
 from millrace.message.ids import LOGICAL_BITS, LogId, generation_start
+from millrace.message.schema import FieldSpec
 from millrace.message.types import DML, SINCE, Flag, MessageType, flags_of
 from millrace.wal.interceptors.interceptor import Proceed
 from millrace.wal.interceptors.timetick import producers
@@ -18,7 +22,7 @@ from millrace.wal.interceptors.txn.interceptor import TXN_TYPES
 from millrace.wal.reasons import Reason
 from millrace.wal.run import ACCEPTED, Decided, Int64s, Row, Run
 from millrace.wal.state import ChannelState
-from millrace.wal.versions import CHAIN_VERSIONS
+from millrace.wal.versions import CHAIN_VERSIONS, TABLES
 
 MAX_BARRIER_AHEAD_MS = 86_400_000
 
@@ -108,6 +112,8 @@ class TimeTick:
                 state.config.changed(body["config"])
             elif number == MessageType.CONFIG:
                 state.config.changed(body)
+            elif state.chain_version < TABLES:
+                _check_first_types(number, body)
         except Malformed as error:
             run.reject(0, Reason.MALFORMED, str(error))
             return
@@ -176,6 +182,18 @@ class TimeTick:
             channel.mvcc = row.tick
         if row.producer_id and row.type is not MessageType.CREATE_COLLECTION:
             producers.evolve_one(state, row)
+
+
+def _check_first_types(number: int, body: Any) -> None:
+    """Raises Malformed for a field type that chains before version 4 do not know."""
+    fields: tuple[FieldSpec, ...] = ()
+    if number == MessageType.CREATE_COLLECTION:
+        fields = body["schema"].fields
+    elif number == MessageType.SCHEMA_CHANGE:
+        fields = (body["add"],)
+    for field in fields:
+        if field.type not in FIRST_TYPES:
+            raise Malformed(f"field {field.name!r}: unknown type {field.type!r}; one of {', '.join(FIRST_TYPES)}")
 
 
 def strictly_increasing(wanted: Int64s, last: int) -> Int64s:

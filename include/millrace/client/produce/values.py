@@ -1,0 +1,265 @@
+"""Values as people have them, as columns of a field's type: from Arrow columns of any layout, and from Python's objects.
+
+Promises: nothing is lost in silence. A value that the type does not hold raises InvalidArgument, ValueError, TypeError,
+OverflowError or what Arrow raises, for the caller to say whose it was (:data:`REFUSALS`). What is wider, dictionary-encoded, large,
+a view or an extension becomes the type's one layout (docs/types.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime, time, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import InvalidArgument
+from millrace.message.field_types import FieldType, is_list
+
+REFUSALS: Final = (InvalidArgument, pa.ArrowException, ValueError, TypeError, OverflowError)
+
+Leaf: TypeAlias = Callable[[list[Any], FieldType], pa.Array]
+"""Values of a scalar type -> their column."""
+
+_UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+_UUID_LAYOUT: Final = re.compile(_UUID)
+_FLOAT_DIGITS: Final = 15
+"""Decimal digits that a float64 surely keeps."""
+
+_WHOLE: Final = pa.decimal128(20, 0)
+_BY_OBJECT: Final = frozenset({"decimal", "uuid", "json"})
+
+
+def is_made_of_objects(kind: FieldType) -> bool:
+    """Whether Python's objects do not say the type by themselves, so that a column is made with it in view."""
+    return kind.is_nested or kind.kind in _BY_OBJECT
+
+
+def from_arrow(values: Any, kind: FieldType) -> Any:
+    """An array (or a chunked one) as `kind`'s one layout, where that loses nothing."""
+    if isinstance(values, pa.ChunkedArray):
+        return pa.chunked_array([from_arrow(each, kind) for each in values.chunks], kind.arrow)
+    if pa.types.is_run_end_encoded(values.type):
+        values = pc.run_end_decode(values)
+    if kind.is_nested:
+        return values.cast(kind.arrow) if _is_cast(values.type, kind) else from_python(values.to_pylist(), kind)
+    source = values.type
+    if isinstance(source, pa.BaseExtensionType):
+        return from_python(values.to_pylist(), kind) if kind.kind in _BY_OBJECT else values.storage.cast(kind.arrow)
+    if pa.types.is_dictionary(source):
+        return from_arrow(values.cast(source.value_type), kind)
+    if pa.types.is_time(source):
+        values = values.cast(pa.time64("us"))
+    elif pa.types.is_duration(source):
+        values = values.cast(pa.duration("us"))
+    elif pa.types.is_timestamp(source) and source.tz is not None and kind.kind == "timestamp_ntz":
+        raise InvalidArgument("it has a time zone, and timestamp_ntz has none: take it off by the one you mean")
+    elif kind.kind == "decimal":
+        return _decimals(values, kind)
+    found = values.cast(kind.arrow)
+    return _text_of(found, kind)
+
+
+def _decimals(values: pa.Array, kind: FieldType) -> pa.Array:
+    if pa.types.is_integer(values.type):
+        values = values.cast(_WHOLE)
+    found = values.cast(kind.arrow)
+    # Arrow rounds a float to the scale without a word.
+    if pa.types.is_floating(values.type) and not found.cast(values.type).equals(values):
+        raise InvalidArgument(f"a float has other digits than {kind.text} holds: round it, or give text or decimals")
+    return found
+
+
+def _text_of(values: pa.Array, kind: FieldType) -> pa.Array:
+    """Text of an annotated type, checked, in its one form."""
+    if kind.kind == "uuid":
+        lower = pc.utf8_lower(values)
+        if pc.all(pc.match_substring_regex(lower, _UUID)).as_py() is False:
+            return pa.array([_uuid(each) for each in values.to_pylist()], kind.arrow)
+        return lower
+    if kind.kind == "json":
+        for text in values.to_pylist():
+            _check_json(text)
+    return values
+
+
+def _uuid(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, bytes) and len(value) == 16:
+        return str(UUID(bytes=value))
+    if isinstance(value, str) and (_UUID_LAYOUT.match(value.lower()) or len(value) == 32):
+        return str(UUID(value))
+    raise ValueError(f"{value!r:.60} is no uuid")
+
+
+def _check_json(text: str | None) -> None:
+    if text is not None:
+        try:
+            json.loads(text, parse_constant=_refuse_constant)
+        except RecursionError:
+            raise ValueError("JSON that nests too deeply") from None
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _is_cast(source: pa.DataType, kind: FieldType) -> bool:
+    """Whether Arrow's own cast makes `kind` of an Arrow type, and exactly that. Raises InvalidArgument where a field has no place."""
+    if kind.kind == "list":
+        return is_list(source) and _is_cast(source.value_type, kind.children[0])
+    if kind.kind == "map":
+        if pa.types.is_struct(source):
+            raise InvalidArgument("a struct is no map: which fields a row lacks and which are null is not told apart")
+        if not pa.types.is_map(source):
+            return False
+        key, value = kind.children
+        return _is_cast(source.key_type, key) and _is_cast(source.item_type, value)
+    if kind.kind == "struct":
+        if not pa.types.is_struct(source):
+            return False
+        given = {source.field(place).name: source.field(place).type for place in range(source.num_fields)}
+        _refuse_unknown(given, kind)
+        return all(
+            name not in given or _is_cast(given[name], each)
+            for name, each in zip(kind.names, kind.children, strict=True)
+        )
+    if pa.types.is_dictionary(source):
+        source = source.value_type
+    if kind.kind in _BY_OBJECT:
+        return kind.kind == "decimal" and pa.types.is_decimal(source)
+    return not (
+        isinstance(source, pa.BaseExtensionType)
+        or pa.types.is_time(source)
+        or pa.types.is_duration(source)
+        or pa.types.is_run_end_encoded(source)
+        or (pa.types.is_timestamp(source) and (source.tz is None) != (kind.kind == "timestamp_ntz"))
+    )
+
+
+def _refuse_unknown(given: Iterable[str], kind: FieldType) -> None:
+    unknown = [name for name in given if name not in kind.names]
+    if unknown:
+        raise InvalidArgument(f"the struct has no field {unknown[0]!r}; it has {', '.join(kind.names)}")
+
+
+def from_python(values: Sequence[Any], kind: FieldType) -> pa.Array:
+    """Objects as a column: lists, dicts, pairs, dataclasses; Decimal, UUID, datetime and their like; texts of them."""
+    return build(values, kind, _leaf, _leaf)
+
+
+def build(values: Sequence[Any], kind: FieldType, leaf: Leaf, key_leaf: Leaf) -> pa.Array:
+    """Nested objects as a column whose scalars `leaf` makes, and a map's keys `key_leaf`."""
+    if not kind.is_nested:
+        return leaf(list(values), kind)
+    missing = pa.array([value is None for value in values], pa.bool_())
+    if kind.kind == "struct":
+        rows = [_members(value, kind) for value in values]
+        children = [
+            build([row.get(name) for row in rows], each, leaf, key_leaf)
+            for name, each in zip(kind.names, kind.children, strict=True)
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(kind.arrow), mask=missing)
+    items = [_pairs(value) if kind.kind == "map" else _items(value) for value in values]
+    offsets = pa.array(np.concatenate([[0], np.cumsum([len(each) for each in items])]), pa.int32())
+    flat = [item for each in items for item in each]
+    if kind.kind == "list":
+        inner = build(flat, kind.children[0], leaf, key_leaf)
+        return pa.ListArray.from_arrays(offsets, inner, type=kind.arrow, mask=missing)
+    keys = build([key for key, _ in flat], kind.children[0], key_leaf, key_leaf)
+    if keys.null_count:
+        raise ValueError("a map's key is null")
+    inner = build([value for _, value in flat], kind.children[1], leaf, key_leaf)
+    return pa.MapArray.from_arrays(offsets, keys, inner, type=kind.arrow, mask=missing)
+
+
+def _members(value: Any, kind: FieldType) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"a struct is an object with fields, not {type(value).__name__}")
+    _refuse_unknown(value, kind)
+    return value
+
+
+def _items(value: Any) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise TypeError(f"a list is no {type(value).__name__}")
+    return list(value)
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        return list(value.items())
+    return [
+        (each["key"], each.get("value")) if isinstance(each, Mapping) and "key" in each else (each[0], each[1])
+        for each in _items(value)
+    ]
+
+
+def _leaf(values: list[Any], kind: FieldType) -> pa.Array:
+    match kind.kind:
+        case "decimal":
+            return pa.array([decimal_of(value) for value in values], kind.arrow)
+        case "uuid":
+            return pa.array([_uuid(value) for value in values], kind.arrow)
+        case "json":
+            texts = [value if value is None or isinstance(value, str) else json_text(value) for value in values]
+            return _text_of(pa.array(texts, kind.arrow), kind)
+        case "int64":
+            values = [_microseconds(value) for value in values]
+        case "timestamp_ntz":
+            if any(isinstance(value, datetime) and value.tzinfo is not None for value in values):
+                raise ValueError("a datetime with a zone, where timestamp_ntz has none")
+    return from_arrow(pa.array(values), kind)
+
+
+def json_text(value: Any) -> str:
+    """A JSON value as text."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def decimal_of(value: Any) -> Decimal | None:
+    """A number or its text as a decimal. Raises ValueError for a float whose digits are not sure, and for what is no number."""
+    if value is None or (isinstance(value, Decimal) and value.is_finite()):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{value!r:.60} is no decimal")
+    if isinstance(value, float) and len(Decimal(repr(value)).as_tuple().digits) > _FLOAT_DIGITS:
+        raise ValueError(f"{value!r} has more digits than a float keeps: give text or Decimal")
+    try:
+        found = Decimal(repr(value) if isinstance(value, float) else value)
+    except InvalidOperation:
+        raise ValueError(f"{value!r:.60} is no decimal") from None
+    if not found.is_finite():
+        raise ValueError(f"{value!r:.60} is no decimal")
+    return found
+
+
+def _microseconds(value: Any) -> Any:
+    """A time of day or a duration as the int64 that stands for it; whatever else as it is."""
+    if isinstance(value, time):
+        if value.tzinfo is not None:
+            raise ValueError("a time of day with a zone")
+        value = timedelta(hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond)
+    if isinstance(value, timedelta):
+        if getattr(value, "nanoseconds", 0):
+            raise ValueError("a duration below a microsecond")
+        return value // timedelta(microseconds=1)
+    return value

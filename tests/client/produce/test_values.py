@@ -1,0 +1,171 @@
+"""Values as people have them become columns of a field's type, or are refused: nothing is lost in silence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.client.produce.values import REFUSALS, from_arrow, from_python
+from millrace.message.field_types import FieldType, parse_type, type_of_arrow
+from tests.message.samples import column, types, values_of
+
+AN_ID = UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+
+
+@dataclass
+class Address:
+    street: str
+    number: int | None = None
+
+
+@given(st.data())
+def test_a_column_of_a_type_comes_through_as_it_is_and_by_its_objects(data: st.DataObject) -> None:
+    kind = data.draw(types())
+    made = column(kind, data.draw(st.lists(st.one_of(st.none(), values_of(kind)), max_size=5)))
+    assert from_arrow(made, kind).equals(made)
+    found = from_python(made.to_pylist(), kind)
+    found.validate(full=True)
+    assert found.equals(made)
+
+
+def wider(arrow: pa.DataType) -> pa.DataType:
+    """The same values in large, view and dictionary layouts, as far as pyarrow's casts reach."""
+    if pa.types.is_string(arrow):
+        return pa.large_utf8()
+    if pa.types.is_binary(arrow):
+        return pa.large_binary()
+    if pa.types.is_list(arrow):
+        return pa.large_list(wider(arrow.value_type))
+    if pa.types.is_map(arrow):
+        return pa.map_(wider(arrow.key_type), wider(arrow.item_type))
+    if pa.types.is_struct(arrow):
+        return pa.struct([(each.name, wider(each.type)) for each in arrow])
+    return arrow
+
+
+@given(st.data())
+def test_wider_layouts_hold_the_same_values(data: st.DataObject) -> None:
+    kind = data.draw(types())
+    made = column(kind, data.draw(st.lists(st.one_of(st.none(), values_of(kind)), min_size=1, max_size=5)))
+    assert from_arrow(made.cast(wider(made.type)), kind).equals(made)
+    assert from_arrow(pa.chunked_array([made, made]), kind).equals(pa.chunked_array([made, made]))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "values"),
+    [
+        (pa.array(["a", "b", "a"]).dictionary_encode(), "string", ["a", "b", "a"]),
+        (pa.array([["x"], None], pa.list_view(pa.string_view())), "list<string>", [["x"], None]),
+        (pa.array([["x"]], pa.list_(pa.dictionary(pa.int8(), pa.utf8()))), "list<string>", [["x"]]),
+        (pa.array([[1, 2]], pa.list_(pa.uint8(), 2)), "list<int16>", [[1, 2]]),
+        (pa.array([2**64 - 1], pa.uint64()), "decimal(20,0)", [Decimal(2**64 - 1)]),
+        (pa.array([12], pa.int8()), "decimal(4,1)", [Decimal(12)]),
+        (pa.array([12.3, None]), "decimal(10,2)", [Decimal("12.30"), None]),
+        (pa.array([time(1, 2, 3)]), "int64", [3_723_000_000]),
+        (pa.array([1], pa.time32("s")), "int64", [1_000_000]),
+        (pa.array([timedelta(seconds=-1)]), "int64", [-1_000_000]),
+        (pa.array([b"abcd"], pa.binary(4)), "binary", [b"abcd"]),
+        (pa.array([AN_ID.bytes], pa.uuid()), "uuid", [str(AN_ID)]),
+        (pa.array([AN_ID.bytes, None], pa.uuid()), "uuid", [str(AN_ID), None]),
+        (pa.ListArray.from_arrays([0, 1], pa.array([AN_ID.bytes], pa.uuid())), "list<uuid>", [[str(AN_ID)]]),
+        (pa.array([{"t": time(0, 0, 1)}]), "struct<t: int64>", [{"t": 1_000_000}]),
+        (pa.array([{"b": 1}]), "struct<a: string, b: int64>", [{"a": None, "b": 1}]),
+        (pa.array([[{"key": "a", "value": 1}]]), "map<string, int64>", [[("a", 1)]]),
+    ],
+    ids=str,
+)
+def test_arrow_columns_of_another_layout(given: pa.Array, kind: str, values: list[Any]) -> None:
+    found = from_arrow(given, parse_type(kind))
+    assert found.type == parse_type(kind).arrow
+    assert found.to_pylist() == values
+    if "key" not in str(given.type) and "b: int64" not in kind and "decimal" not in kind:
+        assert type_of_arrow("x", given.type).text == kind
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "values"),
+    [
+        ([{"a": 1}, {"b": 2}, None, {}], "map<string, int32>", [[("a", 1)], [("b", 2)], None, []]),
+        ([[("a", 1)], [{"key": "b", "value": 2}]], "map<string, int32>", [[("a", 1)], [("b", 2)]]),
+        ([Address("Mill"), None], "struct<street: string, number: int64>", [{"street": "Mill", "number": None}, None]),
+        (["1.5", 2, 0.1, Decimal("3.25")], "decimal(5,2)", [Decimal(each) for each in ("1.50", "2", "0.10", "3.25")]),
+        ([AN_ID, str(AN_ID).upper(), AN_ID.hex, AN_ID.bytes], "uuid", [str(AN_ID)] * 4),
+        ([{"a": [1]}, '{"a": [1]}', None], "json", ['{"a":[1]}', '{"a": [1]}', None]),
+        ([[[1], None], []], "list<list<int8>>", [[[1], None], []]),
+        ([datetime.fromisoformat("2026-01-02")], "timestamp_ntz", [datetime.fromisoformat("2026-01-02")]),
+    ],
+    ids=str,
+)
+def test_objects(given: list[Any], kind: str, values: list[Any]) -> None:
+    found = from_python(given, parse_type(kind))
+    assert found.type == parse_type(kind).arrow
+    assert found.to_pylist() == values
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ([1.005], "decimal(10,2)"),
+        ([123456789012345678.0], "decimal(38,2)"),
+        (["1.234"], "decimal(10,2)"),
+        (["1e9"], "decimal(5,2)"),
+        (["x"], "decimal(5,2)"),
+        ([Decimal("NaN")], "decimal(5,2)"),
+        ([True], "decimal(5,2)"),
+        (["6ba7b810"], "uuid"),
+        (["{"], "json"),
+        (["NaN"], "json"),
+        ([{"c": 1}], "struct<a: int8>"),
+        ([1], "struct<a: int8>"),
+        (["ab"], "list<string>"),
+        ([{None: 1}], "map<string, int8>"),
+        ([{"a": 300}], "map<string, int8>"),
+        ([datetime(2026, 1, 2, tzinfo=UTC)], "timestamp_ntz"),
+        ([[1.5]], "list<int8>"),
+    ],
+    ids=str,
+)
+def test_objects_that_a_type_does_not_hold_are_refused(given: list[Any], kind: str) -> None:
+    with pytest.raises(REFUSALS):
+        from_python(given, parse_type(kind))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (pa.array([1.005]), "decimal(10,2)"),
+        (pa.array([Decimal("1.234")]), "decimal(10,2)"),
+        (pa.array([100_000]), "decimal(5,2)"),
+        (pa.array([{"c": 1}]), "struct<a: int8>"),
+        (pa.array([{"a": 1}]), "map<string, int64>"),
+        (pa.array([1], pa.time64("ns")), "int64"),
+        (pa.array([1], pa.duration("ns")), "int64"),
+        (pa.array([1], pa.timestamp("us", "UTC")), "timestamp_ntz"),
+        (pa.array(["no uuid"]), "uuid"),
+        (pa.array(["no json"]), "json"),
+        (pa.array([["no uuid"]]), "list<uuid>"),
+    ],
+    ids=str,
+)
+def test_arrow_columns_that_a_type_does_not_hold_are_refused(given: pa.Array, kind: str) -> None:
+    with pytest.raises(REFUSALS):
+        from_arrow(given, parse_type(kind))
+
+
+def test_a_null_column_is_null_of_any_type() -> None:
+    for kind in ("decimal(5,2)", "uuid", "json", "list<int8>", "map<string, int8>", "struct<a: int8>", "timestamp_ntz"):
+        assert from_arrow(pa.nulls(2), parse_type(kind)).equals(pa.nulls(2, parse_type(kind).arrow))
+        assert from_python([None, None], parse_type(kind)).null_count == 2
+
+
+def test_every_scalar_has_a_column_without_rows() -> None:
+    for kind in (FieldType("string"), parse_type("list<map<string, struct<a: decimal(1,1)>>>")):
+        assert from_python([], kind).type == kind.arrow
