@@ -26,7 +26,7 @@ HEAVY = {
     "pulsar",
 }
 SERVERS = ("node", "coord", "tables", "storage", "operations", "observe", "installation", "commands", "log.server")
-MOST_MODULES = 105
+MOST_MODULES = 107  # two of them are the types of fields: their tree, and values on their way into it
 """Of our own; 111 before the contract between client and server had a room of its own."""
 
 PRODUCER = """

@@ -11,7 +11,6 @@ from deltalake import Schema
 
 from millrace.base import errors
 from millrace.base.metrics import FAMILIES
-from millrace.message.field_types import SCALAR_TYPES
 from millrace.runtime.child_processes import JobFailed
 from millrace.tables.collections.flush_tables import CHECKPOINT_COLUMNS, SEGMENT_COLUMNS
 from millrace.tables.collections.table import DELETE_COLUMNS, ROW_COLUMNS
@@ -20,7 +19,7 @@ from millrace.wal import scanner
 from millrace.wal.reasons import Reason
 from tests.docs import reference
 from tests.docs.code_facts import PACKAGE, ROOT, error_codes, failpoints, metrics_reported
-from tests.docs.pages import PAGES, anchors, differences, files_named, links, table, tables, text
+from tests.docs.pages import PAGES, anchors, differences, files_named, links, table, text
 
 OPERATING, CONCEPTS, TABLES = "docs/operating.md", "docs/concepts.md", "docs/tables.md"
 
@@ -100,11 +99,6 @@ PCHANNEL = pa.field("pchannel", pa.utf8())
 )
 def test_a_tables_columns_are_those_of_its_schema(heading: str, schema: pa.Schema) -> None:
     assert not differences([row[:2] for row in table(TABLES, heading)], delta_types(schema))
-
-
-def test_the_types_of_fields_are_those_that_delta_gets() -> None:
-    fields = pa.schema([pa.field(name, kind) for name, kind in SCALAR_TYPES.items()])
-    assert not differences(tables(TABLES, r"collections/\<id\>")[1], delta_types(fields))
 
 
 def test_every_place_where_a_crash_test_can_stop_a_process_is_in_the_architecture() -> None:
