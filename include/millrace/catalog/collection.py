@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias, cast
 
 from millrace.message.schema import CollectionSchema
 
@@ -18,13 +18,16 @@ class PChannel:
     opened: bool
 
 
+CollectionState: TypeAlias = Literal["creating", "active", "dropping", "dropped"]
+
+
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A collection as the coordinator knows it. `state` is creating, active, dropping or dropped."""
+    """A collection as the coordinator knows it."""
 
     id: int
     name: str
-    state: str
+    state: CollectionState
     vchannels: tuple[str, ...]
     schemas: tuple[CollectionSchema, ...]
     """Version v is schemas[v - 1]."""
@@ -62,7 +65,7 @@ class Collection:
         return cls(
             id=int(value["id"]),
             name=str(value["name"]),
-            state=str(value["state"]),
+            state=cast(CollectionState, value["state"]),
             vchannels=tuple(value["vchannels"]),
             schemas=tuple(CollectionSchema.from_json(schema) for schema in value["schemas"]),
             partitions={str(name): int(number) for name, number in value["partitions"].items()},

@@ -35,7 +35,7 @@ from millrace.catalog.records import catalog_path
 from millrace.coord.appending import Appending
 from millrace.coord.ddl import check_name, message, standing
 from millrace.coord.follow import Difference, Held, differences, followed, held
-from millrace.coord.store import Broadcast, Store
+from millrace.coord.store import Broadcast, DdlKind, Store
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.model import MutableMessage
@@ -303,7 +303,7 @@ class Coordinator(Closing):
                         raise
         return self._store.collection(name)
 
-    def _broadcast(self, name: str, kind: str, plan: Plan) -> tuple[dict[str, Any], dict[str, int]]:
+    def _broadcast(self, name: str, kind: DdlKind, plan: Plan) -> tuple[dict[str, Any], dict[str, int]]:
         """Plan a change of the collection as it is now, and broadcast it; the change, and the ticks by VChannel.
 
         Nothing is kept before the plan stands: its messages can be made, and every VChannel can take them (CatalogDiverged).

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from millrace.base.errors import InvalidArgument, MillraceError, UnsupportedVersion
 from millrace.catalog.collection import Collection
-from millrace.coord.store import Broadcast
+from millrace.coord.store import Broadcast, DdlKind
 from millrace.message import builders
 from millrace.message.bodies import MAX_NAME_BYTES
 from millrace.message.ids import COORDINATOR_ID
@@ -82,7 +82,7 @@ def same_collection(collection: Collection, held: Definition | None) -> bool:
     )
 
 
-def standing(kind: str, change: dict[str, Any], collection: Collection, held: Definition | None) -> Standing:
+def standing(kind: DdlKind, change: dict[str, Any], collection: Collection, held: Definition | None) -> Standing:
     """How a VChannel of `collection` that holds `held` (None: no collection of that id) stands to a broadcast."""
     if kind == "create_collection":
         if held is None:

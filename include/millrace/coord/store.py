@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from millrace.base.closing import Closing
 from millrace.base.errors import CollectionExists, CollectionNotFound, ProducerFenced
-from millrace.catalog.collection import Collection, PChannel, pchannel_of
+from millrace.catalog.collection import Collection, CollectionState, PChannel, pchannel_of
 from millrace.catalog.records import collection_of, collections_in, look
 from millrace.message.schema import CollectionSchema
 
@@ -53,13 +53,18 @@ MAX_ABANDONED: Final = 100
 MAX_WORDS: Final = 1_000
 
 
+DdlKind: TypeAlias = Literal[
+    "create_collection", "drop_collection", "create_partition", "drop_partition", "schema_change", "manual_flush"
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Broadcast:
     """One DDL message on its way to all VChannels of a collection. `change` is what its end does to the catalog."""
 
     id: int
     collection_id: int
-    kind: str
+    kind: DdlKind
     change: dict[str, Any]
     waiting: tuple[tuple[str, str], ...]
     """(VChannel, PChannel) of the targets that have not acknowledged."""
@@ -70,7 +75,7 @@ class Trouble:
     """A broadcast that waits, or was given up: `words` say why ("" where it is only under way)."""
 
     collection: str
-    kind: str
+    kind: DdlKind
     at_ms: int
     """When `words` were written; 0 where there are none."""
     words: str
@@ -254,7 +259,7 @@ class Store(Closing):
 
     # -- broadcasts ---------------------------------------------------------------------------------------------------
 
-    def add_broadcast(self, seen: Collection, kind: str, change: dict[str, Any], check: Check) -> Broadcast | None:
+    def add_broadcast(self, seen: Collection, kind: DdlKind, change: dict[str, Any], check: Check) -> Broadcast | None:
         """Keep a broadcast to all VChannels of a collection before its first message is appended.
 
         None, and nothing is kept, where the collection is not as it was `seen` any more or another broadcast of it is
@@ -268,7 +273,7 @@ class Store(Closing):
             return self._insert_broadcast(seen, kind, change, check)
 
     def _insert_broadcast(
-        self, collection: Collection, kind: str, change: dict[str, Any], check: Check | None
+        self, collection: Collection, kind: DdlKind, change: dict[str, Any], check: Check | None
     ) -> Broadcast:
         # Also above what a copy of this file that is newer than it can have given: the log has seen those.
         (newest,) = self._row("select coalesce(max(id), 0) from broadcast")
@@ -289,7 +294,7 @@ class Store(Closing):
         self._db.execute("insert into begun values (?, ?)", (number, time.time()))
         return broadcast
 
-    def _set_state(self, collection_id: int, state: str) -> None:
+    def _set_state(self, collection_id: int, state: CollectionState) -> None:
         self._db.execute("update collection set state = ? where id = ?", (state, collection_id))
 
     def abandon(self, broadcast: Broadcast, words: str) -> Broadcast | None:

@@ -65,7 +65,7 @@ class Repair(BaseModel):
 class RecoveryReport(OperationReport):
     """The result of a run. `healthy`: nothing is wrong now (in the clone, for a rehearsal)."""
 
-    mode: str
+    mode: Literal["diagnose", "rehearse", "repair"]
     depth: str
     findings: tuple[Finding, ...] = ()
     repairs: tuple[Repair, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,9 @@ class SegmentInfo:
     bytes: int = 0
 
 
+SegmentState: TypeAlias = Literal["growing", "flushed", "dropped"]
+
+
 class SegmentEvent(NamedTuple):
     """A segment's state became known."""
 
@@ -59,8 +62,7 @@ class SegmentEvent(NamedTuple):
     collection_id: int
     partition_id: int
     segment_id: int
-    state: str
-    """growing, flushed or dropped."""
+    state: SegmentState
     rows: int
     bytes: int
     policy: str
@@ -256,7 +258,7 @@ def import_segments(first: int, body: ImportBody) -> dict[int, int]:
     return {partition: first + place for place, partition in enumerate(import_partitions(body))}
 
 
-def _event(row: dict[str, Any], state: str, info: SegmentInfo, policy: str) -> SegmentEvent:
+def _event(row: dict[str, Any], state: SegmentState, info: SegmentInfo, policy: str) -> SegmentEvent:
     return SegmentEvent(
         vchannel=row["vchannel"],
         collection_id=row["collection_id"],
