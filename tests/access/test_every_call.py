@@ -199,6 +199,7 @@ def test_every_type_of_message_has_its_role() -> None:
     assert below == {
         MessageType.INSERT: (Role.PRODUCE,),
         MessageType.DELETE: (Role.PRODUCE,),
+        MessageType.UPSERT: (Role.PRODUCE,),
         MessageType.BEGIN_TXN: (Role.PRODUCE,),
         MessageType.COMMIT_TXN: (Role.PRODUCE,),
         MessageType.ROLLBACK_TXN: (Role.PRODUCE,),

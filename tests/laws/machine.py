@@ -197,6 +197,8 @@ class Machine:
 
     def add_row(self, message: Msg, tick: int, confirmed: Id, *, reason: Reason | None = None, **more: Any) -> None:
         known = message.type in list(MessageType)
+        if (message.type, reason) == (T.UPSERT, Reason.UNSUPPORTED_TYPE):
+            known = False  # as before it had a name
         row: Row = {
             "time_tick": tick,
             **dict(zip(("ledger", "entry", "index", "ordinal"), self.id(), strict=True)),

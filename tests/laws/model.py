@@ -158,7 +158,7 @@ class Model(Machine):
     # -- types: rows ------------------------------------------------------------------------------------------------
 
     def dml(self, message: Msg) -> tuple[VChannel, Txn | None]:
-        """The checks of an INSERT or DELETE, in their order."""
+        """The checks of an INSERT, DELETE or UPSERT, in their order."""
         vchannel = self.collection(message)
         all_partitions = message.type == T.DELETE and message.partition_id == 0
         if not all_partitions and message.partition_id not in vchannel.partitions.values():
@@ -176,6 +176,8 @@ class Model(Machine):
             raise Refused(Reason.SCHEMA_MISMATCH)
         if any(name in batch.nulls and not nullable for name, _, nullable in schema):
             raise Refused(Reason.SCHEMA_MISMATCH)
+        if message.type == T.UPSERT and len(set(batch.keys)) < len(batch.keys):
+            raise Refused(Reason.DUPLICATE_KEY)
         names = vchannel.vchannels
         if any(names[home(key, len(names))] != message.vchannel for key in batch.keys):
             raise Refused(Reason.WRONG_VCHANNEL)
@@ -199,11 +201,17 @@ class Model(Machine):
         if txn and txn not in segment.txns:
             segment.txns.append(txn)
         self.accept(message, tick, segment_id=segment.id)
+        if message.type == T.UPSERT:
+            vchannel.deletes += message.rows
         jitter = splitmix64(segment.id) % 101
         if segment.bytes * 1000 >= self.config["segment_bytes"] * (1000 - jitter):
             self.seal(segment, "capacity")
         elif segment.rows >= self.config["segment_rows"]:
             self.seal(segment, "rows")
+        if message.type == T.UPSERT:
+            self.blocking_deletes(message, vchannel)
+
+    on_upsert = on_insert
 
     def create_segment(self, message: Msg, vchannel: VChannel, partition_id: int) -> Segment:
         tick = self.take_tick()
@@ -218,6 +226,9 @@ class Model(Machine):
         self.took_row(message, vchannel, txn, tick)
         vchannel.deletes += message.rows
         self.accept(message, tick)
+        self.blocking_deletes(message, vchannel)
+
+    def blocking_deletes(self, message: Msg, vchannel: VChannel) -> None:
         growing = self.growing(message.vchannel)
         if growing and vchannel.deletes - growing[0].deletes_before >= self.config["blocking_delete_rows"]:
             for segment in growing:

@@ -50,7 +50,7 @@ FRAMES = st.builds(
 )
 PARTITION = mostly(1, 1, 1, 2, 3, weight=14)  # 0 the first, 1 the second, 2 an unknown one, 3 none
 DML = st.tuples(
-    st.sampled_from(["insert", "insert", "insert", "insert", "delete"]),
+    st.sampled_from(["insert", "insert", "insert", "insert", "delete", "upsert", "upsert"]),
     FRAMES,
     PARTITION,
     st.integers(1, 4),  # rows
@@ -58,7 +58,7 @@ DML = st.tuples(
         1, 1, 1, 1, 2, 2, 3, 4, weight=7
     ),  # transaction: none, the first open here, the last, the last ended, unknown
     mostly(-1, -1, 1, weight=24),  # schema version, from the newest
-    mostly(1, 2, 3, 4, 5, 6, 7, weight=60),  # flaw
+    mostly(1, 2, 3, 4, 5, 6, 7, 8, weight=60),  # flaw
 )
 TXN = weighted(
     (4, st.tuples(st.just("begin"), FRAMES, mostly(1, 2, weight=16), mostly(1, 1, 2, 3, 4, weight=7))),

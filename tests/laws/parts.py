@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 DAY_MS = 86_400_000
 CHAIN_VERSIONS = (1, 2, 3, 4)
-SINCE = {T.ALTER_WAL: 2, T.IMPORT: 3}
+SINCE = {T.ALTER_WAL: 2, T.IMPORT: 3, T.UPSERT: 4}
 GENERATION = 1 << 48
 """Ledgers of one generation of the log."""
 ENDED_REMEMBERED = 64

@@ -122,14 +122,22 @@ class Written:
 
 
 def singly(ops: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """The ops, with a burst as its inserts (and a delete now and then)."""
+    """The ops, with a burst as its inserts (an upsert and a delete now and then)."""
     for op in ops:
         if op[0] != "burst":
             yield op
             continue
         _, frame, partition, count, txn = op
         for number in range(count):
-            yield ("delete" if number % 7 == 6 else "insert", frame, partition, 1 + number % 2, txn, 0, 0)
+            yield (
+                ("upsert", "delete")[number % 7 - 5] if number % 7 > 4 else "insert",
+                frame,
+                partition,
+                1 + number % 2,
+                txn,
+                0,
+                0,
+            )
 
 
 class Scribe:
@@ -234,6 +242,9 @@ class Scribe:
     def make_delete(self, header: dict[str, Any], partition: int, rows: int, txn: int, version: int, flaw: int) -> Msg:
         return self.dml(T.DELETE, header, partition, rows, txn, version, flaw)
 
+    def make_upsert(self, header: dict[str, Any], partition: int, rows: int, txn: int, version: int, flaw: int) -> Msg:
+        return self.dml(T.UPSERT, header, partition, rows, txn, version, flaw)
+
     def dml(self, kind: T, header: dict[str, Any], partition: int, rows: int, txn: int, version: int, flaw: int) -> Msg:
         state = self.model.vchannels.get(header["vchannel"])
         schemas = state.schemas if state else {1: list(FIELDS)}
@@ -249,10 +260,12 @@ class Scribe:
         if flaw == 2:
             fields = (*fields, ("more", "int64", True))
         if flaw == 3:
-            fields = (*fields[1:], ("name2", "string", False)) if kind == T.INSERT else (("id", "string", False),)
-        if flaw == 7 and kind == T.INSERT:
+            fields = (*fields[1:], ("name2", "string", False)) if kind != T.DELETE else (("id", "string", False),)
+        if flaw == 8:
+            keys = [*keys, keys[0]]
+        if flaw == 7 and kind != T.DELETE:
             keys = [key for key in range(400) if home(key, len(names)) == place]
-        payload, batch = rows_payload(fields, keys, {4: "id", 5: "name"}.get(flaw, "") if kind == T.INSERT else "")
+        payload, batch = rows_payload(fields, keys, {4: "id", 5: "name"}.get(flaw, "") if kind != T.DELETE else "")
         said = len(keys) + (flaw == 6)
         more: dict[str, Any] = {"rows": said, "schema_version": schema_version}
         more["partition_id"] = self.partition_of(header["vchannel"], partition)

@@ -44,6 +44,24 @@ def test_an_entry_before_the_first_opening_is_rejected_whole(
     assert ran.state.last_tick == 0
 
 
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_an_upsert_is_a_number_without_behaviour_to_a_term_of_an_older_version(version: int) -> None:
+    scribe = Scribe()
+    scribe.usual_opening()
+    scribe.append([Msg(T.TERM_OPENING, term=2, payload=body(chain_version=version, config={}))])
+    header = {"term": 2, "collection_id": 1, "partition_id": 1, "schema_version": 1, "rows": 2}
+    payload, batch = rows_payload(FIELDS, keys_at(0, 2)[:2])
+    kinds = [T.INSERT, T.UPSERT, T.UPSERT, T.DELETE, T.UPSERT]
+    keys, key_batch = rows_payload(FIELDS[:1], keys_at(0, 2)[:2])
+    values = {kind: {"payload": payload, "batch": batch} for kind in (T.INSERT, T.UPSERT)}
+    values[T.DELETE] = {"payload": keys, "batch": key_batch}
+    rows = scribe.append([Msg(kind, "p0_1v0", **header, **values[kind]) for kind in kinds])
+    found = [(row["type"], row["reason"]) for row in rows if row["type"] not in ("CREATE_SEGMENT", "FLUSH")]
+    upsert = ("UPSERT", None) if version == 4 else ("UNDEFINED", "UNSUPPORTED_TYPE")
+    assert found == [("INSERT", None), upsert, upsert, ("DELETE", None), upsert]
+    assert_same_rows(scribe.written.flat(), run(scribe.written).rows)
+
+
 def test_a_blocking_delete_cuts_the_run_for_the_other_vchannels_too() -> None:
     scribe = Scribe()
     scribe.usual_opening()

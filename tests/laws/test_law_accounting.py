@@ -93,7 +93,7 @@ def test_appended_rows_are_visible_rolled_back_expired_pending_or_rejected(log: 
     bodies: dict[tuple[str, int], int] = {}
     for row in ran.rows:
         key = (row["vchannel"], row["txn_id"])
-        if row["type"] in ("INSERT", "IMPORT"):
+        if row["type"] in ("INSERT", "UPSERT", "IMPORT"):
             if row["reason"] is not None:
                 fate["duplicate" if row["reason"] in ("DUPLICATE", "ALREADY_APPLIED") else "rejected"] += 1
             elif row["txn_id"] == 0:
@@ -106,7 +106,7 @@ def test_appended_rows_are_visible_rolled_back_expired_pending_or_rejected(log: 
     fate["pending"] = sum(bodies.values())
     assert set(bodies) <= {(name, txn_id) for name, channel in ran.state.vchannels.items() for txn_id in channel.txns}
     assert set(fate) <= {"visible", "rolled back", "expired", "barrier", "rejected", "duplicate", "pending"}
-    bring_rows = (MessageType.INSERT, MessageType.IMPORT)
+    bring_rows = (MessageType.INSERT, MessageType.UPSERT, MessageType.IMPORT)
     assert fate.total() == sum(kind in bring_rows for kind in types_in_log(log).values())
 
 

@@ -99,7 +99,7 @@ def test_a_segment_is_created_then_filled_then_flushed_once(log: Scribe) -> None
             assert segment == row["time_tick"]
             assert segment not in filled
             filled[segment] = 0
-        elif row["type"] == "INSERT":
+        elif row["type"] in ("INSERT", "UPSERT"):
             assert segment not in flushed
             filled[segment] += row["rows"]
             if row["txn_id"]:

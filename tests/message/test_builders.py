@@ -37,6 +37,7 @@ ONE_OF_EACH = [
         sequence=9,
     ),
     builders.delete([1, 2, 3], schema=SCHEMA, vchannel=VCHANNEL, collection_id=COLLECTION, term=TERM, txn_id=4),
+    builders.insert(ROWS, vchannel=VCHANNEL, collection_id=COLLECTION, partition_id=1, term=TERM, upsert=True),
     builders.create_collection(
         "flights",
         SCHEMA,

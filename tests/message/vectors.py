@@ -54,6 +54,7 @@ def good_entries() -> dict[str, list[MutableMessage]]:
     return {
         "one TimeTick": [builders.time_tick(term=1)],
         "one Insert of three rows": [insert],
+        "one Upsert": [replace(insert, type=404, sequence=42)],
         "a producer's run: ramp in sequence": [
             replace(insert, sequence=41 + place, payload=b"p%d" % place) for place in range(4)
         ],

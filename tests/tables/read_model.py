@@ -15,7 +15,7 @@ from millrace.message import builders
 from millrace.message.bodies import parse_body
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.types import MessageType
+from millrace.message.types import DML, MessageType
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
 
 ADDED = FieldSpec("extra", "int32", True)
@@ -24,6 +24,7 @@ KEYS = st.integers(0, 5)
 TXNS = st.sampled_from([0, 0, 1, 2])
 OPERATIONS = st.one_of(
     st.tuples(st.just("insert"), st.lists(KEYS, min_size=1, max_size=3), st.sampled_from([1, 2]), TXNS),
+    st.tuples(st.just("upsert"), st.lists(KEYS, min_size=1, max_size=3), st.sampled_from([1, 2]), TXNS),
     st.tuples(st.just("delete"), st.lists(KEYS, min_size=1, max_size=2), st.sampled_from([0, 1, 2]), TXNS),
     st.tuples(st.sampled_from(["begin", "commit", "rollback"]), st.integers(0, 3), st.sampled_from([1, 2])),
     st.tuples(st.sampled_from(["drop_partition", "create_partition"]), st.integers(0, 3), st.sampled_from([1, 2])),
@@ -43,13 +44,14 @@ OPERATIONS = st.one_of(
 def do(collection: Collection, operation: tuple[Any, ...], number: int) -> None:
     """Append what `operation` says (all but "wal_commit" and "flush"); the chain may reject it, which is well."""
     kind, where, *rest = operation
-    if kind in ("insert", "delete"):
+    if kind in ("insert", "upsert", "delete"):
         partition, txn = rest
         for vchannel in collection.vchannels:
             mine = [key for key in where if collection.home(key) == vchannel]
-            if mine and kind == "insert":
+            if mine and kind != "delete":
                 rows = _rows(collection, vchannel, mine, number)
-                message = collection.insert(rows, vchannel=vchannel, partition=partition, txn=txn)
+                upsert = kind == "upsert"
+                message = collection.insert(rows, vchannel=vchannel, partition=partition, txn=txn, upsert=upsert)
             elif mine:
                 message = collection.delete(mine, vchannel=vchannel, partition=partition, txn=txn)
             else:
@@ -107,8 +109,11 @@ def visible(
         nonlocal rows
         schema = schemas[message["schema_version"] - 1]
         channel, partition = message["vchannel"], message["partition_id"]
-        if message["type"] == "INSERT":
-            for row in decode_rows(message["payload"], schema.arrow()).to_pylist():
+        if message["type"] in ("INSERT", "UPSERT"):
+            new = decode_rows(message["payload"], schema.arrow()).to_pylist()
+            gone = {row["id"] for row in new} if message["type"] == "UPSERT" else set()
+            rows = [row for row in rows if row[0] != channel or row[2][0] not in gone]
+            for row in new:
                 rows.append((channel, partition, (row["id"], row["body"], row.get(ADDED.name))))
         else:
             keys = set(decode_rows(message["payload"], schema.key_arrow()).column(0).to_pylist())
@@ -121,7 +126,7 @@ def visible(
         txn = (message["vchannel"], message["txn_id"])
         if kind is MessageType.BEGIN_TXN:
             open_txns[txn] = []
-        elif kind in (MessageType.INSERT, MessageType.DELETE):
+        elif kind in DML:
             open_txns[txn].append(message) if message["txn_id"] else apply(message)
         elif kind in (MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN):
             for body in open_txns.pop(txn):

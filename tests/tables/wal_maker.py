@@ -155,9 +155,9 @@ class Collection:
         return keys
 
     def insert(
-        self, rows: dict[str, list[object]], *, vchannel: str, partition: int = 1, txn: int = 0
+        self, rows: dict[str, list[object]], *, vchannel: str, partition: int = 1, txn: int = 0, upsert: bool = False
     ) -> MutableMessage:
-        """An Insert of `rows`, whose keys live on `vchannel`."""
+        """An Insert (or Upsert) of `rows`, whose keys live on `vchannel`."""
         columns = [pa.array(rows[field.name], field.type) for field in self.schema.arrow()]
         batch = pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow())
         return builders.insert(
@@ -168,6 +168,7 @@ class Collection:
             term=1,
             schema_version=self.schema_version,
             txn_id=txn,
+            upsert=upsert,
         )
 
     def imported(self, files: Sequence[ImportFile], *, vchannel: str, replace: bool = False) -> MutableMessage:

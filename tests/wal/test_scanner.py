@@ -90,7 +90,7 @@ def histories(draw: st.DrawFn) -> History:
         txn_id = draw(st.integers(1, 2))
         match draw(st.sampled_from(["plain", "whole", "begin", "body", "body", "commit", "rollback"])):
             case "plain":
-                history.plain(draw(st.sampled_from(["INSERT", "DELETE"])), vchannel)
+                history.plain(draw(st.sampled_from(["INSERT", "UPSERT", "DELETE"])), vchannel)
             case "whole":
                 history.plain(draw(st.sampled_from(["TIME_TICK", "FLUSH_ALL"])), "")
             case "begin":

@@ -20,7 +20,7 @@ Message = tuple[str, str, int]
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["INSERT", "INSERT", "DELETE", "BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "DROP_COLLECTION"]),
+        st.sampled_from(["INSERT", "UPSERT", "DELETE", "BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "DROP_COLLECTION"]),
         st.sampled_from(["a", "b"]),
         st.integers(0, 2),
     ),
@@ -53,7 +53,7 @@ def accepted(steps: list[Message]) -> list[Message]:
             kept += [("ROLLBACK_TXN", *each) for each in sorted(is_open) if each[0] == channel]
             is_open = {each for each in is_open if each[0] != channel}
             kept.append((kind, channel, 0))
-        elif kind in ("INSERT", "DELETE"):
+        elif kind in ("INSERT", "UPSERT", "DELETE"):
             if txn == 0 or key in is_open:
                 kept.append((kind, channel, txn))
         elif txn and (kind == "BEGIN_TXN") != (key in is_open):
@@ -67,7 +67,7 @@ def model(messages: list[Message], after_tick: int) -> list[tuple[int, int]]:
     held: dict[tuple[str, int], list[int]] = {}
     out = []
     for tick, (kind, channel, txn) in enumerate(messages, 1):
-        if kind in ("INSERT", "DELETE") and txn:
+        if kind in ("INSERT", "UPSERT", "DELETE") and txn:
             held.setdefault((channel, txn), []).append(tick)
             continue
         bodies = held.pop((channel, txn), []) if kind in ("COMMIT_TXN", "ROLLBACK_TXN") else []

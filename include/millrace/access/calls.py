@@ -124,6 +124,7 @@ CALLS: Final[Mapping[str, Need]] = {
 _ROWS: Final = (
     MessageType.INSERT,
     MessageType.DELETE,
+    MessageType.UPSERT,
     MessageType.BEGIN_TXN,
     MessageType.COMMIT_TXN,
     MessageType.ROLLBACK_TXN,

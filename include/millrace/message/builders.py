@@ -1,4 +1,4 @@
-"""Typed builders: one function for each message type that a client or Millrace appends, each giving a MutableMessage.
+"""Typed builders: a function for each message type (an Upsert is made as an Insert is) that a client or Millrace appends, each giving a MutableMessage.
 
 A builder fills the header and the canonical body and checks what can be checked without the channel's state; the chain
 judges the rest. Types that only the chain emits (CREATE_SEGMENT, FLUSH) have no builder.
@@ -40,14 +40,16 @@ def insert(
     term: int,
     schema_version: int = DEFAULT_SCHEMA_VERSION,
     txn_id: int = 0,
+    upsert: bool = False,
     **stamps: Unpack[Stamps],
 ) -> MutableMessage:
     """An Insert of `batch`'s rows, whose columns must be those of the collection's schema at `schema_version`, in order.
 
-    Every primary key in it must belong to `vchannel` (:func:`millrace.message.keys.vchannel_index`).
+    With `upsert` an Upsert (since version 4 of the chain): as its rows come, older ones of their keys go, in every partition
+    of the VChannel; no key stands in it twice. Every primary key in it must belong to `vchannel` (:func:`millrace.message.keys.vchannel_index`).
     """
     return MutableMessage(
-        type=MessageType.INSERT,
+        type=MessageType.UPSERT if upsert else MessageType.INSERT,
         vchannel=vchannel,
         term=term,
         collection_id=collection_id,

@@ -46,6 +46,7 @@ class MessageType(IntEnum):
     INSERT = 400
     DELETE = 401
     FLUSH = 402
+    UPSERT = 404
     SEARCH = 500
     SEARCH_RESULT = 501
     GET_INDEX_STATE = 502
@@ -101,6 +102,7 @@ class Flag(IntFlag):
 BEHAVIOUR: Final[dict[MessageType, Flag]] = {
     MessageType.INSERT: Flag.DML,
     MessageType.DELETE: Flag.DML,
+    MessageType.UPSERT: Flag.DML,
     MessageType.CREATE_COLLECTION: Flag.EXCLUSIVE,
     MessageType.DROP_COLLECTION: Flag.EXCLUSIVE,
     MessageType.CREATE_PARTITION: Flag.EXCLUSIVE,
@@ -125,7 +127,13 @@ BEHAVIOUR: Final[dict[MessageType, Flag]] = {
 DML: Final = tuple(member for member, flags in BEHAVIOUR.items() if Flag.DML in flags)
 """Types that change rows."""
 
-SINCE: Final[dict[MessageType, int]] = {MessageType.ALTER_WAL: 2, MessageType.IMPORT: 3}
+BRINGS_ROWS: Final = (MessageType.INSERT, MessageType.UPSERT)
+"""Of those, the ones whose payload is whole rows; that of the others is keys."""
+
+TAKES_ROWS: Final = (MessageType.DELETE, MessageType.UPSERT)
+"""Of those, the ones that hit older rows by their keys."""
+
+SINCE: Final[dict[MessageType, int]] = {MessageType.ALTER_WAL: 2, MessageType.IMPORT: 3, MessageType.UPSERT: 4}
 """The chain version that gave a type its behaviour; 1 for those that are not named."""
 
 

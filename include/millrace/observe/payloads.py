@@ -14,7 +14,7 @@ from millrace.base.errors import MillraceError
 from millrace.message.bodies import parse_body
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
-from millrace.message.types import MessageType
+from millrace.message.types import BRINGS_ROWS, DML, MessageType
 
 MOST_ROWS: Final = 50
 MOST_CHARACTERS: Final = 2000
@@ -35,12 +35,12 @@ def payload(
         return {"error": f"{len(data):,} bytes are too many to be shown here"}, True
     try:
         number = MessageType[kind]
-        if number not in (MessageType.INSERT, MessageType.DELETE):
+        if number not in DML:
             return bounded(parse_body(number, data))
         if not 1 <= version <= len(schemas):
             return {"error": f"no schema version {version} of this collection is known here"}, False
         schema = schemas[version - 1]
-        found = decode_rows(data, schema.arrow() if number == MessageType.INSERT else schema.key_arrow())
+        found = decode_rows(data, schema.arrow() if number in BRINGS_ROWS else schema.key_arrow())
         shown, cut = table_rows(found.slice(0, rows))
         return shown, cut or found.num_rows > rows
     except (MillraceError, KeyError, ValueError) as error:

@@ -16,8 +16,10 @@ from millrace.message.columns import Columns
 from millrace.message.header import NUMBERS
 from millrace.message.ids import MessageId
 from millrace.message.types import MessageType
-from millrace.wal.run import ACCEPTED, REASONS, Decided, Emission, Row, Run, payload_sizes
+from millrace.wal.reasons import Reason
+from millrace.wal.run import ACCEPTED, REASONS, Decided, Emission, Row, Run, changing, payload_sizes, reason_code
 from millrace.wal.schema import ROW_SCHEMA
+from millrace.wal.versions import CHAIN_VERSION
 
 _TYPES: Final = tuple(MessageType)
 _TYPE_NAMES: Final = texts(member.name for member in _TYPES)
@@ -30,6 +32,7 @@ _TYPE_INDEX[[member.value for member in _TYPES]] = np.arange(len(_TYPES), dtype=
 EMPTY: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in ROW_SCHEMA], schema=ROW_SCHEMA)
 """No rows."""
 
+_UNSUPPORTED: Final = reason_code(Reason.UNSUPPORTED_TYPE)
 _COPIED: Final = ("ledger", "entry", "index", "physical_ms", *NUMBERS)
 _CONFIRMED: Final = ("ledger", "entry", "index", "ordinal")
 _NAMES: Final = tuple(ROW_SCHEMA.names)
@@ -108,10 +111,14 @@ class RowBuilder:
             details.update({start + place: words for place, words in piece.details.items()})
             if piece.emission is not None:
                 _overwrite(values, start, piece, names)
-        plain = {name: numbers(each) for name, each in values.items()}
-        plain |= self._confirmed(values, reason, starts) or {"lc_" + name: plain[name] for name in _CONFIRMED}
         rejected = reason != ACCEPTED
         some = bool(rejected.any())
+        if some:
+            # Where an upsert has no behaviour its number had no name either: an old log gives the rows that it gave.
+            nameless = (reason == _UNSUPPORTED) & (values["type"] == TYPE_CODES[MessageType.UPSERT])
+            values["type"][nameless] = TYPE_CODES[MessageType.UNDEFINED]
+        plain = {name: numbers(each) for name, each in values.items()}
+        plain |= self._confirmed(values, reason, starts) or {"lc_" + name: plain[name] for name in _CONFIRMED}
         codes = pa.array(reason.astype(np.int32) - 1, mask=~rejected) if some else pa.nulls(len(reason), pa.int32())
         arrays = plain | {
             "type": pa.DictionaryArray.from_arrays(plain["type"], _TYPE_NAMES, safe=False),
@@ -201,7 +208,7 @@ def _plain(batch: pa.RecordBatch | pa.Table) -> pa.Table:
 
 
 def decided(table: pa.Table) -> Iterator[Decided | Row]:
-    """Rows in id order as evolve takes them: stretches of inserts, deletes and rejections, other messages one by one."""
+    """Rows in id order as evolve takes them: stretches of what changes rows and of rejections, other messages one by one."""
     for batch in table.combine_chunks().to_batches():
         yield from _decided(batch)
 
@@ -229,8 +236,7 @@ def _decided(batch: pa.RecordBatch) -> Iterator[Decided | Row]:
         size=payload_sizes(batch.column("payload")),
         reason=reason.astype(np.uint8),
     )
-    dml = (types == MessageType.INSERT) | (types == MessageType.DELETE)
-    alone = np.flatnonzero(~dml & (whole.reason == ACCEPTED)).tolist()
+    alone = np.flatnonzero(~changing(CHAIN_VERSION)[types] & (whole.reason == ACCEPTED)).tolist()
     start = 0
     for row in [*alone, len(whole)]:
         if row > start:

@@ -7,7 +7,7 @@ what evolve reads: the same columns, whether they come from a run just decided o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from millrace.message.columns import Columns, HeaderColumns
 from millrace.message.header import Header
-from millrace.message.types import MessageType
+from millrace.message.types import BRINGS_ROWS, DML, SINCE, TAKES_ROWS, MessageType
 from millrace.wal.reasons import Reason
+from millrace.wal.versions import CHAIN_VERSIONS
 
 Int64s = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
@@ -31,7 +32,27 @@ MAX_RUN: Final = 1 << 16
 """Messages that are judged together at the most: bounds the memory of one step."""
 MIN_RUN: Final = 1 << 10
 """Messages that a step looks at where the one before was cut short: bounds what a cut throws away."""
+Bools = npt.NDArray[np.bool_]
+
+
+def _table(types: Iterable[MessageType]) -> Bools:
+    """By type number, whether it is one of `types`: looking it up costs one pass, whatever their number."""
+    table = np.zeros(1 << 16, dtype=bool)
+    table[[kind.value for kind in types]] = True
+    return table
+
+
+BRINGING: Final = _table(BRINGS_ROWS)
+"""By type number: messages of whole rows."""
+TAKING: Final = _table(TAKES_ROWS)
+"""By type number: messages whose keys hit older rows."""
+_CHANGING: Final = tuple(_table(kind for kind in DML if SINCE.get(kind, 1) <= version) for version in CHAIN_VERSIONS)
 _UNSTAMPED: Final = np.zeros(0, dtype=np.int64)
+
+
+def changing(version: int) -> Bools:
+    """By type number: messages that change rows, to a chain of that version; what it does not know yet is none."""
+    return _CHANGING[version - 1]
 
 
 def reason_code(reason: Reason) -> int:

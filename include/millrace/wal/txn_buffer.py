@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import WalGap
 from millrace.message.batch import texts
-from millrace.message.types import MessageType
+from millrace.message.types import DML, MessageType
 
 VISIBLE_TICK: Final = "visible_tick"
 
-_BODIES: Final = texts((MessageType.INSERT.name, MessageType.DELETE.name))
+_BODIES: Final = texts(kind.name for kind in DML)
 _BEGIN: Final = MessageType.BEGIN_TXN.name
 _COMMIT: Final = MessageType.COMMIT_TXN.name
 _ROLLBACK: Final = MessageType.ROLLBACK_TXN.name

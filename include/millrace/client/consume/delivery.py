@@ -30,6 +30,7 @@ CHANGES: Final = Types(
     {
         MessageType.INSERT,
         MessageType.DELETE,
+        MessageType.UPSERT,
         MessageType.IMPORT,
         MessageType.DROP_PARTITION,
         MessageType.DROP_COLLECTION,
@@ -97,6 +98,11 @@ class Delivery:
         match message.type:
             case MessageType.INSERT:
                 rows = decode_rows(message.payload, schema.arrow())
+                yield Change("insert", message.vchannel, message.partition_id, rows, schema.primary_key)
+            case MessageType.UPSERT:
+                rows = decode_rows(message.payload, schema.arrow())
+                keys = rows.select(schema.key_arrow().names)
+                yield Change("delete", message.vchannel, 0, keys, schema.primary_key)
                 yield Change("insert", message.vchannel, message.partition_id, rows, schema.primary_key)
             case MessageType.DELETE:
                 rows = decode_rows(message.payload, schema.key_arrow())

@@ -28,7 +28,7 @@ from millrace.base.pauses import jittered
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change, Delivery
 from millrace.message.keys import key_hashes
-from millrace.message.types import MessageType
+from millrace.message.types import DML
 
 MAX_BYTES: Final = 64 << 20
 """Bytes of rows that workers have at once, at most about; one piece of work in any case."""
@@ -231,7 +231,7 @@ _Item = tuple[_Out, _Piece, Work]
 
 def _pieces(delivery: Delivery) -> Iterator[list[Change]]:
     """A delivery's changes as they are dispatched: an import's and a drop's one by one, as they come, all others at once."""
-    if all(message.type in (MessageType.INSERT, MessageType.DELETE) for message in delivery.bodies):
+    if all(message.type in DML for message in delivery.bodies):
         yield list(delivery.changes())
         return
     empty = True

@@ -15,7 +15,7 @@ from millrace.message.bodies import parse_body
 from millrace.message.model import ImmutableMessage
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
-from millrace.message.types import MessageType
+from millrace.message.types import BRINGS_ROWS, DML, MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.wal.scanner import ImmutableTxn
 
@@ -44,7 +44,7 @@ def payload_reader(settings: Settings) -> Payload:
     def read(number: int, collection_id: int, version: int, payload: bytes) -> Any:
         try:
             kind = MessageType(number)
-            if kind not in (MessageType.INSERT, MessageType.DELETE):
+            if kind not in DML:
                 return parse_body(kind, payload)
             versions = schemas.get(collection_id, ())
             if not 1 <= version <= len(versions):
@@ -57,7 +57,7 @@ def payload_reader(settings: Settings) -> Payload:
 
 
 def _columns(schema: CollectionSchema, kind: MessageType) -> pa.Schema:
-    return schema.arrow() if kind == MessageType.INSERT else schema.key_arrow()
+    return schema.arrow() if kind in BRINGS_ROWS else schema.key_arrow()
 
 
 def unit_json(unit: ImmutableMessage | ImmutableTxn, payload: Payload | None) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.txn_buffer import TxnBuffer
 
 _MASK: Final = (1 << 64) - 1
-_CATALOG_AND_DELETES: Final = (*CATALOG_TYPES, "BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "DELETE")
+_CATALOG_AND_DELETES: Final = (*CATALOG_TYPES, "BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "DELETE", "UPSERT")
 
 
 class BaseDiffers(Exception):

@@ -47,7 +47,7 @@ from millrace.wal.state import ChannelState
 from millrace.wal.txn_buffer import TxnBuffer
 
 TXN_TYPES: Final = ("BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN")
-ROW_TYPES: Final = ("INSERT", "IMPORT")
+ROW_TYPES: Final = ("INSERT", "UPSERT", "IMPORT")
 """Messages that bring rows to a collection."""
 _ROW_MASK: Final = (1 << 64) - 1
 
@@ -301,7 +301,7 @@ def _hidden(settings: Settings, snapshot: WalSnapshot, base: Base, bases: Mappin
     catalog, buffer = _begin(base)
     parts: dict[int, list[pa.Table]] = {}
     for messages in snapshot.messages(
-        base.pchannel, start=base.confirmed, types=(*CATALOG_TYPES, *TXN_TYPES, "DELETE")
+        base.pchannel, start=base.confirmed, types=(*CATALOG_TYPES, *TXN_TYPES, "DELETE", "UPSERT")
     ):
         for stretch in catalog.apply(buffer.push(messages)):
             for part in collection_rows(stretch, catalog, staged=settings.staged_path, deletes=True):

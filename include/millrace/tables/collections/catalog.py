@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from millrace.base.errors import UnsupportedVersion
 from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.schema import CollectionSchema
-from millrace.message.types import MessageType
+from millrace.message.types import BRINGS_ROWS, MessageType
 from millrace.wal.txn_buffer import VISIBLE_TICK
 
 VERSIONS: Final = (1, 2)
@@ -39,6 +39,7 @@ CATALOG_TYPES: Final = tuple(
 """The types of messages that a catalog is evolved by: who wants no more of the WAL than its catalog reads these."""
 
 _CATALOG_TYPES: Final = pa.array(CATALOG_TYPES)
+_BRINGING: Final = pa.array([kind.name for kind in BRINGS_ROWS])
 _SEGMENT_EVENTS: Final = pa.array([MessageType.CREATE_SEGMENT.name, MessageType.FLUSH.name])
 
 
@@ -221,7 +222,7 @@ class Catalog:
                 yield _event(row, "flushed", info, parse_body(MessageType.FLUSH, row["payload"])["policy"])
 
     def _count(self, rows: pa.Table) -> None:
-        inserts = rows.filter(pc.equal(rows["type"].cast(pa.utf8()), MessageType.INSERT.name))
+        inserts = rows.filter(pc.is_in(rows["type"].cast(pa.utf8()), _BRINGING))
         if inserts.num_rows == 0:
             return
         sizes = pc.binary_length(inserts["payload"]).cast(pa.int64())

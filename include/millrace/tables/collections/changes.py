@@ -30,7 +30,7 @@ from millrace.base.errors import CollectionNotFound, InvalidArgument, PositionTr
 from millrace.base.settings import Settings
 from millrace.message.bodies import parse_body
 from millrace.message.schema import CollectionSchema
-from millrace.message.types import MessageType
+from millrace.message.types import DML, MessageType
 from millrace.storage.table import open_table
 from millrace.tables.collections.catalog import CATALOG_TYPES, Catalog, VChannelInfo
 from millrace.tables.collections.flush_tables import read_checkpoints
@@ -55,7 +55,7 @@ CHANGE_COLUMNS: Final = pa.schema(
 )
 """What stands behind a collection's fields in a batch of changes."""
 
-_DML: Final = pa.array([MessageType.INSERT.name, MessageType.DELETE.name])
+_DML: Final = pa.array([kind.name for kind in DML])
 _EVENTS: Final = pa.array(CATALOG_TYPES)
 
 
@@ -175,7 +175,7 @@ class ChangeReader:
         table = pa.concat_tables(
             [conform(_of_kind(each.rows, "delete" if each.is_delete else "insert"), target) for each in found]
         )
-        # Each message has a write tick of its own, and its rows stand in their order already.
+        # Each message has a write tick of its own, and its rows stand in their order already, the deletes first.
         order = np.lexsort([table[name].to_numpy() for name in ("_write_tick", "_time_tick")])
         return schema, table if (np.diff(order) == 1).all() else table.take(pa.array(order))
 

@@ -20,7 +20,7 @@ from millrace.base.errors import Malformed
 from millrace.message.bodies import parse_body
 from millrace.message.payload.rows import decode_many
 from millrace.message.schema import CollectionSchema
-from millrace.message.types import MessageType
+from millrace.message.types import BRINGS_ROWS, TAKES_ROWS, MessageType
 from millrace.tables.collections.catalog import Catalog, import_segments
 from millrace.tables.collections.staged import check_there, read_staged
 from millrace.tables.collections.table import delete_file_schema, file_schema, tick_date
@@ -30,8 +30,8 @@ from millrace.wal.txn_buffer import VISIBLE_TICK
 DECODE_BYTES: Final = 64 << 20
 """Payload bytes that are decoded at once: bounds memory where a large transaction becomes visible."""
 
-_ROWS: Final = (MessageType.INSERT.name,)
-_DELETES: Final = (MessageType.DELETE.name,)
+_ROWS: Final = tuple(kind.name for kind in BRINGS_ROWS)
+_DELETES: Final = tuple(kind.name for kind in TAKES_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ def collection_rows(
     stretch: pa.Table, catalog: Catalog, *, staged: Path, deletes: bool | None = None
 ) -> Iterator[CollectionRows]:
     """The rows (`deletes` False), the deletes (True) or both (None) of `stretch`, visible messages as Catalog.apply yields
-    them; other types are left out. `staged` is the folder of the files that Imports name.
+    them; other types are left out. `staged` is the folder of the files that Imports name. An Upsert is a delete of its keys
+    in all partitions and, behind that and with the same ticks, its rows.
 
     Raises Malformed for a payload that the chain cannot have accepted: the WAL was altered; and StagedFileDamaged.
     """
@@ -70,9 +71,14 @@ def collection_rows(
         collection_id = int(collection[places[0]])
         info = catalog.vchannels[part["vchannel"][0].as_py()]
         schema = info.schemas[int(version[places[0]]) - 1][1]
-        is_delete = part["type"][0].as_py() == MessageType.DELETE.name
+        kind_here = part["type"][0].as_py()
         for piece in pieces(part, DECODE_BYTES):
-            yield CollectionRows(collection_id, is_delete, schema, _decode(piece, schema, is_delete, catalog))
+            wholly = kind_here in _ROWS
+            rows = _decode(piece, schema, catalog, rows=wholly, keys_alone=deletes is True or not wholly)
+            if deletes is not False and kind_here in _DELETES:
+                yield CollectionRows(collection_id, True, schema, _keys(rows, schema) if wholly else rows)
+            if deletes is not True and wholly:
+                yield CollectionRows(collection_id, False, schema, rows)
 
 
 def imported_rows(row: dict[str, Any], catalog: Catalog, staged: Path) -> Iterator[CollectionRows]:
@@ -140,11 +146,13 @@ def pieces(part: pa.Table, max_bytes: int) -> Iterator[pa.Table]:
         start = stop
 
 
-def _decode(part: pa.Table, schema: CollectionSchema, is_delete: bool, catalog: Catalog) -> pa.Table:
+def _decode(part: pa.Table, schema: CollectionSchema, catalog: Catalog, *, rows: bool, keys_alone: bool) -> pa.Table:
+    """What messages of whole rows (`rows`) or of keys hold, with what places it: rows, or the keys alone."""
     payloads = part["payload"].combine_chunks()
     if isinstance(payloads, pa.ChunkedArray):
         payloads = payloads.chunk(0)
-    decoded = decode_many(payloads, schema.key_arrow() if is_delete else schema.arrow())
+    arrow = schema.arrow() if rows else schema.key_arrow()
+    decoded = decode_many(payloads, arrow, columns=schema.key_arrow().names if keys_alone else None)
     if decoded.errors:
         place, words = next(iter(decoded.errors.items()))
         raise Malformed(f"the message at tick {part['time_tick'][place]} of the WAL no longer decodes: {words}")
@@ -169,11 +177,19 @@ def _decode(part: pa.Table, schema: CollectionSchema, is_delete: bool, catalog: 
         "_time_tick": pa.array(spread(VISIBLE_TICK)),
         "_write_tick": pa.array(spread("time_tick")),
     }
-    if not is_delete:
+    if not keys_alone:
         placed["_segment_id"] = pa.array(spread("segment_id"))
         placed["_partition"] = _partition_names(part, catalog, owner)
-    target = delete_file_schema(schema) if is_delete else file_schema(schema)
+    target = delete_file_schema(schema) if keys_alone else file_schema(schema)
     columns = [decoded.rows.column(field.name) if field.name not in placed else placed[field.name] for field in target]
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def _keys(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
+    """The deletes that upserted rows mean: of their keys, in all partitions."""
+    target = delete_file_schema(schema)
+    everywhere = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
+    columns = [everywhere if field.name == "_partition_id" else rows[field.name] for field in target]
     return pa.Table.from_arrays(columns, schema=target)
 
 

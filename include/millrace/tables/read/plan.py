@@ -21,7 +21,7 @@ from millrace.base.settings import Settings
 from millrace.message.bodies import parse_body
 from millrace.message.ids import Moment, resolve_tick
 from millrace.message.schema import CollectionSchema
-from millrace.message.types import MessageType
+from millrace.message.types import TAKES_ROWS, MessageType
 from millrace.storage.store import store_at
 from millrace.storage.table import Table, open_table
 from millrace.tables.collections.catalog import CATALOG_TYPES, Catalog, VChannelInfo
@@ -37,6 +37,7 @@ from millrace.tables.collections.visible_rows import collection_rows, conform
 from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, range_bytes, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 
+_DELETING: Final = [kind.name for kind in TAKES_ROWS]
 POLL: Final = 0.02
 """Seconds between two looks at the ``wal`` table while a read waits for its tick."""
 
@@ -100,7 +101,7 @@ class ReadPlan:
     def has_tail_deletes(self) -> bool:
         """Whether the tails may hold a delete: looks at the types of their messages alone."""
         for tail in self.tails:
-            for _ in read_range(store_at(self.settings.wal_uri), tail.range, types=["DELETE"], columns=["type"]):
+            for _ in read_range(store_at(self.settings.wal_uri), tail.range, types=_DELETING, columns=["type"]):
                 return True
         return False
 

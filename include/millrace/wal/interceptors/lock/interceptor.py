@@ -1,6 +1,6 @@
-"""Lock: inserts and deletes share a VChannel; an exclusive message is a barrier on it (or on the whole PChannel).
+"""Lock: messages that change rows share a VChannel; an exclusive message is a barrier on it (or on the whole PChannel).
 
-A run of inserts and deletes is judged together; every other message is judged alone. An exclusive message that the inner
+A run of inserts, deletes and upserts is judged together; every other message is judged alone. An exclusive message that the inner
 links accept fails the transactions that are open in its scope, in the order of their Begin ids, before it takes effect.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from millrace.message.types import Flag, MessageType, flags_of
 from millrace.wal.interceptors.interceptor import Proceed
-from millrace.wal.run import Decided, Emission, Row, Run
+from millrace.wal.run import Decided, Emission, Row, Run, changing
 from millrace.wal.state import ChannelState, Txn, VChannelState
 
 BARRIER = "barrier"
@@ -36,7 +36,7 @@ class Lock:
     def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
         if run.count > 1:
             types = run.view(run.columns.type)
-            control = np.flatnonzero((types != MessageType.INSERT) & (types != MessageType.DELETE))
+            control = np.flatnonzero(~changing(state.chain_version)[types])
             if len(control):
                 run.cut(max(int(control[0]), 1))
         proceed(run)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from millrace.message.types import MessageType
 from millrace.wal.interceptors.interceptor import Proceed
-from millrace.wal.run import Decided, Row, Run, groups
+from millrace.wal.run import BRINGING, Decided, Row, Run, groups
 from millrace.wal.state import ChannelState
 
 
@@ -23,7 +22,7 @@ class Redo:
         proceed(run)
         columns = run.columns
         inserts = run.pending()
-        inserts = inserts[run.view(columns.type)[inserts] == MessageType.INSERT]
+        inserts = inserts[BRINGING[run.view(columns.type)[inserts]]]
         if not len(inserts):
             return
         vchannel, partition = run.view(columns.vchannel)[inserts], run.view(columns.partition_id)[inserts]

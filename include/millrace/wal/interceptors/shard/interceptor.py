@@ -14,7 +14,7 @@ from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.keys import vchannel_index
 from millrace.message.payload.rows import decode_many
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.types import DML, MessageType
+from millrace.message.types import BRINGS_ROWS, DML, MessageType
 from millrace.wal.interceptors.interceptor import Proceed, Timer
 from millrace.wal.interceptors.shard import segments
 from millrace.wal.interceptors.txn.interceptor import TxnManager
@@ -118,7 +118,7 @@ class Shard:
         row = run.start + int(rows[0])
         channel = state.vchannels[columns.vchannel_name(row)]
         schema = channel.schemas[int(columns.schema_version[row]) - 1]
-        arrow = schema.arrow() if columns.type[row] == MessageType.INSERT else schema.key_arrow()
+        arrow = schema.arrow() if columns.type[row] in BRINGS_ROWS else schema.key_arrow()
         decoded = decode_many(_select(columns.payloads, run.start + rows), arrow, columns=[schema.primary_key])
         for place, words in decoded.errors.items():
             run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
@@ -126,6 +126,8 @@ class Shard:
         for place in np.flatnonzero((decoded.counts != claimed) & (decoded.counts > 0)).tolist():
             words = f"the header says {claimed[place]} rows, the payload has {decoded.counts[place]}"
             run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
+        if columns.type[row] == MessageType.UPSERT:
+            self._judge_keys(run, rows, decoded.counts, decoded.rows.column(schema.primary_key))
         if len(channel.vchannels) > 1 and decoded.rows.num_rows:
             numbers = {name: number for number, name in enumerate(channel.vchannels)}
             number = np.array([numbers.get(name, -1) for name in columns.names])[run.view(columns.vchannel)[rows]]
@@ -139,6 +141,23 @@ class Shard:
                     run.reject(
                         wrong, Reason.WRONG_VCHANNEL, "a primary key belongs to another VChannel of the collection"
                     )
+
+    def _judge_keys(self, run: Run, rows: npt.NDArray[np.intp], counts: npt.NDArray[Any], keys: pa.Array) -> None:
+        """Reject upserts with a key twice: neither of its rows is the newer one."""
+        if (counts <= 1).all():
+            return
+        codes = keys.dictionary_encode()
+        if len(codes.dictionary) == len(keys):
+            return
+        owner = np.repeat(np.arange(len(rows)), counts)
+        pairs = owner * len(codes.dictionary) + codes.indices.to_numpy(zero_copy_only=False)
+        order = np.argsort(pairs, kind="stable")
+        again = order[1:][np.diff(pairs[order]) == 0]
+        twice = rows[np.unique(owner[again])]
+        twice = twice[run.reason[twice] == 0]
+        if len(twice):
+            words = "the upsert has a key twice: which of its rows is the newer one? Upsert them one after the other"
+            run.reject(twice, Reason.DUPLICATE_KEY, words)
 
     # -- DDL ----------------------------------------------------------------------------------------------------------
 
@@ -227,7 +246,7 @@ class Shard:
             return []
         columns, row = run.columns, run.start
         number = int(columns.type[row])
-        if number == MessageType.INSERT:
+        if number in BRINGS_ROWS:
             channel, partition_id = state.vchannels[columns.vchannel_name(row)], int(columns.partition_id[row])
             return [] if partition_id in channel.growing else [segments.create(channel, partition_id)]
         if number not in BY_MESSAGE:
@@ -276,6 +295,9 @@ class Shard:
         match row.type:
             case MessageType.INSERT:
                 segments.grow(state, channel, row)
+            case MessageType.UPSERT:
+                segments.grow(state, channel, row)
+                segments.count_deletes(state, channel, row.rows)
             case MessageType.DELETE:
                 segments.count_deletes(state, channel, row.rows)
             case MessageType.DROP_COLLECTION:

@@ -9,7 +9,7 @@ import numpy as np
 
 from millrace.message.bodies import import_partitions, parse_body
 from millrace.message.types import MessageType
-from millrace.wal.run import ACCEPTED, Decided, Emission, Row, Run, groups
+from millrace.wal.run import ACCEPTED, BRINGING, TAKING, Decided, Emission, Row, Run, groups
 from millrace.wal.segments.policies.registry import BY_DELETES, BY_MESSAGE, full
 from millrace.wal.segments.segment import Segment
 from millrace.wal.state import ChannelState, VChannelState
@@ -59,7 +59,7 @@ def cut_after_seal(state: ChannelState, run: Run) -> None:
     columns = run.columns
     pending = run.pending()
     types = run.view(columns.type)
-    inserts = pending[types[pending] == MessageType.INSERT]
+    inserts = pending[BRINGING[types[pending]]]
     if len(inserts):
         partition = run.view(columns.partition_id)[inserts]
         for places in groups(run.view(columns.vchannel)[inserts], partition):
@@ -68,7 +68,7 @@ def cut_after_seal(state: ChannelState, run: Run) -> None:
             segment = channel.growing.get(int(columns.partition_id[run.start + rows[0]]))
             if segment is not None:
                 _cut_when_full(state, run, segment, rows)
-    deletes = pending[types[pending] == MessageType.DELETE]
+    deletes = pending[TAKING[types[pending]]]
     deletes = deletes[deletes < run.count]
     if len(deletes):
         for places in groups(run.view(columns.vchannel)[deletes]):
@@ -100,13 +100,13 @@ def _cut_when_full(
 
 
 def evolve_rows(state: ChannelState, rows: Decided) -> None:
-    """Count accepted inserts and deletes and seal what is full."""
+    """Count accepted inserts, deletes and upserts (which are both) and seal what is full."""
     accepted = np.flatnonzero(rows.reason == ACCEPTED)
-    inserts = accepted[rows.type[accepted] == MessageType.INSERT]
+    inserts = accepted[BRINGING[rows.type[accepted]]]
     if len(inserts):
         for places in groups(rows.vchannel[inserts], rows.segment_id[inserts]):
             _evolve_segment(state, rows, inserts[places])
-    deletes = accepted[rows.type[accepted] == MessageType.DELETE]
+    deletes = accepted[TAKING[rows.type[accepted]]]
     if len(deletes):
         for places in groups(rows.vchannel[deletes]):
             each = deletes[places]
@@ -196,7 +196,7 @@ def assign(state: ChannelState, run: Run) -> np.ndarray[tuple[int], np.dtype[np.
             result[0] = state.vchannels[columns.vchannel_name(run.start)].growing[partitions[0]].id
         return result
     pending = run.pending()
-    inserts = pending[run.view(columns.type)[pending] == MessageType.INSERT]
+    inserts = pending[BRINGING[run.view(columns.type)[pending]]]
     if len(inserts):
         for places in groups(run.view(columns.vchannel)[inserts], run.view(columns.partition_id)[inserts]):
             rows = inserts[places]

@@ -26,6 +26,8 @@ from millrace.wal.versions import CHAIN_VERSIONS, TABLES
 
 MAX_BARRIER_AHEAD_MS = 86_400_000
 
+_ALWAYS = frozenset({MessageType.INSERT, MessageType.DELETE})
+
 
 class TimeTick:
     """Between lock and shard."""
@@ -57,7 +59,7 @@ class TimeTick:
 
     def _judge_types(self, state: ChannelState, run: Run) -> None:
         number = int(run.columns.type[run.start])
-        if number in DML:
+        if number in _ALWAYS:
             return
         flags = flags_of(number)
         if flags is not None and SINCE.get(MessageType(number), 1) > state.chain_version:
