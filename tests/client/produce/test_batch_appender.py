@@ -41,6 +41,22 @@ def test_the_calls_for_one_key_take_effect_in_their_order(shop: Client, items: C
     assert stored(items) == dict.fromkeys(range(5), "turn 39")
 
 
+def test_upserts_of_many_calls_share_messages_and_the_last_row_of_a_key_counts(
+    shop: Client, items: Collection, stored: Stored
+) -> None:
+    producer = shop.producer()
+    with producer.batch(limits=BatchLimits(delay=0.2)) as batch:
+        batch.insert(items, item_rows(1, 2, 3, 4, name="old"))
+        upserts = [batch.upsert(items, item_rows(key, name=f"{turn}")) for turn in range(5) for key in (1, 2, 3, 5)]
+        gone = batch.delete(items, [2, 5])
+        again = batch.upsert(items, pa.concat_tables([item_rows(5, name="back"), item_rows(5, name="again")]))
+    ticks = {each.result().checked().last_tick for each in upserts}
+    assert len(ticks) <= len(items.vchannels), "the calls do not share messages"
+    assert gone.result().rows == 2
+    assert again.result().rows == 1
+    assert stored(items) == {1: "4", 3: "4", 4: "old", 5: "again"}
+
+
 def test_a_call_beyond_the_buffer_is_refused_and_nothing_of_it_is_taken(shop: Client, items: Collection) -> None:
     batch = shop.producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, buffer_bytes=4096, deadline=0.05))
     taken = batch.insert(items, item_rows(*range(100)))

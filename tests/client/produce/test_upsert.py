@@ -14,6 +14,7 @@ from millrace.base.predicate.arrow import matching, parse
 from millrace.catalog.collection import Collection
 from millrace.client.client import Client
 from millrace.client.consume.scan import scan
+from millrace.message.keys import vchannel_index
 from millrace.node.ingest.in_process import catch_up
 from tests.client.conftest import ITEMS, item_rows
 
@@ -49,6 +50,21 @@ def test_of_several_rows_of_one_key_the_last_counts(shop: Client, items: Collect
     rows = pa.concat_tables([item_rows(7, name="one"), item_rows(8, name="eight"), item_rows(7, name="two")])
     assert shop.producer().upsert(items, rows).rows == 2
     assert stored(items) == {7: "two", 8: "eight"}
+
+
+def test_an_upsert_is_one_message_a_vchannel_and_a_transaction_where_it_needs_several(
+    shop: Client, items: Collection, stored: Stored
+) -> None:
+    shop.catalog.create_partition(items.name, "other")
+    both = shop.collection(items.name)
+    producer = shop.producer()
+    homes = vchannel_index(pa.array(range(40)), 2).tolist()
+    here, there = ([key for key, home in enumerate(homes) if home == place][:2] for place in (0, 1))
+    assert producer.upsert(both, item_rows(*here, *there, name="old"), partition="_default").messages == 2
+    names = ["_default", "other", "other", "other"]
+    written = producer.upsert(both, pa.table({"id": [*here, *there], "name": names}), partition_by="name")
+    assert (written.messages, written.rows) == (4 + 1, 4)  # Begin, two partitions, Commit; the other VChannel's has one
+    assert stored(items) == dict(zip([*here, *there], names, strict=True))
 
 
 def test_upserts_of_one_key_at_once_leave_one_row(shop: Client, items: Collection, stored: Stored) -> None:

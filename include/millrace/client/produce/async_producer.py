@@ -45,6 +45,20 @@ class AsyncProducer(AsyncClosing):
         )
         return (await asyncio.wrap_future(future)).checked()
 
+    async def upsert(
+        self,
+        collection: Collection | str,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        partition_by: str | None = None,
+    ) -> Written:
+        """Replace the rows of these keys and insert those that are new; as `insert`, see :meth:`BatchAppender.upsert`."""
+        future = await self._taken(
+            lambda: self._batch.upsert(collection, rows, partition=partition, partition_by=partition_by, wait=False)
+        )
+        return (await asyncio.wrap_future(future)).checked()
+
     async def delete(self, collection: Collection | str, keys: Keys, *, partition: str | None = None) -> Written:
         """Delete by primary key; as `insert`."""
         future = await self._taken(lambda: self._batch.delete(collection, keys, partition=partition, wait=False))

@@ -49,7 +49,9 @@ from millrace.client.produce.rows import (
     split_rows,
 )
 from millrace.client.produce.sequencer import Sending
+from millrace.client.produce.upsert import last_of_each_key
 from millrace.client.produce.written import Written
+from millrace.message.types import MessageType
 
 _IDLE: Final = 1.0
 
@@ -123,12 +125,41 @@ class BatchAppender(Closing):
         Raises BufferFull (nothing was taken), InvalidArgument.
         """
         collection = self._known(collection)
-        table = conform(rows, collection)
+        return self._rows(MessageType.INSERT, collection, conform(rows, collection), partition, partition_by, wait)
+
+    def upsert(
+        self,
+        collection: Collection | str,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        partition_by: str | None = None,
+        wait: bool = True,
+    ) -> Future[Written]:
+        """Take rows to upsert (see :meth:`Producer.upsert`). Of rows of one key the last counts: of a call, and of calls that
+        share a message. The rows of a message change together, not those of the call.
+
+        A PChannel whose term runs a version of the chain before 4 rejects them (UNSUPPORTED_TYPE, in the result): there
+        :meth:`Producer.upsert` finds another way. Raises as `insert` does.
+        """
+        collection = self._known(collection)
+        table = last_of_each_key(conform(rows, collection), collection.schema.primary_key)
+        return self._rows(MessageType.UPSERT, collection, table, partition, partition_by, wait)
+
+    def _rows(
+        self,
+        kind: MessageType,
+        collection: Collection,
+        table: pa.Table,
+        partition: str | None,
+        partition_by: str | None,
+        wait: bool,
+    ) -> Future[Written]:
         shares = split_rows(table, collection, partition, partition_by)
         version = collection.schema_version
         return self._take(
             collection,
-            [((vchannel, collection.id, number, version, False), part) for vchannel, number, part in shares],
+            [((vchannel, collection.id, number, version, kind), part) for vchannel, number, part in shares],
             wait,
         )
 
@@ -143,7 +174,7 @@ class BatchAppender(Closing):
         version = collection.schema_version
         return self._take(
             collection,
-            [((vchannel, collection.id, number, version, True), part) for vchannel, part in shares],
+            [((vchannel, collection.id, number, version, MessageType.DELETE), part) for vchannel, part in shares],
             wait,
         )
 
@@ -194,7 +225,7 @@ class BatchAppender(Closing):
     def _take(
         self,
         collection: Collection,
-        shares: list[tuple[tuple[str, int, int, int, bool], pa.RecordBatch | pa.Array]],
+        shares: list[tuple[tuple[str, int, int, int, MessageType], pa.RecordBatch | pa.Array]],
         wait: bool,
     ) -> Future[Written]:
         ticket = Ticket()

@@ -14,8 +14,10 @@ from millrace.catalog.collection import Collection
 from millrace.client.produce.framing import ENTRY_BYTES
 from millrace.client.produce.rows import MESSAGE_BYTES, MESSAGE_ROWS, delete_message, insert_message
 from millrace.client.produce.sequencer import WINDOW, Sending
+from millrace.client.produce.upsert import last_of_each_key
 from millrace.client.produce.written import Written
 from millrace.message.model import MutableMessage
+from millrace.message.types import MessageType
 
 
 class Ticket:
@@ -56,7 +58,7 @@ class Ticket:
 class Piece:
     """Rows (or keys) of one call for one VChannel and partition."""
 
-    key: tuple[str, int, int, int, bool]
+    key: tuple[str, int, int, int, MessageType]
     collection: Collection
     rows: pa.RecordBatch | pa.Array
     bytes: int
@@ -146,9 +148,13 @@ def sending_of(taken: list[list[Piece]], release: Callable[[int], None]) -> Send
 
 def _message(pieces: list[Piece]) -> MutableMessage:
     first = pieces[0]
-    vchannel, _, partition, _, is_delete = first.key
-    if is_delete:
+    vchannel, _, partition, _, kind = first.key
+    if kind is MessageType.DELETE:
         keys = first.rows if len(pieces) == 1 else pa.concat_arrays([each.rows for each in pieces])
         return delete_message(keys, first.collection, vchannel=vchannel, partition_id=partition)
+    upsert = kind is MessageType.UPSERT
     rows = first.rows if len(pieces) == 1 else pa.concat_batches([each.rows for each in pieces])
-    return insert_message(rows, first.collection, vchannel=vchannel, partition_id=partition)
+    if upsert and len(pieces) > 1:
+        table = last_of_each_key(pa.Table.from_batches([rows]), first.collection.schema.primary_key)
+        rows = table.combine_chunks().to_batches()[0]
+    return insert_message(rows, first.collection, vchannel=vchannel, partition_id=partition, upsert=upsert)

@@ -100,6 +100,7 @@ class Producer(Closing):
         self._lanes: dict[str, Lane] = {}
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="producer")
+        self._upserts = Upsert(self, self._pool, settings)
         self._batches: list[BatchAppender] = []
         self.spool = spool
         if spool is not None:
@@ -196,7 +197,7 @@ class Producer(Closing):
         """
         collection = self.known(collection)
         table = conform(rows, collection)
-        return Upsert(self, self._pool, self._settings).run(table, collection, partition, partition_by)
+        return self._upserts.run(table, collection, partition, partition_by)
 
     def delete(
         self, collection: Collection | str, keys: Keys, *, partition: str | None = None, raise_rejected: bool = True

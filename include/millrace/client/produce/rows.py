@@ -204,9 +204,15 @@ def split_keys(array: pa.Array, collection: Collection) -> Iterator[tuple[str, p
 
 
 def insert_message(
-    rows: pa.RecordBatch, collection: Collection, *, vchannel: str, partition_id: int, txn_id: int = 0
+    rows: pa.RecordBatch,
+    collection: Collection,
+    *,
+    vchannel: str,
+    partition_id: int,
+    txn_id: int = 0,
+    upsert: bool = False,
 ) -> MutableMessage:
-    """An Insert of `rows`, not stamped yet."""
+    """An Insert (or Upsert) of `rows`, not stamped yet."""
     return builders.insert(
         rows,
         vchannel=vchannel,
@@ -215,6 +221,7 @@ def insert_message(
         schema_version=collection.schema_version,
         term=0,
         txn_id=txn_id,
+        upsert=upsert,
     )
 
 

@@ -1,12 +1,17 @@
 """Upserts by primary key: the delete of the old row and the insert of the new one become visible at one tick.
 
-A transaction a VChannel carries both. Its body is sent first, and the Commit only once the chain has accepted all of it: a
-delete whose insert was refused (its partition was dropped meanwhile, say) must never become visible alone.
+One message where the rows of a VChannel fit one, which travels and shares an entry with others as an insert does; else a
+transaction a VChannel. The transaction's body is sent first, and the Commit only once the chain has accepted all of it: an
+upsert of which a part was refused (its partition was dropped meanwhile, say) must never become visible in part.
+
+A PChannel whose open term runs an older version of the chain rejects upserts (UNSUPPORTED_TYPE). There a transaction carries
+deletes and inserts instead, as before that version; a newer term is looked for again after a while.
 """
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,11 +28,15 @@ from millrace.client.produce.transaction import ENDED
 from millrace.client.produce.written import Written
 from millrace.message import builders
 from millrace.message.model import MutableMessage
+from millrace.wal.reasons import Reason
 
 TXN_BYTES: Final = 32 << 20
 """Rows of one transaction: far below the chain's ``max_txn_bytes``."""
 
 LEASE_MS: Final = 60_000
+
+LOOK_AGAIN: Final = 60.0
+"""Seconds for which a producer that met an older version of the chain writes as that takes it."""
 
 
 class Sender(Protocol):
@@ -46,17 +55,43 @@ class _Part:
 
 
 class Upsert:
-    """One upsert call."""
+    """The upserts of one producer."""
 
     def __init__(self, producer: Sender, pool: ThreadPoolExecutor, settings: Settings) -> None:
         self._producer = producer
         self._pool = pool
         self._attempts = settings.append_attempts
+        self._older_until = 0.0
 
     def run(self, table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None) -> Written:
         """Upsert the conformed rows. VChannels of different PChannels at once; the first failure is raised at the end."""
+        parts = _parts(last_of_each_key(table, collection.schema.primary_key), collection, partition, partition_by)
+        if time.monotonic() < self._older_until:
+            return self._transactions(parts, collection)
+        whole, cut = ([part for part in parts if (len(part.pieces) == 1) == one] for one in (True, False))
+        messages = [
+            insert_message(rows, collection, vchannel=part.vchannel, partition_id=number, upsert=True)
+            for part in whole
+            for number, rows in part.pieces
+        ]
+        written = self._producer.send(messages, raise_rejected=False)
+        if self._older(written):
+            return self._transactions(parts, collection)  # what has taken effect may take it again
+        written.checked()
+        if cut:
+            written.add(self._transactions(cut, collection))
+        return written
+
+    def _older(self, written: Written) -> bool:
+        """Whether a term rejected what its version of the chain does not know."""
+        found = any(each.reason == Reason.UNSUPPORTED_TYPE for each in written.rejections)
+        if found:
+            self._older_until = time.monotonic() + LOOK_AGAIN
+        return found
+
+    def _transactions(self, parts: list[_Part], collection: Collection) -> Written:
         by_pchannel: dict[str, list[_Part]] = {}
-        for part in _parts(last_of_each_key(table, collection.schema.primary_key), collection, partition, partition_by):
+        for part in parts:
             by_pchannel.setdefault(pchannel_of(part.vchannel), []).append(part)
         waiting = [self._pool.submit(self._all, parts, collection) for parts in by_pchannel.values()]
         written, failures = Written(), []
@@ -87,17 +122,12 @@ class Upsert:
     def _once(self, part: _Part, collection: Collection) -> Written:
         txn_id = secrets.randbits(62) + 1
         name, number = part.vchannel, collection.id
-        keys = key_array(
-            pa.chunked_array([rows.column(collection.schema.primary_key) for _, rows in part.pieces]), collection
-        )
+        upsert = time.monotonic() >= self._older_until
         body = [
             builders.begin_txn(txn_id, vchannel=name, collection_id=number, term=0, keepalive_ms=LEASE_MS),
+            *([] if upsert else _deletes(part, collection, txn_id)),
             *(
-                delete_message(share, collection, vchannel=name, txn_id=txn_id)
-                for _, share in split_keys(keys, collection)
-            ),
-            *(
-                insert_message(rows, collection, vchannel=name, partition_id=partition, txn_id=txn_id)
+                insert_message(rows, collection, vchannel=name, partition_id=partition, txn_id=txn_id, upsert=upsert)
                 for partition, rows in part.pieces
             ),
         ]
@@ -110,6 +140,8 @@ class Upsert:
         if sent.rejections:
             rollback = builders.rollback_txn(txn_id, vchannel=name, collection_id=number, term=0)
             self._producer.send([rollback], raise_rejected=False)
+            if upsert and self._older(sent):
+                return self._once(part, collection)
             raise _lost(sent.rejections[0], name)
         try:
             commit = self._producer.send([builders.commit_txn(txn_id, vchannel=name, collection_id=number, term=0)])
@@ -117,6 +149,14 @@ class Upsert:
             raise _lost(rejection, name) from rejection
         rows = sum(batch.num_rows for _, batch in part.pieces)
         return Written(len(body) + 1, rows, sent.bytes, commit.last_tick, results=commit.results)
+
+
+def _deletes(part: _Part, collection: Collection, txn_id: int) -> list[MutableMessage]:
+    keys = pa.chunked_array([rows.column(collection.schema.primary_key) for _, rows in part.pieces])
+    return [
+        delete_message(share, collection, vchannel=part.vchannel, txn_id=txn_id)
+        for _, share in split_keys(key_array(keys, collection), collection)
+    ]
 
 
 def _lost(rejection: AppendRejected, vchannel: str) -> AppendRejected:
@@ -128,6 +168,8 @@ def _lost(rejection: AppendRejected, vchannel: str) -> AppendRejected:
 
 def last_of_each_key(table: pa.Table, key: str) -> pa.Table:
     """The last row of each key, in the order of the rows."""
+    if len(table) < 2:
+        return table
     codes = table.column(key).combine_chunks().dictionary_encode()
     codes = codes.chunk(0) if isinstance(codes, pa.ChunkedArray) else codes
     places = codes.indices.to_numpy(zero_copy_only=False)
