@@ -129,7 +129,7 @@ class Machine:
             return
         known = vchannel.producers.get(message.producer_id)
         if known is None:
-            if message.sequence != 0:
+            if message.sequence != 0 or 0 < message.barrier_tick < vchannel.forgotten:
                 raise Refused(Reason.UNKNOWN_PRODUCER)
         elif message.epoch < known.epoch:
             raise Refused(Reason.PRODUCER_FENCED)
@@ -154,6 +154,8 @@ class Machine:
         producers, result = vchannel.producers, (message.sequence, message_id, tick, reason)
         if message.producer_id not in producers and len(producers) >= self.config["max_producers"]:
             idlest = min(producers, key=lambda producer_id: (producers[producer_id].last_tick, producer_id))
+            if self.chain_version >= 4:
+                vchannel.forgotten = max(vchannel.forgotten, producers[idlest].last_tick)
             del producers[idlest]
         producer = producers.get(message.producer_id)
         if producer is None or producer.epoch != message.epoch:

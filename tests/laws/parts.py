@@ -136,6 +136,7 @@ class VChannel:
     partitions: dict[str, int]
     mvcc: int = 0
     deletes: int = 0
+    forgotten: int = 0
     producers: dict[int, Producer] = field(default_factory=dict)
     ended: list[tuple[int, str]] = field(default_factory=list)
 

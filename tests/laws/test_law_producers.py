@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millrace.message.types import MessageType as T
 from tests.laws.parts import Msg, Row
 from tests.laws.profile import examples
-from tests.laws.real import row_id, run
+from tests.laws.real import assert_same_rows, row_id, run
 from tests.laws.scribe import COLLECTIONS, FIELDS, LOGS, Scribe, keys_at, rows_payload
 
 AGAIN = ("DUPLICATE", "ALREADY_APPLIED")
@@ -113,3 +113,48 @@ def test_the_last_result_is_always_remembered(sends: list[Send]) -> None:
     repeated = run(send_all([*sends[:-1], last], retrying=True).written).rows[-1]
     mine = [send for send in sends if (send.producer, send.vchannel) == (last.producer, last.vchannel)]
     assert (repeated["reason"], repeated["sequence"]) == ("DUPLICATE", len(mine) - 1)
+
+
+FORGETTING = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(0, 1), st.lists(st.integers(0, 40), max_size=3)), min_size=1, max_size=25
+)
+"""(producer, VChannel, which of all messages so far are sent again, by whoever sent them): two producers are remembered."""
+
+
+@examples(80)
+@given(FORGETTING)
+@example([(1, 0, []), (2, 0, []), (3, 0, [0])])
+def test_nothing_takes_effect_twice_even_where_its_producer_was_forgotten(
+    sends: list[tuple[int, int, list[int]]],
+) -> None:
+    scribe = Scribe()
+    scribe.usual_opening()
+    numbers: dict[tuple[int, int], tuple[int, int]] = {}  # epoch and next sequence
+    sent: list[Msg] = []
+    rows: list[Row] = []
+
+    def append(message: Msg) -> Row:
+        rows.extend(scribe.append([message]))
+        return rows[-1] if rows[-1]["producer_id"] else next(row for row in reversed(rows) if row["producer_id"])
+
+    for number, (producer, place, again) in enumerate(sends):
+        payload, batch = rows_payload(FIELDS, keys_at(place, 2)[:1])
+        header: dict[str, Any] = {"vchannel": COLLECTIONS[1][place], "collection_id": 1, "schema_version": 1}
+        header |= {"partition_id": 1, "producer_id": producer, "rows": 1, "payload": payload, "batch": batch}
+        epoch, sequence = numbers.get((producer, place), (1, 0))
+        barrier = 0 if sequence else 1
+        while True:
+            message = Msg(T.INSERT, **header, epoch=epoch, sequence=sequence, barrier_tick=barrier)
+            sent.append(message)
+            judged = append(message)
+            if judged["reason"] != "UNKNOWN_PRODUCER":
+                break
+            # It was its first sending: a new epoch begins, above the tick of the verdict.
+            epoch, sequence, barrier = epoch + 1, 0, judged["time_tick"]
+        assert judged["reason"] is None, f"send {number}"
+        numbers[producer, place] = (epoch, sequence + 1)
+        for which in again:
+            append(sent[which % len(sent)])
+    applied = [key_of(row) for row in rows if row["producer_id"] and row["reason"] is None]
+    assert len(applied) == len(set(applied)) == len(sends)
+    assert_same_rows(scribe.written.flat(), run(scribe.written).rows)

@@ -103,6 +103,8 @@ class VChannelState:
     producers: dict[int, Producer] = field(default_factory=dict)
     delete_rows: int = 0
     mvcc: int = 0
+    forgotten: int = 0
+    """The greatest last tick of a producer that was forgotten since version 4 of the chain; 0 where none was."""
 
     def copy(self) -> VChannelState:
         return replace(
@@ -122,7 +124,8 @@ class VChannelState:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        data: dict[str, Any] = {"forgotten": self.forgotten} if self.forgotten else {}  # else as it was without it
+        return data | {
             "name": self.name,
             "collection_id": self.collection_id,
             "collection_name": self.collection_name,
@@ -162,6 +165,7 @@ class VChannelState:
             },
             delete_rows=data["delete_rows"],
             mvcc=data["mvcc"],
+            forgotten=data.get("forgotten", 0),
         )
 
 

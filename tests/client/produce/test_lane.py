@@ -528,3 +528,25 @@ def test_where_a_term_runs_an_older_chain_upserts_are_transactions_until_a_newer
         assert own == [*transaction * 3, "UPSERT"]
     finally:
         rig.close()
+
+
+def test_a_first_message_without_an_answer_does_not_double_when_its_producer_was_forgotten(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    try:
+        rig.coordinator.open_term("dml_0", config={"max_producers": 1})
+        before = rig.host.tick("dml_0")
+        keys = rig.keys(0, 3)
+        with rig.producer() as first, rig.producer() as second, rig.producer() as third:
+            rig.way.plan = deque([Fault.LOST_AFTER] * rig.settings.append_attempts)
+            with pytest.raises(AppendUnresolved):
+                first.delete(rig.collection, keys[:1])
+            rig.way.plan.clear()
+            second.delete(rig.collection, keys[1:2])
+            with pytest.raises(AppendRejected, match="whether these messages took effect before, read"):
+                first.settle().checked()
+            assert not third.delete(rig.collection, keys[2:]).rejections
+            assert not first.delete(rig.collection, keys[:1]).rejections, "it goes on, in a new epoch"
+            found = [rig.accepted(each, before)[rig.collection.vchannels[0]] for each in (first, second, third)]
+            assert found == [[keys[0]] * 2, [keys[1]], [keys[2]]]
+    finally:
+        rig.close()

@@ -130,7 +130,9 @@ class Lane:
         if self.sequencer.renews(messages):
             self.sequencer.begin_epochs(self._renewed(AskEpochs(self.sequencer.epochs_above())))
         self.sequencer.epoch = self._identity.epoch
-        return self.sequencer.stamp(messages)
+        return self.sequencer.stamp(
+            messages, barrier=0
+        )  # its numbers cannot change later: no verdict must ask for others
 
     def send(self, groups: Sequence[list[MutableMessage]]) -> Written:
         """Append the groups, one entry each, in order; what became of their messages.
@@ -194,7 +196,9 @@ class Lane:
         if isinstance(action, Send):
             flight.append(self._submitted(action.sending, pipelined))
         elif isinstance(action, Receive):
-            return list(flight.popleft().result().judged())
+            outcome = flight.popleft().result()
+            self.sequencer.tick = max(self.sequencer.tick, outcome.last_tick)
+            return list(outcome.judged())
         elif isinstance(action, AskTerm):
             return self._identity.terms.term(self.pchannel)
         elif isinstance(action, AskEpochs):

@@ -144,6 +144,9 @@ class Sequencer:
         self.term = term
         self.epoch = epoch
         """The producer's newest epoch, in which it begins on a VChannel; whoever drives keeps it up to date."""
+        self.tick = 1
+        """The greatest tick that an answer had, which whoever drives keeps up to date. A first message has it as its barrier, so that
+        the chain knows a repeat of it for one even when it has forgotten the producer (docs/chain.md, "Producers")."""
         self.closed = False
         """Whether a failure is not worth a pause any more."""
         self.unresolved: list[Sending] = []
@@ -414,15 +417,17 @@ class Sequencer:
         sending.messages[:] = self.stamp(sending.messages)
         sending.answers = [None] * len(sending.messages)
 
-    def stamp(self, messages: Sequence[MutableMessage]) -> list[MutableMessage]:
-        """`messages` with term, producer, epoch and the next sequences."""
+    def stamp(self, messages: Sequence[MutableMessage], *, barrier: int | None = None) -> list[MutableMessage]:
+        """`messages` with term, producer, epoch and the next sequences, a first one with `barrier` (default: the greatest tick known)."""
         stamped = []
         for message in messages:
             name = message.vchannel
             sequence = self._sequences.get(name, 0)
             self._sequences[name] = sequence + 1
             epoch = self._epochs.setdefault(name, self.epoch)
-            stamped.append(replace(message, term=self.term, producer_id=self.id, epoch=epoch, sequence=sequence))
+            least = 0 if sequence else self.tick if barrier is None else barrier
+            stamps = {"term": self.term, "producer_id": self.id, "epoch": epoch, "sequence": sequence}
+            stamped.append(replace(message, **stamps, barrier_tick=max(message.barrier_tick, least)))
         return stamped
 
 

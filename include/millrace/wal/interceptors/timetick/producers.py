@@ -14,6 +14,7 @@ import numpy.typing as npt
 from millrace.wal.reasons import OUTSIDE_SEQUENCE, Reason
 from millrace.wal.run import ACCEPTED, REASONS, Decided, Row, Run, groups
 from millrace.wal.state import ChannelState, Producer, Result, VChannelState
+from millrace.wal.versions import TABLES
 
 _USES_SEQUENCE: Final = np.array([True, *(reason not in OUTSIDE_SEQUENCE for reason in REASONS)])
 """By reason code: whether such a verdict uses up the sequence number."""
@@ -48,6 +49,12 @@ def _judge_producer(state: ChannelState, channel: VChannelState, run: Run, rows:
             if s != 0:
                 run.reject(
                     place, Reason.UNKNOWN_PRODUCER, f"producer {producer_id} must begin with sequence 0, not {s}"
+                )
+                continue
+            if 0 < columns.barrier_tick[run.start + place] < channel.forgotten:
+                words = f"producers up to tick {channel.forgotten} were forgotten, {producer_id} perhaps among them"
+                run.reject(
+                    place, Reason.UNKNOWN_PRODUCER, f"{words}: begin with that as the barrier tick, or a later one"
                 )
                 continue
             if len(channel.producers) >= state.config.max_producers:
@@ -167,6 +174,8 @@ def _record(
     if known is None and len(channel.producers) >= state.config.max_producers:
         idle = min(channel.producers.items(), key=lambda item: (item[1].last_tick, item[0]))
         del channel.producers[idle[0]]
+        if state.chain_version >= TABLES:
+            channel.forgotten = max(channel.forgotten, idle[1].last_tick)
     kept = known.results if known and known.epoch == epoch else ()
     if kept and results and _continues(kept[-1], results[0]):
         results = [kept[-1]._replace(length=kept[-1].length + results[0].length), *results[1:]]
