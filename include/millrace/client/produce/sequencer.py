@@ -426,7 +426,7 @@ class Sequencer:
             self._sequences[name] = sequence + 1
             epoch = self._epochs.setdefault(name, self.epoch)
             least = 0 if sequence else self.tick if barrier is None else barrier
-            stamps = {"term": self.term, "producer_id": self.id, "epoch": epoch, "sequence": sequence}
+            stamps: dict[str, Any] = {"term": self.term, "producer_id": self.id, "epoch": epoch, "sequence": sequence}
             stamped.append(replace(message, **stamps, barrier_tick=max(message.barrier_tick, least)))
         return stamped
 
