@@ -65,7 +65,6 @@ def commits(folder: Path, *, marks: tuple[int, ...] = (1000, 20_000)) -> dict[st
             pchannel="p0",
             base_commits=base.commits,
             base_tick=base.last_tick,
-            base_version=base.version,
             last_tick=outcome.state.last_tick,
             position=outcome.state.position,
             totals=writer.totals,

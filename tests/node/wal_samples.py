@@ -81,7 +81,6 @@ def write_range(table: Path, base: WalPosition, made: Outcome) -> RangeReport:
         pchannel=base.pchannel,
         base_commits=base.commits,
         base_tick=base.last_tick,
-        base_version=base.version,
         last_tick=made.state.last_tick,
         position=made.state.position,
         totals=writer.totals,

@@ -92,7 +92,6 @@ class WalMaker:
             pchannel=name,
             base_commits=base.commits,
             base_tick=base.last_tick,
-            base_version=base.version,
             last_tick=outcome.state.last_tick,
             position=outcome.state.position,
             totals=writer.totals,

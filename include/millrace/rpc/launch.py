@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from millrace.base.log_backends import in_own_folder
@@ -35,25 +34,6 @@ class ServerLaunch:
     """Of the backend (RocksMQSettings for the embedded log), by name."""
     extensions: tuple[str, ...] = ()
     """What else it hosts: `module:function`, each of which takes the LogService and the folder and returns an Extension."""
-
-    def to_json(self) -> str:
-        """As one text, for a process that may have to start the server anew: see :meth:`from_json`."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> ServerLaunch:
-        """Inverse of :meth:`to_json`."""
-        document = json.loads(text)
-        pairs = [(str(name), str(value)) for name, value in document["settings"]]
-        tls = document["tls"]
-        return cls(
-            **document
-            | {
-                "tls": None if tls is None else tuple(tls),
-                "settings": tuple(pairs),
-                "extensions": tuple(document["extensions"]),
-            }
-        )
 
     def arguments(self) -> list[str]:
         """As the server's command line takes them."""

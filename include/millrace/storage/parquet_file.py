@@ -11,8 +11,8 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -119,13 +119,6 @@ class FileAction:
     stats: str
     """What readers prune by, as Delta writes it."""
     written_ms: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        return cls(**value)
 
 
 class ParquetFile:

@@ -106,7 +106,7 @@ def test_rejections_before_any_tick_fence_each_other_too(table: WalTable, commit
 
 def test_a_range_without_rows_makes_no_commit(table: WalTable, committer: Committer) -> None:
     base = table.position("p0")
-    idle = RangeReport("p0", base.commits, base.last_tick, base.version, base.last_tick, (0, 5), base.totals)  # type: ignore[arg-type]
+    idle = RangeReport("p0", base.commits, base.last_tick, base.last_tick, (0, 5), base.totals)  # type: ignore[arg-type]
     result = committer.commit([idle])
     assert (result.committed, result.fenced, result.version) == ((), (), 0)
 

@@ -12,27 +12,11 @@ from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
 from millrace.node.ingest.connection import Connection
 from millrace.rpc.discovery import read_record
-from millrace.rpc.launch import ServerLaunch, launch_of
+from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
 from tests.certificates import certificate
 from tests.client.spool.test_remote import free_port
 from tests.log.server_rig import until
-
-
-def test_a_launch_comes_back_from_its_text_as_it_was() -> None:
-    full = ServerLaunch(
-        host="0.0.0.0",
-        port=7700,
-        idle_timeout=1.5,
-        tls=("cert", "key", "name"),
-        backend="kafka://a:1/b",
-        connections=10,
-        streams=5,
-        settings=(("segment_bytes", "1"),),
-        extensions=("a:b",),
-    )
-    assert ServerLaunch.from_json(full.to_json()) == full
-    assert ServerLaunch.from_json(ServerLaunch().to_json()) == ServerLaunch()
 
 
 def test_a_server_that_the_planner_starts_has_the_settings_port_tls_and_sizes(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from millrace.message.ids import tick_physical_ms
 from millrace.node.ingest.wal_writer import RangeWriter
-from millrace.storage.parquet_file import FileAction
 from millrace.tables.wal.table import WalPosition, WalTable
 from millrace.wal.digest import digest
 from tests.node.wal_samples import NOON, message, outcome, rejection, wal_rows, write_range
@@ -103,8 +102,3 @@ def test_an_aborted_attempt_leaves_no_file(table: Path) -> None:
     writer.abort()
     writer.abort()
     assert not list(table.rglob("*.parquet"))
-
-
-def test_an_action_travels_as_json(table: Path) -> None:
-    for item in write_range(table, BASE, outcome(BASE, messages=[message(1)])).actions:
-        assert FileAction.from_dict(json.loads(json.dumps(item.to_dict()))) == item

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ from millrace.node.ingest.ranges import RangeReport, check_not_regressed, proces
 from millrace.node.ingest.wal_writer import RangeWriter
 from millrace.node.range.failure import Failure
 from millrace.tables.wal.state_check import check_state
-from millrace.tables.wal.table import Totals, WalPosition, WalTable
+from millrace.tables.wal.table import WalPosition, WalTable
 from millrace.wal.chain import Chain
 from millrace.wal.portions import id_at
 from millrace.wal.state import ChannelState
@@ -195,14 +196,6 @@ def _uncovered(base: WalPosition, entry: LogId) -> WalPosition:
 def _unmoved(base: WalPosition, wal: str) -> RangeReport:
     """A range of nothing, whose commit leaves the PChannel's state as it is."""
     state = base.state or ChannelState.new(base.pchannel)
-    return RangeReport(
-        pchannel=base.pchannel,
-        base_commits=base.commits,
-        base_tick=base.last_tick,
-        base_version=base.version,
-        last_tick=state.last_tick,
-        position=state.position,
-        totals=Totals(),
-        actions=tuple(RangeWriter(wal, base.pchannel).finish(state, base)),
-        removed_state=base.state_path,
-    )
+    made = RangeReport.without_effect(base, state.position)
+    actions = tuple(RangeWriter(wal, base.pchannel).finish(state, base))
+    return replace(made, last_tick=state.last_tick, actions=actions, removed_state=base.state_path)

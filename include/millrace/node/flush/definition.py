@@ -14,6 +14,7 @@ from millrace.node.flush.flushed import FlushedSegments
 from millrace.node.flush.flusher import FlushPlan, FlushReport, run_flush
 from millrace.node.flush.planner import FlushPlanner
 from millrace.node.range.definition import Definition
+from millrace.tables.wal.reader import MAX_TICK
 
 RANGE_FACTOR: Final = 4
 """A flush takes so many times the bytes of a WAL commit: its memory does not grow with them, while files and commits get fewer."""
@@ -25,6 +26,7 @@ class Flush(Definition[FlushPlan, FlushReport]):
 
     name: ClassVar[str] = "flusher"
     settings: Settings
+    up_to_tick: int = MAX_TICK
 
     @property
     def max_bytes(self) -> int:
@@ -35,7 +37,7 @@ class Flush(Definition[FlushPlan, FlushReport]):
         return self.settings.flush_interval
 
     def planner(self) -> FlushPlanner:
-        return FlushPlanner(self.settings)
+        return FlushPlanner(self.settings, self.up_to_tick)
 
     def run(self, plan: FlushPlan) -> FlushReport:
         return run_flush(self.settings, plan)

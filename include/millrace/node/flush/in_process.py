@@ -10,7 +10,7 @@ from millrace.base.settings import Settings
 from millrace.node.flush.commit import FlushCommitter
 from millrace.node.flush.definition import Flush
 from millrace.node.range.in_process import drain
-from millrace.tables.wal.reader import MAX_TICK, WalSnapshot
+from millrace.tables.wal.reader import MAX_TICK
 
 
 def flush(
@@ -26,12 +26,5 @@ def flush(
     Raises as :func:`drain` does, what keeps a PChannel from being flushed: ChannelParked, Malformed, StagedFileDamaged,
     TableUnavailable.
     """
-    wal = WalSnapshot.open(settings.wal_uri)
-    if wal is None:
-        return {}
-    return drain(
-        Flush(settings),
-        FlushCommitter(settings, metrics=metrics, seam=seam),
-        target={name: min(wal.last_tick(name), up_to_tick) for name in wal.pchannels()},
-        max_bytes=max_bytes or settings.max_bytes_per_trigger,
-    )
+    committer = FlushCommitter(settings, metrics=metrics, seam=seam)
+    return drain(Flush(settings, up_to_tick), committer, max_bytes=max_bytes or settings.max_bytes_per_trigger)

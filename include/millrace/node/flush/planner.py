@@ -16,8 +16,9 @@ from millrace.tables.wal.reader import MAX_TICK, WalSnapshot
 class FlushPlanner(Planner[FlushPlan, int]):
     """Ends are time ticks. Where there is no WAL yet there is nothing to do."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, up_to_tick: int = MAX_TICK) -> None:
         self._settings = settings
+        self._up_to_tick = up_to_tick
         self._wal: WalSnapshot | None = None
         self._checkpoints: Table | None = None
         self._read: tuple[int, dict[str, Checkpoint]] = (-1, {})
@@ -29,9 +30,9 @@ class FlushPlanner(Planner[FlushPlan, int]):
         wal = self._refreshed()
         if wal is None or wal.version == self._idle_version:
             return []
-        ends = dict.fromkeys(wal.pchannels(), MAX_TICK) if target is None else target
+        ends = self.seen() if target is None else target
         plans = self._plan(wal, {name: end for name, end in ends.items() if name not in without}, max_bytes)
-        if not plans:
+        if not plans and not without:
             self._idle_version = wal.version
         return [Pending(plan.channel, plan.checkpoint.time_tick, plan.up_to_tick) for plan in plans]
 
@@ -45,7 +46,7 @@ class FlushPlanner(Planner[FlushPlan, int]):
 
     def seen(self) -> dict[str, int]:
         wal = self._wal
-        return {} if wal is None else {name: wal.last_tick(name) for name in wal.pchannels()}
+        return {} if wal is None else {name: min(wal.last_tick(name), self._up_to_tick) for name in wal.pchannels()}
 
     def read_end(self, text: str) -> int:
         return int(text)

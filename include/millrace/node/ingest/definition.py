@@ -30,7 +30,8 @@ class Ingest(Definition[RangePlan, RangeReport]):
     name: ClassVar[str] = "streaming-node"
     settings: Settings
     service: LogService | None = None
-    """The log, for a loop in this process; without it planner and tasks connect for themselves."""
+    table: WalTable | None = None
+    """Log and table, for a loop in this process; without them each process connects and opens for itself."""
 
     @property
     def parked(self) -> Path:
@@ -56,7 +57,7 @@ class Ingest(Definition[RangePlan, RangeReport]):
         connection.close()
 
     def planner(self) -> LogPlanner:
-        table = WalTable.open(self.settings.wal_uri)
+        table = self.table or WalTable.open(self.settings.wal_uri)
         if self.service is not None:
             service = self.service
             return LogPlanner(lambda: service, table, parked=self.parked)
@@ -76,4 +77,4 @@ class Ingest(Definition[RangePlan, RangeReport]):
             log.close()
 
     def committer(self, metrics: Metrics | None) -> Committer:
-        return Committer(WalTable.create(self.settings.wal_uri), metrics=metrics)
+        return Committer(self.table or WalTable.create(self.settings.wal_uri), metrics=metrics)

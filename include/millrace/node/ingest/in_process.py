@@ -7,6 +7,7 @@ from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.node.ingest.definition import Ingest
 from millrace.node.range.in_process import drain
+from millrace.tables.wal.table import WalTable
 
 
 def catch_up(settings: Settings, service: LogService, *, metrics: Metrics | None = None) -> dict[str, int]:
@@ -14,5 +15,5 @@ def catch_up(settings: Settings, service: LogService, *, metrics: Metrics | None
 
     Raises as :func:`drain` does: ChannelParked for a range that cannot be run, TableUnavailable for one that may be run later.
     """
-    ingest = Ingest(settings, service)
+    ingest = Ingest(settings, service, WalTable.create(settings.wal_uri))
     return drain(ingest, ingest.committer(metrics))

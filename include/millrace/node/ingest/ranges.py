@@ -52,7 +52,6 @@ class RangeReport:
     pchannel: str
     base_commits: int
     base_tick: int
-    base_version: int
     last_tick: int
     position: LogId
     totals: Totals
@@ -68,16 +67,8 @@ class RangeReport:
     @classmethod
     def without_effect(cls, base: WalPosition, position: LogId, failure: Failure | None = None) -> Self:
         """Of a range from `base` that leaves the table as it is."""
-        return cls(
-            base.pchannel,
-            base.commits,
-            base.last_tick,
-            base.version,
-            base.last_tick,
-            position,
-            Totals(),
-            failure=failure,
-        )
+        start = base.pchannel, base.commits, base.last_tick
+        return cls(*start, base.last_tick, position, Totals(), failure=failure)
 
     @property
     def channel(self) -> str:

@@ -117,9 +117,9 @@ def _node_behind(settings: Settings, service: LogService, since: int) -> str:
 
 
 def _flusher_behind(settings: Settings, since: int) -> str:
-    planner = FlushPlanner(settings)
+    planner = FlushPlanner(settings, since)
     try:
-        plans = planner.plan(dict.fromkeys(planner.ends(), since), max_bytes=UNBOUNDED)
+        plans = planner.plan(planner.ends(), max_bytes=UNBOUNDED)
     except (OSError, MillraceError):  # damaged tables have findings of their own
         return ""
     return f"rows of {', '.join(plan.channel for plan in plans)} wait in the WAL" if plans else ""

@@ -8,7 +8,6 @@ hold later ticks. The old files remain on disk until VACUUM.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from millrace.base.errors import BackupBusy, RepairImpossible
 from millrace.base.failpoint import hit
@@ -121,21 +120,14 @@ def _vchannels(wal: WalSnapshot, pchannel: str) -> set[str]:
     return found
 
 
-@dataclass(frozen=True)
-class _Again(Flush):
-    """The flusher, which says how far it is."""
-
-    ticks: Mapping[str, int]
-    progress: Progress
-
-    def run(self, plan: FlushPlan) -> FlushReport:
-        done = plan.checkpoint.time_tick / self.ticks[plan.channel]
-        self.progress.say("reading the WAL again", pchannel=plan.channel, done=done)
-        return super().run(plan)
-
-
 def _flush_up_to(scratch: Settings, ticks: Mapping[str, int], progress: Progress) -> None:
-    again = _Again(scratch, ticks, progress)
+    class Told(Flush):
+        def run(self, plan: FlushPlan) -> FlushReport:
+            done = plan.checkpoint.time_tick / ticks[plan.channel]
+            progress.say("reading the WAL again", pchannel=plan.channel, done=done)
+            return super().run(plan)
+
+    again = Told(scratch)
     drain(again, again.committer(None), target=ticks, max_bytes=scratch.max_bytes_per_trigger)
 
 
