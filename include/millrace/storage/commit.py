@@ -170,7 +170,7 @@ def add_columns(
 ) -> bool:
     """Give the table the columns of `wanted` that it lacks; False where it has them all. `refuse` may raise for those of another type."""
     if any(hides_ntz(field.type) for field in wanted):
-        alter_fenced(table, lambda: _ntz_feature(table))
+        alter_fenced(table, lambda: _feature(table, "timestampNtz", TableFeatures.TimestampWithoutTimezone))
 
     def look() -> Write | None:
         lacking, differing = table.columns_lacking(wanted)
@@ -182,7 +182,11 @@ def add_columns(
             lacking, commit_properties=properties, post_commithook_properties=HOOKS
         )
 
-    return alter_fenced(table, look)
+    added = alter_fenced(table, look)
+    if table.delta.protocol().writer_features:
+        # From writer 7 on Spark does not open a table with columns that are not nullable and without this feature.
+        alter_fenced(table, lambda: _feature(table, "invariants", TableFeatures.Invariants))
+    return added
 
 
 def hides_ntz(kind: pa.DataType) -> bool:
@@ -193,11 +197,11 @@ def hides_ntz(kind: pa.DataType) -> bool:
     return bool(pa.types.is_nested(kind) and "timestamp[us]" in str(kind))
 
 
-def _ntz_feature(table: Table) -> Write | None:
-    if "timestampNtz" in (table.delta.protocol().writer_features or ()):
+def _feature(table: Table, name: str, feature: TableFeatures) -> Write | None:
+    if name in (table.delta.protocol().writer_features or ()):
         return None
     return lambda properties: table.delta.alter.add_feature(
-        TableFeatures.TimestampWithoutTimezone,
+        feature,
         allow_protocol_versions_increase=True,
         commit_properties=properties,
         post_commithook_properties=HOOKS,
