@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+import millrace.spark as face
 import millrace.tables.read.spark as reader
 from millrace.base.settings import Settings
 from millrace.client.client import Client
@@ -17,7 +18,10 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.tables.read.arrow import read_arrow
+from millrace.testing import deployment
 from tests.tables.read_model import do
+from tests.tables.test_every_type import rows as every_rows
+from tests.tables.test_every_type import schema as every_schema
 from tests.tables.wal_maker import Collection, WalMaker
 
 if TYPE_CHECKING:
@@ -149,3 +153,35 @@ def test_times_and_dates_come_through_tasks_as_they_were_written(
         client.append.service.shutdown()
     found = reader.read(spark, settings, made.id).toArrow().sort_by("id")
     assert found.to_pylist() == rows.to_pylist() == read_arrow(settings, made.id).sort_by("id").to_pylist()
+
+
+def test_spark_reads_every_type_as_it_was_written(spark: SparkSession) -> None:
+    with deployment() as db:
+        every = db.create_collection("every", every_schema())
+        every.insert(every_rows().slice(0, 2))
+        db.settle()
+        flushed = [row.asDict(recursive=True) for row in face.read(spark, "every", settings=db.settings).collect()]
+        here = every.read().to_pylist()
+        every.insert(every_rows().slice(2))
+        catch_up(db.settings, db.client.log)
+        tailed = face.read(spark, "every", settings=db.settings).count()
+    assert tailed == 3
+    by_key = [sorted(rows, key=lambda row: row["id"]) for rows in (flushed, here)]
+    for spark_row, row in zip(*by_key, strict=True):
+        for name, value in row.items():
+            # Spark's rows have maps as dicts, and moments in the session's zone without one.
+            assert plain(spark_row[name]) == plain(value), name
+
+
+def plain(value: object) -> object:
+    """A value without what differs between the two libraries: bytes, maps and moments by one form each."""
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None)
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        pairs = bool(value) and all(isinstance(each, tuple) for each in value)
+        return plain(dict(value)) if pairs else [plain(each) for each in value]
+    return value
