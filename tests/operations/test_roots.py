@@ -14,7 +14,8 @@ from pyarrow import parquet as pq
 from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
-from millrace.client.produce.row_files import InputFormat, read_batches
+from millrace.client.produce.files.kinds import InputFormat
+from millrace.client.produce.files.reading import read_batches
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.operations.backfill import staging
 from millrace.operations.backfill.declaration import LoadParams

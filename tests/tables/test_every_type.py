@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from millrace.client.produce.row_files import InputFormat, read_batches
+from millrace.client.produce.files.kinds import InputFormat
+from millrace.client.produce.files.reading import read_batches
 from millrace.client.schemas import schema as schema_of
 from millrace.commands.parts.rows_out import write_json_lines
 from millrace.message.schema import CollectionSchema, FieldSpec

@@ -14,6 +14,7 @@ nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore 
 ``restore_backup.copied`` (all is copied, nothing has its name yet),
 ``clock.kept`` (what the stamps' clock believes is kept, the append that looked at it is not),
 ``spool.sent`` and ``spool.settled`` (around the note that a spooled entry was sent),
+``produce.sent`` and ``produce.kept`` (around the note that a batch of a load was sent),
 ``import.noted`` and ``import.appended`` (around the Imports of one VChannel),
 ``backfill.written`` (a slice of a derived table is committed, not recorded),
 ``switch.created``, ``switch.listed``, ``switch.appended``, ``switch.passed``, ``switch.closed`` (millrace.coord.switch_log: behind

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from millrace.base.errors import InvalidArgument, MillraceError
+from millrace.base.failpoint import hit
 from millrace.commands.parts.command_line import (
     FAILED,
     ROWS,
@@ -31,24 +34,30 @@ from millrace.commands.parts.command_line import (
 )
 
 if TYPE_CHECKING:
+    from millrace.base.settings import Settings
     from millrace.catalog.collection import Collection
+    from millrace.client.produce.files.fitting import BadRow, Batch
+    from millrace.client.produce.files.journal import Journal, Place
+    from millrace.client.produce.files.kinds import InputFormat
     from millrace.client.produce.producer import Producer
-    from millrace.client.produce.row_files import Batch
     from millrace.client.produce.written import Written
 
 BATCH_ROWS = 50_000
 SHOWN_BAD_ROWS = 20
 """Bad rows that are told one by one when they are skipped; the summary counts them all."""
 
-_PROGRESS_SECONDS = 0.5
+MAX_BAD_ROWS = 1_000
 
 
 class Format(StrEnum):
     """Of the input."""
 
     JSONL = "jsonl"
+    JSON = "json"
     CSV = "csv"
     PARQUET = "parquet"
+    ARROW = "arrow"
+    AVRO = "avro"
 
 
 class OnError(StrEnum):
@@ -69,7 +78,9 @@ class Tally:
     bytes: int = 0
     last_tick: int = 0
     last_line: int = 0
-    """Of the input, up to which everything was sent or skipped."""
+    """Of the file that is read, up to which everything was sent or skipped."""
+    files: int = 0
+    """That were read to their end."""
 
     def add(self, written: Written) -> None:
         self.accepted += written.rows - written.rejected_rows
@@ -78,13 +89,21 @@ class Tally:
         self.bytes += written.bytes
         self.last_tick = max(self.last_tick, written.last_tick)
 
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"rejected": dict(self.rejected)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Tally:
+        return cls(**value | {"rejected": Counter(value.get("rejected", {}))})
+
 
 @root.command(rich_help_panel=ROWS)
 def produce(
     name: CollectionName,
-    source: Annotated[
-        Path, typer.Argument(metavar="[FILE|-]", help="The rows; - is stdin.", show_default=False)
-    ] = Path("-"),
+    sources: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE…|-]", help="Files, folders or patterns; - is stdin.", show_default=False),
+    ] = None,
     file_format: Annotated[
         Format | None, typer.Option("--format", help="Of the rows. Without it: by the suffix; stdin is JSON lines.")
     ] = None,
@@ -93,53 +112,118 @@ def produce(
         str | None, typer.Option(metavar="COLUMN", help="A column that names each row's partition.")
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete the rows with these primary keys instead.")] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the collection, where there is none, with the first file's columns.")
+    ] = False,
+    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the primary key.")] = None,
     on_error: Annotated[
         OnError, typer.Option(help="At a row that does not fit: stop before its batch is sent, or skip the row.")
     ] = OnError.STOP,
+    bad_rows: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Skip rows that do not fit, and write them there, as JSON lines."),
+    ] = None,
+    max_bad: Annotated[int, typer.Option(min=0, help="With --bad-rows: stop behind so many.")] = MAX_BAD_ROWS,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="JOURNAL", help="Keep there how far this load is; the same command goes on.")
+    ] = None,
+    delimiter: Annotated[str, typer.Option(help="Of CSV.")] = ",",
+    quote: Annotated[str, typer.Option(help="Of CSV; empty where cells are never quoted.")] = '"',
+    header: Annotated[bool, typer.Option(help="Whether CSV begins with a header.")] = True,
+    encoding: Annotated[str, typer.Option(help="Of CSV.")] = "utf-8",
+    decimal: Annotated[str, typer.Option(help="The decimal mark of CSV: a point or a comma.")] = ".",
+    null: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Of CSV: a cell that is null, beside the empty one.")
+    ] = None,
+    date_format: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Of dates in CSV, such as %d.%m.%Y.")
+    ] = None,
+    time_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="Of timestamps in CSV.")] = None,
     batch_rows: Annotated[int, typer.Option(min=1, help="Rows that are checked and sent at a time.")] = BATCH_ROWS,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Append rows to a collection, or delete rows from it.
 
-    JSON lines (an object a line), CSV with a header, or Parquet. Timestamps and dates are ISO 8601, binary is base64. Every
-    row is checked before it is sent; one that does not fit is told with its line. What the chain rejects is told by reason.
-    The command returns when every row is durable and judged; the rows are readable when the streaming job has them.
+    JSON lines, a JSON array, CSV, Parquet, Arrow or Avro; packed by gzip, zstd or bzip2, as their first bytes say. Timestamps and
+    dates are ISO 8601, binary is base64. Every row is checked before it is sent; one that does not fit is told with its line and column. What the chain
+    rejects is told by reason. The command returns when every row is durable and judged; they are readable when the streaming job has them.
 
     Example: `millrace produce flights flights.parquet --partition-by origin`
+
+    Example: `millrace produce flights "2026/*.csv.gz" --delimiter ";" --decimal , --bad-rows bad.jsonl --resume flights.journal`
 
     Example: `echo '{"id": 1, "name": "Ada"}' | millrace produce users -`
 
     Example: `millrace produce users gone.csv --delete`
     """
     from millrace.client.client import Client
-    from millrace.client.produce.row_files import InputFormat, format_of, read_batches
+    from millrace.client.produce.files.kinds import STDIN, CsvForm, InputFormat, files_of, format_of
+    from millrace.client.produce.files.reading import read_batches
 
     if partition is not None and partition_by is not None:
         raise typer.BadParameter("--partition and --partition-by: give one of them")
     if delete and partition_by is not None:
         raise typer.BadParameter("--delete takes --partition, or deletes in all partitions")
     settings = load_settings(data)
+    form = CsvForm(delimiter, quote, header, encoding, ("", *(null or ())), decimal, date_format, time_format)
+    given = None if file_format is None else InputFormat(file_format)
+    files = files_of(sources or [Path(STDIN)], given)
+    kinds = [format_of(each, given) for each in files]
+    if create:
+        _create(settings, name, files[0], key)
     collection = find_collection(settings, name)
     _check_partitions(collection, partition, partition_by, delete)
-    kind = format_of(source, None if file_format is None else InputFormat(file_format))
     allowed = None if partition_by is None else (partition_by, list(collection.partitions))
-    tally, started, refused = Tally(), time.monotonic(), False
+    started, refused = time.monotonic(), False
+    load = {
+        "collection": collection.id,
+        "schema version": collection.schema_version,
+        "partition": partition,
+        "partition column": partition_by,
+        "deletes": delete,
+        "rows of a batch": batch_rows,
+        "form of CSV": asdict(form),
+    }
+    tally = Tally()
     try:
-        with _opened(source) as rows, Client.connect(settings) as client:
-            producer = client.producer()
-            batches = read_batches(
-                rows, kind, collection.schema, batch_rows=batch_rows, keys_only=delete, allowed=allowed
+        with ExitStack() as opened:
+            journal = None if resume is None else opened.enter_context(_journal(resume, load, files))
+            place = None if journal is None else journal.place
+            if place is not None and place.counts:
+                tally = Tally.from_json(place.counts)
+                typer.echo(f"Going on behind {counted(tally.accepted, 'row')} of this load.", err=True)
+            bad = (
+                None if bad_rows is None else opened.enter_context(BadRows.at(bad_rows, max_bad, tally.skipped, place))
             )
-            with _progress() as show:
-                for batch in batches:
-                    _note_bad(batch, tally, on_error)
-                    if batch.rows.num_rows:
-                        tally.add(_send(producer, collection, batch, partition, partition_by, delete))
-                    tally.last_line = max(tally.last_line, batch.last_line)
-                    show(tally, time.monotonic() - started)
-                    if tally.rejected and on_error == OnError.STOP:
-                        break
+            client = opened.enter_context(Client.connect(settings))
+            producer = client.producer(resumed=None if journal is None else journal.producer_id)
+            if place is not None:
+                producer.resume(place.numbers)
+            show = opened.enter_context(_progress())
+            read = partial(
+                read_batches,
+                schema=collection.schema,
+                batch_rows=batch_rows,
+                keys_only=delete,
+                allowed=allowed,
+                form=form,
+            )
+            for number, done, batch in _batches(files, kinds, place, read):
+                if batch is None:
+                    tally.files, tally.last_line = tally.files + 1, 0 if number < len(files) else tally.last_line
+                elif batch.bad:
+                    _note_bad(batch, files[number], tally, on_error, bad)
+                if batch is not None and batch.rows.num_rows:
+                    tally.add(_send(producer, collection, batch, partition, partition_by, delete))
+                tally.last_line = max(tally.last_line, 0 if batch is None else batch.last_line)
+                if journal is not None:
+                    hit("produce.sent")
+                    _keep(journal, number, done, producer, tally, bad)
+                    hit("produce.kept")
+                show(tally, time.monotonic() - started)
+                if tally.rejected and on_error == OnError.STOP:
+                    break
     except MillraceError:
         refused = True
         raise
@@ -152,6 +236,95 @@ def produce(
             err=True,
         )
         raise typer.Exit(FAILED)
+
+
+def _batches(
+    files: list[Path],
+    kinds: list[InputFormat],
+    place: Place | None,
+    read: Callable[[BinaryIO, InputFormat], Iterator[Batch]],
+) -> Iterator[tuple[int, int, Batch | None]]:
+    """(file's number, batches of it with this one, batch) behind `place`; (next file's number, 0, None) behind each file."""
+    begin, passed = (0, 0) if place is None else (place.file, place.batches)
+    for number in range(begin, len(files)):
+        with _opened(files[number]) as rows:
+            for done, batch in enumerate(read(rows, kinds[number]), 1):
+                if done > passed or number > begin:
+                    yield number, done, batch
+        yield number + 1, 0, None
+
+
+def _create(settings: Settings, name: str, source: Path, key: str | None) -> None:
+    """Make the collection where there is none; what was inferred is told."""
+    from millrace.client.client import Client
+    from millrace.commands.parts.collection_schema import make_schema
+
+    with Client.connect(settings) as client:
+        if name in {each.name for each in client.catalog.collections()}:
+            return
+        if str(source) == "-":
+            raise typer.BadParameter("--create looks into a file, and stdin is read once: make the collection first")
+        schema = make_schema(fields=[], source=source, key=key, event_time=None)
+        shown = ", ".join(f"{each.name}:{each.type}{'?' * each.nullable}" for each in schema.fields)
+        typer.echo(f"Made {name}, as {source.name} has it: {shown}; key {schema.primary_key}.", err=True)
+        client.catalog.create_collection(name, schema)
+
+
+def _journal(path: Path, load: dict[str, Any], files: list[Path]) -> AbstractContextManager[Journal]:
+    from millrace.client.produce.files.journal import facts_of, opened
+
+    if any(str(each) == "-" for each in files):
+        raise typer.BadParameter("--resume reads files again from where it was, and stdin is read once")
+    return opened(path, load | {"files": facts_of(files)})
+
+
+def _keep(journal: Journal, file: int, batches: int, producer: Producer, tally: Tally, bad: BadRows | None) -> None:
+    """All up to here was acknowledged: the journal says so from now on."""
+    place = journal.place
+    place.file, place.batches, place.numbers = file, batches, producer.numbers()
+    place.bad_bytes = 0 if bad is None else bad.flushed()
+    place.counts = tally.to_json()
+    journal.save()
+
+
+class BadRows:
+    """The file of rows that did not fit: an object a line, with file, line, column, value and reason."""
+
+    def __init__(self, file: BinaryIO, most: int, count: int) -> None:
+        self._file = file
+        self._most = most
+        self._count = count
+
+    @classmethod
+    @contextmanager
+    def at(cls, path: Path, most: int, count: int, place: Place | None) -> Iterator[BadRows]:
+        """The file at `path`, new, or as long as it was at `place`. Raises InvalidArgument."""
+        try:
+            file = path.open("r+b" if place is not None and place.bad_bytes and path.exists() else "wb")
+        except OSError as error:
+            raise InvalidArgument(f"{path} cannot be written: {error.strerror}") from None
+        with file:
+            file.truncate(0 if place is None else place.bad_bytes)
+            file.seek(0, 2)
+            yield cls(file, most, count)
+
+    def write(self, file: Path, rows: list[BadRow]) -> None:
+        """Raises InvalidArgument behind the last that is allowed."""
+        for row in rows:
+            if self._count == self._most:
+                self._file.flush()
+                raise InvalidArgument(
+                    f"{file.name}, line {row.line}: {row.why}; {counted(self._most, 'bad row')} went before it, and --max-bad"
+                    " allows no more. Its batch was not sent"
+                )
+            told = {"file": str(file), "line": row.line, "column": row.column, "value": row.value, "reason": row.why}
+            self._file.write((json.dumps(told, ensure_ascii=False) + "\n").encode())
+            self._count += 1
+
+    def flushed(self) -> int:
+        """The bytes that are with the system."""
+        self._file.flush()
+        return self._file.tell()
 
 
 def _check_partitions(collection: Collection, partition: str | None, partition_by: str | None, delete: bool) -> None:
@@ -179,21 +352,25 @@ def _opened(source: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _note_bad(batch: Batch, tally: Tally, on_error: OnError) -> None:
+def _note_bad(batch: Batch, file: Path, tally: Tally, on_error: OnError, bad: BadRows | None) -> None:
     """Raises InvalidArgument for the first bad row where that is to stop."""
-    if not batch.bad:
-        return
-    if on_error == OnError.STOP:
+    if bad is not None:
+        bad.write(file, batch.bad)
+    elif on_error == OnError.STOP:
         first, others = batch.bad[0], len(batch.bad) - 1
         more = f" (and {others} more rows of this batch)" if others else ""
         before = f"everything up to line {tally.last_line} was sent" if tally.last_line else "nothing was sent"
+        if tally.files:
+            before = f"{counted(tally.files, 'file')} before it and {before if tally.last_line else 'nothing'} of it"
         raise InvalidArgument(
-            f"line {first.line}: {first.why}{more}; {before}. --on-error skip leaves such rows out and goes on"
+            f"{'' if str(file) == '-' else f'{file.name}, '}line {first.line}: {first.why}{more}; {before}."
+            " --on-error skip leaves such rows out and goes on, --bad-rows FILE keeps them"
         )
-    for bad in batch.bad[: max(0, SHOWN_BAD_ROWS - tally.skipped)]:
-        typer.echo(f"line {bad.line}: {bad.why}", err=True)
-    if tally.skipped < SHOWN_BAD_ROWS <= tally.skipped + len(batch.bad):
-        typer.echo("(further bad rows are counted, not shown)", err=True)
+    else:
+        for each in batch.bad[: max(0, SHOWN_BAD_ROWS - tally.skipped)]:
+            typer.echo(f"line {each.line}: {each.why}", err=True)
+        if tally.skipped < SHOWN_BAD_ROWS <= tally.skipped + len(batch.bad):
+            typer.echo("(further bad rows are counted, not shown)", err=True)
     tally.skipped += len(batch.bad)
 
 
@@ -236,6 +413,7 @@ def _summarise(tally: Tally, seconds: float, *, deleted: bool, as_json: bool) ->
                 "bytes": tally.bytes,
                 "last_tick": tally.last_tick,
                 "last_line": tally.last_line,
+                "files": tally.files,
                 "seconds": round(seconds, 3),
             }
         )

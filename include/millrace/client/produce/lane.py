@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -100,6 +100,7 @@ class Lane:
             settings.append_attempts, settings.append_retry_delay, limited=settings.append_deadline
         )
         self.turns = Turns()
+        self._resumed = False
         self._pipeline: Pipeline[AppendOutcome] | None = None
         self._closing = threading.Event()
         self._retries = None if metrics is None else metrics.wal_append_retry_total.labels(pchannel)
@@ -122,6 +123,17 @@ class Lane:
             taken, self.sequencer.unresolved = self.sequencer.unresolved, []
             return taken
 
+    def numbers(self) -> dict[str, tuple[int, int]]:
+        """By VChannel the epoch and the next sequence."""
+        with self.turns.taken():
+            return self.sequencer.numbers()
+
+    def resume(self, numbers: Mapping[str, tuple[int, int]]) -> None:
+        """Go on from the numbers of a lane that is gone: what is sent next it may have sent already, with these very numbers."""
+        with self.turns.taken():
+            self.sequencer.resume(numbers)
+            self._resumed = True
+
     def stamp(self, messages: Sequence[MutableMessage]) -> list[MutableMessage]:
         """`messages` with term, producer, epoch and the next sequences: for what is kept elsewhere before it is sent.
 
@@ -139,13 +151,14 @@ class Lane:
 
         Raises AppendUnresolved where that cannot be known now, and what the append host raises.
         """
-        waiting = deque(Sending(group) for group in groups)
+        waiting = deque(Sending(group, ambiguous=self._resumed) for group in groups)
         sent = list(waiting)
         try:
             self.deliver(lambda: waiting.popleft() if waiting else None, pipelined=len(sent) > 1)
         except AppendUnresolved:
             self._hold(waiting)
             raise
+        self._resumed = False
         written = Written()
         for each in sent:
             written.add(each.written())

@@ -74,7 +74,8 @@ class Producer(Closing):
     """An idempotent producer. Thread-safe; calls to different PChannels go on at once.
 
     With a `producer_id` of the caller's it takes over: a new epoch begins, and an older producer of that id is fenced
-    (ProducerFenced). Without one the id is random. With a `spool` rows are kept there while the log cannot be reached.
+    (ProducerFenced). Without one the id is random, or `resumed`, that of a producer that is gone and whose numbers its lanes take
+    over (Lane.resume): no new epoch begins. With a `spool` rows are kept there while the log cannot be reached.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Producer(Closing):
         settings: Settings,
         *,
         producer_id: int | None = None,
+        resumed: int | None = None,
         reader: Reader | None = None,
         spool: SpoolSender | None = None,
         metrics: Metrics | None = None,
@@ -95,7 +97,7 @@ class Producer(Closing):
         self._reader = reader
         if producer_id == COORDINATOR_ID:
             raise InvalidArgument(f"producer_id {producer_id} is the coordinator's own: choose another")
-        number = producer_id if producer_id is not None else secrets.randbits(62) + 1
+        number = producer_id or resumed or secrets.randbits(62) + 1
         self._identity = Identity(number, catalog, owned=producer_id is not None)
         self._lanes: dict[str, Lane] = {}
         self._guard = threading.Lock()
@@ -307,6 +309,16 @@ class Producer(Closing):
         # One after the other by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
         order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
         return self.lane(pchannel).send(list(entries(sorted(messages, key=lambda each: order[each.vchannel]))))
+
+    def numbers(self) -> dict[str, tuple[int, int]]:
+        """By VChannel the epoch and the next sequence of this producer: for one that goes on where it ended."""
+        return {name: each for lane in self._all_lanes() for name, each in lane.numbers().items()}
+
+    def resume(self, numbers: Mapping[str, tuple[int, int]]) -> None:
+        """Take over the numbers of a producer of this id that is gone: the next call may have been its last, and has one effect."""
+        for pchannel in {pchannel_of(name) for name in numbers}:
+            mine = {name: each for name, each in numbers.items() if pchannel_of(name) == pchannel}
+            self.lane(pchannel).resume(mine)
 
     def _all_lanes(self) -> list[Lane]:
         with self._guard:

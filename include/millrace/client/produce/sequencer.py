@@ -417,6 +417,15 @@ class Sequencer:
         sending.messages[:] = self.stamp(sending.messages)
         sending.answers = [None] * len(sending.messages)
 
+    def numbers(self) -> dict[str, tuple[int, int]]:
+        """By VChannel the epoch and the next sequence."""
+        return {name: (epoch, self._sequences.get(name, 0)) for name, epoch in self._epochs.items()}
+
+    def resume(self, numbers: Mapping[str, tuple[int, int]]) -> None:
+        """Go on from these."""
+        self._epochs = {name: epoch for name, (epoch, _) in numbers.items()}
+        self._sequences = {name: sequence for name, (_, sequence) in numbers.items()}
+
     def stamp(self, messages: Sequence[MutableMessage], *, barrier: int | None = None) -> list[MutableMessage]:
         """`messages` with term, producer, epoch and the next sequences, a first one with `barrier` (default: the greatest tick known)."""
         stamped = []

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
-from millrace.client.produce.row_files import InputFormat, format_of, json_object
+from millrace.client.produce.files.kinds import InputFormat, format_of, unpacked
+from millrace.client.produce.files.text_rows import begins_array, elements, json_object
 from millrace.message.schema import CollectionSchema, FieldSpec
 
 SAMPLE_ROWS: Final = 10_000
@@ -49,25 +51,40 @@ def _file_fields(path: Path, given: Mapping[str, FieldSpec]) -> list[FieldSpec]:
     """The columns of a file as fields, those of `given` as they are given. Raises InvalidArgument for a file that cannot be read."""
     kind = format_of(path)
     try:
-        match kind:
-            case InputFormat.PARQUET:
-                from pyarrow import parquet
-
-                schema = parquet.read_schema(path)
-            case InputFormat.CSV:
-                from pyarrow import csv
-
-                with csv.open_csv(path) as reader:
-                    schema = pa.schema([item.with_nullable(True) for item in reader.schema])
-            case InputFormat.JSONL:
-                with path.open(encoding="utf-8") as file:
-                    lines = itertools.islice((line for line in file if line.strip()), SAMPLE_ROWS)
-                    rows = [json_object(line) for line in lines]
-                names = dict.fromkeys(name for row in rows for name in row)
-                schema = pa.schema([(name, pa.array([row.get(name) for row in rows]).type) for name in names])
+        with path.open("rb") as file, unpacked(file) as plain:
+            schema = _columns(kind, plain)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise InvalidArgument(f"the columns of {path} cannot be read: {error}") from None
     return [given.get(item.name) or _field(item) for item in schema]
+
+
+def _columns(kind: InputFormat, file: BinaryIO) -> pa.Schema:
+    match kind:
+        case InputFormat.PARQUET:
+            from pyarrow import parquet
+
+            return parquet.read_schema(file)
+        case InputFormat.CSV:
+            from pyarrow import csv
+
+            with csv.open_csv(file) as reader:
+                return pa.schema([item.with_nullable(True) for item in reader.schema])
+        case InputFormat.ARROW:
+            try:
+                return pa.ipc.open_file(file).schema
+            except pa.ArrowInvalid:
+                file.seek(0)
+                return pa.ipc.open_stream(file).schema
+        case InputFormat.AVRO:
+            avro: Any = importlib.import_module("fastavro")
+            rows = list(itertools.islice(avro.reader(file), SAMPLE_ROWS))
+        case InputFormat.JSON if begins_array(file):
+            rows = [row for _, row in itertools.islice(elements(file), SAMPLE_ROWS)]
+        case _:
+            lines = itertools.islice((line for line in file if line.strip()), SAMPLE_ROWS)
+            rows = [json_object(line.decode("utf-8-sig")) for line in lines]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.schema([(name, pa.array([row.get(name) for row in rows]).type) for name in names])
 
 
 def _field(item: pa.Field) -> FieldSpec:

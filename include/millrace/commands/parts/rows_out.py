@@ -1,4 +1,4 @@
-"""Rows to a file in the formats that millrace.client.produce.row_files reads, by the same conventions: what is written reads back."""
+"""Rows to a file in the formats that millrace.client.produce.files.reading reads, by the same conventions: what is written reads back."""
 
 from __future__ import annotations
 

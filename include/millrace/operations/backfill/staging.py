@@ -18,7 +18,8 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
-from millrace.client.produce.row_files import InputFormat, format_of, read_batches
+from millrace.client.produce.files.kinds import InputFormat, format_of
+from millrace.client.produce.files.reading import read_batches
 from millrace.client.produce.rows import split_rows
 from millrace.operations.backfill.declaration import LoadParams
 from millrace.operations.backfill.staged import Manifest, StagingFolder, staged_folder

@@ -1,0 +1,105 @@
+"""How far a load is, in a file of the user's: the same load, begun again after whatever ended it, goes on there, and no row is doubled.
+
+A load is a producer with numbers of its own (law 8). The journal has them, and the place in the files, as they were when a batch was
+acknowledged. Whoever goes on sends the next batch with the numbers it would have had: if it was in the log already, the chain knows
+it by them. So the batches must be the same: files, batch size and schema version are those that the journal names, or nothing is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from millrace.base.deadline import Deadline
+from millrace.base.errors import InvalidArgument, Malformed
+from millrace.base.file_lock import held
+from millrace.base.files import replace_json
+
+_EDGE = 1 << 20
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a load stands."""
+
+    file: int = 0
+    batches: int = 0
+    """Of that file, sent and acknowledged."""
+    numbers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By VChannel the epoch and the next sequence."""
+    bad_bytes: int = 0
+    """Of the file of bad rows."""
+    counts: dict[str, Any] = field(default_factory=dict)
+    """What the caller tells of it."""
+
+
+class Journal:
+    """One load's journal. Made by :func:`opened`."""
+
+    def __init__(self, path: Path, load: dict[str, Any]) -> None:
+        self._path = path
+        self.producer_id, self.place = self._read(load)
+        self._load = load
+        self.save()
+
+    def save(self) -> None:
+        """Keep the place, durably: what it says was acknowledged."""
+        value = {"version": 1, "producer": self.producer_id, "load": self._load, "place": asdict(self.place)}
+        replace_json(self._path, value, synced=True)
+
+    def _read(self, load: dict[str, Any]) -> tuple[int, Place]:
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return secrets.randbits(62) + 1, Place()
+        try:
+            value = json.loads(text)
+            producer, place, known = int(value["producer"]), Place(**value["place"]), value["load"]
+            place.numbers = {name: (int(epoch), int(number)) for name, (epoch, number) in place.numbers.items()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise Malformed(
+                f"{self._path} is no journal of a load ({error}): give the file that the load began with"
+            ) from None
+        differing = [name for name, each in load.items() if known.get(name) != json.loads(json.dumps(each))]
+        if differing:
+            raise InvalidArgument(
+                f"{self._path} belongs to another load: {differing[0]} was {known.get(differing[0])!r:.200}."
+                " Say the same as then, or begin a new one with another file"
+            )
+        return producer, place
+
+
+@contextmanager
+def opened(path: Path, load: dict[str, Any]) -> Iterator[Journal]:
+    """The journal at `path`, held while the block runs; `load` says what is loaded, and how: it is what the file says, or the file is new.
+    Raises InvalidArgument, Malformed."""
+    busy = InvalidArgument(f"another process is at this load: {path} is in use")
+    try:
+        with held(path.with_name(path.name + ".lock"), deadline=Deadline.after(0.0), busy=busy):
+            yield Journal(path, load)
+    except FileNotFoundError:
+        raise InvalidArgument(f"there is no folder {path.parent}") from None
+
+
+def facts_of(files: Sequence[Path]) -> list[list[Any]]:
+    """Of each file its path, size and a digest of its first and last MiB: by these a load knows that it is the same file."""
+    found: list[list[Any]] = []
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(0)
+                digest = xxhash.xxh3_128(file.read(_EDGE))
+                file.seek(max(0, size - _EDGE))
+                digest.update(file.read(_EDGE))
+        except OSError as error:
+            raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from None
+        found.append([str(path.resolve()), size, digest.hexdigest()])
+    return found

@@ -1,0 +1,235 @@
+"""Rows of text: JSON lines, a JSON array, CSV.
+
+JSON goes through Python's parser, a row at a time: Arrow's (26.0) ends the process on a line that says just ``null``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import itertools
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, BinaryIO, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument
+from millrace.client.produce.files.fitting import BadRow, Raw, from_text, shown
+from millrace.client.produce.files.kinds import CsvForm
+from millrace.client.produce.values import from_python
+from millrace.message.field_types import FieldType
+
+MAX_CELL_CHARACTERS: Final = 64 << 20
+MAX_OBJECT_CHARACTERS: Final = 64 << 20
+_CHUNK: Final = 1 << 20
+
+
+def json_object(line: str) -> dict[str, Any]:
+    """One line's object. Raises ValueError in words."""
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON at character {error.pos + 1}: {error.msg}") from None
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"it is no object but {type(value).__name__}")
+    return value
+
+
+def _text(line: bytes, *, first: bool) -> str:
+    """A line of UTF-8; the file's first may begin with a byte-order mark. Raises ValueError in words."""
+    try:
+        return line.decode("utf-8-sig" if first else "utf-8").rstrip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start + 1} is no UTF-8") from None
+
+
+def json_lines(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[Raw]:
+    """An object a line."""
+    names = frozenset(wanted.names)
+    numbered = enumerate(source, 1)
+    while taken := list(itertools.islice(numbered, batch_rows)):
+        found: list[tuple[int, dict[str, Any] | ValueError]] = []
+        for number, line in taken:
+            if line.strip():
+                try:
+                    found.append((number, json_object(_text(line, first=number == 1))))
+                except ValueError as error:
+                    found.append((number, error))
+        yield _objects(found, wanted, names, keys_only, quote)
+
+
+def json_array(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[Raw]:
+    """The objects of one array, one by one, each with the line it begins on: in memory are a batch and one MiB of text.
+
+    Raises InvalidArgument where the text is no JSON: what comes behind that cannot be told from what came before.
+    """
+    names = frozenset(wanted.names)
+    numbered = elements(source)
+    while taken := list(itertools.islice(numbered, batch_rows)):
+        found = [
+            (line, value if isinstance(value, dict) else ValueError(f"it is no object but {type(value).__name__}"))
+            for line, value in taken
+        ]
+        yield _objects(found, wanted, names, keys_only, quote)
+
+
+def begins_array(source: BinaryIO) -> bool:
+    """Whether the first character behind white space and a byte-order mark is a bracket. Takes nothing from `source`."""
+    peek = getattr(source, "peek", None)
+    start: bytes = b"" if peek is None else peek(4096)
+    return start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+
+
+def elements(source: BinaryIO) -> Iterator[tuple[int, Any]]:
+    """(line, value) of each element of the array that `source` is. Raises InvalidArgument."""
+    decode = codecs.getincrementaldecoder("utf-8-sig")()
+    parse = json.JSONDecoder().raw_decode
+    held, at, line, ended, behind = "", 0, 1, False, ""  # behind: the mark, or "value", that was last
+
+    def wrong(why: str) -> InvalidArgument:
+        return InvalidArgument(f"line {line}: {why}")
+
+    def more(size: int = _CHUNK) -> None:
+        nonlocal held, at, ended
+        read = source.read(size)
+        ended = not read
+        try:
+            held, at = held[at:] + decode.decode(read, ended), 0
+        except UnicodeDecodeError:
+            raise wrong("the file is no UTF-8") from None
+
+    while True:
+        while at < len(held) and held[at] in " \t\r\n":
+            line, at = line + (held[at] == "\n"), at + 1
+        if at == len(held):
+            if ended and behind == "]":
+                return
+            if ended:
+                raise wrong("the array has no end: the file was cut off")
+            more()
+        elif behind == "]":
+            raise wrong("something stands behind the array's end")
+        elif not behind or (held[at] == "]" and behind != ",") or (held[at] == "," and behind == "value"):
+            behind, at = held[at], at + 1  # the first is the bracket, which said that this is an array
+        elif behind == "value":
+            raise wrong("a comma, or the array's end, is expected")
+        else:
+            try:
+                value, end = parse(held, at)
+            except json.JSONDecodeError as error:
+                if ended or len(held) - at > MAX_OBJECT_CHARACTERS:
+                    raise wrong(f"it is no JSON {error.pos - at + 1} characters on: {error.msg}") from None
+                more(max(_CHUNK, len(held) - at))
+                continue
+            except RecursionError:
+                raise wrong("it nests too deeply") from None
+            if end == len(held) and not ended:
+                more()  # a number may go on
+                continue
+            yield line, value
+            line, at, behind = line + held.count("\n", at, end), end, "value"
+
+
+def _objects(
+    found: list[tuple[int, dict[str, Any] | ValueError]],
+    wanted: pa.Schema,
+    names: frozenset[str],
+    keys_only: bool,
+    quote: bool,
+) -> Raw:
+    lines: list[int] = []
+    rows: list[dict[str, Any]] = []
+    bad: list[BadRow] = []
+    for number, row in found:
+        if isinstance(row, ValueError):
+            bad.append(BadRow(number, str(row)))
+        elif not keys_only and not row.keys() <= names:
+            name = sorted(row.keys() - names)[0]
+            bad.append(BadRow(number, f"the collection has no field {shown(name, quote)}", name if quote else None))
+        else:
+            lines.append(number)
+            rows.append(row)
+    return Raw(np.array(lines, np.int64), {name: [row.get(name) for row in rows] for name in wanted.names}, bad)
+
+
+def csv_rows(
+    source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool, form: CsvForm
+) -> Iterator[Raw]:
+    """A row a line, with the columns that its header names, or the schema's in their order where it has none."""
+    nested = [field.name for field in wanted if pa.types.is_nested(field.type)]
+    if nested:
+        raise InvalidArgument(f"CSV holds no lists, maps or structs (field {nested[0]!r}): write JSON lines or Parquet")
+    csv.field_size_limit(MAX_CELL_CHARACTERS)
+    # Bytes that are none of the encoding become lone surrogates, which no Arrow string takes: the row is bad, the others are read.
+    encoding = "utf-8-sig" if form.encoding.lower() in ("utf-8", "utf8") else form.encoding
+    text = io.TextIOWrapper(source, encoding=encoding, errors="surrogateescape", newline="")
+    quoting: Literal[0, 3] = 0 if form.quote else 3  # csv.QUOTE_MINIMAL, csv.QUOTE_NONE
+    reader = csv.reader(text, strict=True, delimiter=form.delimiter, quotechar=form.quote or None, quoting=quoting)
+    header = next(reader, None) if form.header else list(wanted.names)
+    check_header(header or [], wanted, keys_only, quote)
+    nulls, ended = frozenset(form.nulls), header is None
+    while not ended:
+        lines: list[int] = []
+        rows: list[list[str]] = []
+        bad: list[BadRow] = []
+        while len(rows) + len(bad) < batch_rows:
+            line = reader.line_num + 1  # where the row begins: a quoted cell may span lines
+            try:
+                row = next(reader)
+            except StopIteration:
+                ended = True
+                break
+            except csv.Error as error:
+                bad.append(BadRow(line, str(error)))
+                continue
+            if row and len(row) != len(header or []):
+                bad.append(BadRow(line, f"it has {len(row)} cells, the header has {len(header or [])}"))
+            elif row:
+                lines.append(line)
+                rows.append(row)
+        cells = dict(zip(header or [], zip(*rows, strict=True), strict=True)) if rows else {}
+        columns: dict[str, Any] = {}
+        for field in wanted:
+            if field.name not in cells:
+                columns[field.name] = pa.nulls(len(rows), pa.utf8())
+            elif field.nullable:
+                columns[field.name] = [None if cell in nulls else cell for cell in cells[field.name]]
+            else:
+                columns[field.name] = list(cells[field.name])
+        yield Raw(np.array(lines, np.int64), columns, bad)
+    text.detach()
+
+
+def from_cells(values: Any, target: FieldType, form: CsvForm) -> pa.Array:
+    """CSV's cells."""
+    if isinstance(values, pa.Array):
+        return from_text(values, target)
+    if form.decimal == "," and target.kind in ("float32", "float64", "decimal"):
+        values = [None if each is None else each.replace(".", "").replace(",", ".") for each in values]
+    pattern = {"date": form.dates, "timestamp": form.timestamps, "timestamp_ntz": form.timestamps}.get(target.kind)
+    if pattern is not None:
+        moments = [None if each is None else datetime.strptime(each, pattern) for each in values]  # noqa: DTZ007
+        if target.kind == "date":
+            return from_python([None if each is None else each.date() for each in moments], target)
+        return from_python(moments, target)  # without a zone: UTC
+    return from_text(pa.array(values, pa.utf8()), target)
+
+
+def check_header(names: list[str], wanted: pa.Schema, keys_only: bool, quote: bool) -> None:
+    """Raises InvalidArgument for columns that the collection has not, and for those that it must have."""
+    if len(set(names)) < len(names):
+        raise InvalidArgument("the file has two columns of one name")
+    unknown = [name for name in names if name not in wanted.names]
+    if unknown and not keys_only:
+        raise InvalidArgument(
+            f"the collection has no field {shown(unknown[0], quote)}; it has {', '.join(wanted.names)}"
+        )
+    missing = [field.name for field in wanted if not field.nullable and field.name not in names]
+    if missing:
+        raise InvalidArgument(f"the file has no column {missing[0]!r}, which must not be null")
