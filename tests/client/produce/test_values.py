@@ -130,6 +130,11 @@ def test_objects(given: list[Any], kind: str, values: list[Any]) -> None:
         ([{"a": 300}], "map<string, int8>"),
         ([datetime(2026, 1, 2, tzinfo=UTC)], "timestamp_ntz"),
         ([[1.5]], "list<int8>"),
+        ([[[1]]], "map<string, int8>"),
+        ([[[]]], "map<string, int8>"),
+        ([["ab"]], "map<string, string>"),
+        ([[{"x": 1}]], "map<string, int8>"),
+        ([[("a", 1, 2)]], "map<string, int8>"),
     ],
     ids=str,
 )

@@ -207,10 +207,15 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
         return []
     if isinstance(value, Mapping):
         return list(value.items())
-    return [
-        (each["key"], each.get("value")) if isinstance(each, Mapping) and "key" in each else (each[0], each[1])
-        for each in _items(value)
-    ]
+    return [_pair(each) for each in _items(value)]
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
+    if isinstance(item, Mapping) and "key" in item:
+        return item["key"], item.get("value")
+    if isinstance(item, (str, bytes, Mapping)) or len(item) != 2:
+        raise ValueError("an item of a map is a key and a value")
+    return item[0], item[1]
 
 
 def _leaf(values: list[Any], kind: FieldType) -> pa.Array:
