@@ -111,8 +111,8 @@ def read(
         limit=limit,
         order_by=",".join(order_by) if order_by else None,
     )
-    found = find_collection(settings, name)
-    plan = _plan(settings, found, None if at is None else resolve_tick(at), wait)
+    tick = None if at is None else resolve_tick(at)
+    plan = _plan(settings, find_collection(settings, name), tick, wait)
     rows = stream_of(plan, selection=selection)
     if chosen == Format.TABLE:
         shown = rows.read_all()
