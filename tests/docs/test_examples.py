@@ -94,8 +94,9 @@ def test_the_queries_of_the_tables_page_give_the_visible_rows(readme: dict[str, 
     assert key_rows(readme["rows"]) == expected
     assert key_rows(readme["visible"]) == expected
     counts = {kind: (messages, rows) for kind, messages, rows in readme["by_type"]}
-    assert counts["INSERT"] == (4, 8)
-    assert counts["DELETE"] == (6, 12)
+    assert counts["UPSERT"] == (2, 6)
+    assert counts["INSERT"] == (2, 2)
+    assert counts["DELETE"] == (4, 6)
 
 
 def test_every_folder_of_a_deployment_is_in_the_operating_page(readme: dict[str, Any], settings: Settings) -> None:
