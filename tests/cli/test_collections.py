@@ -43,6 +43,17 @@ def test_a_collection_lives_from_create_to_drop(shared: Deployment) -> None:
     assert {each["state"] for each in shared.as_json("collections", "list", "--dropped")} == {"dropped"}
 
 
+def test_a_collection_that_replaces_says_so_and_does(shared: Deployment) -> None:
+    shared.create_users("--on-duplicate", "replace")
+    assert shared.as_json("collections", "describe", "users")["on_duplicate"] == "replace"
+    for name in ("first", "second"):
+        shared.produce({"id": 1, "name": name})
+    shared.catch_up()
+    assert shared.as_json("read", "users")["name"] == "second"  # the one line there is
+    shared.ok("collections", "drop", "users", "--yes")
+    assert shared.run("collections", "create", "more", "--on-duplicate", "last").exit_code == 2
+
+
 def test_a_flush_waits_for_the_flusher_or_says_that_it_is_behind(shared: Deployment) -> None:
     shared.create_users()
     assert "Nothing was growing." in shared.ok("collections", "flush", "users")

@@ -7,6 +7,7 @@ It promises to be obviously right and nothing else: it is slow, keeps no history
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from millrace.wal.reasons import Reason
@@ -89,10 +90,12 @@ class Model(Machine):
         try:
             names, schema, partitions = list(body["vchannels"]), body["schema"], dict(body["partitions"])
             fields = [(f["name"], f["type"], f["nullable"]) for f in schema["fields"]]
-            key = schema["primary_key"]
+            key, replaces = schema["primary_key"], schema.get("on_duplicate") == "replace"
             if not isinstance(body["name"], str) or not all(is_int(value) for value in partitions.values()):
                 raise TypeError
             if not any(name == key and kind in ("int64", "string") and not null for name, kind, null in fields):
+                raise ValueError
+            if replaces and self.chain_version < 4:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise Refused(Reason.MALFORMED) from None
@@ -106,7 +109,9 @@ class Model(Machine):
             raise Refused(Reason.COLLECTION_EXISTS)
         if len(self.vchannels) >= self.config["max_vchannels"]:
             raise Refused(Reason.LIMIT_EXCEEDED)
-        self.vchannels[message.vchannel] = VChannel(message.collection_id, names, key, {1: fields}, partitions)
+        self.vchannels[message.vchannel] = VChannel(
+            message.collection_id, names, key, {1: fields}, partitions, replaces
+        )
         self.accept_ddl(message)
 
     def on_drop_collection(self, message: Msg) -> None:
@@ -176,12 +181,16 @@ class Model(Machine):
             raise Refused(Reason.SCHEMA_MISMATCH)
         if any(name in batch.nulls and not nullable for name, _, nullable in schema):
             raise Refused(Reason.SCHEMA_MISMATCH)
-        if message.type == T.UPSERT and len(set(batch.keys)) < len(batch.keys):
+        if self.judged_as(message, vchannel) == T.UPSERT and len(set(batch.keys)) < len(batch.keys):
             raise Refused(Reason.DUPLICATE_KEY)
         names = vchannel.vchannels
         if any(names[home(key, len(names))] != message.vchannel for key in batch.keys):
             raise Refused(Reason.WRONG_VCHANNEL)
         return vchannel, txn
+
+    def judged_as(self, message: Msg, vchannel: VChannel) -> T:
+        """Where an insert replaces the row of its key, it is an upsert to all that follows."""
+        return T.UPSERT if message.type == T.INSERT and vchannel.replaces else message.type
 
     def took_row(self, message: Msg, vchannel: VChannel, txn: Txn | None, tick: int) -> None:
         if txn:
@@ -192,6 +201,7 @@ class Model(Machine):
 
     def on_insert(self, message: Msg) -> None:
         vchannel, txn = self.dml(message)
+        message = replace(message, type=self.judged_as(message, vchannel))
         grown = self.growing(message.vchannel, message.partition_id)
         segment = grown[0] if grown else self.create_segment(message, vchannel, message.partition_id)
         tick = self.take_tick(message.barrier_tick)
@@ -244,6 +254,8 @@ class Model(Machine):
         if any(number not in vchannel.partitions.values() for number in partitions):
             raise Refused(Reason.PARTITION_NOT_FOUND)
         if message.schema_version not in vchannel.schemas:
+            raise Refused(Reason.SCHEMA_MISMATCH)
+        if vchannel.replaces and not body["replace"]:
             raise Refused(Reason.SCHEMA_MISMATCH)
         self.barrier(message.vchannel)
         for segment in self.growing(message.vchannel):

@@ -134,6 +134,7 @@ class VChannel:
     primary_key: str
     schemas: dict[int, list[tuple[str, str, bool]]]
     partitions: dict[str, int]
+    replaces: bool = False
     mvcc: int = 0
     deletes: int = 0
     forgotten: int = 0

@@ -76,11 +76,12 @@ def body(**values: object) -> bytes:
     return json.dumps(values).encode()
 
 
-def create_body(collection_id: int, partitions: int = 1) -> bytes:
-    schema = {
+def create_body(collection_id: int, partitions: int = 1, *, replaces: bool = False) -> bytes:
+    schema: dict[str, Any] = {
         "fields": [{"name": name, "type": kind, "nullable": null} for name, kind, null in FIELDS],
         "primary_key": "id",
         "event_time": None,
+        **({"on_duplicate": "replace"} if replaces else {}),
     }
     names = {f"part{place}": place for place in range(1, partitions + 1)}
     return body(name=f"c{collection_id}", vchannels=COLLECTIONS[collection_id], schema=schema, partitions=names)
@@ -179,12 +180,12 @@ class Scribe:
         self.written.rows.append(self.model.rows)
         self.written.snapshots.append(self.model.snapshot())
 
-    def usual_opening(self) -> None:
+    def usual_opening(self, *, replaces: bool = False) -> None:
         """Term 1 with the small limits, collections 1 (two VChannels, two partitions) and 2 (one of each)."""
         creates = [
             Msg(T.CREATE_COLLECTION, name, collection_id=1, payload=create_body(1, 2)) for name in COLLECTIONS[1]
         ]
-        creates.append(Msg(T.CREATE_COLLECTION, "p0_2v0", collection_id=2, payload=create_body(2)))
+        creates.append(Msg(T.CREATE_COLLECTION, "p0_2v0", collection_id=2, payload=create_body(2, replaces=replaces)))
         self.append([opening(1), *creates])
 
     def message_of(self, op: tuple[Any, ...]) -> Msg:
@@ -195,7 +196,7 @@ class Scribe:
             ends_txn, name, choices = False, "begin", [0, 0]
         existing = sorted(self.model.vchannels)
         absent = [name for name in VCHANNELS if name not in existing]
-        anew = name == "create_collection" and choices[0] < 3
+        anew = name == "create_collection" and choices[0] != 3
         names = [*absent, *existing] if anew else [*existing, *absent]
         vchannel = names[frame.vchannel % len(names)]
         if ends_txn:
@@ -296,7 +297,8 @@ class Scribe:
 
     def make_create_collection(self, header: dict[str, Any], choice: int) -> Msg:
         collection_id = collection_of(header["vchannel"]) or 1
-        payload = [create_body(collection_id), b"{", body(name="c"), create_body(collection_id)][choice]
+        usual, replacing = create_body(collection_id), create_body(collection_id, replaces=True)
+        payload = [usual, b"{", body(name="c"), usual, replacing][choice]
         return Msg(T.CREATE_COLLECTION, **header, payload=payload)
 
     def make_drop_collection(self, header: dict[str, Any]) -> Msg:
@@ -390,12 +392,12 @@ def on_the_wire(message: Msg) -> MutableMessage:
     return MutableMessage(**header)
 
 
-def write(script: tuple[bool, list[tuple[int, list[tuple[Any, ...]] | bytes]]]) -> Scribe:
+def write(script: tuple[str, list[tuple[int, list[tuple[Any, ...]] | bytes]]]) -> Scribe:
     """Write the log of a drawn script."""
     usual, entries = script
     scribe = Scribe()
     if usual:
-        scribe.usual_opening()
+        scribe.usual_opening(replaces=usual == "replace")
     for after_ms, ops in entries:
         if isinstance(ops, bytes):
             scribe.append(ops, after_ms=after_ms)

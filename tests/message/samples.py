@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millrace.message.field_types import SCALAR_TYPES, FieldType
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import MutableMessage
-from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema import ON_DUPLICATE, CollectionSchema, FieldSpec
 
 INT63 = (1 << 63) - 1
 INT31 = (1 << 31) - 1
@@ -174,7 +174,7 @@ def schemas(draw: st.DrawFn) -> CollectionSchema:
     fields.insert(
         draw(st.integers(0, len(fields))), FieldSpec("key", draw(st.sampled_from(["int64", "string"])), False)
     )
-    return CollectionSchema(tuple(fields), "key")
+    return CollectionSchema(tuple(fields), "key", on_duplicate=draw(st.sampled_from(ON_DUPLICATE)))
 
 
 @st.composite

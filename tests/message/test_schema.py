@@ -23,7 +23,9 @@ def test_a_schema_survives_json_and_arrow(schema: CollectionSchema) -> None:
     plain = {"uuid": "string", "json": "string"}  # annotations, which Arrow's own columns do not keep
     fields = [(field.name, plain.get(field.type, field.type)) for field in schema.fields]
     if not any(scalar.kind in plain for field in schema.fields for scalar in field.tree.scalars()):
-        assert CollectionSchema.from_arrow(schema.arrow(), primary_key="key") == schema
+        assert (
+            CollectionSchema.from_arrow(schema.arrow(), primary_key="key", on_duplicate=schema.on_duplicate) == schema
+        )
     elif not any(field.tree.is_nested for field in schema.fields):
         found = CollectionSchema.from_arrow(schema.arrow(), primary_key="key")
         assert [(field.name, field.type) for field in found.fields] == fields
@@ -203,6 +205,8 @@ def test_a_schema_that_cannot_be_is_refused(fields: tuple[FieldSpec, ...], key: 
         {"fields": [KEY.to_json()], "primary_key": 1},
         {"fields": [KEY.to_json()], "primary_key": "id", "event_time": 1},
         {"fields": [KEY.to_json()], "primary_key": "id", "more": 1},
+        {"fields": [KEY.to_json()], "primary_key": "id", "on_duplicate": "keep"},
+        {"fields": [KEY.to_json()], "primary_key": "id", "on_duplicate": None},
         {"fields": [None], "primary_key": "id"},
         {"fields": [{"name": "id", "type": "int64"}], "primary_key": "id"},
         {"fields": [{"name": "id", "type": "int64", "nullable": 0}], "primary_key": "id"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -114,6 +115,20 @@ def test_a_restore_in_place_that_is_cut_off_anywhere_has_one_effect(
     flush(client.settings)
     report = verify_collections(client.settings)[things.id]
     assert report.ok, report
+
+
+def test_what_replaces_is_restored_and_replaces_then(client: Client) -> None:
+    latest = client.catalog.create_collection("latest", replace(SCHEMA, on_duplicate="replace"), vchannels=3)
+    for names in ("first", "second"):
+        client.producer().insert(latest, pa.table({"id": [1, 2, 3], "name": [names] * 3}))
+    wanted = content(client, latest)
+    assert len(wanted) == 3
+    tick = max(ticks(client).values())
+    client.producer().delete(latest, pa.array([1, 2]))
+    once(client, latest, tick)
+    assert content(client, latest) == wanted
+    client.producer().insert(latest, pa.table({"id": [2], "name": ["third"]}))
+    assert content(client, latest) == wanted
 
 
 def dying_at(place: str, visits: int) -> Callable[[str], None]:

@@ -36,7 +36,7 @@ from millrace.client.schemas import SchemaSource, schema
 from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected
 from millrace.message.ids import Moment, resolve_tick
-from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema import CollectionSchema, FieldSpec, OnDuplicate
 from millrace.rpc.selection import Names, ReadOptions
 from millrace.wal.scanner import DeliverPolicy
 
@@ -113,18 +113,20 @@ class Database(Closing):
         *,
         key: str | None = None,
         event_time: str | None = None,
+        on_duplicate: OnDuplicate = "keep",
         partitions: Sequence[str] = ("_default",),
         vchannels: int = 1,
         exist_ok: bool = False,
     ) -> Collection:
-        """Make a collection; done when it can be written to. `schema_of`, `key` and `event_time` are what :func:`schema` takes.
+        """Make a collection; done when it can be written to. `schema_of` and what follows it up to `on_duplicate` are what
+        :func:`schema` takes.
 
         Its rows are spread over `vchannels` by key: as many can be written beside each other. With `exist_ok` one of that name
         that has this schema, or had it before fields were added, is given as it is. Raises CollectionExists, InvalidArgument.
         """
         made = self.client.catalog.create_collection(
             name,
-            schema(schema_of, key=key, event_time=event_time),
+            schema(schema_of, key=key, event_time=event_time, on_duplicate=on_duplicate),
             vchannels=vchannels,
             partitions=partitions,
             exist_ok=exist_ok,

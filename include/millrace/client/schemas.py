@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.message.field_types import MAX_DEPTH
-from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema import CollectionSchema, FieldSpec, OnDuplicate
 
 SchemaSource: TypeAlias = CollectionSchema | Mapping[str, str] | pa.Schema | type | Any
 """What a schema is made of; `Any` stands for a DataFrame of any library."""
@@ -38,21 +38,26 @@ _BY_CLASS: Final[dict[Any, str]] = {
 }
 
 
-def schema(source: SchemaSource, *, key: str | None = None, event_time: str | None = None) -> CollectionSchema:
+def schema(
+    source: SchemaSource, *, key: str | None = None, event_time: str | None = None, on_duplicate: OnDuplicate = "keep"
+) -> CollectionSchema:
     """The schema of a collection; `key` names its primary key, `event_time` the timestamp or date of its rows.
+
+    `on_duplicate` says what an insert does to the row of its key: ``"keep"`` keeps both, ``"replace"`` upserts.
 
     `source` is a dict of types by column (``"int64"``; ``"string?"`` may be null), a pyarrow schema, a dataclass (a field that
     is ``X | None`` may be null), a DataFrame, or a schema, which is taken as it is. The key may not be null. Raises
     InvalidArgument that names the column and says what is taken.
     """
     if isinstance(source, CollectionSchema):
-        if key not in (None, source.primary_key) or event_time not in (None, source.event_time):
-            raise InvalidArgument("a schema has its key and its event time already: give neither beside it")
+        given = (key or source.primary_key, event_time or source.event_time)
+        if given != (source.primary_key, source.event_time) or on_duplicate not in ("keep", source.on_duplicate):
+            raise InvalidArgument("a schema has its key, event time and on_duplicate already: give none beside it")
         return source
     if key is None:
         raise InvalidArgument("say which column is the primary key: key=...")
     fields = [dataclasses.replace(field, nullable=False) if field.name == key else field for field in _fields(source)]
-    return CollectionSchema(tuple(fields), key, event_time)
+    return CollectionSchema(tuple(fields), key, event_time, on_duplicate)
 
 
 def _fields(source: Any) -> list[FieldSpec]:

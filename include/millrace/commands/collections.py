@@ -23,6 +23,7 @@ from millrace.commands.parts.command_line import (
     print_facts,
     print_rows,
 )
+from millrace.message.schema import OnDuplicate
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
@@ -64,6 +65,9 @@ def create(
         typer.Option("--from", metavar="FILE", help="Take the fields of a Parquet, CSV or JSON lines file."),
     ] = None,
     event_time: Annotated[str | None, typer.Option(help="A timestamp or date field: when a row happened.")] = None,
+    on_duplicate: Annotated[
+        OnDuplicate, typer.Option(help="An insert of a key that is there: keep both rows, or replace the older one.")
+    ] = "keep",
     vchannels: Annotated[int, typer.Option(min=1, help="VChannels that the rows are spread over.")] = 1,
     partition: Annotated[
         list[str] | None, typer.Option("--partition", metavar="NAME", help="A partition. Repeat it.")
@@ -83,7 +87,7 @@ def create(
     from millrace.client.client import Client
     from millrace.commands.parts.collection_schema import make_schema
 
-    schema = make_schema(fields=field or [], source=source, key=key, event_time=event_time)
+    schema = make_schema(fields=field or [], source=source, key=key, event_time=event_time, on_duplicate=on_duplicate)
     with Client.connect(load_settings(data)) as client:
         made = client.catalog.create_collection(name, schema, vchannels=vchannels, partitions=partition or ["_default"])
     if as_json:
@@ -102,7 +106,11 @@ def describe(name: CollectionName, data: DataFolder = None, as_json: AsJson = Fa
 
     settings = load_settings(data)
     found = find_collection(settings, name)
-    facts = _summary(found) | {"event_time": found.schema.event_time, "table": str(rows_uri(settings, found.id))}
+    facts = _summary(found) | {
+        "event_time": found.schema.event_time,
+        "on_duplicate": found.schema.on_duplicate,
+        "table": str(rows_uri(settings, found.id)),
+    }
     if as_json:
         facts |= {"fields": found.schema.to_json()["fields"], "partition_ids": found.partitions}
         print_facts(facts, as_json=True)

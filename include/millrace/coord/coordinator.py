@@ -200,7 +200,7 @@ class Coordinator(Closing):
         except CollectionNotFound:
             return None
         if schema not in found.schemas:
-            raise CollectionExists(f"a collection {name!r} exists already, with other fields: choose another name")
+            raise CollectionExists(f"a collection {name!r} exists already, with another schema: choose another name")
         return found
 
     def _check_room(self, name: str, channels: Sequence[str], vchannels: int, partitions: int) -> None:

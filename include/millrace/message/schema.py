@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Self, cast
+from typing import Final, Literal, Self, TypeAlias, cast, get_args
 
 import pyarrow as pa
 
@@ -21,6 +21,13 @@ MAX_FIELDS: Final = 1_000
 
 KEY_TYPES: Final = frozenset({"int64", "string"})
 EVENT_TIME_TYPES: Final = frozenset({"timestamp", "date"})
+
+OnDuplicate: TypeAlias = Literal["keep", "replace"]
+ON_DUPLICATE: Final[tuple[OnDuplicate, ...]] = get_args(OnDuplicate)
+
+_ALWAYS: Final = {"fields", "primary_key"}
+_PERHAPS: Final = {"event_time", "on_duplicate"}
+"""Keys of a schema's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +91,13 @@ class CollectionSchema:
     fields: tuple[FieldSpec, ...]
     primary_key: str
     event_time: str | None = None
+    on_duplicate: OnDuplicate = "keep"
+    """What an insert does to the row of its key: "keep" keeps both, "replace" makes the insert an upsert (docs/chain.md)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
+        if self.on_duplicate not in ON_DUPLICATE:
+            raise InvalidArgument(f"on_duplicate is one of {', '.join(ON_DUPLICATE)}, not {self.on_duplicate!r}")
         if not all(isinstance(field, FieldSpec) for field in self.fields):
             raise InvalidArgument("the fields of a schema are FieldSpecs")
         if not 1 <= len(self.fields) <= MAX_FIELDS:
@@ -115,6 +126,11 @@ class CollectionSchema:
         return next((field for field in self.fields if field.name == name), None)
 
     @property
+    def replaces(self) -> bool:
+        """Whether an insert replaces the row of its key."""
+        return self.on_duplicate == "replace"
+
+    @property
     def key_field(self) -> FieldSpec:
         """The primary key's field."""
         return self.fields[self.key_index]
@@ -130,17 +146,16 @@ class CollectionSchema:
             "fields": [field.to_json() for field in self.fields],
             "primary_key": self.primary_key,
             "event_time": self.event_time,
+            **({"on_duplicate": self.on_duplicate} if self.replaces else {}),
         }
 
     @classmethod
     def from_json(cls, value: object) -> Self:
         """Inverse of :meth:`to_json` (``event_time`` may be absent). Raises Malformed or InvalidArgument."""
-        if not isinstance(value, Mapping) or not {"fields", "primary_key"} <= set(value) <= {
-            "fields",
-            "primary_key",
-            "event_time",
-        }:
-            raise Malformed("a schema is an object with fields, primary_key and, perhaps, event_time")
+        if not isinstance(value, Mapping) or not _ALWAYS <= set(value) <= _ALWAYS | _PERHAPS:
+            raise Malformed("a schema is an object with fields, primary_key and, perhaps, event_time and on_duplicate")
+        if value.get("on_duplicate", "replace") != "replace":
+            raise Malformed("a schema's on_duplicate is replace, or is left out")
         fields, key, event = value["fields"], value["primary_key"], value.get("event_time")
         if not isinstance(fields, list):
             raise Malformed("a schema's fields are a list")
@@ -148,7 +163,8 @@ class CollectionSchema:
             raise InvalidArgument(f"a schema has 1 to {MAX_FIELDS} fields, not {len(fields)}")
         if not isinstance(key, str) or not (event is None or isinstance(event, str)):
             raise Malformed("a schema's primary_key is a string, its event_time a string or null")
-        return cls(tuple(FieldSpec.from_json(field) for field in fields), key, event)
+        found = tuple(FieldSpec.from_json(field) for field in fields)
+        return cls(found, key, event, "replace" if "on_duplicate" in value else "keep")
 
     def arrow(self) -> pa.Schema:
         """The Arrow schema of an INSERT's rows."""
@@ -175,10 +191,17 @@ class CollectionSchema:
         return replace(self, fields=(*self.fields, field))
 
     @classmethod
-    def from_arrow(cls, schema: pa.Schema, *, primary_key: str, event_time: str | None = None) -> Self:
+    def from_arrow(
+        cls,
+        schema: pa.Schema,
+        *,
+        primary_key: str,
+        event_time: str | None = None,
+        on_duplicate: OnDuplicate = "keep",
+    ) -> Self:
         """The schema of Arrow columns. The primary key becomes not nullable; raises InvalidArgument for types without a place."""
         fields = [FieldSpec.from_arrow(field) for field in schema]
-        return cls(_with_key(fields, primary_key), primary_key, event_time)
+        return cls(_with_key(fields, primary_key), primary_key, event_time, on_duplicate)
 
 
 def _with_key(fields: Iterable[FieldSpec], primary_key: str) -> tuple[FieldSpec, ...]:

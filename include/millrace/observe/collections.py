@@ -161,6 +161,7 @@ def view(
         **_row(collection, rows, deletes, segments, flushed),
         primary_key=key,
         event_time=schema.event_time,
+        on_duplicate=schema.on_duplicate,
         schema_version=collection.schema_version,
         field_list=[
             FieldView(

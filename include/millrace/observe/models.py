@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from millrace.message.ids import tick_physical_ms
+from millrace.message.schema import OnDuplicate
 
 Big = Annotated[str, BeforeValidator(str)]
 """A 64-bit number as a decimal string."""
@@ -209,6 +210,7 @@ class CollectionView(CollectionRow):
 
     primary_key: str
     event_time: str | None
+    on_duplicate: OnDuplicate
     schema_version: int
     field_list: list[FieldView]
     partition_list: list[PartitionView]

@@ -157,14 +157,14 @@ class Chain:
     def _evolve_run(self, state: ChannelState, run: Run, ordinal: int) -> None:
         columns, row = run.columns, run.start
         if run.count == 1 and run.accepted_one:
-            self.evolve(state, _row(columns, row, int(run.tick[0]), ordinal, int(run.segment[0])))
+            self.evolve(state, _row(run, ordinal))
             return
         ordinals = np.zeros(run.count, dtype=np.int32)
         ordinals[0] = ordinal
         self.evolve(
             state,
             Decided(
-                **columns.stretch(row, row + run.count),
+                **(columns.stretch(row, row + run.count) | {"type": run.type}),
                 tick=run.tick,
                 ordinal=ordinals,
                 segment_id=run.segment,
@@ -208,11 +208,12 @@ def _before(batch: pa.RecordBatch, generation: int) -> int:
     return int(np.searchsorted(batch["ledger"].to_numpy(), generation << GENERATION_BITS))
 
 
-def _row(columns: Columns, row: int, tick: int, ordinal: int, segment_id: int) -> Row:
-    message_type = MessageType(int(columns.type[row]))
+def _row(run: Run, ordinal: int) -> Row:
+    """The run's one message, accepted and stamped."""
+    columns, row, message_type = run.columns, run.start, MessageType(int(run.type[0]))
     # The state takes no part of rows: theirs stay where they are.
     payload = b"" if message_type in DML else columns.payload(row)
-    stamps = (tick, ordinal, segment_id, int(columns.size[row]), None, payload)
+    stamps = (int(run.tick[0]), ordinal, int(run.segment[0]), int(columns.size[row]), None, payload)
     values: tuple[Any, ...] = (message_type, columns.vchannel_name(row), *columns.plain_of(row), *stamps)
     return Row(*values)
 

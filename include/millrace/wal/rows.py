@@ -48,6 +48,7 @@ class _Piece:
     tick: npt.NDArray[np.int64]
     reason: npt.NDArray[np.uint8]
     segment: npt.NDArray[np.int64]
+    type: npt.NDArray[np.uint16]
     confirmed: MessageId | None
     details: dict[int, str]
     emission: Emission | None = None
@@ -65,7 +66,7 @@ class RowBuilder:
         """Add a decided run, stamped; its first message has `ordinal`, the others 0. `confirmed`: the first open Begin, if any."""
         details = {place: words for place, words in run.details.items() if place < run.count and run.reason[place]}
         self._pieces.append(
-            _Piece(run.start, run.count, ordinal, run.tick, run.reason, run.segment, confirmed, details)
+            _Piece(run.start, run.count, ordinal, run.tick, run.reason, run.segment, run.type, confirmed, details)
         )
 
     def emitted(
@@ -82,6 +83,7 @@ class RowBuilder:
                 np.array([tick]),
                 np.zeros(1, dtype=np.uint8),
                 np.array([segment]),
+                np.array([emission.type], dtype=np.uint16),
                 confirmed,
                 details,
                 emission,
@@ -96,7 +98,7 @@ class RowBuilder:
             return EMPTY, EMPTY
         source = self._source()
         values: dict[str, npt.NDArray[Any]] = {name: getattr(columns, name)[source] for name in _COPIED}
-        values["type"] = _TYPE_INDEX[columns.type[source]]
+        values["type"] = _TYPE_INDEX[np.concatenate([piece.type for piece in pieces])]
         values["vchannel"] = columns.vchannel[source]
         values["time_tick"] = np.concatenate([piece.tick for piece in pieces])
         values["segment_id"] = np.concatenate([piece.segment for piece in pieces])
@@ -184,7 +186,6 @@ def _overwrite(values: dict[str, npt.NDArray[Any]], row: int, piece: _Piece, nam
     assert emission is not None
     if emission.vchannel not in names:
         names.append(emission.vchannel)
-    values["type"][row] = _TYPE_INDEX[emission.type]
     values["vchannel"][row] = names.index(emission.vchannel)
     for name in NUMBERS:
         values[name][row] = getattr(emission, name)

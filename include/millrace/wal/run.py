@@ -103,6 +103,8 @@ class Run:
     columns: Columns
     start: int
     count: int
+    type: npt.NDArray[np.uint16]
+    """What each message is: what the log says, but where a collection judges an INSERT as an UPSERT (:meth:`becomes`)."""
     reason: Codes
     details: dict[int, str] = field(default_factory=dict)
     """Words for a rejection, by place in the run."""
@@ -115,7 +117,8 @@ class Run:
     @classmethod
     def of(cls, columns: Columns, start: int, *, most: int) -> Run:
         count = min(len(columns) - start, most)
-        return cls(columns=columns, start=start, count=count, reason=np.zeros(count, dtype=np.uint8))
+        kinds = columns.type[start : start + count]
+        return cls(columns=columns, start=start, count=count, type=kinds, reason=np.zeros(count, dtype=np.uint8))
 
     def cut(self, count: int) -> None:
         """Keep the first `count` messages (at least one); the rest is judged later, from a newer state."""
@@ -123,6 +126,7 @@ class Run:
             self.count = max(count, 1)
             # A copy: the rows that come of it are kept, and a view would keep the whole step's verdicts with each of them.
             self.reason = self.reason[: self.count].copy()
+            self.type = self.type[: self.count]
 
     def view(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return column[self.start : self.start + self.count]
@@ -130,6 +134,11 @@ class Run:
     def pending(self) -> npt.NDArray[np.intp]:
         """Places of the messages that no rule has rejected so far."""
         return (self.reason == ACCEPTED).nonzero()[0]
+
+    def becomes(self, places: npt.NDArray[np.intp], kind: MessageType) -> None:
+        """Take the messages at `places` for ones of type `kind` from here on; the log's own columns stay."""
+        self.type = self.type.copy()
+        self.type[places] = kind
 
     def reject(self, places: npt.NDArray[Any] | Sequence[int] | int, reason: Reason, words: str) -> None:
         """Record `reason` for the messages at `places`."""

@@ -44,12 +44,12 @@ from millrace.client.produce.rows import (
     Rows,
     conform,
     key_array,
+    last_of_each_key,
     partition_id,
     split_keys,
     split_rows,
 )
 from millrace.client.produce.sequencer import Sending
-from millrace.client.produce.upsert import last_of_each_key
 from millrace.client.produce.written import Written
 from millrace.message.types import MessageType
 

@@ -12,9 +12,14 @@ import pyarrow as pa
 
 from millrace.catalog.collection import Collection
 from millrace.client.produce.framing import ENTRY_BYTES
-from millrace.client.produce.rows import MESSAGE_BYTES, MESSAGE_ROWS, delete_message, insert_message
+from millrace.client.produce.rows import (
+    MESSAGE_BYTES,
+    MESSAGE_ROWS,
+    delete_message,
+    insert_message,
+    last_of_each_key,
+)
 from millrace.client.produce.sequencer import WINDOW, Sending
-from millrace.client.produce.upsert import last_of_each_key
 from millrace.client.produce.written import Written
 from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType
@@ -154,7 +159,8 @@ def _message(pieces: list[Piece]) -> MutableMessage:
         return delete_message(keys, first.collection, vchannel=vchannel, partition_id=partition)
     upsert = kind is MessageType.UPSERT
     rows = first.rows if len(pieces) == 1 else pa.concat_batches([each.rows for each in pieces])
-    if upsert and len(pieces) > 1:
-        table = last_of_each_key(pa.Table.from_batches([rows]), first.collection.schema.primary_key)
+    schema = first.collection.schema
+    if (upsert or schema.replaces) and len(pieces) > 1:
+        table = last_of_each_key(pa.Table.from_batches([rows]), schema.primary_key)
         rows = table.combine_chunks().to_batches()[0]
     return insert_message(rows, first.collection, vchannel=vchannel, partition_id=partition, upsert=upsert)

@@ -131,6 +131,20 @@ def conform(rows: Rows, collection: Collection) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+def last_of_each_key(table: pa.Table, key: str) -> pa.Table:
+    """The last row of each key, in the order of the rows."""
+    if len(table) < 2:
+        return table
+    codes = table.column(key).combine_chunks().dictionary_encode()
+    codes = codes.chunk(0) if isinstance(codes, pa.ChunkedArray) else codes
+    places = codes.indices.to_numpy(zero_copy_only=False)
+    if len(codes.dictionary) == len(places):
+        return table
+    last = np.zeros(len(codes.dictionary), dtype=np.int64)
+    last[places] = np.arange(len(places))  # of equal places the last assignment stays
+    return table.take(pa.array(np.sort(last)))
+
+
 def partition_id(collection: Collection, name: str) -> int:
     """The id of a partition by its name. Raises InvalidArgument that names those there are."""
     try:
@@ -143,9 +157,14 @@ def partition_id(collection: Collection, name: str) -> int:
 def split_rows(
     table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None
 ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    """The rows of each VChannel and partition, in their order, in batches of about MESSAGE_BYTES."""
+    """The rows of each VChannel and partition, in their order, in batches of about MESSAGE_BYTES.
+
+    Of rows of one key in one call a collection that replaces takes the last alone: no message has a key twice.
+    """
     if not len(table):
         return
+    if collection.schema.replaces:
+        table = last_of_each_key(table, collection.schema.primary_key)
     homes = vchannel_index(table.column(collection.schema.primary_key), len(collection.vchannels)).astype(np.int64)
     if partition_by is not None:
         names = pc.dictionary_encode(table.column(partition_by)).combine_chunks()

@@ -17,13 +17,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from millrace.base.errors import AppendRejected, AppendUnresolved, LogUnavailable, MillraceError, TransactionLost
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, pchannel_of
-from millrace.client.produce.rows import delete_message, insert_message, key_array, split_keys, split_rows
+from millrace.client.produce.rows import (
+    delete_message,
+    insert_message,
+    key_array,
+    last_of_each_key,
+    split_keys,
+    split_rows,
+)
 from millrace.client.produce.transaction import ENDED
 from millrace.client.produce.written import Written
 from millrace.message import builders
@@ -164,20 +170,6 @@ def _lost(rejection: AppendRejected, vchannel: str) -> AppendRejected:
     if rejection.reason not in ENDED:
         return rejection
     return TransactionLost(f"the upsert's transaction on {vchannel} ended: {rejection}", reason=rejection.reason)
-
-
-def last_of_each_key(table: pa.Table, key: str) -> pa.Table:
-    """The last row of each key, in the order of the rows."""
-    if len(table) < 2:
-        return table
-    codes = table.column(key).combine_chunks().dictionary_encode()
-    codes = codes.chunk(0) if isinstance(codes, pa.ChunkedArray) else codes
-    places = codes.indices.to_numpy(zero_copy_only=False)
-    if len(codes.dictionary) == len(places):
-        return table
-    last = np.zeros(len(codes.dictionary), dtype=np.int64)
-    last[places] = np.arange(len(places))  # of equal places the last assignment stays
-    return table.take(pa.array(np.sort(last)))
 
 
 def _parts(table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None) -> list[_Part]:

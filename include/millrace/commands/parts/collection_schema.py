@@ -13,7 +13,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 from millrace.client.produce.files.kinds import InputFormat, format_of, unpacked
 from millrace.client.produce.files.text_rows import begins_array, elements, json_object
-from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema import CollectionSchema, FieldSpec, OnDuplicate
 
 SAMPLE_ROWS: Final = 10_000
 """Rows of a CSV or JSON lines file that its types are inferred from."""
@@ -28,7 +28,12 @@ def parse_field(text: str) -> FieldSpec:
 
 
 def make_schema(
-    *, fields: Sequence[str], source: Path | None, key: str | None, event_time: str | None
+    *,
+    fields: Sequence[str],
+    source: Path | None,
+    key: str | None,
+    event_time: str | None,
+    on_duplicate: OnDuplicate = "keep",
 ) -> CollectionSchema:
     """The schema of `fields`, or of the columns of `source` with `fields` over them. Raises InvalidArgument."""
     given = {spec.name: spec for spec in map(parse_field, fields)}
@@ -44,7 +49,7 @@ def make_schema(
         # A file says nothing of what must be there; a key must.
         narrow = found.type in {"int8", "int16", "int32"}
         specs[key] = FieldSpec(key, "int64" if narrow else found.type, False)
-    return CollectionSchema(tuple(specs.values()), key, event_time)
+    return CollectionSchema(tuple(specs.values()), key, event_time, on_duplicate)
 
 
 def _file_fields(path: Path, given: Mapping[str, FieldSpec]) -> list[FieldSpec]:

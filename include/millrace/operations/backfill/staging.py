@@ -54,6 +54,11 @@ def inputs(params: LoadParams, roots: Sequence[Path] | None = None) -> list[Path
 
 def check(params: LoadParams, collection: Collection) -> None:
     """Raises InvalidArgument where the partition, or the column that names it, does not fit the collection."""
+    if collection.schema.replaces:
+        raise InvalidArgument(
+            f"{collection.name} replaces the row of a key that comes again, which an import cannot: insert the files' rows"
+            " (millrace produce)"
+        )
     known = ", ".join(collection.partitions)
     if params.partition is not None and params.partition_by is not None:
         raise InvalidArgument("partition and partition_by: give one of them")

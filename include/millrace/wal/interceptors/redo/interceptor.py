@@ -22,7 +22,7 @@ class Redo:
         proceed(run)
         columns = run.columns
         inserts = run.pending()
-        inserts = inserts[BRINGING[run.view(columns.type)[inserts]]]
+        inserts = inserts[BRINGING[run.type[inserts]]]
         if not len(inserts):
             return
         vchannel, partition = run.view(columns.vchannel)[inserts], run.view(columns.partition_id)[inserts]

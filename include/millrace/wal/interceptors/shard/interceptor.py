@@ -19,7 +19,7 @@ from millrace.wal.interceptors.interceptor import Proceed, Timer
 from millrace.wal.interceptors.shard import segments
 from millrace.wal.interceptors.txn.interceptor import TxnManager
 from millrace.wal.reasons import Reason
-from millrace.wal.run import Decided, Emission, Row, Run, groups
+from millrace.wal.run import ACCEPTED, Decided, Emission, Row, Run, groups
 from millrace.wal.segments.policies.registry import BY_MESSAGE, deadline, timed_out
 from millrace.wal.segments.segment import Segment
 from millrace.wal.state import ChannelState, VChannelState
@@ -126,7 +126,8 @@ class Shard:
         for place in np.flatnonzero((decoded.counts != claimed) & (decoded.counts > 0)).tolist():
             words = f"the header says {claimed[place]} rows, the payload has {decoded.counts[place]}"
             run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
-        if columns.type[row] == MessageType.UPSERT:
+        replaces = schema.replaces and columns.type[row] == MessageType.INSERT
+        if replaces or columns.type[row] == MessageType.UPSERT:
             self._judge_keys(run, rows, decoded.counts, decoded.rows.column(schema.primary_key))
         if len(channel.vchannels) > 1 and decoded.rows.num_rows:
             numbers = {name: number for number, name in enumerate(channel.vchannels)}
@@ -141,6 +142,8 @@ class Shard:
                     run.reject(
                         wrong, Reason.WRONG_VCHANNEL, "a primary key belongs to another VChannel of the collection"
                     )
+        if replaces:
+            run.becomes(rows[run.reason[rows] == ACCEPTED], MessageType.UPSERT)
 
     def _judge_keys(self, run: Run, rows: npt.NDArray[np.intp], counts: npt.NDArray[Any], keys: pa.Array) -> None:
         """Reject upserts with a key twice: neither of its rows is the newer one."""
@@ -156,7 +159,7 @@ class Shard:
         twice = rows[np.unique(owner[again])]
         twice = twice[run.reason[twice] == 0]
         if len(twice):
-            words = "the upsert has a key twice: which of its rows is the newer one? Upsert them one after the other"
+            words = "the message has a key twice: which of its rows is the newer one? Write them one after the other"
             run.reject(twice, Reason.DUPLICATE_KEY, words)
 
     # -- DDL ----------------------------------------------------------------------------------------------------------
@@ -236,6 +239,11 @@ class Shard:
         newest = len(channel.schemas)
         if not 1 <= version <= newest:
             words = f"schema version {version} is not known; the newest is {newest}"
+            raise _Refused(Reason.SCHEMA_MISMATCH, words)
+        if channel.schemas[version - 1].replaces and not body["replace"]:
+            words = (
+                "an Import puts rows beside those of their keys, and here a row replaces that of its key: insert them"
+            )
             raise _Refused(Reason.SCHEMA_MISMATCH, words)
 
     # -- what comes before a message, by time, and behind it -----------------------------------------------------------

@@ -58,8 +58,7 @@ def cut_after_seal(state: ChannelState, run: Run) -> None:
         return
     columns = run.columns
     pending = run.pending()
-    types = run.view(columns.type)
-    inserts = pending[BRINGING[types[pending]]]
+    inserts = pending[BRINGING[run.type[pending]]]
     if len(inserts):
         partition = run.view(columns.partition_id)[inserts]
         for places in groups(run.view(columns.vchannel)[inserts], partition):
@@ -68,8 +67,8 @@ def cut_after_seal(state: ChannelState, run: Run) -> None:
             segment = channel.growing.get(int(columns.partition_id[run.start + rows[0]]))
             if segment is not None:
                 _cut_when_full(state, run, segment, rows)
-    deletes = pending[TAKING[types[pending]]]
-    deletes = deletes[deletes < run.count]
+    deletes = pending[pending < run.count]
+    deletes = deletes[TAKING[run.type[deletes]]]
     if len(deletes):
         for places in groups(run.view(columns.vchannel)[deletes]):
             rows = deletes[places]
@@ -196,7 +195,7 @@ def assign(state: ChannelState, run: Run) -> np.ndarray[tuple[int], np.dtype[np.
             result[0] = state.vchannels[columns.vchannel_name(run.start)].growing[partitions[0]].id
         return result
     pending = run.pending()
-    inserts = pending[BRINGING[run.view(columns.type)[pending]]]
+    inserts = pending[BRINGING[run.type[pending]]]
     if len(inserts):
         for places in groups(run.view(columns.vchannel)[inserts], run.view(columns.partition_id)[inserts]):
             rows = inserts[places]

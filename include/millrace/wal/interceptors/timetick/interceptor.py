@@ -187,10 +187,12 @@ class TimeTick:
 
 
 def _check_first_types(number: int, body: Any) -> None:
-    """Raises Malformed for a field type that chains before version 4 do not know."""
+    """Raises Malformed for a field type, or an option of a collection, that chains before version 4 do not know."""
     fields: tuple[FieldSpec, ...] = ()
     if number == MessageType.CREATE_COLLECTION:
         fields = body["schema"].fields
+        if body["schema"].replaces:
+            raise Malformed("a schema is an object with fields, primary_key and, perhaps, event_time")
     elif number == MessageType.SCHEMA_CHANGE:
         fields = (body["add"],)
     for field in fields:
