@@ -2,12 +2,14 @@
 
     python jobs/streaming_node.py [--with-flusher] [--available-now] [--result FILE] [--progress FILE]
 
+With MILLRACE_NODE it is a node of a cluster, and takes what it is assigned (docs/coordinator.md).
 Runs until SIGTERM, or with ``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the
 settings file (docs/operating.md).
 """
 
 from __future__ import annotations
 
+from millrace.node.cluster.choice import member_of_cluster
 from millrace.node.flush.definition import Flush
 from millrace.node.ingest.definition import Ingest
 from millrace.node.range.query import query_of
@@ -19,16 +21,18 @@ def main() -> None:
     parser = job.parser(__doc__)
     parser.add_argument("--with-flusher", action="store_true", help="run the flusher as a second query of this driver")
     arguments = parser.parse_args()
-    queries: list[job.StartQuery] = [query_of(Ingest)]
-    if arguments.with_flusher:
-        queries.append(query_of(Flush))
-    job.run(
-        "millrace-streaming-node",
-        queries,
-        available_now=arguments.available_now,
-        result=arguments.result,
-        progress=arguments.progress,
-    )
+    with member_of_cluster() as member:
+        owning = None if member is None else member.owned
+        queries: list[job.StartQuery] = [query_of(Ingest, owning=owning)]
+        if arguments.with_flusher:
+            queries.append(query_of(Flush, owning=owning))
+        job.run(
+            "millrace-streaming-node",
+            queries,
+            available_now=arguments.available_now,
+            result=arguments.result,
+            progress=arguments.progress,
+        )
 
 
 if __name__ == "__main__":

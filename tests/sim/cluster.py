@@ -189,7 +189,7 @@ class Coordinator:
             self.clock,
             self,
             vchannel_fair,
-            pchannels=PCHANNELS,
+            pchannels=lambda: PCHANNELS,
             together=together,
             stats=lambda: {"dml_0": Stats(vchannels=2), "dml_1": Stats(vchannels=1)},
             guards=GUARDS,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from millrace.coord.balancer.balancer import DRAINS
 from millrace.coord.broadcast.keys import conflict
 from millrace.coord.broadcast.task import TASKS, Task, TaskState
 from millrace.coord.channels.record import CHANNELS, ChannelRecord, State
+from millrace.coord.control import DRAINS
 from millrace.coord.session import ROLES
 from millrace.meta.store import Delete, Put
 from tests.sim.cluster import KEPT, PCHANNELS, Cluster

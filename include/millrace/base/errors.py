@@ -226,6 +226,10 @@ class SessionEnded(MillraceError):
     """A node's session is over: it owns nothing until it has registered anew and is assigned something."""
 
 
+class NodeNotFound(MillraceError):
+    """No node of that name is in the cluster; the message names those there are."""
+
+
 class NodeUnreachable(MillraceError):
     """A node did not answer: what it was asked for may have been done. Ask again."""
 

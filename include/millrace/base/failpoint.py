@@ -1,7 +1,8 @@
 """Named places where a crash test stops a process; they cost one dictionary look-up while nothing is armed.
 
-Armed only from outside, by ``MILLRACE_TEST_FAILPOINTS=<name>[@<n>][,...]``: the n-th time (default: the first) the process
-comes by that place it dies as kill -9 would have it, without cleaning up. Nothing here can be armed by code, so that a
+Armed only from outside, by ``MILLRACE_TEST_FAILPOINTS=<name>[@<n>][~][,...]``: the n-th time (default: the first) the process
+comes by that place it dies as kill -9 would have it, without cleaning up; with ``~`` it is suspended there, until somebody wakes
+it. Nothing here can be armed by code, so that a
 running deployment has no second way to behave.
 
 Places: ``truncation.before`` and ``truncation.after`` (around the removal of what the checkpoints have passed),
@@ -35,26 +36,31 @@ from typing import Final
 from millrace.base.errors import InvalidSettings
 
 VARIABLE: Final = "MILLRACE_TEST_FAILPOINTS"
+SUSPENDS: Final = "~"
 
 
 def parse(text: str) -> dict[str, int]:
-    """``name[@n],...`` as {name: n}. Raises InvalidSettings where n is no positive integer."""
+    """``name[@n],...`` as {name: n}, without the ``~``. Raises InvalidSettings where n is no positive integer."""
     armed: dict[str, int] = {}
     for item in filter(None, text.split(",")):
-        name, _, count = item.partition("@")
+        name, _, count = item.removesuffix(SUSPENDS).partition("@")
         if not name or (count and not (count.isascii() and count.isdigit() and int(count) > 0)):
-            raise InvalidSettings(f"{VARIABLE}: {item!r} is no <name>[@<n>]")
+            raise InvalidSettings(f"{VARIABLE}: {item!r} is no <name>[@<n>][{SUSPENDS}]")
         armed[name] = int(count or 1)
     return armed
 
 
+_given: Final = os.environ.get(VARIABLE, "").split(",")
 _armed: Final = parse(os.environ.get(VARIABLE, ""))
+_suspends: Final = frozenset(
+    item.partition("@")[0].removesuffix(SUSPENDS) for item in _given if item.endswith(SUSPENDS)
+)
 
 
 def hit(name: str) -> None:
-    """Come by the place `name`; does not return where that is the armed visit."""
+    """Come by the place `name`; does not return where that is the armed visit, or late."""
     if name not in _armed:
         return
     _armed[name] -= 1
     if _armed[name] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSTOP if name in _suspends else signal.SIGKILL)

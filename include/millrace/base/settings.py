@@ -8,12 +8,10 @@ as a message (docs/chain.md).
 
 from __future__ import annotations
 
-import configparser
 import dataclasses
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +20,7 @@ from urllib.parse import unquote
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.log_backends import EMBEDDED, check_setting, find_backend
+from millrace.base.settings_file import read_table
 
 PREFIX: Final = "MILLRACE_"
 
@@ -49,12 +48,14 @@ _UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, 
 _BYTES: Final = re.compile(r"(\d+)\s*([KMGT]iB|B)?", re.IGNORECASE)
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
-_URLS: Final = frozenset({"log", "spark_master"})
+_URLS: Final = frozenset({"log", "spark_master", "meta_store"})
 _SECRET: Final = re.compile(r"[?&][^=&]*(passw|secret|token|username|jaas|credential|key\.pem)", re.IGNORECASE)
 _TABLES: Final = re.compile(r"|(?:/|[a-z][a-z0-9+.-]*://).*[^/]")
 _SPARK_MASTER: Final = re.compile(r"|(spark|k8s)://\S+|yarn")
 _FOLDERS: Final = re.compile(r"|/[^:]*(:/[^:]*)*")
 _MEMORY: Final = re.compile(r"\d+[mg]")
+_META_STORE: Final = re.compile(r"|sqlite:////\S+")
+_NODE: Final = re.compile(r"|[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def _setting(
@@ -196,6 +197,22 @@ class Settings:
         256 << 10, "Bytes a second that a slowdown leaves at least.", low=1 << 10, high=1 << 40, is_bytes=True
     )
 
+    node: str = _setting(
+        "",
+        "Name of this node in a cluster; empty: the one node, which has all PChannels.",
+        pattern=_NODE,
+        allowed="nothing, or letters, digits and ._- (at most 63)",
+    )
+    meta_store: str = _setting(
+        "",
+        "URL of the cluster's meta store; empty: SQLite in the data folder.",
+        pattern=_META_STORE,
+        allowed="nothing, or sqlite:////path",
+    )
+    session_seconds: float = _setting(
+        10.0, "How long a node, or the leading coordinator, may be silent before others take over.", low=1, high=300
+    )
+
     backfill_parallel: int = _setting(2, "Slices of a backfill that are rebuilt at once.", low=1, high=64)
     derived_modules: str = _setting("", "Modules with derived tables of your own, separated by commas.")
 
@@ -270,7 +287,7 @@ class Settings:
         source = file if file is not None else env.get("MILLRACE_CONFIG") or None
         if source is not None:
             path = Path(source)
-            for key, raw in _read_file(path).items():
+            for key, raw in read_table(path).items():
                 where = f"{path.name}: [millrace] {key}"
                 if key not in _SPECS:
                     raise InvalidSettings(f"{where} is no setting{_closest(key, _SPECS)}")
@@ -347,16 +364,21 @@ class Settings:
 
     def progress_path(self, query: str) -> Path:
         """The file that says how a streaming query is doing, rewritten behind each of its micro-batches."""
-        return self.run_path / f"{query}.json"
+        return self.own_run_path / f"{query}.json"
 
     def spark_checkpoint_path(self, name: str) -> Path:
         """Spark's own checkpoint of the streaming query `name`: a hint that may be deleted, never the truth."""
-        return self.data_dir / "spark" / name
+        return self.data_dir / "spark" / (f"{name}@{self.node}" if self.node else name)
 
     @property
     def run_path(self) -> Path:
         """Where running processes say where they are (address files, locks)."""
         return self.data_dir / "run"
+
+    @property
+    def own_run_path(self) -> Path:
+        """What a node says of itself alone (progress, heartbeat): with one node, where all processes do."""
+        return self.run_path / "nodes" / self.node if self.node else self.run_path
 
     @property
     def cores(self) -> int:
@@ -412,25 +434,6 @@ def changed(settings: Settings) -> dict[str, Any]:
 def _closest(name: str, names: Mapping[str, SettingSpec]) -> str:
     found = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {found[0]}?" if found else f"; settings are {', '.join(sorted(names))}"
-
-
-def _read_file(path: Path) -> Mapping[str, Any]:
-    """The ``[millrace]`` table of a TOML or INI file, by its suffix."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidSettings(f"the settings file {path} cannot be read: {error.strerror}") from error
-    try:
-        if path.suffix == ".toml":
-            table = tomllib.loads(text).get("millrace", {})
-            if not isinstance(table, dict):
-                raise InvalidSettings(f"{path.name}: millrace must be a table, [millrace]")
-            return table
-        parser = configparser.ConfigParser(interpolation=None)
-        parser.read_string(text)
-        return dict(parser["millrace"]) if parser.has_section("millrace") else {}
-    except (tomllib.TOMLDecodeError, configparser.Error) as error:
-        raise InvalidSettings(f"the settings file {path.name} is malformed: {error}") from error
 
 
 def _parse(spec: SettingSpec, raw: Any, where: str) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
 
 from millrace.base.errors import ChannelNotFound, LogUnavailable
-from millrace.base.package import ROOT
+from millrace.commands.parts.becoming import become
 from millrace.commands.parts.command_line import RUN, DataFolder, command_group, load_settings, root
 from millrace.runtime.launch.command import jobs_folder
 
@@ -35,16 +33,10 @@ def run(
     Example: `millrace jobs run --with-flusher --available-now`
     """
     settings = load_settings(data)
-    script = jobs_folder() / "streaming_node.py"
-    command = [sys.executable, str(script)]
-    command += ["--with-flusher"] if with_flusher else []
-    command += ["--available-now"] if available_now else []
-    package = str(ROOT)
-    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    # In place of this process: the job gets Ctrl-C and SIGTERM itself, and its exit code is ours.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(command[0], command, os.environ | settings.environment() | {"PYTHONPATH": paths})
+    arguments = [str(jobs_folder() / "streaming_node.py")]
+    arguments += ["--with-flusher"] if with_flusher else []
+    arguments += ["--available-now"] if available_now else []
+    become(arguments, settings)
 
 
 @root.command(rich_help_panel=RUN)

@@ -26,7 +26,7 @@ EVERY_SECONDS: Final = 2.0
 
 def heartbeat_path(settings: Settings, app_name: str) -> Path:
     """The heartbeat file of a job."""
-    return settings.run_path / f"{app_name}.heartbeat.json"
+    return settings.own_run_path / f"{app_name}.heartbeat.json"
 
 
 @dataclass(slots=True)

@@ -94,7 +94,7 @@ def stop_on_signals() -> threading.Event:
 
 def started_path(settings: Settings, app_name: str) -> Path:
     """The file that says that a job's queries run, and since when."""
-    return settings.run_path / f"{app_name}.started.json"
+    return settings.own_run_path / f"{app_name}.started.json"
 
 
 def write_started(settings: Settings, app_name: str) -> None:

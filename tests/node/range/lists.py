@@ -84,10 +84,16 @@ class ListPlanner(Planner[Work, int]):
         self.closed = 0
 
     def pending(
-        self, *, without: AbstractSet[str], target: Mapping[str, int] | None, max_bytes: int
+        self,
+        *,
+        without: AbstractSet[str],
+        only: AbstractSet[str] | None = None,
+        target: Mapping[str, int] | None,
+        max_bytes: int,
     ) -> Iterable[Pending[int]]:
         self._world.looks()
-        for name in sorted(self._world.read.keys() - without):
+        names = self._world.read.keys() - without
+        for name in sorted(names if only is None else names & only):
             end = len(self._world.read[name])
             end = end if target is None else min(end, target.get(name, 0))
             if self._stands(name) < end:

@@ -18,6 +18,7 @@ from millrace.coord.balancer.view import ChannelView, Policy, View
 from millrace.coord.channels.manager import ChannelManager
 from millrace.coord.channels.record import ChannelRecord, Owner, State
 from millrace.coord.clock import Clock
+from millrace.coord.control import Wanted, wanted
 from millrace.coord.leadership import Leadership
 from millrace.coord.session import NODES, ROLES, SESSION_SECONDS, NodeInfo
 from millrace.coord.tenure import DRIFT
@@ -25,8 +26,6 @@ from millrace.meta.store import Delete, Put
 
 PUT_OUT: Final = "putout/"
 """Sessions that were taken from their nodes, until their leases are over for sure."""
-DRAINS: Final = "drains/"
-"""Nodes, by name, that are to be emptied."""
 
 
 class Orders(Protocol):
@@ -85,14 +84,14 @@ class Balancer:
         orders: Orders,
         policy: Policy,
         *,
-        pchannels: Sequence[str],
+        pchannels: Callable[[], Sequence[str]],
         together: Callable[[Sequence[Callable[[], None]]], None],
         stats: Callable[[], Mapping[str, Stats]] = dict,
         guards: Guards | None = None,
         session_seconds: float = SESSION_SECONDS,
         roles: Sequence[str] = ROLES,
     ) -> None:
-        """`together` runs calls at the same time, and returns when all have. `session_seconds` is the longest that a node's
+        """`pchannels` says which there are now, `together` runs calls at the same time, and returns when all have. `session_seconds` is the longest that a node's
         session may last without renewal."""
         self._leadership = leadership
         self._epoch = leadership.epoch
@@ -107,7 +106,7 @@ class Balancer:
         self._roles = roles
         self._progress: dict[str, Progress] = {}
         self._put_out_since: dict[str, float] = {}
-        self._drained: set[str] = set()
+        self._wanted = Wanted(frozenset(), frozen=False)
         self._rests: dict[str, View] = {}
         """By role the view in which the policy, a pure function, found nothing to do."""
         self._loaded = False
@@ -120,7 +119,7 @@ class Balancer:
             self.manager.load()
             self._loaded = True
         self.manager.settle()
-        self.manager.add(self._pchannels, self._roles)
+        self.manager.add(self._pchannels(), self._roles)
         self._see_nodes()
         for record in list(self.manager.records.values()):
             if record.owner is not None and record.owner.session not in self.nodes:
@@ -146,7 +145,7 @@ class Balancer:
     def _see_nodes(self) -> None:
         listed = self._leadership.store.list(NODES)
         self.nodes = {entry.key.removeprefix(NODES): NodeInfo.decoded(entry.value) for entry in listed.entries}
-        self._drained = {entry.key.removeprefix(DRAINS) for entry in self._leadership.store.list(DRAINS).entries}
+        self._wanted = wanted(self._leadership.store)
         now = self._clock.monotonic()
         there = {entry.key.removeprefix(PUT_OUT) for entry in self._leadership.store.list(PUT_OUT).entries}
         self._put_out_since = {session: self._put_out_since.get(session, now) for session in sorted(there)}
@@ -169,12 +168,14 @@ class Balancer:
     def _plan(self, role: str) -> None:
         now, stats = self._clock.monotonic(), self._stats()
         able = {
-            name: info for name, info in self.nodes.items() if role in info.roles and info.name not in self._drained
+            name: info
+            for name, info in self.nodes.items()
+            if role in info.roles and info.name not in self._wanted.drains
         }
         records = {record.pchannel: record for record in self.manager.records.values() if record.role == role}
         channels = tuple(self._channel(record, stats, now) for record in records.values())
         guards = self._guards
-        view = View(tuple(able), channels, guards.allow_rebalance, guards.max_moves)
+        view = View(tuple(able), channels, guards.allow_rebalance and not self._wanted.frozen, guards.max_moves)
         if view == self._rests.get(role):
             return
         moves = self._policy(view)
@@ -185,7 +186,8 @@ class Balancer:
             to = self._instead(record, move.to, able, now)
             if record.owner is not None and to == record.owner.session and record.state is not State.UNAVAILABLE:
                 continue
-            changed = self.manager.change(record.assigning(to, able[to].address, move.cause))
+            cause = record.cause if record.state is State.UNAVAILABLE else move.cause
+            changed = self.manager.change(record.assigning(to, able[to].address, cause))
             progress = self._progress.setdefault(record.key, Progress())
             progress.term, progress.since = changed.term, now
             if move.cause == "balance":

@@ -25,14 +25,20 @@ class FlushPlanner(Planner[FlushPlan, int]):
         self._idle_version = -1
 
     def pending(
-        self, *, without: AbstractSet[str], target: Mapping[str, int] | None, max_bytes: int
+        self,
+        *,
+        without: AbstractSet[str],
+        only: AbstractSet[str] | None = None,
+        target: Mapping[str, int] | None,
+        max_bytes: int,
     ) -> Iterable[Pending[int]]:
         wal = self._refreshed()
         if wal is None or wal.version == self._idle_version:
             return []
         ends = self.seen() if target is None else target
-        plans = self._plan(wal, {name: end for name, end in ends.items() if name not in without}, max_bytes)
-        if not plans and not without:
+        names = [name for name in ends if name not in without and (only is None or name in only)]
+        plans = self._plan(wal, {name: ends[name] for name in names}, max_bytes)
+        if not plans and not without and only is None:
             self._idle_version = wal.version
         return [Pending(plan.channel, plan.checkpoint.time_tick, plan.up_to_tick) for plan in plans]
 

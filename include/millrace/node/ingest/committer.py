@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from millrace.base.errors import InvalidArgument
@@ -48,13 +49,16 @@ class Committer:
         checkpoint_commits: int = CHECKPOINT_COMMITS,
         compact_commits: int = COMPACT_COMMITS,
         keep_commits: int = WAL_COMMITS,
+        owned: Callable[[], AbstractSet[str] | None] = lambda: None,
         seam: Callable[[str], None] = hit,
     ) -> None:
+        """`owned`: the PChannels whose files this committer merges; None: all."""
         self._table = table
         self._metrics = metrics
         self._deadline = deadline
         self._upkeep = Upkeep(checkpoint_commits, keep_commits)
         self._compact_commits = compact_commits
+        self._owned = owned
         self._commits = 0
         self._seam = seam
 
@@ -94,7 +98,7 @@ class Committer:
     def _compact(self) -> None:
         """Merge small files now and then: what a commit costs grows with the live files."""
         self._commits += 1
-        if self._commits % self._compact_commits == 0 and compact_once(self._table.table):
+        if self._commits % self._compact_commits == 0 and compact_once(self._table.table, only=self._owned()):
             self._seam("compaction.done")
 
     def _report(self, result: CommitResult[RangeReport]) -> None:

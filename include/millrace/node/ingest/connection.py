@@ -5,6 +5,7 @@ A log that was switched from or to the embedded one is reached through the serve
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
 
 from millrace.base.log_backends import backend_of, in_own_folder
@@ -26,25 +27,31 @@ class Connection:
         self._settings = settings
         self._service: LogService | None = None
         self._through_server = False
+        self._lock = threading.Lock()
 
     def service(self) -> LogService:
         """One connection for all callers, one after the other; it mends itself when it breaks. A look at one file's stat."""
-        log, folder = self._settings.log, self._settings.log_path
-        through = in_own_folder(log) or any(
-            backend_of(item.url).local for item in GenerationFile(folder, log).generations.items
-        )
-        if self._service is not None and through != self._through_server:
-            self.close()
-        if self._service is None:
-            self._through_server = through
-            if through:
-                self._service = RemoteLogService.connect(folder, launch=launch_of(self._settings))
-            else:
-                self._service = open_deployment_log(folder, log, embedded=False)
-        return self._service
+        with self._lock:
+            log, folder = self._settings.log, self._settings.log_path
+            through = in_own_folder(log) or any(
+                backend_of(item.url).local for item in GenerationFile(folder, log).generations.items
+            )
+            if self._service is not None and through != self._through_server:
+                self._close()
+            if self._service is None:
+                self._through_server = through
+                if through:
+                    self._service = RemoteLogService.connect(folder, launch=launch_of(self._settings))
+                else:
+                    self._service = open_deployment_log(folder, log, embedded=False)
+            return self._service
 
     def close(self) -> None:
         """Idempotent."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         if self._service is not None:
             self._service.close()
             self._service = None

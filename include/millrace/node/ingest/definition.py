@@ -18,6 +18,7 @@ from millrace.node.ingest.planner import LogPlanner
 from millrace.node.ingest.ranges import RangePlan, RangeReport, run_range
 from millrace.node.range.definition import Definition
 from millrace.node.range.failure import Failure
+from millrace.node.range.owning import read_assigned
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.table import WalTable
@@ -77,4 +78,9 @@ class Ingest(Definition[RangePlan, RangeReport]):
             log.close()
 
     def committer(self, metrics: Metrics | None) -> Committer:
-        return Committer(self.table or WalTable.create(self.settings.wal_uri), metrics=metrics)
+        assigned = self.assigned
+        return Committer(
+            self.table or WalTable.create(self.settings.wal_uri),
+            metrics=metrics,
+            owned=lambda: None if assigned is None else read_assigned(assigned),
+        )

@@ -87,13 +87,20 @@ class LogPlanner(Planner[RangePlan, LogId]):
         return LogId.parse(text)
 
     def pending(
-        self, *, without: AbstractSet[str], target: Mapping[str, LogId] | None, max_bytes: int
+        self,
+        *,
+        without: AbstractSet[str],
+        only: AbstractSet[str] | None = None,
+        target: Mapping[str, LogId] | None,
+        max_bytes: int,
     ) -> Iterator[Pending[LogId]]:
         """The PChannels that have rows to come."""
         service = self._looked()
         if self._clock() >= self._names_until:
             self._names, self._names_until = set(service.names()), self._clock() + _NAMES_SECONDS
         names = self._names - without
+        if only is not None:
+            names &= only
         if target is not None:
             names &= set(target)
         self._table.refresh()

@@ -15,6 +15,7 @@ from millrace.base.metrics import Metrics
 from millrace.node.range.definition import CommitResult, Definition, R, settle
 from millrace.node.range.failure import Failed
 from millrace.node.range.history import History, history_path, tick_lag
+from millrace.node.range.owning import Everything, Owning
 from millrace.node.range.parking import Parked, park, parked_names
 
 _logger: Final = logging.getLogger(__name__)
@@ -23,8 +24,10 @@ _logger: Final = logging.getLogger(__name__)
 class Batches(Generic[R]):
     """The driver's part of one query, from its start on."""
 
-    def __init__(self, definition: Definition[Any, R], *, metrics: Metrics) -> None:
+    def __init__(self, definition: Definition[Any, R], *, metrics: Metrics, owning: Owning | None = None) -> None:
+        """`owning`: what of it is this process's (default: everything)."""
         self._metrics = metrics
+        self._owning = owning or Everything()
         self._folder = definition.parked
         self._committer = definition.committer(metrics)
         self._watch = definition.watch()
@@ -35,7 +38,16 @@ class Batches(Generic[R]):
         self._batches = self._rows = self._log_bytes = 0
 
     def settle(self, outcomes: Sequence[R | Failed]) -> CommitResult[R]:
-        """Commit the ranges of one micro-batch, park what cannot be processed, say how it went."""
+        """Commit the ranges of one micro-batch, park what cannot be processed, say how it went.
+
+        What this process does not own any more is left out, as if its task had been killed: its files go with VACUUM.
+        """
+        with self._owning.committing({each.channel for each in outcomes}) as mine:
+            for channel in sorted({each.channel for each in outcomes} - mine):
+                _logger.warning("%s is not this node's any more: its range is left out", channel)
+            return self._settle([each for each in outcomes if each.channel in mine])
+
+    def _settle(self, outcomes: Sequence[R | Failed]) -> CommitResult[R]:
         result, again, ended = settle(self._committer, outcomes)
         for report in result.fenced:
             _logger.warning("%s: %s was moved by another committer", CommitFenced.code, report.channel)

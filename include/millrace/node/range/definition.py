@@ -18,6 +18,7 @@ from millrace.base.errors import MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.node.range.failure import Failed, Failure
+from millrace.node.range.owning import assigned_path
 
 
 class Plan(Protocol):
@@ -71,9 +72,15 @@ class Planner(ABC, Generic[P, End]):
 
     @abstractmethod
     def pending(
-        self, *, without: AbstractSet[str], target: Mapping[str, End] | None, max_bytes: int
+        self,
+        *,
+        without: AbstractSet[str],
+        only: AbstractSet[str] | None = None,
+        target: Mapping[str, End] | None,
+        max_bytes: int,
     ) -> Iterable[Pending[End]]:
-        """The channels with something to do, but those in `without`; with a `target`, up to that, and of its channels alone."""
+        """The channels with something to do, but those in `without`, and those in `only` alone where that is given; with a
+        `target`, up to that, and of its channels alone."""
 
     @abstractmethod
     def plan(self, ends: Mapping[str, End], *, max_bytes: int) -> list[P]:
@@ -138,6 +145,11 @@ class Definition(ABC, Generic[P, R]):
     def parked(self) -> Path | None:
         """The folder that a channel is parked in which no other attempt would bring further; None: it is tried all the same."""
         return None
+
+    @property
+    def assigned(self) -> Path | None:
+        """The file with the channels that this node of a cluster may plan (millrace.node.range.owning); None: all there are."""
+        return assigned_path(self.settings) if self.settings.node else None
 
     def prepare(self) -> None:
         """In the driver, before the first plan: make tables, and fail here where what is read cannot be reached."""

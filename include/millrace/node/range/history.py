@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 def history_path(settings: Settings, query: str) -> Path:
     """The file with the samples of a streaming query."""
-    return settings.run_path / "history" / f"{query}.jsonl"
+    return settings.own_run_path / "history" / f"{query}.jsonl"
 
 
 class History:

@@ -26,7 +26,7 @@ def drain(
     one from going on: an error of ours as it was raised; TableUnavailable, or CommitFenced where others were first each time, for
     what may be tried again; ChannelParked for an entry that cannot be processed. Nothing is parked.
     """
-    schedule = Schedule(definition.planner(), parked=definition.parked, stalls=stalls)
+    schedule = Schedule(definition.planner(), parked=definition.parked, assigned=definition.assigned, stalls=stalls)
     reached: dict[str, int] = {}
     errors: list[Exception] = []
     try:

@@ -17,6 +17,7 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.node.range.batches import Batches
 from millrace.node.range.definition import Definition
+from millrace.node.range.owning import Owning
 from millrace.node.range.source import source_of
 from millrace.runtime.job import StartQuery
 
@@ -27,9 +28,14 @@ _FILE_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.F
 
 
 def start_query(
-    spark: SparkSession, definition: Definition[Any, Any], *, metrics: Metrics, available_now: bool = False
+    spark: SparkSession,
+    definition: Definition[Any, Any],
+    *,
+    metrics: Metrics,
+    available_now: bool = False,
+    owning: Owning | None = None,
 ) -> StreamingQuery:
-    """Start the query of `definition` on `spark`; `available_now` ends it at what there is now.
+    """Start the query of `definition` on `spark`; `available_now` ends it at what there is now. `owning`: what is this node's.
 
     What is read is reached for first, so that where it cannot be reached is an error here and not in a task.
     """
@@ -42,7 +48,7 @@ def start_query(
     # files, and writes a second file with a checksum for each. Without both a small micro-batch takes 0.2 s and not 0.32.
     spark.conf.set("spark.sql.streaming.checkpoint.fileChecksum.enabled", "false")
     spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
-    batches = Batches(definition, metrics=metrics)
+    batches = Batches(definition, metrics=metrics, owning=owning)
 
     def commit(frame: DataFrame, batch_id: int) -> None:
         batches.settle([pickle.loads(row["outcome"]) for row in frame.collect()])
@@ -59,12 +65,12 @@ def start_query(
     return writer.trigger(processingTime=f"{int(definition.interval * 1000)} milliseconds").start()
 
 
-def query_of(definition: Callable[[Settings], Definition[Any, Any]]) -> StartQuery:
+def query_of(definition: Callable[[Settings], Definition[Any, Any]], *, owning: Owning | None = None) -> StartQuery:
     """The query of what `definition` makes of a job's settings."""
 
     def start(
         spark: SparkSession, *, settings: Settings, metrics: Metrics, available_now: bool = False
     ) -> StreamingQuery:
-        return start_query(spark, definition(settings), metrics=metrics, available_now=available_now)
+        return start_query(spark, definition(settings), metrics=metrics, available_now=available_now, owning=owning)
 
     return start

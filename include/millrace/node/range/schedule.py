@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypedDict
 from millrace.base.errors import MillraceError
 from millrace.base.pauses import jittered
 from millrace.node.range.definition import P, Planner
+from millrace.node.range.owning import read_assigned
 from millrace.node.range.parking import parked_names
 
 UNBOUNDED: Final = 1 << 62
@@ -94,9 +95,17 @@ class Stalls:
 class Schedule(Generic[P]):
     """Plans micro-batches over all channels of a planner, which it closes. One thread at a time."""
 
-    def __init__(self, planner: Planner[P, Any], *, parked: Path | None = None, stalls: Stalls | None = None) -> None:
+    def __init__(
+        self,
+        planner: Planner[P, Any],
+        *,
+        parked: Path | None = None,
+        assigned: Path | None = None,
+        stalls: Stalls | None = None,
+    ) -> None:
         self._planner = planner
         self._parked = parked
+        self._assigned = assigned
         self._stalls = Stalls() if stalls is None else stalls
         self._left: set[str] = set()
         self._target: Mapping[str, Any] | None = None
@@ -120,8 +129,10 @@ class Schedule(Generic[P]):
         """
         self.trouble = None
         try:
-            without = self._without()
-            pending = list(self._planner.pending(without=without, target=self._target, max_bytes=max_bytes))
+            found = self._planner.pending(
+                without=self._without(), only=self._only(), target=self._target, max_bytes=max_bytes
+            )
+            pending = list(found)
         except MillraceError as error:
             if not error.retriable:
                 raise
@@ -139,9 +150,11 @@ class Schedule(Generic[P]):
         return {"batch": start["batch"] + 1, "max_bytes": max_bytes, "ends": ends} if ends else start
 
     def plan(self, end: Offset) -> list[P]:
-        """The ranges of the micro-batch up to `end`; a channel that stands there already, or is parked since, has none."""
-        without = self._without()
-        ends = {name: self._planner.read_end(text) for name, text in end["ends"].items() if name not in without}
+        """The ranges of the micro-batch up to `end`; a channel that stands there already, or is parked or given up since, has
+        none."""
+        without, only = self._without(), self._only()
+        names = [name for name in end["ends"] if name not in without and (only is None or name in only)]
+        ends = {name: self._planner.read_end(end["ends"][name]) for name in names}
         return self._planner.plan(ends, max_bytes=end["max_bytes"] or UNBOUNDED) if ends else []
 
     def seen(self) -> Offset:
@@ -154,3 +167,6 @@ class Schedule(Generic[P]):
 
     def _without(self) -> frozenset[str]:
         return (frozenset() if self._parked is None else parked_names(self._parked)) | self._left
+
+    def _only(self) -> frozenset[str] | None:
+        return None if self._assigned is None else read_assigned(self._assigned)

@@ -102,5 +102,6 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _schedule(self) -> Schedule[Any]:
         if self._made is None:
-            self._made = Schedule(self._definition.planner(), parked=self._definition.parked)
+            definition = self._definition
+            self._made = Schedule(definition.planner(), parked=definition.parked, assigned=definition.assigned)
         return self._made

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,13 +93,14 @@ def plan(files: Sequence[LiveFile], *, fan_in: int = FAN_IN) -> list[LiveFile]:
     return best
 
 
-def compact_once(table: Table, *, fan_in: int = FAN_IN) -> int:
-    """Merge one group of files of `table` (a handle at its newest version); files merged.
+def compact_once(table: Table, *, fan_in: int = FAN_IN, only: AbstractSet[str] | None = None) -> int:
+    """Merge one group of files of `table` (a handle at its newest version), of the PChannels in `only`; files merged.
 
     Where another writer replaced one of them first, nothing happens: the next call plans anew. Raises WalGap for files that
     overlap.
     """
-    group = plan(live_files(table), fan_in=fan_in)
+    files = live_files(table)
+    group = plan(files if only is None else [file for file in files if file.pchannel in only], fan_in=fan_in)
     if not group:
         return 0
     merged = _merge(table, group)

@@ -1,0 +1,194 @@
+"""``millrace coord``, ``node``, ``nodes``, ``channels``, ``balance``, ``drain``: several nodes that share one deployment (docs/coordinator.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millrace.base.deadline import Deadline
+from millrace.base.errors import DeadlineExceeded
+from millrace.commands.parts.becoming import become
+from millrace.commands.parts.command_line import (
+    LOOK,
+    RUN,
+    AsJson,
+    DataFolder,
+    load_settings,
+    print_facts,
+    print_rows,
+    root,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from millrace.meta.store import MetaStore
+
+_POLL = 0.1
+
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
+
+
+class Switch(StrEnum):
+    ON = "on"
+    OFF = "off"
+
+
+@contextmanager
+def _store(data: Path | None) -> Iterator[MetaStore]:
+    from millrace.coord.clock import SystemClock
+    from millrace.coord.opening import open_store, require_cluster
+
+    settings = load_settings(data)
+    require_cluster(settings)
+    with open_store(settings, SystemClock()) as store:
+        yield store
+
+
+@root.command(rich_help_panel=RUN)
+def coord(
+    name: Annotated[str, typer.Option("--name", help="How it is called; default: host and process.")] = "",
+    data: DataFolder = None,
+) -> None:
+    """Run a coordinator here until Ctrl-C or SIGTERM: it gives PChannels to nodes. Several may run; one leads.
+
+    Example: `millrace coord --name c1`
+    """
+    become(["-m", "millrace.coord.process", *(["--name", name] if name else [])], load_settings(data))
+
+
+@root.command(rich_help_panel=RUN)
+def node(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name in the cluster.")],
+    spark: Annotated[
+        bool, typer.Option("--spark", help="With Spark, as the streaming job; else in this process.")
+    ] = False,
+    data: DataFolder = None,
+) -> None:
+    """Run a node of a cluster here until Ctrl-C or SIGTERM: it takes what a coordinator gives it from the log into the tables.
+
+    Without a cluster `millrace jobs run` takes all PChannels.
+
+    Example: `millrace node n1`
+    """
+    from millrace.runtime.launch.command import jobs_folder
+
+    settings = replace(load_settings(data), node=name)
+    alone = ["-m", "millrace.node.cluster"]
+    become([str(jobs_folder() / "streaming_node.py"), "--with-flusher"] if spark else alone, settings)
+
+
+@root.command(rich_help_panel=LOOK)
+def nodes(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Show the nodes of a cluster: where they are, what they own, which are being emptied.
+
+    Example: `millrace nodes`
+    """
+    from millrace.coord import control
+
+    with _store(data) as store:
+        rows = [
+            {
+                "name": each.name,
+                "state": ("draining" if each.owns else "drained")
+                if each.draining
+                else "up"
+                if each.session
+                else "gone",
+                "session": each.session or None,
+                "address": each.address or None,
+                "pchannels": len(each.owns),
+                "owns": list(each.owns),
+            }
+            for each in control.nodes(store)
+        ]
+    columns = ("name", "state", "pchannels", "owns", "session", "address")
+    print_rows(rows, columns=columns, as_json=as_json, empty="No node is registered: `millrace node NAME` starts one.")
+
+
+@root.command(rich_help_panel=LOOK)
+def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Show who owns which role of each PChannel, in which term, and why it is there.
+
+    Example: `millrace channels`
+    """
+    from millrace.coord import control
+
+    with _store(data) as store:
+        rows = [
+            {
+                "pchannel": each.pchannel,
+                "role": each.role,
+                "state": str(each.state),
+                "term": each.term,
+                "node": None if each.owner is None else each.owner.session.rpartition("@")[0],
+                "session": None if each.owner is None else each.owner.session,
+                "cause": each.cause or None,
+                "not_let_go": [owner.session for owner in each.history],
+            }
+            for each in control.channels(store)
+        ]
+    columns = ("pchannel", "role", "state", "term", "node", "cause", "not_let_go")
+    print_rows(rows, columns=columns, as_json=as_json, empty="Nothing is assigned yet: `millrace coord` does that.")
+
+
+@root.command(rich_help_panel=RUN)
+def balance(
+    switch: Annotated[Switch | None, typer.Argument(metavar="[on|off]", help="Without it: show how it stands.")] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show who leads and whether PChannels move for balance; `off` freezes that, `on` allows it again.
+
+    What has no owner is placed, and what is drained is emptied, at any rate.
+
+    Example: `millrace balance off`
+    """
+    from millrace.coord import control
+
+    with _store(data) as store:
+        if switch is not None:
+            control.freeze(store, frozen=switch is Switch.OFF)
+        asked = control.wanted(store)
+        facts = {
+            "leader": control.leader(store),
+            "balance": Switch.OFF if asked.frozen else Switch.ON,
+            "draining": sorted(asked.drains),
+            "pchannels": {each.name: len(each.owns) for each in control.nodes(store)},
+        }
+    print_facts(facts, as_json=as_json)
+
+
+@root.command(rich_help_panel=RUN)
+def drain(
+    name: NodeName,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it have PChannels again.")] = False,
+    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Wait this long until it has none.")] = 0.0,
+    data: DataFolder = None,
+) -> None:
+    """Move everything that a node owns to others, and give it nothing until `--undo`. Then it can be stopped.
+
+    Example: `millrace drain n1 --wait 60`
+
+    Example: `millrace drain n1 --undo`
+    """
+    from millrace.coord import control
+
+    with _store(data) as store:
+        if undo:
+            control.undrain(store, name)
+            typer.echo(f"{name} is given PChannels again.")
+            return
+        control.drain(store, name)
+        end = Deadline.after(wait)
+        while left := control.owned_by(store, name):
+            if not end.pause(_POLL):
+                break
+    if left and wait:
+        raise DeadlineExceeded(f"{name} still has {', '.join(left)} after {wait:g} s; it goes on being emptied")
+    typer.echo(f"{name} is being emptied: it has {', '.join(left)}." if left else f"{name} has nothing any more.")

@@ -1,0 +1,116 @@
+"""What people ask of a cluster, and what they see of it: nodes, PChannels, draining, balance. By the meta store alone, so that it
+needs no coordinator that answers; whoever leads does it in its next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from millrace.base.errors import NodeNotFound
+from millrace.coord.channels.record import CHANNELS, ChannelRecord
+from millrace.coord.leadership import LEADER
+from millrace.coord.session import NODES, NodeInfo
+from millrace.meta.store import Delete, MetaStore, Put
+
+CONTROL: Final = "control/"
+DRAINS: Final = "control/drains/"
+"""Nodes, by name, that are to be emptied."""
+FROZEN: Final = "control/frozen"
+"""While it is there, nothing moves for balance alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node, as its session and the records have it."""
+
+    name: str
+    session: str
+    """"" where it has none: it is gone, and what it had is being given to others."""
+    address: str
+    roles: tuple[str, ...]
+    draining: bool
+    owns: tuple[str, ...]
+    """PChannels of which it owns a role, or is to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What people asked for."""
+
+    drains: frozenset[str]
+    frozen: bool
+
+
+def wanted(store: MetaStore) -> Wanted:
+    keys = [entry.key for entry in store.list(CONTROL).entries]
+    drains = frozenset(key.removeprefix(DRAINS) for key in keys if key.startswith(DRAINS))
+    return Wanted(drains, FROZEN in keys)
+
+
+def channels(store: MetaStore) -> list[ChannelRecord]:
+    """All records, by PChannel and role."""
+    found = (ChannelRecord.decoded(entry.value, entry.modified) for entry in store.list(CHANNELS).entries)
+    return sorted(found, key=lambda record: (record.pchannel, record.role))
+
+
+def nodes(store: MetaStore) -> list[NodeView]:
+    """The nodes that are there, and those that are not and have something still, or are to be emptied; by name."""
+    asked = wanted(store)
+    owns: dict[str, list[str]] = {}
+    for record in channels(store):
+        if record.owner is not None:
+            owns.setdefault(record.owner.session, []).append(record.pchannel)
+    found = []
+    for entry in store.list(NODES).entries:
+        session, info = entry.key.removeprefix(NODES), NodeInfo.decoded(entry.value)
+        owned = tuple(sorted(set(owns.pop(session, ()))))
+        found.append(NodeView(info.name, session, info.address, info.roles, info.name in asked.drains, owned))
+    for session, names in owns.items():
+        name = session.rpartition("@")[0]
+        found.append(NodeView(name, "", "", (), name in asked.drains, tuple(sorted(set(names)))))
+    there = {each.name for each in found}
+    found += [NodeView(name, "", "", (), True, ()) for name in asked.drains - there]
+    return sorted(found, key=lambda each: (each.name, each.session))
+
+
+def leader(store: MetaStore) -> str | None:
+    """The name of the coordinator that leads."""
+    there = store.get(LEADER)
+    return None if there is None else there.value.decode()
+
+
+def drain(store: MetaStore, name: str) -> None:
+    """Have the node `name` emptied, and given nothing, until :func:`undrain`. Raises NodeNotFound."""
+    _known(store, name)
+    store.commit([Put(DRAINS + name, b"")])
+
+
+def undrain(store: MetaStore, name: str) -> None:
+    """Let the node have something again. Raises NodeNotFound where nobody knows it."""
+    if store.get(DRAINS + name) is None:
+        _known(store, name)
+    store.commit([Delete(DRAINS + name)])
+
+
+def owned_by(store: MetaStore, name: str) -> Sequence[str]:
+    """The PChannels that a node owns, is to own, or has not let go of yet."""
+    sessions = (
+        (record.pchannel, owner.session)
+        for record in channels(store)
+        for owner in (*record.history, *([] if record.owner is None else [record.owner]))
+    )
+    return sorted({pchannel for pchannel, session in sessions if session.rpartition("@")[0] == name})
+
+
+def freeze(store: MetaStore, *, frozen: bool) -> None:
+    """Have nothing moved for balance alone from now on, or have it again. What has no owner is placed all the same."""
+    store.commit([Put(FROZEN, b"") if frozen else Delete(FROZEN)])
+
+
+def _known(store: MetaStore, name: str) -> None:
+    there = [each.name for each in nodes(store)]
+    if name not in there:
+        known = f"there are {', '.join(sorted(set(there)))}" if there else "no node is registered"
+        raise NodeNotFound(f"no node {name!r} in this cluster: {known}")

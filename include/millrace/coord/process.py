@@ -1,0 +1,156 @@
+"""A coordinator as a process: it stands by, leads where nobody else does, and then runs the balancer.
+
+    python -m millrace.coord.process [--name NAME]
+
+Runs until SIGTERM or SIGINT; `millrace coord` starts it. Several may run: one leads. Without any of them what is assigned stays so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+from millrace.base.data_folder import claim, private
+from millrace.base.errors import MillraceError, NotLeader
+from millrace.base.settings import Settings
+from millrace.catalog.collection import pchannel_of
+from millrace.catalog.records import known_collections, pchannel_names
+from millrace.coord.balancer.balancer import Balancer, Guards, Stats
+from millrace.coord.balancer.policies import policy
+from millrace.coord.clock import Clock, SystemClock
+from millrace.coord.leadership import Leadership
+from millrace.coord.opening import open_store
+from millrace.coord.orders import FlightOrders
+from millrace.coord.session import INGEST
+from millrace.meta.store import MetaStore
+
+ROUND_SECONDS: Final = 0.25
+"""Pause between two rounds of the balancer, and between two looks at who leads."""
+ORDERS_AT_ONCE: Final = 16
+
+_log = logging.getLogger(__name__)
+
+
+def coordinate(
+    settings: Settings, store: MetaStore, *, name: str, stop: threading.Event, clock: Clock | None = None
+) -> None:
+    """Stand by and lead as the coordinator `name`, until `stop`."""
+    clock = clock or SystemClock()
+    leadership = Leadership(store, clock, name, seconds=settings.session_seconds)
+    campaign = threading.Thread(target=_campaign, args=(leadership, stop), name="leadership", daemon=True)
+    campaign.start()
+    try:
+        with (
+            FlightOrders(settings, seconds=settings.session_seconds / 2) as orders,
+            ThreadPoolExecutor(ORDERS_AT_ONCE, thread_name_prefix="orders") as pool,
+        ):
+
+            def together(calls: Sequence[Callable[[], None]]) -> None:
+                list(pool.map(lambda call: call(), calls))
+
+            while not stop.wait(ROUND_SECONDS):
+                if leadership.epoch:
+                    _log.info("%s leads", name)
+                    _lead(settings, leadership, clock, orders, together, stop)
+                    _log.info("%s leads no more", name)
+    finally:
+        stop.set()
+        campaign.join()
+        leadership.resign()
+
+
+def _campaign(leadership: Leadership, stop: threading.Event) -> None:
+    while not stop.wait(leadership.step()):
+        pass
+
+
+def _lead(
+    settings: Settings,
+    leadership: Leadership,
+    clock: Clock,
+    orders: FlightOrders,
+    together: Callable[[Sequence[Callable[[], None]]], None],
+    stop: threading.Event,
+) -> None:
+    epoch, seconds = leadership.epoch, settings.session_seconds
+    balancer = Balancer(
+        leadership,
+        clock,
+        orders,
+        policy("vchannelfair"),
+        pchannels=lambda: sorted(pchannel_names(settings.data_dir)),
+        together=together,
+        stats=CatalogStats(settings),
+        guards=Guards(refused_for=seconds / 2, patience=1.5 * seconds),
+        session_seconds=seconds,
+        roles=(INGEST,),
+    )
+    while leadership.epoch == epoch:
+        try:
+            balancer.step()
+        except NotLeader:
+            return
+        except MillraceError as error:
+            _log.warning("this round is left to the next one: %s: %s", error.code, error)
+        if stop.wait(ROUND_SECONDS):
+            return
+
+
+class CatalogStats:
+    """What the catalog says of each PChannel: its VChannels, and whose they are; what it said before while it cannot be read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._data_dir = settings.data_dir
+        self._known: Mapping[str, Stats] = {}
+
+    def __call__(self) -> Mapping[str, Stats]:
+        try:
+            collections = known_collections(self._data_dir)
+        except sqlite3.Error as error:
+            _log.warning("the catalog cannot be read now: %s", error)
+            return self._known
+        found: dict[str, list[int]] = {}
+        for collection in collections:
+            for vchannel in collection.vchannels:
+                found.setdefault(pchannel_of(vchannel), []).append(collection.id)
+        self._known = {name: Stats(vchannels=len(ids), collections=frozenset(ids)) for name, ids in found.items()}
+        return self._known
+
+
+def main() -> int:
+    """Coordinate until a signal comes; 1 where the meta store cannot be opened."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--name", default=f"{socket.gethostname()}-{os.getpid()}", help="how it is called in `millrace nodes`"
+    )
+    name = parser.parse_args().name
+    private()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        settings = Settings.load()
+        claim(settings.data_dir)
+        clock = SystemClock()
+        with open_store(settings, clock) as store:
+            coordinate(settings, store, name=name, stop=stop, clock=clock)
+    except MillraceError as error:
+        sys.stderr.write(f"{error.code}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""A cluster on this machine: coordinators and nodes as processes over one data folder, and what is seen of their moves.
+
+The moves are read as anybody can read them: from the records of the meta store, and from the commits of `wal`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from millrace.base.closing import Closing
+from millrace.base.deadline import Deadline
+from millrace.base.errors import DeadlineExceeded, MillraceError
+from millrace.base.settings import Settings
+from millrace.coord import control
+from millrace.coord.channels.record import CHANNELS, ChannelRecord, State
+from millrace.coord.clock import SystemClock
+from millrace.coord.opening import open_store
+from millrace.meta.store import MetaStore
+from millrace.runtime.child_processes import Job
+from millrace.storage.log import METADATA_KEY, actions_of
+from millrace.storage.store import store_at
+from millrace.storage.table import open_table
+
+POLL_SECONDS: Final = 0.05
+
+
+class Cluster(Closing):
+    """The processes, by name. None of them outlives it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.store: MetaStore = open_store(settings, SystemClock())
+        self.jobs: dict[str, Job] = {}
+
+    def coordinator(self, name: str = "c1") -> Job:
+        """Start a coordinator."""
+        return self._start(name, ["-m", "millrace.coord.process", "--name", name], self._settings, {})
+
+    def node(self, name: str, *, job: Path | None = None, environment: Mapping[str, str] | None = None) -> Job:
+        """Start a node: with the loops in its process, or with Spark by the file `job` of jobs/."""
+        command = ["-m", "millrace.node.cluster"] if job is None else [str(job), "--with-flusher"]
+        return self._start(name, command, replace(self._settings, node=name), environment or {})
+
+    def _start(self, name: str, command: list[str], settings: Settings, environment: Mapping[str, str]) -> Job:
+        log_file = self._settings.run_path / f"{name}.log"
+        env = {**settings.environment(), **environment}
+        self.jobs[name] = Job([sys.executable, *command], log_file=log_file, env=env)
+        return self.jobs[name]
+
+    def suspend(self, name: str) -> None:
+        os.kill(self.jobs[name].pid, signal.SIGSTOP)
+
+    def wake(self, name: str) -> None:
+        os.kill(self.jobs[name].pid, signal.SIGCONT)
+
+    def session(self, name: str) -> str:
+        """The node's session; "" where it has none."""
+        return next((each.session for each in control.nodes(self.store) if each.name == name), "")
+
+    def owners(self) -> dict[str, str]:
+        """By PChannel the name of the node that has it for certain."""
+        return {
+            record.pchannel: record.owner.session.rpartition("@")[0]
+            for record in control.channels(self.store)
+            if record.state is State.ASSIGNED and record.owner is not None
+        }
+
+    def wait_owned(self, names: set[str], *, pchannels: int, deadline: float) -> dict[str, str]:
+        """Wait until exactly the nodes `names` own all PChannels; who has which. Raises DeadlineExceeded."""
+        end = Deadline.after(deadline)
+        while True:
+            with suppress(MillraceError):
+                found = self.owners()
+                if len(found) == pchannels and set(found.values()) == names:
+                    return found
+            if not end.pause(POLL_SECONDS):
+                raise DeadlineExceeded(f"after {deadline:.0f} s not {sorted(names)} own all: {found}\n{self.tails()}")
+
+    def tails(self) -> str:
+        return "\n".join(f"--- {name}\n{job.tail(12)}" for name, job in self.jobs.items())
+
+    def stop(self) -> dict[str, int]:
+        """End all processes, those asleep too; their exit codes."""
+        for name, job in self.jobs.items():
+            if job.running():
+                self.wake(name)
+        return {name: job.stop(deadline=self._settings.stop_deadline) for name, job in self.jobs.items()}
+
+    def close(self) -> None:
+        self.stop()
+        self.store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A PChannel's ingest went from one node to another. Times are Unix seconds."""
+
+    pchannel: str
+    term: int
+    cause: str
+    source: str
+    """"" for the first."""
+    to: str
+    began: float
+    """When it was decided."""
+    ended: float
+    """When the new owner had it."""
+    stood: float | None = None
+    """Seconds between the last commit before and the first one behind; None where one of them was not seen."""
+
+
+class Moves(threading.Thread):
+    """Watches the records and the commits of `wal`, from its start until it is stopped."""
+
+    def __init__(self, settings: Settings, store: MetaStore) -> None:
+        super().__init__(name="moves", daemon=True)
+        self._wal = settings.wal_uri
+        self._store = store
+        self._ended = threading.Event()
+        self._owners: dict[str, str] = {}
+        self._begun: dict[str, tuple[float, str]] = {}
+        self._moves: list[Move] = []
+        self._commits: dict[str, list[float]] = {}
+        self._version = -1
+        """Of `wal`, up to which its commits were read."""
+
+    def run(self) -> None:
+        revision = 0
+        while not self._ended.wait(POLL_SECONDS):
+            with suppress(MillraceError):
+                found = self._store.changes(CHANNELS, after=revision)
+                for event in found.events:
+                    if event.entry is not None:
+                        self._saw(ChannelRecord.decoded(event.entry.value, event.entry.modified), time.time())
+                revision = found.revision
+                self._read_commits()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+        self._read_commits()
+
+    def _saw(self, record: ChannelRecord, now: float) -> None:
+        name = record.pchannel
+        if record.state in (State.ASSIGNING, State.UNAVAILABLE):
+            self._begun.setdefault(name, (now, record.cause))
+        if record.state is State.ASSIGNED and record.owner is not None:
+            to = record.owner.session.rpartition("@")[0]
+            began, _ = self._begun.pop(name, (now, ""))
+            self._moves.append(Move(name, record.term, record.cause, self._owners.get(name, ""), to, began, now))
+            self._owners[name] = to
+
+    def _read_commits(self) -> None:
+        store = store_at(self._wal)
+        if self._version < 0:
+            table = open_table(self._wal)
+            if table is None:
+                return
+            self._version = table.version
+        while (actions := actions_of(store, self._version + 1)) is not None:
+            self._version += 1
+            for action in actions:
+                info = action.get("commitInfo", {})
+                said = info.get(METADATA_KEY, {})
+                for pchannel in json.loads(said) if isinstance(said, str) else said:
+                    self._commits.setdefault(pchannel, []).append(info["timestamp"] / 1000)
+
+    def found(self) -> Iterator[Move]:
+        """The moves from one node to another so far, in their order."""
+        for move in self._moves:
+            if move.source:
+                times = self._commits.get(move.pchannel, [])
+                before = [each for each in times if each <= move.ended]
+                behind = [each for each in times if each > move.ended]
+                yield replace(move, stood=behind[0] - before[-1] if before and behind else None)

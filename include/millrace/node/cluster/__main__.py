@@ -1,0 +1,83 @@
+"""A node without Spark: session, orders, and the loops log → wal → collections of what it was assigned, in this process.
+
+    MILLRACE_NODE=n1 python -m millrace.node.cluster
+
+Runs until SIGTERM or SIGINT, which end it between two micro-batches; `millrace node NAME` starts it. A driver of Spark is a node
+as well where MILLRACE_NODE names it (jobs/streaming_node.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from functools import partial
+
+import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+from millrace.base.data_folder import claim, private
+from millrace.base.errors import MillraceError
+from millrace.base.files import replace_json
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.node.cluster.member import Member
+from millrace.node.flush.definition import Flush
+from millrace.node.ingest.definition import Ingest
+from millrace.node.range.keep_up import keep_up
+
+APP: str = "millrace-node"
+
+
+def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
+    """Be the node `settings.node` until `stop`. Raises what ends a loop, and what :class:`Member` raises."""
+    failures: list[BaseException] = []
+
+    def loop(definition: Ingest | Flush, owned: Member) -> None:
+        try:
+            keep_up(definition, metrics=metrics, stop=stop, owning=owned.owned, threads=settings.cores)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            stop.set()
+
+    with Member(settings) as member:
+        loops = [
+            threading.Thread(target=partial(loop, definition, member), name=definition.name)
+            for definition in (Ingest(settings), Flush(settings))
+        ]
+        for each in loops:
+            each.start()
+        replace_json(settings.own_run_path / f"{APP}.started.json", {"pid": os.getpid()})
+        for each in loops:
+            each.join()
+    for failure in failures:
+        raise failure
+
+
+def main() -> int:
+    """Run until a signal comes; 1 with a line on stderr where an error of ours ends it."""
+    private()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        settings = Settings.load()
+        claim(settings.data_dir)
+        metrics = Metrics()
+        server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
+        try:
+            run(settings, stop=stop, metrics=metrics)
+        finally:
+            if server is not None:
+                server.close()
+    except MillraceError as error:
+        sys.stderr.write(f"{error.code}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""A process as a node of the cluster: it keeps a session, obeys orders, and knows what it owns.
+
+What runs in it, the loops of this process or a Spark driver's queries, asks :attr:`Member.owned` before each commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack
+from typing import Any, Final
+
+from millrace.base.closing import Closing
+from millrace.base.deadline import Deadline
+from millrace.base.errors import InvalidSettings
+from millrace.base.file_lock import held
+from millrace.base.settings import Settings
+from millrace.coord.clock import Clock, SystemClock
+from millrace.coord.hosting import Hosting
+from millrace.coord.opening import open_store
+from millrace.coord.orders import ASSIGN, STATUS
+from millrace.coord.session import INGEST, NodeInfo, Session
+from millrace.node.cluster.owned import Owned
+from millrace.node.cluster.server import NodeServer, order_of
+from millrace.node.range.owning import assigned_path
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Member(Closing):
+    """The node `settings.node`, from construction on until it is closed."""
+
+    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
+        """Raises InvalidSettings (no name, another process of this machine has it), MetaUnavailable, UnsupportedVersion."""
+        if not settings.node:
+            raise InvalidSettings("a node of a cluster has a name: set MILLRACE_NODE, or run `millrace node NAME`")
+        clock = clock or SystemClock()
+        seconds = settings.session_seconds
+        self._stop = threading.Event()
+        with ExitStack() as opened:
+            settings.own_run_path.mkdir(parents=True, exist_ok=True)
+            taken = InvalidSettings(
+                f"another process of this machine is the node {settings.node!r}: choose another name"
+            )
+            opened.enter_context(held(settings.own_run_path / "node.lock", deadline=Deadline.after(0), busy=taken))
+            store = opened.enter_context(open_store(settings, clock))
+            server = NodeServer(settings, self._act)
+            opened.callback(server.shutdown)
+            info = NodeInfo(settings.node, server.address, (INGEST,))
+            self.session = Session(store, clock, info, on_end=self._ended, seconds=seconds)
+            self.owned = Owned(assigned_path(settings), held=self.session.held, drain_seconds=seconds / 4)
+            self.hosting = Hosting(self.session, self.owned)
+            self._keeping = threading.Thread(target=self._keep, name="session", daemon=True)
+            self._keeping.start()
+            self._opened = opened.pop_all()
+        _log.info("node %s takes orders at %s", settings.node, server.address)
+
+    def _keep(self) -> None:
+        while not self._stop.wait(self.session.step()):
+            pass
+
+    def _ended(self) -> None:
+        if not self._stop.is_set():
+            _log.warning("the session of this node has ended: it owns nothing until it is assigned anew")
+        self.hosting.end()
+
+    def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        if name == STATUS:
+            return {"session": self.session.name, "held": [[e.pchannel, e.role, e.term] for e in self.hosting.held()]}
+        session, pchannel, role, term = order_of(request)
+        if name == ASSIGN:
+            self.hosting.assign(session, pchannel, role, term)
+        else:
+            self.hosting.remove(session, pchannel, role, term)
+        _log.info("%s %s (%s) in term %d", name, pchannel, role, term)
+        return {}
+
+    def close(self) -> None:
+        """End the session, so that others are given at once what this node has. Idempotent; what commits is stopped before."""
+        self._stop.set()
+        self._keeping.join()
+        self.session.close()
+        self._opened.close()

@@ -1,0 +1,86 @@
+"""What this node owns of the role ingest: opened and closed on order, asked before each commit.
+
+A PChannel that is let go is planned no more; a range of it that is at work gets a moment to be committed, and is left out behind
+that: the next owner makes it again. What is being committed is waited for. So nothing of a PChannel is at work here when
+:meth:`Owned.close` returns. Where the node's session has ended nothing may be committed any more, whoever knows of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from pathlib import Path
+
+from millrace.base.deadline import Deadline
+from millrace.node.range.owning import write_assigned
+
+_POLL = 0.05
+
+
+class Owned:
+    """The protocols Opener (millrace.coord.hosting) and Owning (millrace.node.range.owning)."""
+
+    def __init__(self, path: Path, *, held: Callable[[str], bool], drain_seconds: float) -> None:
+        """`path`: the file of what may be planned; `held`: whether a session may be relied on; `drain_seconds`: how long a
+        range that is at work is waited for."""
+        self._path = path
+        self._held = held
+        self._drain_seconds = drain_seconds
+        self._changed = threading.Condition()
+        self._open: dict[str, str] = {}
+        """By PChannel the session that it is held in."""
+        self._planned: set[str] = set()
+        self._running = Counter[str]()
+        self._committing = Counter[str]()
+        self._write()
+
+    def open(self, pchannel: str, role: str, term: int, session: str) -> None:
+        with self._changed:
+            self._open[pchannel] = session
+            self._planned.add(pchannel)
+            self._write()
+
+    def close(self, pchannel: str, role: str, term: int) -> None:
+        with self._changed:
+            self._planned.discard(pchannel)
+            self._write()
+            end = Deadline.after(self._drain_seconds)
+            while self._running[pchannel] and self._may(pchannel) and not end.over():
+                self._changed.wait(_POLL)
+            self._open.pop(pchannel, None)
+            while self._committing[pchannel]:
+                self._changed.wait(_POLL)
+
+    @contextmanager
+    def running(self, channels: AbstractSet[str], /) -> Iterator[None]:
+        ours = frozenset(channels)
+        with self._changed:
+            self._running.update(ours)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running.subtract(ours)
+                self._changed.notify_all()
+
+    @contextmanager
+    def committing(self, channels: AbstractSet[str], /) -> Iterator[AbstractSet[str]]:
+        with self._changed:
+            mine = frozenset(filter(self._may, channels))
+            self._committing.update(mine)
+        try:
+            yield mine
+        finally:
+            with self._changed:
+                self._committing.subtract(mine)
+                self._changed.notify_all()
+
+    def _may(self, pchannel: str) -> bool:
+        session = self._open.get(pchannel)
+        return session is not None and self._held(session)
+
+    def _write(self) -> None:
+        write_assigned(self._path, self._planned)

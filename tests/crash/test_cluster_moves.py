@@ -1,0 +1,166 @@
+"""A cluster of real processes under a stream of rows: whatever becomes of its nodes, every row is in its collection once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import psutil
+import pyarrow as pa
+import pytest
+
+from millrace.base.failpoint import VARIABLE
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection, pchannel_of
+from millrace.client.client import Client
+from millrace.coord import control
+from millrace.demo.cluster import Cluster, Moves
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.storage.table import open_table
+from millrace.tables.collections.flush_tables import read_checkpoints
+from millrace.tables.collections.table import rows_uri
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.tables.wal.table import WalTable
+from tests.crash.kill_rig import end_server
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("word", "string", True)), "id")
+PCHANNELS = 6
+WAIT = 45.0
+"""Seconds for a move, on a machine that others use, too."""
+
+
+class Stream(threading.Thread):
+    """Inserts rows until it is stopped; `count` were acknowledged, the ids below it."""
+
+    def __init__(self, client: Client, collection: Collection) -> None:
+        super().__init__(name="stream", daemon=True)
+        self._producer = client.producer()
+        self._collection = collection
+        self._ended = threading.Event()
+        self.count = 0
+
+    def run(self) -> None:
+        while not self._ended.wait(0.02):
+            ids = range(self.count, self.count + 20)
+            self._producer.insert(self._collection, pa.table({"id": ids, "word": [f"row {each}" for each in ids]}))
+            self.count += 20
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(WAIT)
+        assert not self.is_alive()
+
+
+@contextmanager
+def streaming(folder: Path, pchannels: int) -> Iterator[tuple[Settings, Client, Collection, Cluster, Stream]]:
+    settings = Settings(data_dir=folder / "data", session_seconds=2.0, flush_interval=0.5, pchannels=pchannels)
+    try:
+        with Client.connect(settings) as client, Cluster(settings) as cluster:
+            client.catalog.ensure_pchannels(pchannels)
+            collection = client.catalog.create_collection("rows", SCHEMA, vchannels=pchannels)
+            stream = Stream(client, collection)
+            stream.start()
+            try:
+                yield settings, client, collection, cluster, stream
+            finally:
+                stream.stop()
+    finally:
+        end_server(settings)
+
+
+def until(what: Callable[[], bool], cluster: Cluster) -> None:
+    end = time.monotonic() + WAIT
+    while not what():
+        assert time.monotonic() < end, cluster.tails()
+        time.sleep(0.05)  # the poll interval of a wait with a deadline
+
+
+def wait_flushed(settings: Settings, client: Client, cluster: Cluster) -> None:
+    """Until the collection's table has all that was acknowledged before."""
+    assert all(job.running() for job in cluster.jobs.values()), cluster.tails()
+    ticks = {pchannel_of(name): tick for name, tick in client.catalog.flush("rows").items()}
+
+    def flushed() -> bool:
+        table = open_table(settings.checkpoints_uri)
+        found = {} if table is None else read_checkpoints(table)
+        return all(name in found and found[name].time_tick >= tick for name, tick in ticks.items())
+
+    until(flushed, cluster)
+
+
+def check(settings: Settings, client: Client, collection: Collection, count: int) -> None:
+    table = open_table(rows_uri(settings, collection.id))
+    assert table is not None
+    with duckdb.connect() as db:
+        query = "select id from read_parquet(?, hive_partitioning=false)"
+        there = Counter(row[0] for row in db.execute(query, [table.file_uris()]).fetchall())
+    assert set(there) == set(range(count)), "rows are missing, or nobody appended them"
+    assert max(there.values()) == 1, "rows are there twice"
+    snapshot, wal = WalSnapshot.open(settings.wal_uri), WalTable.open(settings.wal_uri)
+    assert snapshot is not None
+    for pchannel in snapshot.pchannels():
+        report = verify_channel(snapshot, wal, client.log, pchannel)
+        assert report.ok, report
+    for each in verify_collections(settings).values():
+        assert each.ok, each
+
+
+@pytest.mark.timeout(240)
+def test_nodes_are_killed_suspended_drained_and_added_and_every_row_is_there_once(tmp_path: Path) -> None:
+    with streaming(tmp_path, PCHANNELS) as (settings, client, collection, cluster, stream):
+        cluster.coordinator()
+        for name in ("n1", "n2", "n3"):
+            cluster.node(name)
+        cluster.wait_owned({"n1", "n2", "n3"}, pchannels=PCHANNELS, deadline=WAIT)
+        moves = Moves(settings, cluster.store)
+        moves.start()
+        wait_flushed(settings, client, cluster)
+        cluster.jobs.pop("n1").kill()
+        cluster.wait_owned({"n2", "n3"}, pchannels=PCHANNELS, deadline=WAIT)
+        wait_flushed(settings, client, cluster)
+        session = cluster.session("n2")
+        cluster.suspend("n2")
+        cluster.wait_owned({"n3"}, pchannels=PCHANNELS, deadline=WAIT)
+        wait_flushed(settings, client, cluster)
+        cluster.wake("n2")
+        until(lambda: cluster.session("n2") not in ("", session), cluster)
+        control.drain(cluster.store, "n3")
+        cluster.wait_owned({"n2"}, pchannels=PCHANNELS, deadline=WAIT)
+        assert not control.owned_by(cluster.store, "n3")
+        wait_flushed(settings, client, cluster)
+        cluster.node("n4")
+        cluster.wait_owned({"n2", "n4"}, pchannels=PCHANNELS, deadline=WAIT)
+        stream.stop()
+        wait_flushed(settings, client, cluster)
+        moves.stop()
+        assert set(cluster.stop().values()) == {0}, cluster.tails()
+        check(settings, client, collection, stream.count)
+        found = list(moves.found())
+        assert {"lost", "drain", "balance"} <= {move.cause for move in found}
+        assert any(move.stood is not None for move in found)
+
+
+@pytest.mark.timeout(150)
+def test_a_node_that_slept_between_the_check_and_its_commit_doubles_nothing(tmp_path: Path) -> None:
+    with streaming(tmp_path, 2) as (settings, client, collection, cluster, stream):
+        cluster.coordinator()
+        zombie = cluster.node("n1", environment={VARIABLE: "commit.checked@12~"})
+        cluster.wait_owned({"n1"}, pchannels=2, deadline=WAIT)
+        until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, cluster)
+        cluster.node("n2")
+        cluster.wait_owned({"n2"}, pchannels=2, deadline=WAIT)
+        wait_flushed(settings, client, cluster)
+        session = cluster.session("n1")
+        cluster.wake("n1")
+        until(lambda: cluster.session("n1") not in ("", session), cluster)
+        stream.stop()
+        wait_flushed(settings, client, cluster)
+        assert set(cluster.stop().values()) == {0}, cluster.tails()
+        check(settings, client, collection, stream.count)
+        assert "was moved by another committer" in zombie.tail(200)
