@@ -15,7 +15,7 @@ import pytest
 
 from millrace.access.grants import Grant, Role
 from millrace.base.deadline import Deadline
-from millrace.base.errors import LogUnavailable, MillraceError, PermissionDenied
+from millrace.base.errors import CollectionNotFound, InvalidArgument, LogUnavailable, MillraceError, PermissionDenied
 from millrace.catalog.collection import Collection
 from millrace.client.client import Client
 from millrace.client.produce.written import Written
@@ -224,6 +224,49 @@ def test_a_consumer_of_a_group_has_that_group_alone_and_no_others_rows(
             client.append.read(orders, at=None, seconds=1.0, selection=Selection())
         with pytest.raises(PermissionDenied):
             client.producer().insert(own, rows(1))
+
+
+def test_changes_are_for_who_may_read_the_collection(guarded: Guarded, own: Collection, producing: str) -> None:
+    reading = guarded.add(f"copies-{own.id}", Grant(Role.READ, (own.name,)))
+    other = guarded.add(f"copies-another-{own.id}", Grant(Role.READ, ("users",)))
+    producer = guarded.client.producer()
+    producer.insert(own, rows(*range(40)))
+    producer.insert(guarded.client.collection("orders"), rows(*range(40)))
+    catch_up(guarded.client.settings, guarded.client.log)
+    flush(guarded.client.settings)
+    producer.delete(own, [3])
+    until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
+    with connected(guarded, reading) as client:
+        with client.changes(own.name, until_tick=until_tick) as stream:
+            kinds = [row["_change"] for batch in stream for row in batch.rows.to_pylist()]
+            positions = stream.positions
+        assert kinds == ["insert"] * 40 + ["delete"]
+        with client.changes(own, after=positions, until_tick=until_tick) as stream:
+            assert list(stream) == []
+        with client.changes(guarded.client.collection("orders")) as stream, pytest.raises(PermissionDenied):
+            stream.poll(timeout=5.0)
+        with pytest.raises(PermissionDenied):
+            client.changes("orders")
+    for token in (other, producing):
+        with connected(guarded, token) as client:
+            for after in (None, until_tick):
+                with client.changes(own, after=after) as stream, pytest.raises(PermissionDenied, match="'"):
+                    stream.poll(timeout=5.0)
+
+
+def test_where_changes_begin_is_asked_with_sound_words_alone(guarded: Guarded, own: Collection) -> None:
+    with guarded.link(guarded.add(f"asks-{own.id}", Grant(Role.READ))) as link:
+        for wrong in (None, "1", [1], True, -1, 2.0**70, {"id": 1}):
+            with pytest.raises(InvalidArgument, match="collection_id"):
+                link.act("append/checkpointed", {"pchannel": "dml_0", "collection_id": wrong}, timeout=20)
+        with pytest.raises(CollectionNotFound, match="no collection 999999"):
+            link.act("append/checkpointed", {"pchannel": "dml_0", "collection_id": 999_999}, timeout=20)
+        for wrong in (None, 1, "", ["dml_0"]):
+            with pytest.raises(InvalidArgument, match="pchannel"):
+                link.act("append/checkpointed", {"pchannel": wrong, "collection_id": own.id}, timeout=20)
+        for nowhere in ("dml_9", "../x", "dml_0/trimmed"):
+            said = link.act("append/checkpointed", {"pchannel": nowhere, "collection_id": own.id}, timeout=20)
+            assert said == {"time_tick": 0, "vchannels": {}}
 
 
 def test_a_readers_tail_has_the_messages_of_its_collections_alone(

@@ -16,7 +16,6 @@ from millrace.base.errors import (
     InvalidArgument,
     InvalidSettings,
     LogUnavailable,
-    NotSupportedRemotely,
     ProducerFenced,
     TickNotReached,
 )
@@ -149,13 +148,6 @@ def test_a_group_elsewhere_goes_on_on_the_spot(address: str, settings: Settings,
                     if reader is client:
                         break
         assert sorted(found) == list(range(51)), "each once"
-
-
-def test_what_needs_the_files_says_that_they_are_elsewhere(address: str, settings: Settings) -> None:
-    with connected(address, settings) as client:
-        made = client.catalog.create_collection("files", SCHEMA)
-        with pytest.raises(NotSupportedRemotely, match="server's host"):
-            client.changes(made)
 
 
 def test_errors_are_those_of_a_client_on_the_spot(address: str, settings: Settings) -> None:

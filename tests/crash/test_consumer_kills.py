@@ -1,4 +1,4 @@
-"""SIGKILL of the server while a group consumes from elsewhere: it goes on by itself, and has each row once."""
+"""SIGKILL of the server while a group consumes, or changes are followed, from elsewhere: it goes on by itself, each row once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES
+from millrace.client.produce.rows import conform, split_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
+from millrace.operations.backfill.importing import append_imports
+from millrace.operations.backfill.staged import StagingFolder
 from millrace.rpc.discovery import read_record
+from millrace.runtime.progress import Progress
 from tests.log.server_rig import until
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "string", True)), "id")
@@ -39,27 +44,36 @@ def kill_and_start(settings: Settings) -> None:
         client.append.service.ping()
 
 
-def test_a_group_elsewhere_has_each_row_once_though_its_server_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, str]:
+    """A deployment with half of the rows, and its server's address, at which it comes back."""
     monkeypatch.setenv("MILLRACE_SERVER_TOKEN", TOKEN)
     settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_port=free_port())
     with Client.connect(settings) as local:
         local.catalog.ensure_pchannels(2)
-        users = local.catalog.create_collection("users", SCHEMA, vchannels=2)
-        producer = local.producer()
-        for first in range(0, ROWS // 2, 50):
-            producer.insert(users, pa.table({"id": list(range(first, first + 50)), "body": ["x" * 3000] * 50}))
-            if first % 250 == 0:
-                catch_up(settings, local.log)
+        local.catalog.create_collection("users", SCHEMA, vchannels=2)
+        for first in range(0, ROWS // 2, 250):
+            insert(local, first, first + 250)
+            catch_up(settings, local.log)
     record = read_record(settings.log_path)
     assert record is not None
+    return settings, record.address
+
+
+def insert(client: Client, begin: int, end: int) -> None:
+    users, producer = client.collection("users"), client.producer()
+    for first in range(begin, end, 50):
+        producer.insert(users, pa.table({"id": list(range(first, first + 50)), "body": ["x" * 3000] * 50}))
+
+
+def test_a_group_elsewhere_has_each_row_once_though_its_server_is_killed(served: tuple[Settings, str]) -> None:
+    settings, address = served
     seen: list[int] = []
     enough = threading.Event()
 
     def consume() -> None:
         """Two consumers of the group, one after the other; each closes in the midst of things."""
-        with Client.at(record.address, token=TOKEN, settings=settings) as remote:
+        with Client.at(address, token=TOKEN, settings=settings) as remote:
             for most in (ROWS // 3, ROWS):
                 with remote.consumer("users", group="mailer", filters=[CHANGES]) as consumer:
                     while len(seen) < most:
@@ -76,12 +90,46 @@ def test_a_group_elsewhere_has_each_row_once_though_its_server_is_killed(
         until(lambda kill=kill: len(seen) >= ROWS // 8 * kill or not consuming.is_alive(), "rows come")  # type: ignore[misc]
         kill_and_start(settings)
     with Client.connect(settings) as local:
-        producer = local.producer()
-        for first in range(ROWS // 2, ROWS, 50):
-            producer.insert(users, pa.table({"id": list(range(first, first + 50)), "body": ["x" * 3000] * 50}))
+        insert(local, ROWS // 2, ROWS)
         consuming.join(60)
         assert enough.is_set(), f"{len(seen)} of {ROWS} rows came"
         assert sorted(seen) == list(range(ROWS)), "each once, though nobody started it again"
         with local.consumer("users", group="mailer", filters=[CHANGES]) as here:
             assert here.poll(timeout=1.0) is None, "the group stands behind them, for a consumer on the spot too"
+        local.append.service.shutdown()
+
+
+def test_changes_elsewhere_come_once_though_the_server_is_killed(served: tuple[Settings, str]) -> None:
+    settings, address = served
+    with Client.connect(settings) as local:
+        users = local.collection("users")
+        folder = StagingFolder(settings, "load", users, slice_bytes=None)
+        big = pa.table({"id": list(range(ROWS, ROWS + 40)), "body": ["x" * 500_000] * 40})
+        for vchannel, partition_id, batch in split_rows(conform(big, users), users, None, None):
+            folder.add(vchannel, partition_id, batch)
+        append_imports(local, folder.publish({}), replace=False, progress=Progress())
+        catch_up(settings, local.log)
+        flush(settings)
+        insert(local, ROWS // 2, ROWS)
+    seen: list[int] = []
+
+    def follow() -> None:
+        """Streams one after the other, each from the positions that were kept with what came."""
+        positions: dict[str, list[int]] = {}
+        with Client.at(address, token=TOKEN, settings=settings) as remote:
+            while len(seen) < ROWS + 40:
+                with remote.changes("users", after=positions) as stream:
+                    for _ in range(3):
+                        batch = stream.poll(timeout=1.0)
+                        seen.extend([] if batch is None else batch.rows["id"].to_pylist())
+                        positions = {name: list(place) for name, place in stream.positions.items()}
+
+    following = threading.Thread(target=follow)
+    following.start()
+    for kill in range(KILLS):
+        until(lambda kill=kill: len(seen) >= ROWS // 6 * kill or not following.is_alive(), "changes come")  # type: ignore[misc]
+        kill_and_start(settings)
+    following.join(60)
+    assert sorted(seen) == list(range(ROWS + 40)), "each once"
+    with Client.connect(settings) as local:
         local.append.service.shutdown()

@@ -13,10 +13,10 @@ from millrace.base import errors
 from millrace.base.metrics import FAMILIES
 from millrace.runtime.child_processes import JobFailed
 from millrace.tables.collections.flush_tables import CHECKPOINT_COLUMNS, SEGMENT_COLUMNS
-from millrace.tables.collections.table import DELETE_COLUMNS, ROW_COLUMNS
 from millrace.tables.wal.table import TABLE_SCHEMA
 from millrace.wal import scanner
 from millrace.wal.reasons import Reason
+from millrace.wal.visible.columns import DELETE_COLUMNS, ROW_COLUMNS
 from tests.docs import reference
 from tests.docs.code_facts import PACKAGE, ROOT, error_codes, failpoints, metrics_reported
 from tests.docs.pages import PAGES, anchors, differences, files_named, links, table, text

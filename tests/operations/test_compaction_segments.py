@@ -13,8 +13,8 @@ from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.operations.compaction.segments import joined
 from millrace.storage.table import open_table
-from millrace.tables.collections.catalog import SegmentEvent
 from millrace.tables.collections.flush_tables import read_segments
+from millrace.wal.visible.catalog import SegmentEvent
 from tests.crash.test_flusher_crash_points import stopping_at
 from tests.tables.wal_maker import Collection, WalMaker
 

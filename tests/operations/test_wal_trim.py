@@ -22,12 +22,13 @@ from millrace.operations.verify.run import verify_channel, verify_collections
 from millrace.rpc.tail import Evicted
 from millrace.runtime.progress import Progress
 from millrace.tables.collections.bases import read_bases
-from millrace.tables.collections.changes import Position, table_changes
+from millrace.tables.collections.changes import table_changes
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import FIRST_ID, WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.tables.wal.trims import trimmed_totals
 from millrace.wal.scanner import All
+from millrace.wal.visible.changes import Position
 from tests.operations.log_maker import Things
 from tests.tables.collections.test_changes import fold, rows_of
 

@@ -88,6 +88,9 @@ CALLS: Final[Mapping[str, Need]] = {
         " import that one may read",
     ),
     "append/history": Need(_READ, Over.ANYTHING, words="up to where the `wal` table has a PChannel, and from where on"),
+    "append/checkpointed": Need(
+        _READ, Over.ANYTHING, words="where changes of a collection begin, of those that one may read"
+    ),
     "append/group": Need(
         _READ, Kind.GROUP, "group", "take a consumer group's place on a PChannel, and move the group there"
     ),

@@ -37,7 +37,7 @@ class InvalidArgument(MillraceError):
 
 
 class NotSupportedRemotely(MillraceError):
-    """A client of a server elsewhere cannot do this: do it with a client of the data folder, on the server's host."""
+    """The server is of an older build and cannot do this: update it, or do it with a client of the data folder, on its host."""
 
 
 class InvalidSettings(MillraceError):

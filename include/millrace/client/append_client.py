@@ -296,6 +296,11 @@ class AppendClient(Closing):
                 raise LogUnavailable(f"the rows of an import broke off behind {came:,} of them: {reason}") from reason
             threading.Event().wait(jittered(_FULL_PAUSE))
 
+    def checkpointed(self, pchannel: str, collection_id: int) -> dict[str, Any]:
+        """What the newest checkpoint has of a collection; see :meth:`millrace.node.append.history.Histories.checkpointed`."""
+        request = {"pchannel": pchannel, "collection_id": collection_id}
+        return self._act("checkpointed", request, self.service.deadline)
+
     def group(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A call of a consumer group's holder; see :meth:`millrace.node.append.groups.Groups.answer`."""
         return self._act("group", dict(request), self.service.deadline)

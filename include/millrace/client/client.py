@@ -5,7 +5,7 @@
         client.producer().insert(client.collection("users"), batch, partition="eu")
 
 Catalog, DDL, appends and new messages go through the server wherever it is; what the tables hold is read from the files where they
-are here, and through the server where they are not (Tables). Streams of changes take a client of the data folder: NotSupportedRemotely.
+are here, and through the server where they are not (Tables).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import pyarrow as pa
 
 from millrace.base.closing import Closing
-from millrace.base.errors import CollectionNotFound, InvalidSettings, LogUnavailable, NotSupportedRemotely
+from millrace.base.errors import CollectionNotFound, InvalidSettings, LogUnavailable
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.calls import ServedCatalog
@@ -29,13 +29,13 @@ from millrace.catalog.collection import Collection
 from millrace.catalog.port import Catalog
 from millrace.client.append_client import AppendClient
 from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, Groups
-from millrace.client.consume.delivery import Imports
 from millrace.client.consume.scan import Histories
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected, SpoolSender
 from millrace.client.tables_served import TablesServed
 from millrace.log.protocol import LogService
+from millrace.message.bodies import Imports
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
@@ -43,8 +43,9 @@ from millrace.rpc.selection import Names, Selection
 from millrace.rpc.wire import DEFAULT_DEADLINE, TOKEN_VARIABLE
 from millrace.wal.scanner import DeliverPolicy, Filter
 
-if TYPE_CHECKING:  # these bring the libraries of tables, which a producer for a server elsewhere does not load
+if TYPE_CHECKING:  # what a producer and a consumer do without
     from millrace.client.consume.changes import ChangeStream
+    from millrace.wal.visible.changes import Position, Start
 
 
 class Tables(Protocol):
@@ -56,6 +57,10 @@ class Tables(Protocol):
 
     def imports(self) -> Imports:
         """Where the rows of Import messages are found."""
+        ...
+
+    def start(self, pchannel: str, collection_id: int, after: Position) -> Start:
+        """Where a reader of a collection's changes behind `after` begins on a PChannel, and what it has to know there."""
         ...
 
     def groups(self) -> Groups:
@@ -239,20 +244,12 @@ class Client(Closing):
         or back from JSON), and go on until the stream is closed or has given everything up to `until_tick`.
         Raises CollectionNotFound, InvalidArgument; a poll raises PositionTruncated where the WAL has been trimmed behind `after`.
         """
-        if not self._here:
-            raise NotSupportedRemotely(
-                "changes are read from the tables, which lie on the server's host: read them there"
-            )
-        from millrace.client.consume.changes import ChangeStream
+        from millrace.client.consume.changes import ChangeStream, Sources
 
-        made = ChangeStream.of(
-            self.collection(source) if isinstance(source, str) else source,
-            settings=self.settings,
-            tail=self.append,
-            after=after,
-            until_tick=until_tick,
-            metrics=metrics,
-        )
+        collection = self.collection(source) if isinstance(source, str) else source
+        tables = self._tables
+        sources = Sources(tables.histories(collection.vchannels), self.append, tables.imports(), tables.start)
+        made = ChangeStream(collection, sources, after=after, until_tick=until_tick, metrics=metrics)
         self._consumers.append(made)
         return made
 

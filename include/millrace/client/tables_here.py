@@ -11,13 +11,14 @@ import pyarrow as pa
 
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
-from millrace.client.consume.delivery import ImportedFiles
 from millrace.client.consume.positions import Positions
 from millrace.client.consume.scan import Histories, table
 from millrace.rpc.selection import Selection
+from millrace.tables.collections.changes import ImportedFiles, start_at
 from millrace.tables.read.arrow import count_rows, stream_of
 from millrace.tables.read.freshness import Ticking, plan_fresh, read_fresh
 from millrace.tables.read.plan import ReadPlan
+from millrace.wal.visible.changes import Position, Start
 
 
 class TablesHere:
@@ -31,7 +32,10 @@ class TablesHere:
         return table(self._settings.wal_uri)
 
     def imports(self) -> ImportedFiles:
-        return ImportedFiles(self._settings.staged_path, self._settings.wal_uri)
+        return ImportedFiles.of(self._settings)
+
+    def start(self, pchannel: str, collection_id: int, after: Position) -> Start:
+        return start_at(self._settings, pchannel, collection_id, after)
 
     def groups(self) -> Positions:
         return Positions(self._settings.data_dir / "coord")

@@ -6,7 +6,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -14,11 +14,13 @@ from millrace.base.errors import GroupBusy, InvalidArgument, MillraceError
 from millrace.catalog.collection import Collection
 from millrace.client.append_client import AppendClient
 from millrace.client.consume.scan import Histories
+from millrace.message.bodies import Import
 from millrace.message.ids import LogId, MessageId
-from millrace.message.model import ImmutableMessage
-from millrace.message.schema import CollectionSchema
 from millrace.rpc.selection import Selection
 from millrace.rpc.tail import tailed_rows
+
+if TYPE_CHECKING:
+    from millrace.wal.visible.changes import Position, Start
 
 FIRST_BYTES: Final = 1 << 20
 """What the first piece of a history is asked to hold, about: a reader begins soon; one that wants little gets little."""
@@ -38,6 +40,14 @@ class TablesServed:
 
     def imports(self) -> ImportsServed:
         return ImportsServed(self._append)
+
+    def start(self, pchannel: str, collection_id: int, after: Position) -> Start:
+        from millrace.wal.visible.catalog import VChannelInfo  # what a producer and a consumer do without
+        from millrace.wal.visible.changes import Start
+
+        said = self._append.checkpointed(pchannel, collection_id)
+        found = {name: VChannelInfo.from_json(info) for name, info in said["vchannels"].items()}
+        return Start.of(after, int(said["time_tick"]), found)
 
     def groups(self) -> GroupsServed:
         return GroupsServed(self._append)
@@ -133,11 +143,9 @@ class ImportsServed:
     def __init__(self, append: AppendClient) -> None:
         self._append = append
 
-    def rows(
-        self, pchannel: str, message: ImmutableMessage, schema: CollectionSchema, vchannels: Sequence[str]
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        for batch, said in self._append.imported(pchannel, message.time_tick):
-            yield int(said["partition"]), batch.cast(schema.arrow())
+    def rows(self, named: Import) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for batch, said in self._append.imported(named.vchannel.rpartition("_")[0], named.tick):
+            yield int(said["partition"]), batch.cast(named.schema.arrow())
 
 
 class GroupsServed:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, Final, Literal, NotRequired, TypedDict, cast, overload
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NotRequired, Protocol, TypedDict, cast, overload
 
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 8
@@ -97,6 +100,26 @@ class ImportBody(TypedDict):
     import_id: str
     files: list[ImportFile]
     replace: bool
+
+
+class Import(NamedTuple):
+    """What an Import message, or the catalog at its place, says of the rows that it brings to its VChannel."""
+
+    vchannel: str
+    tick: int
+    files: Sequence[ImportFile]
+    schema: CollectionSchema
+    """The one that its rows have."""
+    vchannels: Sequence[str]
+    """All of the collection."""
+
+
+class Imports(Protocol):
+    """Where the rows of Import messages are found: in the staged files, or through a server that has them."""
+
+    def rows(self, named: Import) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(partition id, rows of ``named.schema.arrow()``) in the order of its files. Raises StagedFileDamaged."""
+        ...
 
 
 class FlushBody(TypedDict):

@@ -28,7 +28,7 @@ from millrace.observe.models import (
 from millrace.observe.tables import Pinned
 from millrace.tables.collections.flush_tables import PCHANNEL, SEGMENT_COLUMNS, Checkpoint
 from millrace.tables.collections.table import base_tick
-from millrace.tables.collections.visible_rows import conform
+from millrace.wal.visible.rows import conform
 
 MOST_PAGE: Final = 500
 

@@ -17,10 +17,10 @@ from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
 from millrace.observe.models import Sample
 from millrace.observe.payloads import table_rows
-from millrace.tables.collections.table import delete_file_schema, file_schema
-from millrace.tables.collections.visible_rows import conform
 from millrace.tables.read.arrow import deleted
 from millrace.tables.read.plan import ReadPlan, plan_read
+from millrace.wal.visible.columns import delete_file_schema, file_schema
+from millrace.wal.visible.rows import conform
 
 MOST_ROWS: Final = 200
 MOST_TAIL_BYTES: Final = 64 << 20

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from millrace.message.schema import CollectionSchema
-from millrace.wal.state import ChannelState, VChannelState
+
+if TYPE_CHECKING:  # a client that asks for definitions has no state to make them of
+    from millrace.wal.state import ChannelState, VChannelState
 
 
 @dataclass(frozen=True, slots=True)

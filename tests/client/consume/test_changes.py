@@ -23,7 +23,7 @@ from millrace.operations.backfill.importing import append_imports
 from millrace.operations.backfill.staged import Manifest, StagingFolder
 from millrace.runtime.progress import Progress
 from millrace.tables.collections import staged
-from millrace.tables.collections.changes import ChangeBatch
+from millrace.wal.visible.changes import ChangeBatch
 from tests.client.conftest import ITEMS, item_rows, own_name
 from tests.tables.collections.test_changes import fold
 
@@ -77,10 +77,10 @@ def kept(batches: Iterable[ChangeBatch], tick: int) -> dict[int, str]:
 
 
 def test_a_stream_folds_to_what_a_read_gives(
-    shop: Client, items: Collection, stored: Callable[..., dict[int, str]]
+    shop: Client, reader: Client, items: Collection, stored: Callable[..., dict[int, str]]
 ) -> None:
     end = lived(shop, items)
-    with shop.changes(items.name, until_tick=end) as stream:
+    with reader.changes(items.name, until_tick=end) as stream:
         batches = list(stream)
     assert stream.ended
     found = kept(batches, end)
@@ -116,11 +116,30 @@ def test_a_stream_goes_on_from_positions_that_were_kept_amid_an_imports_rows(
     assert sorted(found, key=order) == sorted(whole, key=order), "each change once, in the order of its VChannel"
 
 
+def test_positions_amid_an_import_count_here_and_elsewhere(shop: Client, reader: Client, items: Collection) -> None:
+    load(shop, items, item_rows(*range(30), name="x" * 1_000_000))
+    end = now(shop)
+    for first, then in ((reader, shop), (shop, reader)):
+        found: list[int] = []
+        amid = 0
+        positions: dict[str, list[int]] = {}
+        ended = False
+        while not ended:  # each takes one batch, then the other goes on behind it
+            with first.changes(items, after=positions, until_tick=end) as stream:
+                batch = stream.poll(timeout=10.0)
+                found += [] if batch is None else batch.rows["id"].to_pylist()
+                positions, ended = json.loads(json.dumps(stream.positions)), stream.ended
+            amid += any(rows for _, rows in positions.values())
+            first, then = then, first
+        assert sorted(found) == list(range(30)), "each once"
+        assert amid or reader is shop, "a server sends an import in pieces of 4 MiB"
+
+
 def test_a_stream_begins_behind_a_snapshot_and_follows_what_comes(
-    shop: Client, items: Collection, stored: Callable[..., dict[int, str]]
+    shop: Client, reader: Client, items: Collection, stored: Callable[..., dict[int, str]]
 ) -> None:
     begin = lived(shop, items)
-    with shop.changes(items.name, after=begin) as stream:
+    with reader.changes(items.name, after=begin) as stream:
         load(shop, items, item_rows(900, 901, name="late"))
         found: list[int] = []
         while len(found) < 2:
@@ -131,10 +150,10 @@ def test_a_stream_begins_behind_a_snapshot_and_follows_what_comes(
         assert stream.poll(timeout=0.1) is None
 
 
-def test_what_is_no_position_is_refused(shop: Client, items: Collection) -> None:
+def test_what_is_no_position_is_refused(shop: Client, reader: Client, items: Collection) -> None:
     for wrong in ({"dml_9": [1]}, {"dml_0": [-1]}, {"dml_0": ["x"]}, {"dml_0": []}):
         with pytest.raises(InvalidArgument, match="position"):
-            shop.changes(items, after=wrong)  # type: ignore[arg-type]
+            reader.changes(items, after=wrong)  # type: ignore[arg-type]
 
 
 def applied(changes: Iterable[Change], copy: dict[int, tuple[str, int, str]]) -> None:
@@ -186,17 +205,19 @@ def test_a_pool_of_workers_applies_imports_piece_by_piece_and_retractions_to_eve
     assert max(sizes) <= 20, "the 60 rows of an import came in pieces"
 
 
-def test_a_missing_staged_file_stops_a_stream_and_a_consumer_until_it_is_back(shop: Client, items: Collection) -> None:
+def test_a_missing_staged_file_stops_a_stream_and_a_consumer_until_it_is_back(
+    shop: Client, reader: Client, items: Collection
+) -> None:
     manifest = load(shop, items, item_rows(*range(5)))
     path: Path = shop.settings.staged_path / manifest.slices[0].files[0]["path"]
     data = path.read_bytes()
     path.unlink()
     end = now(shop)
-    with shop.changes(items, until_tick=end) as stream:
+    with reader.changes(items, until_tick=end) as stream:
         found: list[ChangeBatch] = []
         with pytest.raises(StagedFileDamaged, match="put the file back"):
             found.extend(stream)
-        with shop.consumer(items, filters=[CHANGES], until_tick=end) as consumer:
+        with reader.consumer(items, filters=[CHANGES], until_tick=end) as consumer:
             deliveries = [delivery for delivery in consumer if delivery.vchannel == manifest.slices[0].vchannel]
         with pytest.raises(StagedFileDamaged):
             list(deliveries[0].changes())

@@ -19,9 +19,11 @@ from millrace.base.errors import CollectionNotFound, InvalidArgument, StagedFile
 from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.node.flush.in_process import flush
-from millrace.tables.collections import changes, staged
-from millrace.tables.collections.changes import BEGINNING, ChangeBatch, Position, change_schema, table_changes
+from millrace.tables.collections import staged
+from millrace.tables.collections.changes import table_changes
 from millrace.tables.read.arrow import read_arrow
+from millrace.wal.visible import changes
+from millrace.wal.visible.changes import BEGINNING, ChangeBatch, Position, change_schema
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, made, tick_everywhere
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker

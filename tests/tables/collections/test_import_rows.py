@@ -17,9 +17,9 @@ from millrace.node.flush.in_process import flush
 from millrace.operations.verify.run import verify_collections
 from millrace.storage.table import open_table
 from millrace.tables.collections import staged
-from millrace.tables.collections.catalog import Catalog
 from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
 from millrace.tables.read.arrow import read_arrow
+from millrace.wal.visible.catalog import Catalog
 from tests.tables.read.test_at_tick import made, tick_everywhere
 from tests.tables.staged_files import stage
 from tests.tables.wal_maker import SCHEMA, Collection

@@ -1,7 +1,7 @@
 """A collection's changes as a stream of Arrow batches, from any tick on, with positions that a program keeps with its results.
 
     with client.changes("people", after=positions) as stream:
-        for batch in stream:              # batch.rows: the columns, `_change`, `_time_tick`, ... (millrace.tables.collections.changes)
+        for batch in stream:              # batch.rows: the columns, `_change`, `_time_tick`, ... (millrace.wal.visible.changes)
             save(batch.rows, stream.positions)
 
 Promises: every row that was written, loaded, backfilled or restored, every key that was deleted, and a retraction for all that
@@ -12,23 +12,35 @@ one piece of the WAL (tables.wal_reader.BATCH_BYTES) and one batch a PChannel, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from millrace.base.closing import Closing
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, MillraceError, StagedFileDamaged
+from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
-from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, pchannel_of
-from millrace.client.consume.scan import Scan, TailSource, table
+from millrace.client.consume.scan import Histories, Scan, TailSource
+from millrace.message.bodies import Imports
 from millrace.message.ids import Moment, resolve_tick
-from millrace.tables.collections.changes import BEGINNING, ChangeBatch, ChangeReader, Position, start_at, truncated
 from millrace.wal.scanner import StartAfterTick, VChannels
+from millrace.wal.visible.changes import BEGINNING, ChangeBatch, ChangeReader, Position, Start
 
 _WAIT: Final = 0.5
 _TURN: Final = 0.05
 """Longest wait on one of several PChannels, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where changes are read from: the files of a data folder, or a server elsewhere (millrace.client.client.Tables)."""
+
+    wal: Histories
+    tail: TailSource
+    imports: Imports
+    start: Callable[[str, int, Position], Start]
+    """(PChannel, collection id, position) -> where a reader behind the position begins."""
 
 
 class ChangeStream(Closing):
@@ -36,42 +48,25 @@ class ChangeStream(Closing):
 
     def __init__(
         self,
-        collection_id: int,
-        vchannels: Mapping[str, Sequence[str]],
+        collection: Collection,
+        sources: Sources,
         *,
-        settings: Settings,
-        tail: TailSource,
-        after: Mapping[str, Position],
+        after: Moment | Mapping[str, Sequence[int]] | None = None,
         until_tick: int | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """`vchannels` are the collection's, by PChannel; a PChannel that `after` does not name begins at the beginning."""
-        self._closed = False
-        self._feeds = [
-            _Feed(collection_id, name, own, settings, tail, after.get(name, BEGINNING), until_tick, metrics)
-            for name, own in sorted(vchannels.items())
-        ]
-        self._turn = 0
-
-    @classmethod
-    def of(
-        cls,
-        collection: Collection,
-        *,
-        settings: Settings,
-        tail: TailSource,
-        after: Moment | Mapping[str, Sequence[int]] | None,
-        until_tick: int | None,
-        metrics: Metrics | None,
-    ) -> Self:
-        """The changes of a collection behind `after`: a tick or moment, or positions as a stream has them."""
+        """The changes behind `after`: a tick or moment, or positions as a stream has them; a PChannel that these do not name
+        begins at the beginning."""
         channels: dict[str, list[str]] = {}
         for vchannel in collection.vchannels:
             channels.setdefault(pchannel_of(vchannel), []).append(vchannel)
         begin = _positions(after, channels)
-        return cls(
-            collection.id, channels, settings=settings, tail=tail, after=begin, until_tick=until_tick, metrics=metrics
-        )
+        self._closed = False
+        self._feeds = [
+            _Feed(collection.id, name, own, sources, begin.get(name, BEGINNING), until_tick, metrics)
+            for name, own in sorted(channels.items())
+        ]
+        self._turn = 0
 
     @property
     def positions(self) -> dict[str, Position]:
@@ -125,8 +120,7 @@ class _Feed:
         collection_id: int,
         pchannel: str,
         vchannels: Sequence[str],
-        settings: Settings,
-        tail: TailSource,
+        sources: Sources,
         after: Position,
         until_tick: int | None,
         metrics: Metrics | None,
@@ -135,8 +129,7 @@ class _Feed:
         self.position = after
         self._collection_id = collection_id
         self._vchannels = VChannels(set(vchannels))
-        self._settings = settings
-        self._tail = tail
+        self._sources = sources
         self._until = until_tick
         self._metrics = metrics
         self._open: tuple[Scan, ChangeReader] | None = None
@@ -151,13 +144,8 @@ class _Feed:
             return None
         try:
             return self._next(timeout)
-        except MillraceError as error:
+        except MillraceError:
             self.close()
-            gone = None
-            if isinstance(error, StagedFileDamaged):
-                gone = truncated(self._settings.wal_uri, self.pchannel, self.position.tick)
-            if gone is not None:
-                raise gone from None
             raise
 
     def _next(self, timeout: float) -> ChangeBatch | None:
@@ -182,17 +170,17 @@ class _Feed:
             self.position = Position(tick)
 
     def _begin(self) -> tuple[Scan, ChangeReader]:
-        start = start_at(self._settings, self.pchannel, self._collection_id, self.position)
+        start = self._sources.start(self.pchannel, self._collection_id, self.position)
         found = Scan(
             self.pchannel,
             StartAfterTick(start.scan_after),
-            wal=table(self._settings.wal_uri),
-            tail=self._tail,
+            wal=self._sources.wal,
+            tail=self._sources.tail,
             filters=[self._vchannels],
             until_tick=self._until,
             metrics=self._metrics,
         )
-        reader = ChangeReader(self.pchannel, self._collection_id, start, staged=self._settings.staged_path)
+        reader = ChangeReader(self.pchannel, self._collection_id, start, imports=self._sources.imports)
         self._open, self._batches = (found, reader), iter(())
         return found, reader
 

@@ -26,8 +26,9 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.pauses import jittered
-from millrace.client.consume.delivery import Definitions, Delivery, Imports
+from millrace.client.consume.delivery import Definitions, Delivery
 from millrace.client.consume.scan import Histories, Scan, TailSource, scan
+from millrace.message.bodies import Imports
 from millrace.message.model import ImmutableMessage
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannels, messages
 

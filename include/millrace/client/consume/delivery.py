@@ -7,16 +7,14 @@ that whoever applies them in order has the collection. Memory: one message, or o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import pyarrow as pa
 
-from millrace.base.errors import StagedFileDamaged
 from millrace.catalog.collection import Collection
-from millrace.message.bodies import parse_body
+from millrace.message.bodies import Import, Imports, parse_body
 from millrace.message.model import ImmutableMessage
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
@@ -112,47 +110,15 @@ class Delivery:
             case MessageType.DROP_COLLECTION:
                 yield _retraction(message, schema)
             case _:
-                if parse_body(MessageType.IMPORT, message.payload)["replace"]:
+                body = parse_body(MessageType.IMPORT, message.payload)
+                if body["replace"]:
                     yield _retraction(message, schema)
                 if self._files is not None:
-                    for partition_id, rows in self._files.rows(self.pchannel, message, schema, collection.vchannels):
+                    named = Import(message.vchannel, message.time_tick, body["files"], schema, collection.vchannels)
+                    for partition_id, rows in self._files.rows(named):
                         yield Change("insert", message.vchannel, partition_id, rows, schema.primary_key)
 
 
 def _retraction(message: ImmutableMessage, schema: CollectionSchema, partition_id: int = 0) -> Change:
     nothing = pa.RecordBatch.from_pylist([], schema.key_arrow())
     return Change("retract", message.vchannel, partition_id, nothing, schema.primary_key)
-
-
-class Imports(Protocol):
-    """Where the rows of Import messages are found."""
-
-    def rows(
-        self, pchannel: str, message: ImmutableMessage, schema: CollectionSchema, vchannels: Sequence[str]
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(partition id, rows) of an Import, in the order of its files."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedFiles:
-    """Where the rows of Imports lie, and the WAL that says how long they stay."""
-
-    staged: Path
-    wal: str
-
-    def rows(
-        self, pchannel: str, message: ImmutableMessage, schema: CollectionSchema, vchannels: Sequence[str]
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        from millrace.tables.collections.changes import truncated
-        from millrace.tables.collections.staged import check_there, read_staged
-
-        files = parse_body(MessageType.IMPORT, message.payload)["files"]
-        try:
-            check_there(self.staged, files)
-            for file in files:
-                for rows in read_staged(self.staged, file, schema, vchannel=message.vchannel, vchannels=vchannels):
-                    for batch in rows.to_batches():
-                        yield file["partition_id"], batch
-        except StagedFileDamaged as error:
-            raise truncated(self.wal, pchannel, message.time_tick - 1) or error from None

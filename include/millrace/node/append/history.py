@@ -23,7 +23,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import CollectionNotFound, InvalidArgument, LogUnavailable, ServerFull, TableDamaged
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
-from millrace.client.consume.delivery import ImportedFiles
+from millrace.message.bodies import Import, parse_body
 from millrace.message.ids import MessageId
 from millrace.message.model import ImmutableMessage
 from millrace.message.types import MessageType
@@ -31,6 +31,7 @@ from millrace.node.append.door import readable, vchannel_resources
 from millrace.node.append.host import AppendHost
 from millrace.rpc.tail import Evicted, wire_rows, wire_schema
 from millrace.rpc.wire import flight_error, number, to_json
+from millrace.tables.collections.changes import ImportedFiles, checkpointed
 from millrace.tables.wal.reader import FIRST_ID, MAX_TICK, WalSnapshot, read_range
 from millrace.wal.scanner import immutable
 from millrace.wal.schema import ROW_SCHEMA
@@ -162,21 +163,21 @@ class Histories:
         message = self._import_at(pchannel, at)
         resources = vchannel_resources(message.vchannel, self._catalog.collection_of)
         caller.principal.require((Role.READ,), resources, "a read of an import's rows")
-        known = {each.id: each for each in self._catalog.collections(dropped=True)}
-        collection = known.get(message.collection_id)
+        collection = self._collection(message.collection_id)
         version = max(1, message.schema_version)
-        if collection is None or collection.schema_version < version:
+        if collection.schema_version < version:
             raise CollectionNotFound(
                 f"the catalog has no schema version {version} of collection {message.collection_id}"
             )
         schema = collection.schemas[version - 1]
-        files = ImportedFiles(self._settings.staged_path, self._settings.wal_uri)
+        files = parse_body(MessageType.IMPORT, message.payload)["files"]
+        named = Import(message.vchannel, message.time_tick, files, schema, collection.vchannels)
 
         def pieces() -> Iterator[tuple[pa.RecordBatch, bytes]]:
             left, sent = skip, 0
             try:
                 with self._room():
-                    for partition, rows in files.rows(pchannel, message, schema, collection.vchannels):
+                    for partition, rows in ImportedFiles.of(self._settings).rows(named):
                         step = max(1, _BATCH_BYTES * rows.num_rows // max(1, rows.nbytes))
                         passed, left = min(left, rows.num_rows), max(0, left - rows.num_rows)
                         for first in range(passed, rows.num_rows, step):
@@ -188,6 +189,23 @@ class Histories:
             yield pa.RecordBatch.from_pylist([], schema.arrow()), to_json({"rows": sent})
 
         return flight.GeneratorStream(schema.arrow(), pieces())
+
+    def checkpointed(self, pchannel: str, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        """Answers `{"collection_id"}` with `{"time_tick", "vchannels": {name: info}}`: the tick of the PChannel's newest
+        checkpoint, 0 without one, and what its catalog has of the collection there. Raises PermissionDenied,
+        CollectionNotFound."""
+        collection_id = int(number(request, "collection_id", 0))
+        collection = self._collection(collection_id)
+        resources = Resource(Kind.PCHANNEL, pchannel), Resource(Kind.COLLECTION, collection.name)
+        caller.principal.require((Role.READ,), resources, "a read of a collection's changes")
+        tick, found = checkpointed(self._settings, pchannel, collection_id)
+        return {"time_tick": tick, "vchannels": {name: info.to_json() for name, info in found.items()}}
+
+    def _collection(self, collection_id: int) -> Collection:
+        known = {each.id: each for each in self._catalog.collections(dropped=True)}
+        if collection_id not in known:
+            raise CollectionNotFound(f"the catalog has no collection {collection_id}")
+        return known[collection_id]
 
     def _import_at(self, pchannel: str, tick: int) -> ImmutableMessage:
         """The Import of that tick, from the table or, where that is not so far, the tail."""

@@ -18,7 +18,8 @@ What crosses the wire, beside what the log's server says (millrace.log.server.ma
   append/catalog `{"call", "arguments"}`: the catalog and DDL (millrace.catalog.calls).
 - Actions append/tick `{"pchannel", "deadline", "persist"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/definitions
   `{"pchannel", "collection_id", "deadline"}` (millrace.wal.definitions), append/describe and append/restart `{"pchannel"}`,
-  append/history `{"pchannel", "confirmed_at"}` (millrace.node.append.history), append/group `{"group", "holder", ...}`
+  append/history `{"pchannel", "confirmed_at"}`, append/checkpointed `{"pchannel", "collection_id"}` (millrace.node.append.history),
+  append/group `{"group", "holder", ...}`
   (millrace.node.append.groups), append/mvcc `{"vchannel"}`, append/tombstone `{"pchannel", "entry", "sha256", "author",
   "reason"}` (millrace.node.append.tombstones; without a sha256 it only says what stands there).
 """
@@ -221,6 +222,8 @@ class AppendExtension:
                     answer = self._host.definitions(pchannel, wanted, deadline=deadline).to_json()
                 case "history" if self._histories is not None:
                     answer = self._histories.describe(pchannel, request)
+                case "checkpointed" if self._histories is not None:
+                    answer = self._histories.checkpointed(pchannel, request, caller)
                 case "restart":
                     self._host.restart(pchannel)
                 case "tombstone" if self._tombstones is not None:

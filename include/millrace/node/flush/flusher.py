@@ -27,23 +27,18 @@ from millrace.storage.files import FileSink, drop_files
 from millrace.storage.parquet_file import FileAction
 from millrace.storage.store import store_at
 from millrace.storage.table import Table, open_table
-from millrace.tables.collections.catalog import SegmentEvent
 from millrace.tables.collections.flush_tables import (
     Checkpoint,
     read_segments,
     write_checkpoint,
     write_segments,
 )
-from millrace.tables.collections.table import (
-    DATE,
-    STATS_COLUMNS,
-    check_fields,
-    deletes_uri,
-    rows_uri,
-)
-from millrace.tables.collections.visible_rows import CollectionRows, by_date, collection_rows, conform
+from millrace.tables.collections.staged import StagedFiles
+from millrace.tables.collections.table import DATE, STATS_COLUMNS, check_fields, deletes_uri, rows_uri
 from millrace.tables.wal.reader import WalRange, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
+from millrace.wal.visible.catalog import SegmentEvent
+from millrace.wal.visible.rows import CollectionRows, by_date, collection_rows, conform
 
 ROWS: Final = "rows"
 DELETES: Final = "deletes"
@@ -152,7 +147,7 @@ class _Writer:
             self._drops.extend(each for row in drops.to_pylist() if (each := _drop(row)).before)
             for stretch in self._catalog.apply(visible):
                 self._segment_events.extend(self._catalog.segment_events(stretch))
-                for part in collection_rows(stretch, self._catalog, staged=self._settings.staged_path):
+                for part in collection_rows(stretch, self._catalog, imports=StagedFiles(self._settings.staged_path)):
                     self._table(part).write(part)
         collections: dict[int, dict[str, TablePart]] = {}
         rows_by_vchannel: dict[str, int] = {}

@@ -19,20 +19,15 @@ from millrace.base.settings import Settings
 from millrace.storage.parquet_file import dataset, readable
 from millrace.storage.table import Table, open_table
 from millrace.tables.collections.bases import Base
-from millrace.tables.collections.catalog import CATALOG_TYPES, Catalog, VChannelInfo
 from millrace.tables.collections.dead_rows import Drops, dead, drops_at
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
-from millrace.tables.collections.table import (
-    FOLDED,
-    base_tick,
-    delete_file_schema,
-    deletes_uri,
-    file_schema,
-    rows_uri,
-)
-from millrace.tables.collections.visible_rows import collection_rows, conform
+from millrace.tables.collections.staged import StagedFiles
+from millrace.tables.collections.table import FOLDED, base_tick, deletes_uri, rows_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.txn_buffer import TxnBuffer
+from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo
+from millrace.wal.visible.columns import delete_file_schema, file_schema
+from millrace.wal.visible.rows import collection_rows, conform
 
 _MASK: Final = (1 << 64) - 1
 _CATALOG_AND_DELETES: Final = (*CATALOG_TYPES, "BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "DELETE", "UPSERT")
@@ -102,7 +97,7 @@ def prove(
     with duckdb.connect() as db:
         for messages in snapshot.messages(before.pchannel, start=before.confirmed, up_to_tick=tick):
             for stretch in catalog.apply(buffer.push(messages)):
-                for part in collection_rows(stretch, catalog, staged=settings.staged_path):
+                for part in collection_rows(stretch, catalog, imports=StagedFiles(settings.staged_path)):
                     found = tables.get(part.collection_id)
                     if found is not None:
                         total = wal.setdefault((part.collection_id, part.is_delete), _Sum())
@@ -178,7 +173,7 @@ def _struck(settings: Settings, snapshot: WalSnapshot, before: Base, number: int
         before.pchannel, start=before.confirmed, up_to_tick=folded, types=_CATALOG_AND_DELETES
     ):
         for stretch in catalog.apply(buffer.push(messages)):
-            found = collection_rows(stretch, catalog, staged=settings.staged_path, deletes=True)
+            found = collection_rows(stretch, catalog, imports=StagedFiles(settings.staged_path), deletes=True)
             parts += [part.rows for part in found if part.collection_id == number]
     return pa.concat_tables(parts)
 

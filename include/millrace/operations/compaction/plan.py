@@ -18,10 +18,10 @@ from millrace.operations.compaction.rewrite import Fold, Job
 from millrace.storage.files import MAX_FILE_BYTES
 from millrace.storage.store import TableStore
 from millrace.storage.table import Table, open_table
-from millrace.tables.collections.catalog import VChannelInfo
 from millrace.tables.collections.dead_rows import Drops, drops_at
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.collections.table import STATS_COLUMNS, base_tick, deletes_uri, rows_uri
+from millrace.wal.visible.catalog import VChannelInfo
 
 TARGET_SHARE: Final = 0.9
 """Of the target, what a group is filled to by estimate, so that the real size stays below what a file is closed at."""

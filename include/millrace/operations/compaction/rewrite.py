@@ -20,7 +20,7 @@ from millrace.storage.files import FileSink
 from millrace.storage.parquet_file import FileAction, opened, read_rows
 from millrace.storage.store import store_at
 from millrace.tables.collections.dead_rows import Drops, dead
-from millrace.tables.collections.visible_rows import conform
+from millrace.wal.visible.rows import conform
 
 ROW_GROUP_ROWS: Final = 1 << 17
 """Rows of a row group: small enough that a look-up by key skips most of a sorted file."""

@@ -22,7 +22,6 @@ from millrace.operations.compaction.rewrite import Job, Mapper
 from millrace.storage.commit import AppMove, Part, commit_fenced
 from millrace.storage.parquet_file import FileAction
 from millrace.storage.table import Table, open_table
-from millrace.tables.collections.catalog import SegmentEvent
 from millrace.tables.collections.flush_tables import (
     PCHANNEL,
     SEGMENT_COLUMNS,
@@ -32,6 +31,7 @@ from millrace.tables.collections.flush_tables import (
     write_segments,
 )
 from millrace.tables.collections.table import REWRITES
+from millrace.wal.visible.catalog import SegmentEvent
 
 SMALL_SHARE: Final = 0.5
 """A segment below this share of the target is small."""

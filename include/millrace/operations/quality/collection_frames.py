@@ -22,11 +22,12 @@ from millrace.operations.quality.ranges import Ranges
 from millrace.storage.spark import spark_frame
 from millrace.storage.store import store_at
 from millrace.storage.table import open_table
-from millrace.tables.collections.catalog import VChannelInfo
 from millrace.tables.collections.flush_tables import Checkpoint
-from millrace.tables.collections.table import DATE, FOLDED, ROW_COLUMNS, base_tick, deletes_uri, rows_uri
+from millrace.tables.collections.table import DATE, FOLDED, base_tick, deletes_uri, rows_uri
 from millrace.tables.read.plan import pchannel_of
 from millrace.tables.wal.reader import MAX_TICK
+from millrace.wal.visible.catalog import VChannelInfo
+from millrace.wal.visible.columns import ROW_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

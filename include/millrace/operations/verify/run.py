@@ -26,17 +26,9 @@ from millrace.message.ids import EARLIEST
 from millrace.storage.parquet_file import REPAIR, dataset, readable
 from millrace.storage.table import Table, open_table
 from millrace.tables.collections.bases import Base, trimmed_bases
-from millrace.tables.collections.catalog import CATALOG_TYPES, Catalog
 from millrace.tables.collections.dead_rows import Drops, dead, drops_at
-from millrace.tables.collections.table import (
-    base_tick,
-    delete_file_schema,
-    deletes_uri,
-    file_schema,
-    rows_uri,
-    stored_ids,
-)
-from millrace.tables.collections.visible_rows import collection_rows, conform
+from millrace.tables.collections.staged import StagedFiles
+from millrace.tables.collections.table import base_tick, deletes_uri, rows_uri, stored_ids
 from millrace.tables.wal.log_replay import replayed
 from millrace.tables.wal.reader import MAX_TICK, WalSnapshot
 from millrace.tables.wal.table import Totals, WalTable
@@ -45,6 +37,9 @@ from millrace.wal.digest import Digest, digest
 from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.state import ChannelState
 from millrace.wal.txn_buffer import TxnBuffer
+from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog
+from millrace.wal.visible.columns import delete_file_schema, file_schema
+from millrace.wal.visible.rows import collection_rows, conform
 
 TXN_TYPES: Final = ("BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN")
 ROW_TYPES: Final = ("INSERT", "UPSERT", "IMPORT")
@@ -249,7 +244,9 @@ def verify_collections(settings: Settings) -> dict[int, CollectionReport]:
                 for row in inserts.group_by("collection_id").aggregate([("rows", "sum")]).to_pylist():
                     report(row["collection_id"]).inserted += row["rows_sum"]
                 for stretch in catalog.apply(buffer.push(messages)):
-                    for part in collection_rows(stretch, catalog, staged=settings.staged_path, deletes=False):
+                    for part in collection_rows(
+                        stretch, catalog, imports=StagedFiles(settings.staged_path), deletes=False
+                    ):
                         found = report(part.collection_id)
                         found.visible_inserted += part.rows.num_rows
                         rows = conform(part.rows, newest[part.collection_id])
@@ -304,7 +301,7 @@ def _hidden(settings: Settings, snapshot: WalSnapshot, base: Base, bases: Mappin
         base.pchannel, start=base.confirmed, types=(*CATALOG_TYPES, *TXN_TYPES, "DELETE", "UPSERT")
     ):
         for stretch in catalog.apply(buffer.push(messages)):
-            for part in collection_rows(stretch, catalog, staged=settings.staged_path, deletes=True):
+            for part in collection_rows(stretch, catalog, imports=StagedFiles(settings.staged_path), deletes=True):
                 early = part.rows.filter(pc.less_equal(part.rows["_time_tick"], bases.get(part.collection_id, 0)))
                 parts.setdefault(part.collection_id, []).append(early)
     found = {}

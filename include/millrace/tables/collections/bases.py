@@ -20,8 +20,8 @@ from millrace.message.ids import MessageId
 from millrace.storage.commit import AppMove, Part, commit_fenced
 from millrace.storage.files import FileSink
 from millrace.storage.table import create_table, open_table
-from millrace.tables.collections.catalog import Catalog
 from millrace.tables.wal.reader import FIRST_ID, WalSnapshot
+from millrace.wal.visible.catalog import Catalog
 
 PCHANNEL: Final = "pchannel"
 COLUMNS: Final = pa.schema(

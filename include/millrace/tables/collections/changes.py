@@ -1,262 +1,54 @@
-"""A collection's changes: what visible WAL messages insert, delete and retract, as Arrow batches in the order it took effect.
-
-    reader = ChangeReader(pchannel, collection_id, start, staged=settings.staged_path)
-    for batch in reader.push(visible):     # rows that a Scanner or a TxnBuffer made visible, table or tail
-        ...                                # batch.rows: the collection's columns and CHANGE_COLUMNS; batch.position
-
-Three kinds. ``insert`` is a row, written or imported. ``delete`` is a key, as the log has it: it hits the rows of that key on
-its VChannel, in its partition (0: in all), that are before it in (``_time_tick``, ``_write_tick``). ``retract`` has no
-columns: all rows of its VChannel, in its partition (0: all), with a smaller ``_time_tick`` are gone; a DropPartition, a
-DropCollection and an Import that replaces give one each, the last before its own rows.
-
-Promises: folding the changes from nothing to a tick gives what a read at that tick gives; the rows and their order are those
-of the log, whatever the commits, flushes, compactions and batches were; a :class:`Position` names a place between two rows
-of that order for good, in the midst of an import or a transaction too. Memory: the rows of one push, which its source
-bounds, and about BATCH_BYTES of payload or one piece of a staged file beside them.
-"""
+"""Where readers of changes begin by the tables, and the changes that the ``wal`` table has (:mod:`millrace.wal.visible.changes`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from millrace.base.errors import CollectionNotFound, InvalidArgument, PositionTruncated, StagedFileDamaged
+from millrace.base.errors import PositionTruncated, StagedFileDamaged
 from millrace.base.settings import Settings
-from millrace.message.bodies import parse_body
-from millrace.message.schema import CollectionSchema
-from millrace.message.types import DML, MessageType
+from millrace.message.bodies import Import
 from millrace.storage.table import open_table
-from millrace.tables.collections.catalog import CATALOG_TYPES, Catalog, VChannelInfo
 from millrace.tables.collections.flush_tables import read_checkpoints
-from millrace.tables.collections.visible_rows import collection_rows, conform, imported_rows, pieces
+from millrace.tables.collections.staged import StagedFiles
 from millrace.tables.wal.reader import MAX_TICK, WalSnapshot
-from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
-
-BATCH_BYTES: Final = 16 << 20
-"""Payload bytes of messages that one batch is made of, about; an import's rows come in pieces of staged.BATCH_BYTES."""
-
-Kind = Literal["insert", "delete", "retract"]
-KINDS: Final[tuple[Kind, ...]] = ("insert", "delete", "retract")
-
-CHANGE_COLUMNS: Final = pa.schema(
-    [
-        pa.field("_change", pa.dictionary(pa.int8(), pa.utf8())),
-        pa.field("_partition_id", pa.int64()),  # 0: all partitions, of a delete and a retraction
-        pa.field("_vchannel", pa.utf8()),
-        pa.field("_time_tick", pa.int64()),  # from which on the change is visible
-        pa.field("_write_tick", pa.int64()),  # the message's own: the order inside a transaction
-    ]
-)
-"""What stands behind a collection's fields in a batch of changes."""
-
-_DML: Final = pa.array([kind.name for kind in DML])
-_EVENTS: Final = pa.array(CATALOG_TYPES)
-
-
-class Position(NamedTuple):
-    """A place in the changes of a collection on one PChannel: behind all that is visible at `tick`, and the `rows` rows after it.
-
-    `rows` is 0 but in the midst of what becomes visible as one at the next tick. As JSON it is a list of two integers.
-    """
-
-    tick: int
-    rows: int = 0
-
-
-BEGINNING: Final = Position(0)
+from millrace.wal.txn_buffer import TxnBuffer
+from millrace.wal.visible.catalog import VChannelInfo
+from millrace.wal.visible.changes import BEGINNING, ChangeBatch, ChangeReader, Position, Start
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeBatch:
-    """Changes of one collection on one PChannel, in their order; never empty."""
+class ImportedFiles:
+    """The rows of Imports for a reader of the WAL (the protocol Imports), of `wal` that says how long the files stay."""
 
-    pchannel: str
-    collection_id: int
-    schema: CollectionSchema
-    """The newest that any of the rows was written with; a newer one only adds fields behind it."""
-    rows: pa.RecordBatch
-    """Of change_schema(schema)."""
-    position: Position
-    """Where a reader goes on that is done with this batch."""
+    staged: Path
+    wal: str
 
+    @classmethod
+    def of(cls, settings: Settings) -> ImportedFiles:
+        """Those of a data folder."""
+        return cls(settings.staged_path, settings.wal_uri)
 
-def change_schema(schema: CollectionSchema) -> pa.Schema:
-    """The columns of a batch. All may be null: a delete has its key alone, a retraction not even that."""
-    return pa.schema([*(field.with_nullable(True) for field in schema.arrow()), *CHANGE_COLUMNS])
-
-
-@dataclass(slots=True)
-class Start:
-    """Where a reader of changes begins, and what it has to know there."""
-
-    after: Position
-    """No change up to here is given."""
-    scan_after: int
-    """The tick behind which visible rows are to be pushed: at or before that of `after`."""
-    catalog: Catalog
-    """The collection's VChannels on the PChannel, as DDL up to `known` left them."""
-    known: dict[str, int]
+    def rows(self, named: Import) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Raises StagedFileDamaged, and PositionTruncated where retention has taken the files meanwhile."""
+        try:
+            yield from StagedFiles(self.staged).rows(named)
+        except StagedFileDamaged as error:
+            raise _truncated(self.wal, named.vchannel.rpartition("_")[0], named.tick - 1) or error from None
 
 
 def start_at(settings: Settings, pchannel: str, collection_id: int, after: Position) -> Start:
     """The start behind `after`: with the newest checkpoint's catalog, from the checkpoint on where that is the earlier one."""
-    checkpoints = {}
-    if after.tick > 0:
-        path = settings.checkpoints_uri
-        checkpoints = read_checkpoints(open_table(path))
-    if pchannel not in checkpoints:
-        return Start(after, 0, Catalog(), {})
-    checkpoint = checkpoints[pchannel]
-    # A collection that was made behind the start comes with its CreateCollection.
-    found = checkpoint.catalog.of_collection(collection_id).items()
-    catalog = Catalog({name: info for name, info in found if info.created_tick <= after.tick})
-    known = dict.fromkeys(catalog.vchannels, checkpoint.time_tick)
-    return Start(after, min(after.tick, checkpoint.time_tick), catalog, known)
+    return Start.of(after, *checkpointed(settings, pchannel, collection_id) if after.tick else (0, {}))
 
 
-class ChangeReader:
-    """Makes changes of visible rows, pushed in order from ``start.scan_after`` on. Owns the start's catalog."""
-
-    def __init__(self, pchannel: str, collection_id: int, start: Start, *, staged: Path) -> None:
-        self._pchannel = pchannel
-        self._collection_id = collection_id
-        self._after = start.after
-        self._catalog = start.catalog
-        self._known = start.known
-        self._staged = staged
-        self._skip = start.after.rows
-        self._unit = (0, 0)
-        """The tick of the last row that came by, and how many rows of that tick did."""
-
-    def push(self, visible: pa.Table) -> Iterator[ChangeBatch]:
-        """The changes of the next visible rows (ROW_SCHEMA with ``visible_tick``): take them all before the next push.
-
-        Raises Malformed where the WAL was altered, StagedFileDamaged, CollectionNotFound, and InvalidArgument for a start
-        that is none of this collection's positions.
-        """
-        mine = visible.filter(pc.equal(visible["collection_id"], self._collection_id))
-        if mine.num_rows == 0:
-            return
-        start = 0
-        for place in np.flatnonzero(pc.is_in(mine["type"].cast(pa.utf8()), _EVENTS).to_numpy()).tolist():
-            yield from self._rows(mine.slice(start, place - start))
-            yield from self._event(mine.slice(place, 1))
-            start = place + 1
-        yield from self._rows(mine.slice(start))
-
-    def _rows(self, stretch: pa.Table) -> Iterator[ChangeBatch]:
-        """The changes of a stretch without DDL."""
-        wanted = pc.and_(
-            pc.is_in(stretch["type"].cast(pa.utf8()), _DML), pc.greater(stretch[VISIBLE_TICK], self._after.tick)
-        )
-        messages = stretch.filter(wanted)
-        if messages.num_rows == 0:
-            return
-        for channel in pc.unique(messages["vchannel"].cast(pa.utf8())).to_pylist():
-            self._info(channel, messages[VISIBLE_TICK][0].as_py())
-        messages = messages.unify_dictionaries().combine_chunks()
-        ends = messages[VISIBLE_TICK].to_numpy()
-        stop = 0
-        for part in pieces(messages, BATCH_BYTES):
-            stop += part.num_rows
-            whole = stop == len(ends) or ends[stop] > ends[stop - 1]
-            yield from self._given(*self._in_order(part), whole=whole)
-
-    def _in_order(self, part: pa.Table) -> tuple[CollectionSchema, pa.Table]:
-        found = list(collection_rows(part, self._catalog, staged=self._staged))
-        schema = max((each.schema for each in found), key=lambda each: len(each.fields))
-        target = change_schema(schema)
-        table = pa.concat_tables(
-            [conform(_of_kind(each.rows, "delete" if each.is_delete else "insert"), target) for each in found]
-        )
-        # Each message has a write tick of its own, and its rows stand in their order already, the deletes first.
-        order = np.lexsort([table[name].to_numpy() for name in ("_write_tick", "_time_tick")])
-        return schema, table if (np.diff(order) == 1).all() else table.take(pa.array(order))
-
-    def _event(self, table: pa.Table) -> Iterator[ChangeBatch]:
-        [row] = table.to_pylist()
-        tick, vchannel = row[VISIBLE_TICK], row["vchannel"]
-        if tick > self._known.get(vchannel, 0):
-            if row["type"] != MessageType.CREATE_COLLECTION.name:
-                self._info(vchannel, tick)
-            for _ in self._catalog.apply(table):
-                pass
-        if tick <= self._after.tick:
-            return
-        info = self._info(vchannel, tick)
-        given: Pieces = iter(())
-        match MessageType[row["type"]]:
-            case MessageType.DROP_COLLECTION:
-                given = iter([_retraction(row, info.schema_at(tick))])
-            case MessageType.DROP_PARTITION:
-                given = iter([_retraction(row, info.schema_at(tick), row["partition_id"])])
-            case MessageType.IMPORT:
-                given = self._imported(row, info.schemas[row["schema_version"] - 1][1])
-        before = next(given, None)
-        while before is not None:
-            behind = next(given, None)  # one piece ahead, to know the last
-            yield from self._given(*before, whole=behind is None)
-            before = behind
-
-    def _imported(self, row: dict[str, Any], schema: CollectionSchema) -> Pieces:
-        if parse_body(MessageType.IMPORT, row["payload"])["replace"]:
-            yield _retraction(row, schema)
-        for each in imported_rows(row, self._catalog, self._staged):
-            yield schema, conform(_of_kind(each.rows, "insert"), change_schema(schema))
-
-    def _given(self, schema: CollectionSchema, rows: pa.Table, *, whole: bool) -> Iterator[ChangeBatch]:
-        """The batch of the next rows, without those that the start skips; `whole`: the last unit ends with them."""
-        ticks = rows["_time_tick"].to_numpy()
-        if self._skip and ticks[0] > self._after.tick + 1:
-            raise InvalidArgument(
-                f"{self._after} is no position of collection {self._collection_id} on {self._pchannel}: fewer rows become"
-                f" visible behind tick {self._after.tick}. Go on from a position that a batch of this collection had"
-            )
-        last = int(ticks[-1])
-        count = int((ticks == last).sum()) + (self._unit[1] if self._unit[0] == last else 0)
-        self._unit = (last, count)
-        skipped = min(self._skip, rows.num_rows)
-        self._skip -= skipped
-        if skipped < rows.num_rows:
-            position = Position(last) if whole else Position(last - 1, count)
-            [batch] = rows.slice(skipped).combine_chunks().to_batches()
-            yield ChangeBatch(self._pchannel, self._collection_id, schema, batch, position)
-
-    def _info(self, vchannel: str, tick: int) -> VChannelInfo:
-        info = self._catalog.vchannels.get(vchannel)
-        if info is None:
-            raise CollectionNotFound(
-                f"the collection that {vchannel} had at tick {tick} was dropped, and another one made under its id: read"
-                " its changes from nothing, or from behind its drop"
-            )
-        return info
-
-
-Pieces = Iterator[tuple[CollectionSchema, pa.Table]]
-
-
-def _of_kind(rows: pa.Table, kind: Kind) -> pa.Table:
-    codes = pa.array(np.full(rows.num_rows, KINDS.index(kind), dtype=np.int8))
-    return rows.append_column("_change", pa.DictionaryArray.from_arrays(codes, pa.array(KINDS)))
-
-
-def _retraction(
-    row: dict[str, Any], schema: CollectionSchema, partition_id: int = 0
-) -> tuple[CollectionSchema, pa.Table]:
-    values = {
-        "_partition_id": partition_id,
-        "_vchannel": row["vchannel"],
-        "_time_tick": row[VISIBLE_TICK],
-        "_write_tick": row["time_tick"],
-    }
-    one = pa.Table.from_pylist([values], pa.schema([field for field in CHANGE_COLUMNS if field.name in values]))
-    return schema, conform(_of_kind(one, "retract"), change_schema(schema))
+def checkpointed(settings: Settings, pchannel: str, collection_id: int) -> tuple[int, dict[str, VChannelInfo]]:
+    """The tick of a PChannel's newest checkpoint, 0 without one, and what its catalog has of a collection."""
+    found = read_checkpoints(open_table(settings.checkpoints_uri)).get(pchannel)
+    return (0, {}) if found is None else (found.time_tick, found.catalog.of_collection(collection_id))
 
 
 def table_changes(
@@ -271,19 +63,13 @@ def table_changes(
     if wal is None:
         return
     buffer = TxnBuffer(after_tick=start.scan_after)
-    reader = ChangeReader(pchannel, collection_id, start, staged=settings.staged_path)
+    reader = ChangeReader(pchannel, collection_id, start, imports=ImportedFiles.of(settings))
     begin = wal.confirmed_at(pchannel, start.scan_after)
-    position = after
-    try:
-        for rows in wal.messages(pchannel, start=begin, up_to_tick=until_tick):
-            for batch in reader.push(buffer.push(rows)):
-                yield batch
-                position = batch.position
-    except StagedFileDamaged as error:
-        raise truncated(settings.wal_uri, pchannel, position.tick) or error from None
+    for rows in wal.messages(pchannel, start=begin, up_to_tick=until_tick):
+        yield from reader.push(buffer.push(rows))
 
 
-def truncated(wal: str, pchannel: str, tick: int) -> PositionTruncated | None:
+def _truncated(wal: str, pchannel: str, tick: int) -> PositionTruncated | None:
     """What a reader behind `tick` is told, where retention has come by and taken staged files with the messages that name them."""
     now = WalSnapshot.open(wal)
     trimmed, earliest = (0, None) if now is None else now.trimmed(pchannel)

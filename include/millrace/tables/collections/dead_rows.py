@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.tables.collections.catalog import VChannelInfo
 from millrace.tables.read.arrow import deleted
+from millrace.wal.visible.catalog import VChannelInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from millrace.message.ids import MessageId
 from millrace.storage.files import FileSink
 from millrace.storage.parquet_file import FileAction
 from millrace.storage.table import Table, create_table
-from millrace.tables.collections.catalog import Catalog, SegmentEvent
 from millrace.tables.collections.table import add_fields
-from millrace.tables.collections.visible_rows import conform
 from millrace.tables.wal.reader import FIRST_ID
+from millrace.wal.visible.catalog import Catalog, SegmentEvent
+from millrace.wal.visible.rows import conform
 
 PCHANNEL: Final = "pchannel"
 

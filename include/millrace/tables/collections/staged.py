@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 
 from millrace.base.errors import StagedFileDamaged
 from millrace.base.files import sync
-from millrace.message.bodies import ImportFile
+from millrace.message.bodies import Import, ImportFile
 from millrace.message.keys import vchannel_index
 from millrace.message.schema import CollectionSchema
 
@@ -29,6 +30,22 @@ _ROWS: Final = 4096
 """Rows that are decoded in one go, at most: a file's sizes say nothing of values that it stores once and rows that repeat them."""
 
 _HASH_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFiles:
+    """The rows of Imports as their files have them (the protocol Imports of millrace.wal.visible.rows)."""
+
+    folder: Path
+
+    def rows(self, named: Import) -> Iterator[tuple[int, pa.RecordBatch]]:
+        check_there(self.folder, named.files)
+        for file in named.files:
+            for rows in read_staged(
+                self.folder, file, named.schema, vchannel=named.vchannel, vchannels=named.vchannels
+            ):
+                for batch in rows.to_batches():
+                    yield file["partition_id"], batch
 
 
 def sync_staged(staged: Path, files: Iterable[ImportFile]) -> None:

@@ -8,43 +8,20 @@ read and append to (reader 1, writer 2; with a timestamp_ntz reader 3, writer 7 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime
 from typing import Final
 
 import pyarrow as pa
 
 from millrace.base.errors import ChannelParked
 from millrace.base.settings import Settings
-from millrace.message.ids import tick_physical_ms
 from millrace.message.schema import CollectionSchema
 from millrace.storage.commit import add_columns, hides_ntz
 from millrace.storage.store import store_at
 from millrace.storage.table import Table, create_table
+from millrace.wal.visible.columns import delete_file_schema, file_schema
 
 DATE: Final = "_date"
 PARTITION_BY: Final = (DATE,)
-
-ROW_COLUMNS: Final = pa.schema(
-    [
-        pa.field("_partition", pa.utf8()),  # the partition's name
-        pa.field("_partition_id", pa.int64()),
-        pa.field("_vchannel", pa.utf8()),
-        pa.field("_segment_id", pa.int64()),
-        pa.field("_time_tick", pa.int64()),  # from which on the row is visible
-        pa.field("_write_tick", pa.int64()),  # the message's own: the order inside a transaction
-    ]
-)
-"""What stands beside a collection's fields in its rows table (and ``_date``)."""
-
-DELETE_COLUMNS: Final = pa.schema(
-    [
-        pa.field("_partition_id", pa.int64()),  # 0: all partitions
-        pa.field("_vchannel", pa.utf8()),
-        pa.field("_time_tick", pa.int64()),
-        pa.field("_write_tick", pa.int64()),
-    ]
-)
-"""What stands beside the key in the deletes table (and ``_date``)."""
 
 STATS_COLUMNS: Final = ("_time_tick", "_write_tick")
 """Columns with statistics in the Delta log, beside the primary key."""
@@ -78,21 +55,6 @@ def deletes_uri(settings: Settings, collection_id: int) -> str:
 def stored_ids(settings: Settings, kind: str) -> list[int]:
     """Ids of the collections that have a table with rows (`kind`: ``collections``), or one with ``deletes``."""
     return sorted(int(name) for name in store_at(settings.table_uri(kind)).folders() if name.isdecimal())
-
-
-def file_schema(schema: CollectionSchema) -> pa.Schema:
-    """Columns of the rows table's files."""
-    return pa.schema([*schema.arrow(), *ROW_COLUMNS])
-
-
-def delete_file_schema(schema: CollectionSchema) -> pa.Schema:
-    """Columns of the deletes table's files."""
-    return pa.schema([*schema.key_arrow(), *DELETE_COLUMNS])
-
-
-def tick_date(tick: int) -> date:
-    """The UTC day of a time tick: the value of ``_date``."""
-    return datetime.fromtimestamp(tick_physical_ms(tick) / 1000, UTC).date()
 
 
 def ensure_rows_table(uri: object, schema: CollectionSchema) -> Table:

@@ -22,10 +22,10 @@ from millrace.base.settings import Settings
 from millrace.message.ids import Moment
 from millrace.rpc.selection import EVERYTHING, Selection
 from millrace.storage.table import Table
-from millrace.tables.collections.table import ROW_COLUMNS, delete_file_schema, file_schema
-from millrace.tables.collections.visible_rows import conform
 from millrace.tables.read.plan import ReadPlan, plan_read, tick_span
 from millrace.tables.read.pruning import may_hold
+from millrace.wal.visible.columns import ROW_COLUMNS, delete_file_schema, file_schema
+from millrace.wal.visible.rows import conform
 
 PIECE_BYTES: Final = 64 << 20
 """Of rows that a read in pieces holds at a time, about."""

@@ -24,18 +24,14 @@ from millrace.message.schema import CollectionSchema
 from millrace.message.types import TAKES_ROWS, MessageType
 from millrace.storage.store import store_at
 from millrace.storage.table import Table, open_table
-from millrace.tables.collections.catalog import CATALOG_TYPES, Catalog, VChannelInfo
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
-from millrace.tables.collections.table import (
-    base_tick,
-    delete_file_schema,
-    deletes_uri,
-    file_schema,
-    rows_uri,
-)
-from millrace.tables.collections.visible_rows import collection_rows, conform
+from millrace.tables.collections.staged import StagedFiles
+from millrace.tables.collections.table import base_tick, deletes_uri, rows_uri
 from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, range_bytes, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
+from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo
+from millrace.wal.visible.columns import delete_file_schema, file_schema
+from millrace.wal.visible.rows import collection_rows, conform
 
 _DELETING: Final = [kind.name for kind in TAKES_ROWS]
 POLL: Final = 0.02
@@ -269,7 +265,7 @@ def tail_rows(
             mine = stretch.filter(pc.equal(stretch["collection_id"], collection_id))
             if mine.num_rows == 0 or _has(mine, ticks):
                 continue
-            for part in collection_rows(mine, catalog, staged=settings.staged_path, deletes=deletes):
+            for part in collection_rows(mine, catalog, imports=StagedFiles(settings.staged_path), deletes=deletes):
                 rows = _behind(part.rows, ticks)
                 if rows.num_rows:
                     yield conform(rows, target)

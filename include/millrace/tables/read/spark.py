@@ -26,8 +26,8 @@ from millrace.message.schema import CollectionSchema
 from millrace.storage.files import require_files
 from millrace.storage.spark import spark_frame
 from millrace.storage.table import Table
-from millrace.tables.collections.table import delete_file_schema, file_schema
 from millrace.tables.read.plan import ReadPlan, Tail, plan_read, tail_rows, tick_span
+from millrace.wal.visible.columns import delete_file_schema, file_schema
 
 FORMAT: Final = "millrace_tail"
 SMALL_TAIL_BYTES: Final = 8 << 20

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -17,15 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import Malformed
-from millrace.message.bodies import parse_body
+from millrace.message.bodies import Import, Imports, parse_body
 from millrace.message.payload.rows import decode_many
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import BRINGS_ROWS, TAKES_ROWS, MessageType
-from millrace.tables.collections.catalog import Catalog, import_segments
-from millrace.tables.collections.staged import check_there, read_staged
-from millrace.tables.collections.table import delete_file_schema, file_schema, tick_date
 from millrace.wal.run import groups, payload_sizes
 from millrace.wal.txn_buffer import VISIBLE_TICK
+from millrace.wal.visible.catalog import Catalog, import_segments
+from millrace.wal.visible.columns import delete_file_schema, file_schema, tick_date
 
 DECODE_BYTES: Final = 64 << 20
 """Payload bytes that are decoded at once: bounds memory where a large transaction becomes visible."""
@@ -47,16 +45,16 @@ class CollectionRows:
 
 
 def collection_rows(
-    stretch: pa.Table, catalog: Catalog, *, staged: Path, deletes: bool | None = None
+    stretch: pa.Table, catalog: Catalog, *, imports: Imports, deletes: bool | None = None
 ) -> Iterator[CollectionRows]:
     """The rows (`deletes` False), the deletes (True) or both (None) of `stretch`, visible messages as Catalog.apply yields
-    them; other types are left out. `staged` is the folder of the files that Imports name. An Upsert is a delete of its keys
+    them; other types are left out. `imports` has the rows of Imports. An Upsert is a delete of its keys
     in all partitions and, behind that and with the same ticks, its rows.
 
     Raises Malformed for a payload that the chain cannot have accepted: the WAL was altered; and StagedFileDamaged.
     """
     if not deletes and stretch.num_rows and stretch["type"][0].as_py() == MessageType.IMPORT.name:
-        yield from imported_rows(stretch.slice(0, 1).to_pylist()[0], catalog, staged)
+        yield from imported_rows(stretch.slice(0, 1).to_pylist()[0], catalog, imports)
     wanted = {None: _ROWS + _DELETES, False: _ROWS, True: _DELETES}[deletes]
     dml = stretch.filter(pc.is_in(stretch["type"].cast(pa.utf8()), pa.array(wanted)))
     if dml.num_rows == 0:
@@ -81,30 +79,29 @@ def collection_rows(
                 yield CollectionRows(collection_id, False, schema, rows)
 
 
-def imported_rows(row: dict[str, Any], catalog: Catalog, staged: Path) -> Iterator[CollectionRows]:
+def imported_rows(row: dict[str, Any], catalog: Catalog, imports: Imports) -> Iterator[CollectionRows]:
     """The rows of an Import (a visible message as a dictionary), in the order of its files. Raises StagedFileDamaged."""
     body, info = parse_body(MessageType.IMPORT, row["payload"]), catalog.vchannels[row["vchannel"]]
     schema = info.schemas[row["schema_version"] - 1][1]
     segments = import_segments(row["segment_id"], body)
-    check_there(staged, body["files"])
-    for file in body["files"]:
+    target = file_schema(schema)
+    named = Import(row["vchannel"], row["time_tick"], body["files"], schema, info.vchannels)
+    for partition_id, rows in imports.rows(named):
         placed = {
-            "_partition": info.partitions[file["partition_id"]],
-            "_partition_id": file["partition_id"],
+            "_partition": info.partitions[partition_id],
+            "_partition_id": partition_id,
             "_vchannel": row["vchannel"],
-            "_segment_id": segments[file["partition_id"]],
+            "_segment_id": segments[partition_id],
             "_time_tick": row[VISIBLE_TICK],
             "_write_tick": row["time_tick"],
         }
-        target = file_schema(schema)
-        for rows in read_staged(staged, file, schema, vchannel=row["vchannel"], vchannels=info.vchannels):
-            columns = [
-                pa.repeat(pa.scalar(placed[field.name], field.type), rows.num_rows)
-                if field.name in placed
-                else rows[field.name]
-                for field in target
-            ]
-            yield CollectionRows(row["collection_id"], False, schema, pa.Table.from_arrays(columns, schema=target))
+        columns = [
+            pa.repeat(pa.scalar(placed[field.name], field.type), rows.num_rows)
+            if field.name in placed
+            else rows[field.name]
+            for field in target
+        ]
+        yield CollectionRows(row["collection_id"], False, schema, pa.Table.from_arrays(columns, schema=target))
 
 
 def by_date(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:

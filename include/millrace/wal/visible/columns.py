@@ -1,0 +1,48 @@
+"""What stands beside a collection's fields wherever its rows and deletes are: in its tables' files, and in a read of the tail."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from typing import Final
+
+import pyarrow as pa
+
+from millrace.message.ids import tick_physical_ms
+from millrace.message.schema import CollectionSchema
+
+ROW_COLUMNS: Final = pa.schema(
+    [
+        pa.field("_partition", pa.utf8()),  # the partition's name
+        pa.field("_partition_id", pa.int64()),
+        pa.field("_vchannel", pa.utf8()),
+        pa.field("_segment_id", pa.int64()),
+        pa.field("_time_tick", pa.int64()),  # from which on the row is visible
+        pa.field("_write_tick", pa.int64()),  # the message's own: the order inside a transaction
+    ]
+)
+"""What stands beside a collection's fields in its rows table (and ``_date``)."""
+
+DELETE_COLUMNS: Final = pa.schema(
+    [
+        pa.field("_partition_id", pa.int64()),  # 0: all partitions
+        pa.field("_vchannel", pa.utf8()),
+        pa.field("_time_tick", pa.int64()),
+        pa.field("_write_tick", pa.int64()),
+    ]
+)
+"""What stands beside the key in the deletes table (and ``_date``)."""
+
+
+def file_schema(schema: CollectionSchema) -> pa.Schema:
+    """Columns of the rows table's files."""
+    return pa.schema([*schema.arrow(), *ROW_COLUMNS])
+
+
+def delete_file_schema(schema: CollectionSchema) -> pa.Schema:
+    """Columns of the deletes table's files."""
+    return pa.schema([*schema.key_arrow(), *DELETE_COLUMNS])
+
+
+def tick_date(tick: int) -> date:
+    """The UTC day of a time tick: the value of ``_date``."""
+    return datetime.fromtimestamp(tick_physical_ms(tick) / 1000, UTC).date()
