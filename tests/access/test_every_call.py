@@ -36,6 +36,7 @@ DESTRUCTIVE = {
     "drop_group",
     "do_exchange",
     "create",
+    "append/drop_group",
     "append/tombstone",
     "accept_clock",
 }

@@ -220,10 +220,22 @@ def test_a_consumer_of_a_group_has_that_group_alone_and_no_others_rows(
         assert sorted(seen) == list(range(20)), "its own rows once, and none of another collection"
         with pytest.raises(PermissionDenied):
             client.consumer(own.name, group="another")
+        with pytest.raises(PermissionDenied, match="append/drop_group"):
+            client.drop_group(f"mails-{own.id}")
         with pytest.raises(PermissionDenied):
             client.append.read(orders, at=None, seconds=1.0, selection=Selection())
         with pytest.raises(PermissionDenied):
             client.producer().insert(own, rows(1))
+
+
+def test_a_group_is_dropped_by_its_admin_alone(guarded: Guarded, own: Collection) -> None:
+    own_admin = guarded.add(f"drops-{own.id}", Grant(Role.ADMIN, (f"group:drops-{own.id}",)))
+    with guarded.client.consumer(own.name, group=f"drops-{own.id}") as consumer:
+        consumer.poll(timeout=0.1)
+    with connected(guarded, own_admin) as client:
+        client.drop_group(f"drops-{own.id}")
+        with pytest.raises(PermissionDenied):
+            client.drop_group("mails")
 
 
 def test_changes_are_for_who_may_read_the_collection(guarded: Guarded, own: Collection, producing: str) -> None:

@@ -305,6 +305,10 @@ class AppendClient(Closing):
         """A call of a consumer group's holder; see :meth:`millrace.node.append.groups.Groups.answer`."""
         return self._act("group", dict(request), self.service.deadline)
 
+    def drop_group(self, group: str) -> None:
+        """Forget a consumer group; see :meth:`millrace.node.append.groups.Groups.drop`."""
+        self._act("drop_group", {"group": group}, self.service.deadline)
+
     def close(self) -> None:
         """Release the connection; the server goes on. Idempotent."""
         with self._lock:

@@ -230,6 +230,11 @@ class Client(Closing):
         self._consumers.append(made)
         return made
 
+    def drop_group(self, group: str) -> None:
+        """Forget a consumer group and where it stands: who consumes for it next begins as for a new one. Idempotent. Raises
+        GroupBusy while a consumer has a place of it, here or elsewhere."""
+        self.append.drop_group(group)
+
     def changes(
         self,
         source: str | Collection,

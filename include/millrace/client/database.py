@@ -166,6 +166,10 @@ class Database(Closing):
         """A consumer of a collection by name, or of channels; see :meth:`Collection.consume`."""
         return self.client.consumer(names, group=group, policy=start)
 
+    def drop_group(self, group: str) -> None:
+        """Forget a consumer group and where it stands; one that nobody has is no error. Raises GroupBusy while a consumer has it."""
+        self.client.drop_group(group)
+
 
 class Collection:
     """A collection of a :class:`Database`: its rows in and out. Thread-safe."""

@@ -94,6 +94,21 @@ def test_a_group_has_one_consumer_a_channel(shop: Client, reader: Client, items:
     reader.consumer(items.name, group=f"busy {items.id}").close()
 
 
+def test_a_dropped_group_begins_anew(shop: Client, reader: Client, items: Collection) -> None:
+    group = f"dropped {items.id}"
+    shop.producer().insert(items, item_rows(1, 2))
+    with reader.consumer(items.name, group=group, filters=[INSERTS]) as consumer:
+        assert sorted(taken(consumer, 2)) == [1, 2]
+        for other in (shop, reader):
+            with pytest.raises(GroupBusy):
+                other.drop_group(group)
+    reader.drop_group(group)
+    reader.drop_group(group)
+    with reader.consumer(items.name, group=group, filters=[INSERTS]) as consumer:
+        assert sorted(taken(consumer, 2)) == [1, 2], "as the first time"
+    shop.drop_group(group)
+
+
 def test_the_lag_is_measured_from_the_log_to_the_consumer(shop: Client, reader: Client, items: Collection) -> None:
     metrics = Metrics()
     with reader.consumer(items.name, group="lag", filters=[INSERTS], metrics=metrics) as consumer:

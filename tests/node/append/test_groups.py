@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,6 +106,72 @@ def test_what_is_held_for_consumers_elsewhere_is_bounded(groups: Groups, monkeyp
     with pytest.raises(InvalidArgument, match="1 consumer groups"):
         asks(groups, "a", "second")(take="p0")
     assert asks(groups, "a")(take="p0")["tick"] == 1
+
+
+def test_a_group_is_dropped_only_while_nobody_has_it(tmp_path: Path, groups: Groups, clock: Clock) -> None:
+    holder = asks(groups, "a")
+    holder(take="p0")
+    holder(move={"p0": [None, 5]})
+    asks(groups, "b", "other")(move={"p0": [None, 3]})
+    with pytest.raises(GroupBusy, match="close it first"):
+        groups.drop({"group": "mail"})
+    holder(leave=["p0"])
+    here = Positions(tmp_path / "coord")
+    here.lock("mail", "p1")  # a consumer on the spot that has acknowledged nothing so far
+    with pytest.raises(GroupBusy, match="reads p1"):
+        groups.drop({"group": "mail"})
+    assert here.get("mail", "p0") == 5, "nothing of it is forgotten"
+    here.unlock("mail", "p1")
+    holder(take="p1")
+    clock.now += 0.06  # a silent holder's lease has run out
+    for _ in range(2):
+        groups.drop({"group": "mail"})
+    assert here.groups() == {"other": {"p0": 3}}
+    assert not list(tmp_path.glob("coord/group-mail-*.lock"))
+    assert holder(take="p0") == {"tick": None, "lease": 0.05}, "it begins anew"
+    with pytest.raises(GroupBusy):
+        here.lock("mail", "p0")
+    here.close()
+    holder(leave=["p0"])
+    groups.drop({"group": "mail"})
+    with pytest.raises(GroupBusy, match="moved on p0"):
+        holder(move={"p0": [5, 6]})
+    for wrong in ({}, {"group": ""}, {"group": 5}):
+        with pytest.raises(InvalidArgument, match="group"):
+            groups.drop(wrong)
+
+
+def test_two_never_have_one_place_though_its_lock_file_is_dropped_between(tmp_path: Path) -> None:
+    """Many take, keep and drop the same place at once; who has it has it alone."""
+    inside = 0
+    faults: list[int] = []
+    taken = [0] * 4
+
+    def works(number: int) -> None:
+        nonlocal inside
+        own = Positions(tmp_path)
+        for _ in range(1500):
+            try:
+                if number == 0:
+                    own.drop("mail", ["p0"])
+                    continue
+                own.lock("mail", "p0")
+            except GroupBusy:
+                continue
+            inside += 1
+            taken[number] += 1
+            faults.extend([inside] if inside > 1 else [])
+            inside -= 1
+            own.unlock("mail", "p0")
+        own.close()
+
+    threads = [threading.Thread(target=works, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert faults == []
+    assert all(taken[1:])
 
 
 @pytest.mark.parametrize(

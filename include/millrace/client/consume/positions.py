@@ -11,6 +11,7 @@ import fcntl
 import os
 import sqlite3
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -63,24 +64,44 @@ class Positions:
             found.setdefault(group, {})[pchannel] = tick
         return found
 
-    def drop(self, group: str) -> None:
-        """Forget a group."""
-        with self._guard:
-            self._db.execute("delete from position where grp = ?", (group,))
+    def drop(self, group: str, pchannels: Collection[str]) -> None:
+        """Forget a group, and its places on these PChannels with it; idempotent. Raises GroupBusy where a consumer has one."""
+        names = sorted({*pchannels, *self.groups().get(group, ())})
+        locked: list[str] = []
+        try:
+            for name in names:
+                self.lock(group, name)
+                locked.append(name)
+            with self._guard:
+                self._db.execute("delete from position where grp = ?", (group,))
+            for name in names:
+                self._lock_file(group, name).unlink(missing_ok=True)
+        finally:
+            for name in locked:
+                self.unlock(group, name)
 
     def lock(self, group: str, pchannel: str) -> None:
         """Take a group's place on a PChannel, until `close` or the end of the process. Raises GroupBusy."""
-        name = f"group-{quote(group, safe='')}-{quote(pchannel, safe='')}.lock"
-        file = os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-            raise GroupBusy(
-                f"another consumer of group {group!r} reads {pchannel}: stop it, or give this one a group of its own"
-            ) from None
+        path = self._lock_file(group, pchannel)
+        while True:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(path.stat(), os.fstat(file)):
+                    break
+            except BlockingIOError:
+                os.close(file)
+                raise GroupBusy(
+                    f"another consumer of group {group!r} reads {pchannel}: stop it, or give this one a group of its own"
+                ) from None
+            except FileNotFoundError:
+                pass
+            os.close(file)  # the group was dropped between the two: what is locked has no name any more
         with self._guard:
             self._locks[group, pchannel] = file
+
+    def _lock_file(self, group: str, pchannel: str) -> Path:
+        return self._folder / f"group-{quote(group, safe='')}-{quote(pchannel, safe='')}.lock"
 
     def unlock(self, group: str, pchannel: str) -> None:
         """Give one place back."""

@@ -87,6 +87,18 @@ class Groups:
                     raise InvalidArgument("a call of a consumer group is one of take, move, keep and leave")
         return {}
 
+    def drop(self, request: dict[str, Any]) -> None:
+        """Forget `{"group"}` and where it stands; idempotent. Raises GroupBusy while a consumer has a place of it."""
+        group = _text(request, "group")
+        with self._guard:
+            own = [place for place in self._places if place[0] == group]
+            for place in own:
+                if self._places[place].until > self._clock():
+                    raise GroupBusy(f"a consumer elsewhere reads {place[1]} for group {group!r}: close it first")
+            for place in own:
+                self._give(place)
+            self._open().drop(group, self._pchannels())
+
     def close(self) -> None:
         """Give all places back."""
         self._closed.set()
@@ -107,7 +119,7 @@ class Groups:
             positions = self._open()
             if positions.get(group, pchannel) is None and len(positions.groups()) >= MOST_GROUPS:
                 raise InvalidArgument(
-                    f"{MOST_GROUPS} consumer groups stand in coord/consumers.db: take one of them, or have some forgotten"
+                    f"{MOST_GROUPS} consumer groups stand in coord/consumers.db: take one of them, or drop some (Client.drop_group)"
                 )
             positions.lock(group, pchannel)
             self._places[group, pchannel] = _Place(holder, self._clock() + self._lease)

@@ -10,18 +10,15 @@ What crosses the wire, beside what the log's server says (millrace.log.server.ma
   arrive while the log is busy are appended together, and answers follow as they are decided.
 - DoGet, ticket `{"extension": "append", "tail": <pchannel>, "after": <tick>, "timeout": ..., "max_bytes": ...}`: messages
   (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
-- DoGet, ticket `{"extension": "append", "read": <collection>, "at": <tick or null>, "deadline": ...}`: its rows
-  (millrace.node.append.reads).
-- DoGet, tickets `{"extension": "append", "history": <pchannel>, ...}` and `{"extension": "append", "imported": <pchannel>, ...}`:
-  messages of the ``wal`` table, piece by piece, and the rows of an Import (millrace.node.append.history).
+- DoGet, tickets `{"extension": "append", "read": <collection>, ...}`: its rows (millrace.node.append.reads); `"history": <pchannel>`
+  and `"imported": <pchannel>`: messages of the ``wal`` table piece by piece, and an Import's rows (millrace.node.append.history).
 - Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control;
   append/catalog `{"call", "arguments"}`: the catalog and DDL (millrace.catalog.calls).
 - Actions append/tick `{"pchannel", "deadline", "persist"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/definitions
   `{"pchannel", "collection_id", "deadline"}` (millrace.wal.definitions), append/describe and append/restart `{"pchannel"}`,
   append/history `{"pchannel", "confirmed_at"}`, append/checkpointed `{"pchannel", "collection_id"}` (millrace.node.append.history),
-  append/group `{"group", "holder", ...}`
-  (millrace.node.append.groups), append/mvcc `{"vchannel"}`, append/tombstone `{"pchannel", "entry", "sha256", "author",
-  "reason"}` (millrace.node.append.tombstones; without a sha256 it only says what stands there).
+  append/group and append/drop_group (millrace.node.append.groups), append/mvcc `{"vchannel"}`, append/tombstone (of
+  millrace.node.append.tombstones).
 """
 
 from __future__ import annotations
@@ -205,6 +202,10 @@ class AppendExtension:
         if action.type == f"{APPEND_ROLE}/group" and self._groups is not None:
             with self._open():
                 return [to_json(self._groups.answer(request))]
+        if action.type == f"{APPEND_ROLE}/drop_group" and self._groups is not None:
+            with self._open():
+                self._groups.drop(request)
+                return [to_json({})]
         pchannel = _pchannel(request)
         deadline = min(number(request, "deadline", DEFAULT_DEADLINE), MAX_OUTCOME_WAIT)
         answer: dict[str, Any] = {}
