@@ -20,6 +20,7 @@ from millrace.catalog.collection import Collection
 from millrace.client.client import Client
 from millrace.client.produce.written import Written
 from millrace.message.schema import FieldSpec
+from millrace.message.schema_changes import Add
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.rpc.link import ConnectionLost, ExchangeStream
@@ -106,7 +107,7 @@ def test_what_a_produce_token_is_not_for_is_refused_and_its_own_rows_go_on(
         for call in (
             lambda: catalog.create_collection("mine", SCHEMA),
             lambda: catalog.drop_collection(own.name),
-            lambda: catalog.add_field(own.name, FieldSpec("more", "int64", True)),
+            lambda: catalog.alter(own.name, [Add(FieldSpec("more", "int64", True))]),
             lambda: catalog.create_partition(own.name, "more"),
             lambda: catalog.drop_partition(own.name, "_default"),
             lambda: catalog.flush(own.name),
@@ -163,7 +164,7 @@ def test_an_operator_changes_the_catalog_and_drops_nothing(guarded: Guarded, req
         catalog = client.catalog
         made = catalog.create_collection(name, SCHEMA)
         catalog.create_partition(name, "more")
-        catalog.add_field(name, FieldSpec("more", "int64", True))
+        catalog.alter(name, [Add(FieldSpec("more", "int64", True))])
         client.producer().insert(
             catalog.collection(name), pa.table({"id": [1], "body": ["x"], "more": [1]}), partition="more"
         )

@@ -24,6 +24,7 @@ from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema_changes import Add
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.rpc.discovery import read_record
@@ -177,7 +178,7 @@ def test_ddl_of_every_kind_can_be_done_from_elsewhere(address: str, settings: Se
         catalog.create_collection("ddl", SCHEMA)
         assert catalog.create_partition("ddl", "new") == catalog.collection("ddl").partitions["new"]
         catalog.drop_partition("ddl", "new")
-        assert catalog.add_field("ddl", FieldSpec("extra", "int64", True)) == 2
+        assert catalog.alter("ddl", [Add(FieldSpec("extra", "int64", True))]) == 2
         assert [each.name for each in catalog.collections() if each.name == "ddl"] == ["ddl"]
         assert catalog.collection("ddl").schema.arrow().names == ["id", "body", "extra"]
 
@@ -191,7 +192,7 @@ def test_a_program_that_makes_its_collection_where_it_is_missing_can_run_again(
         assert catalog.create_collection("again", SCHEMA, exist_ok=True) == made
         with pytest.raises(CollectionExists, match="other fields"):
             catalog.create_collection("again", replace_key(SCHEMA), exist_ok=True)
-        catalog.add_field("again", FieldSpec("more", "int64", True))
+        catalog.alter("again", [Add(FieldSpec("more", "int64", True))])
         assert catalog.create_collection("again", SCHEMA, exist_ok=True).schema_version == 2, (
             "it had this schema before"
         )

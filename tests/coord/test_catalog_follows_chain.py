@@ -26,6 +26,7 @@ from millrace.coord.store import MAX_ABANDONED, Store, Trouble
 from millrace.message import builders
 from millrace.message.ids import COORDINATOR_ID
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema_changes import Add
 from tests.coord.ddl_rig import SCHEMA, ChainLog
 
 Q = FieldSpec("q", "string", True)
@@ -51,7 +52,7 @@ def coordinator(settings: Settings, log: ChainLog) -> Iterator[Coordinator]:
 
 
 def foreign_field(log: ChainLog, vchannel: str, *, field: FieldSpec = Q, version: int = 2) -> None:
-    log.write(builders.schema_change(field, vchannel=vchannel, collection_id=1, schema_version=version, term=1))
+    log.write(builders.schema_change([Add(field)], vchannel=vchannel, collection_id=1, schema_version=version, term=1))
 
 
 def foreign_partition(log: ChainLog, vchannel: str, name: str, number: int) -> None:
@@ -78,7 +79,7 @@ def test_a_field_that_another_client_added_is_there_before_the_next_one(
     (found,) = coordinator.differences()
     assert "(id, name)" in found.words
     assert "(id, name, q)" in found.words
-    assert coordinator.add_field("c", EMAIL) == 3
+    assert coordinator.alter("c", [Add(EMAIL)]) == 3
     assert [each.name for each in coordinator.collection("c").schema.fields] == ["id", "name", "q", "email"]
     agree(coordinator, log)
 
@@ -100,7 +101,7 @@ def test_a_collection_that_another_client_dropped_is_dropped(coordinator: Coordi
     for vchannel in coordinator.collection("c").vchannels:
         log.write(builders.drop_collection(vchannel=vchannel, collection_id=1, term=1))
     with pytest.raises(CollectionNotFound):
-        coordinator.add_field("c", EMAIL)
+        coordinator.alter("c", [Add(EMAIL)])
     assert coordinator.collections() == []
     agree(coordinator, log)
 
@@ -115,9 +116,9 @@ def test_what_came_to_one_vchannel_alone_is_said_and_the_same_ddl_completes_it(
     assert "is not the same on its VChannels" in found.words
     before = log.appends
     with pytest.raises(CatalogDiverged, match=first):
-        coordinator.add_field("c", EMAIL)
+        coordinator.alter("c", [Add(EMAIL)])
     assert log.appends == before, "nothing was sent"
-    assert coordinator.add_field("c", Q) == 2
+    assert coordinator.alter("c", [Add(Q)]) == 2
     assert coordinator.create_partition("c", "theirs") == 9
     agree(coordinator, log)
 
@@ -128,7 +129,7 @@ def test_contradicting_fields_are_said_and_the_collection_stays_usable(coordinat
     foreign_field(log, second, field=EMAIL)
     for field in (Q, EMAIL):
         with pytest.raises(CatalogDiverged):
-            coordinator.add_field("c", field)
+            coordinator.alter("c", [Add(field)])
     coordinator.flush("c")
     assert coordinator.resume() == 0
     coordinator.drop_collection("c")
@@ -165,7 +166,7 @@ def test_a_message_of_the_broadcast_s_kind_by_another_client_is_no_acknowledgeme
         Coordinator(settings, log=log, append=log, seam=between) as late,  # type: ignore[arg-type]
         pytest.raises(AppendRejected) as refused,
     ):
-        late.add_field("c", EMAIL)
+        late.alter("c", [Add(EMAIL)])
     assert refused.value.reason == "SCHEMA_MISMATCH"
     assert coordinator.collection("c").schema_version == 1, "nobody has it: nothing is in the catalog"
     with Store(settings.data_dir / "coord" / "coord.db") as store:
@@ -195,7 +196,7 @@ def test_a_coordinator_that_slept_does_not_do_again_what_was_undone(settings: Se
 def test_nobody_else_is_a_producer_by_the_coordinator_s_id(coordinator: Coordinator, log: ChainLog) -> None:
     channel = log.channels()[0]
     assert COORDINATOR_ID not in channel.producers, "a CreateCollection takes no place among the producers"
-    coordinator.add_field("c", EMAIL)
+    coordinator.alter("c", [Add(EMAIL)])
     epochs = {each.producers[COORDINATOR_ID].epoch for each in log.channels()}
     coordinator.create_partition("c", "p")
     assert max(each.producers[COORDINATOR_ID].epoch for each in log.channels()) > max(epochs)
@@ -215,7 +216,7 @@ def test_nobody_else_is_a_producer_by_the_coordinator_s_id(coordinator: Coordina
             pytest.param(lambda each, name=name: each.create_collection(name, SCHEMA), id=f"collection {name!r:.12}")
             for name in ("", "x" * 256, "\ud800", 5, None, ["c"], "a/b", "a b", "~")
         ),
-        pytest.param(lambda each: each.add_field("c", FieldSpec("x", "string", False)), id="no null"),
+        pytest.param(lambda each: each.alter("c", [Add(FieldSpec("x", "string", False))]), id="no null"),
         pytest.param(lambda each: each.create_collection("d", SCHEMA, partitions=["p", ""]), id="its partition"),
         pytest.param(lambda each: each.create_collection("d", SCHEMA, partitions="p"), id="a string"),
     ],
@@ -268,7 +269,7 @@ def test_names_from_before_the_rule_go_on(coordinator: Coordinator, log: ChainLo
         for channel in state.vchannels.values():
             channel.collection_name = "old name/../x"
     coordinator.create_partition("old name/../x", "restored one", restored=True)
-    coordinator.add_field("old name/../x", EMAIL)
+    coordinator.alter("old name/../x", [Add(EMAIL)])
     agree(coordinator, log)
     coordinator.drop_collection("old name/../x")
     made = coordinator.create_collection("new", SCHEMA, partitions=["odd one"], restored=True)
@@ -318,7 +319,7 @@ def test_a_deployment_that_is_wedged_is_freed_by_the_next_start(
         assert isinstance(trouble, Trouble)
         assert (trouble.collection, trouble.kind, trouble.abandoned) == ("c", kind, True)
         assert trouble.words
-        assert started.add_field("c", EMAIL) == 2
+        assert started.alter("c", [Add(EMAIL)]) == 2
         assert started.create_partition("c", "p")
         agree(started, log)
 
@@ -327,7 +328,7 @@ def test_a_wedged_collection_is_freed_by_its_next_ddl_too(
     coordinator: Coordinator, settings: Settings, log: ChainLog
 ) -> None:
     keep_as_before(settings, "create_partition", {"name": "", "id": 2})
-    assert coordinator.add_field("c", EMAIL) == 2
+    assert coordinator.alter("c", [Add(EMAIL)]) == 2
     agree(coordinator, log)
 
 
@@ -364,14 +365,14 @@ def test_a_broadcast_that_has_to_wait_is_no_wall_for_other_collections(
 
     monkeypatch.setattr(log, "append_one", away)
     assert coordinator.resume() == 1
-    assert coordinator.add_field("other", EMAIL) == 2
+    assert coordinator.alter("other", [Add(EMAIL)]) == 2
     with Store(settings.data_dir / "coord" / "coord.db") as store:
         (trouble,) = store.troubles()
     assert (trouble.abandoned, trouble.words) == (False, "LOG_UNAVAILABLE: dml_1 is away")
     with pytest.raises(LogUnavailable):
-        coordinator.add_field("c", EMAIL)
+        coordinator.alter("c", [Add(EMAIL)])
     monkeypatch.undo()
-    assert coordinator.add_field("c", EMAIL) == 2
+    assert coordinator.alter("c", [Add(EMAIL)]) == 2
     assert coordinator.collection("c").partitions == {"_default": 1, "p": 2}
     with Store(settings.data_dir / "coord" / "coord.db") as store:
         assert store.troubles() == []
@@ -408,7 +409,7 @@ def test_ddl_of_many_threads_at_once_is_in_catalog_and_chain_alike(settings: Set
             with Coordinator(settings, log=log, append=log) as mine:  # type: ignore[arg-type]
                 for turn in range(4):
                     mine.create_partition("c", f"p{number}_{turn}")
-                    mine.add_field("c", FieldSpec(f"f{number}_{turn}", "string", True))
+                    mine.alter("c", [Add(FieldSpec(f"f{number}_{turn}", "string", True))])
                     with contextlib.suppress(AppendRejected):  # one of the four makes it
                         mine.create_partition("c", f"shared{turn}")
         except BaseException as error:

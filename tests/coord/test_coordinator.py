@@ -12,6 +12,7 @@ from millrace.base.errors import AppendRejected, CollectionExists, CollectionNot
 from millrace.base.settings import Settings
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
+from millrace.message.schema_changes import Add
 from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
 
 
@@ -61,7 +62,7 @@ def test_ddl_changes_the_catalog_and_every_channel_alike(coordinator: Coordinato
     coordinator.ensure_pchannels(2)
     coordinator.create_collection("users", SCHEMA, vchannels=2, partitions=["eu"])
     number = coordinator.create_partition("users", "us")
-    version = coordinator.add_field("users", FieldSpec("age", "int32", True))
+    version = coordinator.alter("users", [Add(FieldSpec("age", "int32", True))])
     coordinator.drop_partition("users", "eu")
     known = coordinator.collection("users")
     assert (known.partitions, known.schema_version, version) == ({"us": number}, 2, 2)
@@ -90,7 +91,7 @@ def test_a_coordinator_that_dies_in_a_broadcast_leaves_nothing_half_done(
     setattr(log, f"die_{moment}", log.appends + step)
     calls = {
         "create": lambda each: each.create_collection("users", SCHEMA, vchannels=3),
-        "add_field": lambda each: each.add_field("users", FieldSpec("age", "int32", True)),
+        "add_field": lambda each: each.alter("users", [Add(FieldSpec("age", "int32", True))]),
         "create_partition": lambda each: each.create_partition("users", "us"),
         "drop": lambda each: each.drop_collection("users"),
     }

@@ -16,6 +16,7 @@ from millrace.client.append_client import AppendClient
 from millrace.coord.appending import OneByOne
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
+from millrace.message.schema_changes import Add
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
         Coordinator(settings, log=append.service, append=OneByOne(append, settings.append_deadline)) as coordinator,
     ):
         for turn in range(turns):
-            coordinator.add_field("c", FieldSpec(f"f{number}_{turn}", "string", True))
+            coordinator.alter("c", [Add(FieldSpec(f"f{number}_{turn}", "string", True))])
             coordinator.create_partition("c", f"p{number}_{turn}")
             with contextlib.suppress(AppendRejected):  # one of them makes it
                 coordinator.create_partition("c", f"shared{turn}")

@@ -22,6 +22,7 @@ from millrace.coord.coordinator import Coordinator
 from millrace.coord.follow import followed, held
 from millrace.coord.store import Store
 from millrace.message.schema import FieldSpec
+from millrace.message.schema_changes import Add
 from tests.coord.ddl_rig import SCHEMA, ChainLog
 
 PATIENCE = 20.0
@@ -113,7 +114,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[]
 
 
 def add(name: str) -> Call:
-    return lambda coordinator: coordinator.add_field("c", FieldSpec(name, "string", True))
+    return lambda coordinator: coordinator.alter("c", [Add(FieldSpec(name, "string", True))])
 
 
 def partition(name: str) -> Call:

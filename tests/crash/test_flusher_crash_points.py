@@ -21,6 +21,7 @@ from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
+from millrace.message.schema_changes import Add, apply
 from millrace.node.flush.in_process import flush
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
@@ -66,11 +67,15 @@ class Deployment:
                 collection.append(vchannel, collection.imported(files, vchannel=vchannel, replace=bool(number)))
                 collection.append(vchannel, collection.insert(rows, vchannel=vchannel))
             if number == 0:
-                collection.schema = collection.schema.with_field(FieldSpec("extra", "int64", True))
+                collection.schema = apply(collection.schema, Add(FieldSpec("extra", "int64", True)))
                 collection.schema_version = 2
                 for vchannel in collection.vchannels:
                     change = builders.schema_change(
-                        collection.schema.fields[-1], vchannel=vchannel, collection_id=1, schema_version=2, term=1
+                        [Add(collection.schema.fields[-1])],
+                        vchannel=vchannel,
+                        collection_id=1,
+                        schema_version=2,
+                        term=1,
                     )
                     collection.append(vchannel, change)
         maker.commit()

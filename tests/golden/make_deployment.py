@@ -33,6 +33,7 @@ from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema_changes import Add
 from millrace.message.wire.encode import encode_entry
 from millrace.msgstream.channels import CreateChannelRequest, DestroyChannelRequest, MsgChannels, OwnerDescription
 from millrace.msgstream.stream import LogMsgStream
@@ -169,7 +170,7 @@ def made(maker: Maker) -> None:
     refused(maker, people)
     maker.up_to_date()
 
-    coordinator.add_field("people", FieldSpec("age", "int32", True))
+    coordinator.alter("people", [Add(FieldSpec("age", "int32", True))])
     people = client.collection("people")
     writer.insert(people, people_rows(61, 62, 63, age=pa.array([30, None, 50], pa.int32())), partition="us")
     coordinator.create_partition("people", "asia")

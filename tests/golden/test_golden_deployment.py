@@ -20,6 +20,7 @@ from millrace.commands.verify import check_channels, check_collections
 from millrace.log.generations.service import open_deployment_log
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
+from millrace.message.schema_changes import Add
 from millrace.message.wire.encode import encode_entry
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
@@ -181,7 +182,7 @@ def test_its_backup_verifies_and_restores_to_a_deployment_that_goes_on(untouched
 def test_the_real_jobs_go_on_with_it(restored: Path) -> None:
     settings = settings_of(restored)
     with served(restored) as client:
-        client.catalog.add_field("people", FieldSpec("email", "string", True))
+        client.catalog.alter("people", [Add(FieldSpec("email", "string", True))])
         people = client.collection("people")
         more = {"age": pa.nulls(1, pa.int32()), "email": ["a@b"]}
         client.producer(producer_id=WRITER).insert(people, people_rows(1001, **more), partition="eu")
@@ -212,7 +213,7 @@ def test_the_spool_is_sent_and_everything_goes_on(root: Path) -> None:
         writer = client.producer(producer_id=WRITER)
         writer.insert(people, people_rows(1001, 1002, age=pa.array([1, 2], pa.int32())), partition="eu")
         writer.delete(people, [1, 306, 601])
-        client.catalog.add_field("people", FieldSpec("email", "string", True))
+        client.catalog.alter("people", [Add(FieldSpec("email", "string", True))])
         client.catalog.create_partition("people", "africa")
         client.catalog.create_collection("later", people.schemas[0], vchannels=2)
         people = client.collection("people")

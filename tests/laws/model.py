@@ -23,6 +23,8 @@ from tests.laws.parts import (
     Txn,
     VChannel,
     body_of,
+    changed,
+    changes_of,
     checked_files,
     home,
     is_int,
@@ -110,7 +112,7 @@ class Model(Machine):
         if len(self.vchannels) >= self.config["max_vchannels"]:
             raise Refused(Reason.LIMIT_EXCEEDED)
         self.vchannels[message.vchannel] = VChannel(
-            message.collection_id, names, key, {1: fields}, partitions, replaces
+            message.collection_id, names, {1: key}, {1: fields}, partitions, replaces
         )
         self.accept_ddl(message)
 
@@ -146,18 +148,18 @@ class Model(Machine):
         self.accept_ddl(message)
 
     def on_schema_change(self, message: Msg) -> None:
-        added = body_of(message).get("add")
-        if not isinstance(added, dict) or not {"name", "type", "nullable"} <= set(added):
-            raise Refused(Reason.MALFORMED)
+        wanted = changes_of(body_of(message), several=self.chain_version >= 4)
         vchannel = self.collection(message)
         current = max(vchannel.schemas)
-        known = {name for name, _, _ in vchannel.schemas[current]}
-        if message.schema_version != current + 1 or added["name"] in known or added["nullable"] is not True:
+        if message.schema_version != current + 1:
             raise Refused(Reason.SCHEMA_MISMATCH)
+        schema, key = vchannel.schemas[current], vchannel.primary_keys[current]
+        for change in wanted:
+            schema, key = changed(schema, key, change)
         self.barrier(message.vchannel)
         for segment in self.growing(message.vchannel):
             self.seal(segment, "schema_change")
-        vchannel.schemas[current + 1] = [*vchannel.schemas[current], (added["name"], added["type"], True)]
+        vchannel.schemas[current + 1], vchannel.primary_keys[current + 1] = schema, key
         self.accept_ddl(message)
 
     # -- types: rows ------------------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ class Model(Machine):
         if txn and txn.bytes + len(message.payload) > self.config["max_txn_bytes"]:
             raise Refused(Reason.TXN_TOO_LARGE)
         if message.type == T.DELETE:
-            schema = [spec for spec in schema if spec[0] == vchannel.primary_key]
+            schema = [spec for spec in schema if spec[0] == vchannel.primary_keys[message.schema_version]]
         batch = message.batch
         if batch is None or list(batch.fields) != schema or batch.rows == 0 or batch.rows != message.rows:
             raise Refused(Reason.SCHEMA_MISMATCH)

@@ -127,12 +127,17 @@ class Producer:
     runs: list[list[Result]] = field(default_factory=list)
 
 
+Field = tuple[str, str, bool]
+"""Name, type, whether it may be null."""
+
+
 @dataclass
 class VChannel:
     collection_id: int
     vchannels: list[str]
-    primary_key: str
-    schemas: dict[int, list[tuple[str, str, bool]]]
+    primary_keys: dict[int, str]
+    """The key's name by schema version."""
+    schemas: dict[int, list[Field]]
     partitions: dict[str, int]
     replaces: bool = False
     mvcc: int = 0
@@ -183,6 +188,63 @@ def checked_files(body: dict[str, Any]) -> list[dict[str, Any]]:
     if len({each["path"] for each in files}) < len(files):
         raise Refused(Reason.MALFORMED, "twice")
     return files
+
+
+def changes_of(body: dict[str, Any], *, several: bool) -> list[dict[str, Any]]:
+    """The changes that a SchemaChange's body says; refuses a body of another shape."""
+    wanted = body["changes"] if set(body) == {"changes"} and several else [{"op": "add", "field": body.get("add")}]
+    if not isinstance(wanted, list) or not wanted:
+        raise Refused(Reason.MALFORMED, "changes")
+    for each in wanted:
+        said = set(each) - {"op"} if isinstance(each, dict) and each.get("op") in SAYS else set()
+        if not said or said != SAYS[each["op"]]:
+            raise Refused(Reason.MALFORMED, "change")
+        if each["op"] == "add" and not (
+            isinstance(each["field"], dict) and set(each["field"]) == {"name", "type", "nullable"}
+        ):
+            raise Refused(Reason.MALFORMED, "field")
+    return wanted
+
+
+SAYS: dict[str, set[str]] = {
+    "add": {"field"},
+    "drop": {"name"},
+    "rename": {"name", "to"},
+    "reorder": {"names"},
+    "widen": {"name", "type"},
+    "relax": {"name"},
+}
+
+
+def changed(fields: list[Field], key: str, change: dict[str, Any]) -> tuple[list[Field], str]:
+    """The fields and the key's name after one change; refuses one that cannot be."""
+    named = {field[0]: field for field in fields}
+    wanted = change.get("names", [change["name"]] if "name" in change else [])
+    if not set(wanted) <= set(named) or len(set(wanted)) < len(wanted):
+        raise Refused(Reason.SCHEMA_MISMATCH, "no such field")
+    if key in wanted and change["op"] not in ("rename", "reorder"):
+        raise Refused(Reason.SCHEMA_MISMATCH, "key")
+    match change:
+        case {"op": "add", "field": {"name": name, "type": kind, "nullable": nullable}}:
+            fields = [*fields, (name, kind, True)]
+            if not nullable:
+                raise Refused(Reason.SCHEMA_MISMATCH, "nullable")
+        case {"op": "drop", "name": name}:
+            fields = [each for each in fields if each[0] != name]
+        case {"op": "rename", "name": name, "to": to}:
+            fields = [(to, *each[1:]) if each[0] == name else each for each in fields]
+            key = to if key == name else key
+        case {"op": "reorder"}:
+            fields = [*(named[name] for name in wanted), *(each for each in fields if each[0] not in wanted)]
+        case {"op": "widen", "name": name, "type": kind}:
+            if (named[name][1], kind) != ("int32", "int64"):
+                raise Refused(Reason.SCHEMA_MISMATCH, "type")
+            fields = [(name, kind, each[2]) if each[0] == name else each for each in fields]
+        case {"op": "relax", "name": name}:
+            fields = [(*each[:2], True) if each[0] == name else each for each in fields]
+    if len({name.casefold() for name, _, _ in fields}) < len(fields):
+        raise Refused(Reason.SCHEMA_MISMATCH, "twice")
+    return fields, key
 
 
 def is_int(value: object) -> bool:

@@ -21,7 +21,7 @@ from millrace.message.types import MessageType as T
 from millrace.message.wire.encode import encode_entry
 from tests.laws.model import Model
 from tests.laws.ops import SCRIPTS, Frame
-from tests.laws.parts import CHAIN_VERSIONS, GENERATION, Batch, Msg, Row, home
+from tests.laws.parts import CHAIN_VERSIONS, GENERATION, Batch, Msg, Row, VChannel, home
 
 PCHANNEL = "p0"
 START_MS = 1_700_000_000_000
@@ -47,7 +47,7 @@ CONFIG = {
 
 Fields = tuple[tuple[str, str, bool], ...]
 FIELDS: Fields = (("id", "int64", False), ("name", "string", False))
-ARROW: dict[str, pa.DataType] = {"int64": pa.int64(), "string": pa.utf8()}
+ARROW: dict[str, pa.DataType] = {"int32": pa.int32(), "int64": pa.int64(), "string": pa.utf8()}
 COLLECTIONS = {1: ["p0_1v0", "p0_1v1"], 2: ["p0_2v0"], 3: ["p0_3v0", "p9_3v1"], 4: ["p0_4v0"]}
 VCHANNELS = ["p0_1v0", "p0_1v1", "p0_2v0", "p0_3v0", "p0_4v0", "p9_3v1", ""]
 
@@ -58,17 +58,18 @@ def keys_at(place: int, count: int) -> list[int]:
     return [key for key in range(60) if home(key, count) == place]
 
 
-def rows_payload(fields: Fields, keys: list[int], nulls: str = "") -> tuple[bytes, Batch]:
-    """An encoded record batch and what it means; the field `nulls` is null in the first row."""
+def rows_payload(fields: Fields, keys: list[int], nulls: str = "", key: str = "id") -> tuple[bytes, Batch]:
+    """An encoded record batch and what it means; the field `nulls`, where it is there, is null in the first row."""
+    nulls = nulls if nulls in [name for name, _, _ in fields] else ""
     columns: list[pa.Array] = []
     for name, kind, _ in fields:
-        values: list[Any] = list(keys) if kind == "int64" else [f"n{key}" for key in keys]
+        values: list[Any] = list(keys) if kind != "string" else [f"n{key}" for key in keys]
         if name == nulls:
             values[0] = None
         columns.append(pa.array(values, ARROW[kind]))
     schema = pa.schema([pa.field(name, ARROW[kind], null) for name, kind, null in fields])
     payload = pa.RecordBatch.from_arrays(columns, schema=schema).serialize().to_pybytes()
-    known = tuple(key for place, key in enumerate(keys) if nulls != "id" or place)
+    known = tuple(key for place, key in enumerate(keys) if nulls != key or place)
     return payload, Batch(fields, len(keys), known, frozenset({nulls} - {""}))
 
 
@@ -251,8 +252,9 @@ class Scribe:
         schemas = state.schemas if state else {1: list(FIELDS)}
         schema_version = max(0, max(schemas) + version)
         fields: Fields = tuple(schemas.get(schema_version, FIELDS))
+        key = state.primary_keys.get(schema_version, "id") if state else "id"
         if kind == T.DELETE:
-            fields = fields[:1]
+            fields = tuple(field for field in fields if field[0] == key)
         names = state.vchannels if state else [header["vchannel"]]
         place = names.index(header["vchannel"]) if header["vchannel"] in names else 0
         keys = keys_at(place, len(names))[:rows]
@@ -266,7 +268,7 @@ class Scribe:
             keys = [*keys, keys[0]]
         if flaw == 7 and kind != T.DELETE:
             keys = [key for key in range(400) if home(key, len(names)) == place]
-        payload, batch = rows_payload(fields, keys, {4: "id", 5: "name"}.get(flaw, "") if kind != T.DELETE else "")
+        payload, batch = rows_payload(fields, keys, {4: key, 5: "name"}.get(flaw, "") if kind != T.DELETE else "", key)
         said = len(keys) + (flaw == 6)
         more: dict[str, Any] = {"rows": said, "schema_version": schema_version}
         more["partition_id"] = self.partition_of(header["vchannel"], partition)
@@ -317,7 +319,32 @@ class Scribe:
         version = (max(state.schemas) if state else 1) + 1 + (choice == 1)
         name = "name" if choice == 2 else f"added{version}"
         payload = b"[]" if choice == 4 else body(add={"name": name, "type": "int64", "nullable": choice != 3})
+        if choice > 4:
+            payload = body(changes=self.changes(state, version, choice - 5))
         return Msg(T.SCHEMA_CHANGE, **header, schema_version=version, payload=payload)
+
+    def changes(self, state: VChannel | None, version: int, choice: int) -> list[dict[str, Any]]:
+        """Changes of the newest schema: some that can be, several at once, and some that cannot."""
+        newest = max(state.schemas) if state else 1
+        fields = state.schemas[newest] if state else list(FIELDS)
+        key = state.primary_keys[newest] if state else "id"
+        others = [name for name, _, _ in fields if name != key] or ["nothing"]
+        narrow = next((name for name, kind, _ in fields if kind == "int32"), others[0])
+        added = {"op": "add", "field": {"name": f"narrow{version}", "type": "int32", "nullable": True}}
+        rename = {"op": "rename", "name": others[-1], "to": f"other{version}"}
+        return [
+            [{"op": "drop", "name": others[0]}],
+            [{"op": "rename", "name": key, "to": f"key{version}"}],
+            [rename],
+            [{"op": "reorder", "names": [name for name, _, _ in reversed(fields)]}],
+            [added, {"op": "relax", "name": others[0]}],
+            [{"op": "widen", "name": narrow, "type": "int64"}],
+            [added, rename, {"op": "drop", "name": f"narrow{version}"}],
+            [{"op": "drop", "name": key}],
+            [rename, {"op": "drop", "name": others[-1]}],
+            [{"op": "rename", "name": others[-1], "to": key.upper()}],
+            [{"op": "drop", "name": others[0], "to": "?"}],
+        ][choice]
 
     def make_import(self, header: dict[str, Any], partitions: list[int], replace: bool, version: int, flaw: int) -> Msg:
         state = self.model.vchannels.get(header["vchannel"])

@@ -9,6 +9,7 @@ from hypothesis import given
 from millrace.base.errors import InvalidArgument, Malformed, MillraceError
 from millrace.message.field_types import FIRST_TYPES, FieldType, parse_type
 from millrace.message.schema import MAX_FIELDS, CollectionSchema, FieldSpec
+from millrace.message.schema_changes import Add, apply
 from tests.message.samples import schemas, types
 
 KEY = FieldSpec("id", "int64", False)
@@ -161,12 +162,12 @@ def test_the_arrow_forms_are_the_rows_and_the_key_alone() -> None:
 
 
 def test_a_field_is_added_behind_the_others() -> None:
-    wider = FLIGHTS.with_field(FieldSpec("note", "list<string>", True))
+    wider = apply(FLIGHTS, Add(FieldSpec("note", "list<string>", True)))
     assert wider.arrow().names == ["id", "departed", "Gate", "note"]
     assert wider.event_time == "departed"
     assert FLIGHTS.arrow().names == ["id", "departed", "Gate"]
     with pytest.raises(InvalidArgument, match="twice"):
-        FLIGHTS.with_field(FieldSpec("gate", "string", True))
+        apply(FLIGHTS, Add(FieldSpec("gate", "string", True)))
 
 
 @pytest.mark.parametrize("name", ["", "_id", "x" * 129, "a\nb", "\ud800"])

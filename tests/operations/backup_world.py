@@ -23,6 +23,7 @@ from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema_changes import Add
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.node.append.server import committed_states
@@ -230,7 +231,9 @@ class World:
     def _ddl(self, kind: str, collection: Collection) -> None:
         """DDL ends what is open on the collection's VChannels."""
         if kind == "field" and len(collection.schema.fields) < 4:
-            self.coordinator.add_field(collection.name, FieldSpec(f"f{len(collection.schema.fields)}", "int64", True))
+            self.coordinator.alter(
+                collection.name, [Add(FieldSpec(f"f{len(collection.schema.fields)}", "int64", True))]
+            )
         elif kind == "partition" and len(collection.partitions) < 3:
             self.coordinator.create_partition(collection.name, f"p{len(collection.partitions)}")
         else:

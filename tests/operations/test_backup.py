@@ -28,6 +28,7 @@ from millrace.log.generations.log import GenerationLog
 from millrace.log.generations.service import GenerationsService
 from millrace.message.ids import LogId
 from millrace.message.schema import FieldSpec
+from millrace.message.schema_changes import Add
 from millrace.node.ingest.in_process import catch_up
 from millrace.node.retention.removal import held_back
 from millrace.operations.backup.declaration import BackupParams
@@ -334,7 +335,7 @@ def test_a_manifest_says_what_the_backup_holds(world: World, tmp_path: Path) -> 
 def test_coordinator_and_log_are_of_one_moment(world: World, tmp_path: Path) -> None:
     def ddl() -> None:
         world.coordinator.create_collection("late", SCHEMA, vchannels=2)
-        world.coordinator.add_field("c1", FieldSpec("late", "int64", True))
+        world.coordinator.alter("c1", [Add(FieldSpec("late", "int64", True))])
 
     late = threading.Thread(target=ddl)
     waited: list[bool] = []

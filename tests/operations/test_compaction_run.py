@@ -18,6 +18,7 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema_changes import Add, apply
 from millrace.node.flush.definition import Flush
 from millrace.node.flush.in_process import flush
 from millrace.node.range.query import start_query
@@ -124,9 +125,9 @@ def test_lists_and_added_fields_survive(settings: Settings) -> None:
         flush(settings)
     added = FieldSpec("extra", "timestamp", True)
     collection.append(
-        vchannel, builders.schema_change(added, vchannel=vchannel, collection_id=1, schema_version=2, term=1)
+        vchannel, builders.schema_change([Add(added)], vchannel=vchannel, collection_id=1, schema_version=2, term=1)
     )
-    collection.schema, collection.schema_version = schema.with_field(added), 2
+    collection.schema, collection.schema_version = apply(schema, Add(added)), 2
     late: dict[str, list[object]] = {"id": ["3"], "tags": [["b"]], "extra": [datetime(2025, 1, 1, tzinfo=UTC)]}
     collection.append(vchannel, collection.insert(late, vchannel=vchannel))
     maker.commit()

@@ -19,6 +19,7 @@ from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema_changes import Add
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.operations.restore.declaration import RestoreParams
@@ -175,7 +176,7 @@ def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Client, 
     before = content(client, "c", tick)
     client.producer().delete(client.collection("c"), pa.array(range(20)))
     write(client, *range(100, 130))
-    client.catalog.add_field("c", FieldSpec("later", "int64", True))
+    client.catalog.alter("c", [Add(FieldSpec("later", "int64", True))])
     client.catalog.drop_partition("c", "odd")
     spoilt_tick = settle(client)
     spoilt = content(client, "c", spoilt_tick)

@@ -12,6 +12,7 @@ from millrace.base.settings import Settings
 from millrace.client.consume.scan import scan
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
+from millrace.message.schema_changes import Add
 from millrace.node.flush.in_process import flush
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import CheckpointReport, checkpoint
@@ -179,7 +180,7 @@ def test_a_base_spans_a_schema_change(things: Things, short: Settings) -> None:
     take(things, short)
     field = FieldSpec("extra", "int64", True)
     for vchannel in things.collection.vchannels:
-        change = builders.schema_change(field, vchannel=vchannel, collection_id=1, schema_version=2, term=1)
+        change = builders.schema_change([Add(field)], vchannel=vchannel, collection_id=1, schema_version=2, term=1)
         things.collection.append(vchannel, change)
     things.fill(2)
     assert take(things, short).ok

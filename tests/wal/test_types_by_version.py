@@ -8,6 +8,7 @@ from millrace.message import builders
 from millrace.message.field_types import FIRST_TYPES
 from millrace.message.ids import LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema_changes import Add
 from millrace.message.wire.encode import encode_entry
 from millrace.wal.versions import CHAIN_VERSIONS, TABLES
 from tests.laws.parts import Row
@@ -38,7 +39,9 @@ def create(*fields: FieldSpec) -> object:
 
 
 def add(kind: str) -> object:
-    return builders.schema_change(FieldSpec("x", kind, True), vchannel=HERE, collection_id=1, schema_version=2, term=1)
+    return builders.schema_change(
+        [Add(FieldSpec("x", kind, True))], vchannel=HERE, collection_id=1, schema_version=2, term=1
+    )
 
 
 @pytest.mark.parametrize("version", CHAIN_VERSIONS)

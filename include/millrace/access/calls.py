@@ -115,6 +115,7 @@ CALLS: Final[Mapping[str, Need]] = {
     CATALOG + "create_collection": Need(_OPERATE, Kind.COLLECTION, "name", "make a collection"),
     CATALOG + "create_partition": Need(_OPERATE, Kind.COLLECTION, "name", "add a partition"),
     CATALOG + "add_field": Need(_OPERATE, Kind.COLLECTION, "name", "add a field"),
+    CATALOG + "alter": Need(_OPERATE, Kind.COLLECTION, "name", "change the schema"),
     CATALOG + "flush": Need(_OPERATE, Kind.COLLECTION, "name", "seal and flush what grows"),
     CATALOG + "ensure_pchannels": Need(_OPERATE, Over.EVERYTHING, words="add PChannels"),
     CATALOG + "open_term": Need(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from millrace.access.calls import CATALOG, may_see, require
 from millrace.access.grants import Caller, Kind, Resource
@@ -13,6 +13,9 @@ from millrace.base.errors import ChannelNotFound, InvalidArgument
 from millrace.catalog.collection import Collection, PChannel
 from millrace.catalog.port import Catalog
 from millrace.message.schema import CollectionSchema, FieldSpec
+
+if TYPE_CHECKING:  # a program that changes no schema does without
+    from millrace.message.schema_changes import Change
 
 Arguments = Mapping[str, Any]
 _NAMES: Final = ("name", "partition", "pchannel")
@@ -46,7 +49,7 @@ def _open_term(catalog: Catalog, given: Arguments) -> dict[str, Any]:
 
 
 def _create(catalog: Catalog, given: Arguments) -> dict[str, Any]:
-    schema = CollectionSchema.from_json(given["schema"])
+    schema = CollectionSchema.from_json(given["schema"], declared=True)
     made = catalog.create_collection(
         given["name"],
         schema,
@@ -74,7 +77,16 @@ def _drop_partition(catalog: Catalog, given: Arguments) -> dict[str, Any]:
 
 
 def _add_field(catalog: Catalog, given: Arguments) -> dict[str, Any]:
-    return {"version": catalog.add_field(given["name"], FieldSpec.from_json(given["field"]))}
+    from millrace.message.schema_changes import Add
+
+    # Clients of earlier builds know this change alone.
+    return {"version": catalog.alter(given["name"], [Add(FieldSpec.from_json(given["field"], declared=True))])}
+
+
+def _alter(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    from millrace.message.schema_changes import from_json
+
+    return {"version": catalog.alter(given["name"], [from_json(each) for each in given["changes"]])}
 
 
 CALLS: Final = {
@@ -90,6 +102,7 @@ CALLS: Final = {
     "create_partition": Call(_create_partition),
     "drop_partition": Call(_drop_partition),
     "add_field": Call(_add_field),
+    "alter": Call(_alter),
     "flush": Call(lambda catalog, given: {"ticks": catalog.flush(given["name"])}),
 }
 """What may be called."""
@@ -173,7 +186,7 @@ class ServedCatalog:
         made = self._call(
             "create_collection",
             name=name,
-            schema=schema.to_json(),
+            schema=schema.declared().to_json(),
             vchannels=vchannels,
             partitions=list(partitions),
             exist_ok=exist_ok,
@@ -190,8 +203,10 @@ class ServedCatalog:
     def drop_partition(self, name: str, partition: str) -> None:
         self._call("drop_partition", name=name, partition=partition)
 
-    def add_field(self, name: str, field: FieldSpec) -> int:
-        return int(self._call("add_field", name=name, field=field.to_json())["version"])
+    def alter(self, name: str, changes: Sequence[Change]) -> int:
+        from millrace.message.schema_changes import to_json
+
+        return int(self._call("alter", name=name, changes=[to_json(each) for each in changes])["version"])
 
     def flush(self, name: str) -> dict[str, int]:
         return {str(channel): int(tick) for channel, tick in self._call("flush", name=name)["ticks"].items()}

@@ -4,10 +4,13 @@ hands it on (millrace.catalog.calls)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from millrace.catalog.collection import Collection, PChannel
-from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema import CollectionSchema
+
+if TYPE_CHECKING:  # a program that changes no schema does without
+    from millrace.message.schema_changes import Change
 
 
 class Broadcasts(Protocol):
@@ -48,8 +51,8 @@ class Broadcasts(Protocol):
 
     def drop_partition(self, name: str, partition: str) -> None: ...
 
-    def add_field(self, name: str, field: FieldSpec) -> int:
-        """Add a nullable field; the new schema version."""
+    def alter(self, name: str, changes: Sequence[Change]) -> int:
+        """Change the schema; the new version. Raises InvalidArgument for a change that cannot be."""
         ...
 
     def flush(self, name: str) -> dict[str, int]:

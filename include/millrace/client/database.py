@@ -32,11 +32,11 @@ from millrace.client.produce.producer import Deleted, Producer
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.transaction import Transaction
 from millrace.client.produce.written import Written
-from millrace.client.schemas import SchemaSource, schema
+from millrace.client.schemas import SchemaSource, changes, schema
 from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected
 from millrace.message.ids import Moment, resolve_tick
-from millrace.message.schema import CollectionSchema, FieldSpec, OnDuplicate
+from millrace.message.schema import CollectionSchema, OnDuplicate
 from millrace.rpc.selection import Names, ReadOptions
 from millrace.wal.scanner import DeliverPolicy
 
@@ -325,8 +325,25 @@ class Collection:
 
     def add_field(self, name: str, kind: str) -> None:
         """Add a column; its type as :func:`schema` takes it. Rows that are there have null in it."""
-        self.database.client.catalog.add_field(self.name, FieldSpec(name, kind.removesuffix("?"), nullable=True))
+        self.alter(add={name: kind})
+
+    def alter(
+        self,
+        *,
+        drop: Names = (),
+        rename: Mapping[str, str] | None = None,
+        widen: Mapping[str, str] | None = None,
+        relax: Names = (),
+        add: SchemaSource | None = None,
+        order: Names = (),
+    ) -> int:
+        """Change the schema, all of it at one tick, in the order of these names; the new version. `rename` and `widen` map a column
+        to its new name and type, `relax` lets columns be null, `add` takes what :func:`schema` does, `order` names the first columns.
+        Raises InvalidArgument for what cannot be."""
+        made = changes(drop=drop, rename=rename, widen=widen, relax=relax, add=add, order=order)
+        version = self.database.client.catalog.alter(self.name, made)
         self.refresh()
+        return version
 
     def create_partition(self, name: str) -> None:
         """Add a partition. Raises AppendRejected (PARTITION_EXISTS)."""

@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
 import pyarrow as pa
@@ -20,6 +20,10 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 from millrace.message.field_types import MAX_DEPTH
 from millrace.message.schema import CollectionSchema, FieldSpec, OnDuplicate
+from millrace.rpc.selection import Names, names
+
+if TYPE_CHECKING:  # a program that changes no schema does without
+    from millrace.message.schema_changes import Change
 
 SchemaSource: TypeAlias = CollectionSchema | Mapping[str, str] | pa.Schema | type | Any
 """What a schema is made of; `Any` stands for a DataFrame of any library."""
@@ -58,6 +62,32 @@ def schema(
         raise InvalidArgument("say which column is the primary key: key=...")
     fields = [dataclasses.replace(field, nullable=False) if field.name == key else field for field in _fields(source)]
     return CollectionSchema(tuple(fields), key, event_time, on_duplicate)
+
+
+def changes(
+    *,
+    drop: Names = (),
+    rename: Mapping[str, str] | None = None,
+    widen: Mapping[str, str] | None = None,
+    relax: Names = (),
+    add: SchemaSource | None = None,
+    order: Names = (),
+) -> list[Change]:
+    """Changes of a schema from what people have, in the order of these names: what comes later knows fields by their new names.
+
+    `add` is what :func:`schema` takes; each field of it may be null, with a question mark or without. Raises InvalidArgument.
+    """
+    from millrace.message.schema_changes import Add, Drop, Relax, Rename, Reorder, Widen
+
+    made: list[Change] = [Drop(name) for name in names(drop)]
+    made += [Rename(name, to) for name, to in (rename or {}).items()]
+    made += [Widen(name, kind.removesuffix("?")) for name, kind in (widen or {}).items()]
+    made += [Relax(name) for name in names(relax)]
+    made += [Add(dataclasses.replace(field, nullable=True)) for field in (_fields(add) if add is not None else ())]
+    made += [Reorder(tuple(names(order)))] if names(order) else []
+    if not made:
+        raise InvalidArgument("say what is to change: drop, rename, widen, relax, add, order")
+    return made
 
 
 def _fields(source: Any) -> list[FieldSpec]:

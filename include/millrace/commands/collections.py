@@ -183,6 +183,7 @@ def add_field(
     Example: `millrace collections add-field users 'email:string?'`
     """
     from millrace.commands.parts.collection_schema import parse_field
+    from millrace.message.schema_changes import Add
 
     spec = parse_field(field)
     settings = load_settings(data)
@@ -190,7 +191,7 @@ def add_field(
     if not spec.nullable:
         raise InvalidArgument(f"the rows that are there have no {spec.name!r}: write it as '{field}?'")
     with _client(settings) as client:
-        version = client.catalog.add_field(name, spec)
+        version = client.catalog.alter(name, [Add(spec)])
     typer.echo(f"Added {spec.name} ({spec.type}) to {name}: schema version {version}.")
 
 

@@ -39,7 +39,8 @@ from millrace.coord.store import Broadcast, DdlKind, Store
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.model import MutableMessage
-from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema import CollectionSchema
+from millrace.message.schema_changes import Change, apply_all, to_json
 from millrace.message.wire.encode import encode_entry
 from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.reasons import Reason
@@ -160,6 +161,7 @@ class Coordinator(Closing):
         With `exist_ok` one of that name that has this schema, or had it before fields were added, is given as it is: its
         VChannels and partitions may be others. With `restored` its partitions may have names from before the rule.
         """
+        schema = schema.declared()
         if all(each.name != name for each in self._store.collections()):  # one from before the rule may be asked for
             check_name(name, "a collection")
         elif there := self._standing(name, schema):
@@ -199,7 +201,7 @@ class Coordinator(Closing):
             found = self.collection(name)
         except CollectionNotFound:
             return None
-        if schema not in found.schemas:
+        if schema not in [each.declared() for each in found.schemas]:
             raise CollectionExists(f"a collection {name!r} exists already, with another schema: choose another name")
         return found
 
@@ -248,12 +250,15 @@ class Coordinator(Closing):
 
         self._broadcast(name, "drop_partition", plan)
 
-    def add_field(self, name: str, field: FieldSpec) -> int:
-        """Add a nullable field; the new schema version."""
+    def alter(self, name: str, changes: Sequence[Change]) -> int:
+        """Change the schema; the new version. Raises InvalidArgument for a change that cannot be."""
+        if not changes:
+            raise InvalidArgument("give at least one change of the schema")
 
         def plan(collection: Collection, there: Held) -> dict[str, Any]:
-            changed = collection.schema.with_field(field)
-            return {"field": field.to_json(), "schema": changed.to_json(), "version": collection.schema_version + 1}
+            changed = apply_all(collection.schema, changes)
+            said = [to_json(each) for each in changes]
+            return {"changes": said, "schema": changed.to_json(), "version": collection.schema_version + 1}
 
         change, _ = self._broadcast(name, "schema_change", plan)
         return int(change["version"])

@@ -23,6 +23,7 @@ from millrace.message.bodies import MAX_NAME_BYTES
 from millrace.message.ids import COORDINATOR_ID
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema_changes import Add, Change, from_json
 from millrace.wal.definitions import Definition
 
 _MARKS: Final = "_-."
@@ -135,6 +136,12 @@ def _create(collection: Collection, vchannel: str, term: int, change: dict[str, 
     )
 
 
+def _changes(change: dict[str, Any]) -> list[Change]:
+    if "field" in change:  # kept by a build that knew this change alone
+        return [Add(FieldSpec.from_json(change["field"]))]
+    return [from_json(each) for each in change["changes"]]
+
+
 _MESSAGES: Final[dict[str, Callable[[Collection, str, int, dict[str, Any]], MutableMessage]]] = {
     "create_collection": _create,
     "drop_collection": lambda collection, vchannel, term, change: builders.drop_collection(
@@ -147,7 +154,7 @@ _MESSAGES: Final[dict[str, Callable[[Collection, str, int, dict[str, Any]], Muta
         vchannel=vchannel, collection_id=collection.id, partition_id=change["id"], term=term
     ),
     "schema_change": lambda collection, vchannel, term, change: builders.schema_change(
-        FieldSpec.from_json(change["field"]),
+        _changes(change),
         vchannel=vchannel,
         collection_id=collection.id,
         schema_version=change["version"],

@@ -20,6 +20,8 @@ from millrace.message.types import MessageType
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from millrace.message.schema_changes import Change  # a program that changes no schema does without
+
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 8
 MAX_NAME_BYTES: Final = 255
@@ -57,9 +59,9 @@ class CreatePartitionBody(TypedDict):
 
 
 class SchemaChangeBody(TypedDict):
-    """SCHEMA_CHANGE: the field that is added."""
+    """SCHEMA_CHANGE: what makes the next version of the schema, in this order."""
 
-    add: FieldSpec
+    changes: list[Change]
 
 
 class BeginTxnBody(TypedDict):
@@ -240,7 +242,10 @@ def _too_deep(value: object, levels: int) -> bool:
 
 
 def _object(payload: bytes, required: frozenset[str], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
-    value = _load(payload)
+    return _keyed(_load(payload), required, optional)
+
+
+def _keyed(value: dict[str, Any], required: frozenset[str], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
     if not required <= set(value) <= required | optional:
         keys = ", ".join(sorted(required | optional)) or "no keys"
         raise Malformed(f"the body is an object of {keys}, not of others")
@@ -299,7 +304,7 @@ def _create_collection(payload: bytes) -> CreateCollectionBody:
     if len(set(partitions.values())) != len(partitions):
         raise Malformed("partitions has an id twice")
     try:
-        schema = CollectionSchema.from_json(value["schema"])
+        schema = CollectionSchema.from_json(value["schema"], declared=True)
     except InvalidArgument as error:
         raise Malformed(str(error)) from None
     return {
@@ -315,10 +320,25 @@ def _create_partition(payload: bytes) -> CreatePartitionBody:
 
 
 def _schema_change(payload: bytes) -> SchemaChangeBody:
+    from millrace.message.schema_changes import MAX_CHANGES, Add, from_json
+
+    value = _load(payload)
     try:
-        return {"add": FieldSpec.from_json(_object(payload, frozenset({"add"}))["add"])}
+        if "changes" not in value:
+            added = _keyed(value, frozenset({"add"}))["add"]
+            return {"changes": [Add(FieldSpec.from_json(added, declared=True))]}
+        changes = _keyed(value, frozenset({"changes"}))["changes"]
+        if not isinstance(changes, list) or not 1 <= len(changes) <= MAX_CHANGES:
+            raise Malformed(f"changes are a list of 1 to {MAX_CHANGES}")
+        return {"changes": [from_json(each) for each in changes]}
     except InvalidArgument as error:
         raise Malformed(str(error)) from None
+
+
+def check_first_form(payload: bytes) -> None:
+    """Raises Malformed, in their words, for a schema change that chains before version 4 do not know: they have added fields alone."""
+    if len(payload) <= MAX_BODY_BYTES:
+        _object(payload, frozenset({"add"}))
 
 
 def _begin_txn(payload: bytes) -> BeginTxnBody:

@@ -7,7 +7,7 @@ judges the rest. Types that only the chain emits (CREATE_SEGMENT, FLUSH) have no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -15,8 +15,11 @@ from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.bodies import ImportFile, encode_body, parse_body
 from millrace.message.model import MutableMessage
 from millrace.message.payload.rows import encode_rows
-from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
+
+if TYPE_CHECKING:  # a program that changes no schema does without
+    from millrace.message.schema_changes import Change
 
 
 class Stamps(TypedDict, total=False):
@@ -165,16 +168,33 @@ def drop_partition(
 
 
 def schema_change(
-    field: FieldSpec, *, vchannel: str, collection_id: int, schema_version: int, term: int, **stamps: Unpack[Stamps]
+    changes: Sequence[Change],
+    *,
+    vchannel: str,
+    collection_id: int,
+    schema_version: int,
+    term: int,
+    **stamps: Unpack[Stamps],
 ) -> MutableMessage:
-    """Add a nullable field; `schema_version` is the new version, the current one plus 1."""
-    if not field.nullable:
-        raise InvalidArgument(
-            f"field {field.name!r}: only a nullable field can be added, for the rows that are there have none"
-        )
+    """Change the schema; `schema_version` is the new version, the current one plus 1.
+
+    One added field is said in the form that every version of the chain knows.
+    """
+    from millrace.message.schema_changes import Add, to_json
+
+    for each in changes:
+        if isinstance(each, Add) and not each.field.nullable:
+            raise InvalidArgument(
+                f"field {each.field.name!r}: only a nullable field can be added, for the rows that are there have none"
+            )
+    match changes:
+        case [Add(field)]:
+            body: dict[str, object] = {"add": field.to_json()}
+        case _:
+            body = {"changes": [to_json(each) for each in changes]}
     return _control(
         MessageType.SCHEMA_CHANGE,
-        {"add": field.to_json()},
+        body,
         vchannel=vchannel,
         collection_id=collection_id,
         schema_version=schema_version,

@@ -1,16 +1,18 @@
 """A collection's schema: its fields, its primary key, and the Arrow types they travel in.
 
 Promises: a :class:`CollectionSchema` that exists is valid (both constructors check everything, with typed errors); equal
-schemas have equal JSON; the Arrow form is the one type each field has everywhere (payloads, tables, reads). What a schema
-change may do to one is the chain's affair (docs/chain.md).
+schemas have equal JSON; the Arrow form is the one type each field has in payloads and reads. In what columns of its Delta
+tables a field's values stand is part of the schema where it is not just its name (:mod:`millrace.message.stored_columns`); what
+changes a schema is :mod:`millrace.message.schema_changes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from functools import cached_property
-from typing import Final, Literal, Self, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, cast, get_args
 
 import pyarrow as pa
 
@@ -21,6 +23,15 @@ MAX_FIELDS: Final = 1_000
 
 KEY_TYPES: Final = frozenset({"int64", "string"})
 EVENT_TIME_TYPES: Final = frozenset({"timestamp", "date"})
+_FIELD_KEYS: Final = {"name", "type", "nullable"}
+
+
+class StoredColumn(NamedTuple):
+    """A column of a collection's Delta tables."""
+
+    name: str
+    type: str
+
 
 OnDuplicate: TypeAlias = Literal["keep", "replace"]
 ON_DUPLICATE: Final[tuple[OnDuplicate, ...]] = get_args(OnDuplicate)
@@ -38,6 +49,8 @@ class FieldSpec:
     type: str
     """The type's canonical text; other texts of it are taken and become that one."""
     nullable: bool
+    columns: tuple[StoredColumn, ...] = dataclass_field(default=(), repr=False)
+    """The columns that its values stand in, each value in one of them, the newest last; empty: in one of its name and type."""
 
     def __post_init__(self) -> None:
         # Held as objects: callers without a type checker pass anything.
@@ -51,6 +64,13 @@ class FieldSpec:
             raise InvalidArgument(f"field {self.name!r}: {error}") from None
         if not isinstance(nullable, bool):
             raise InvalidArgument(f"field {self.name!r}: nullable is true or false, not {self.nullable!r}")
+        if self.columns == ((self.name, self.type),):
+            object.__setattr__(self, "columns", ())
+
+    @property
+    def stored(self) -> tuple[StoredColumn, ...]:
+        """The columns that its values stand in, the newest last: there new ones go."""
+        return self.columns or (StoredColumn(self.name, self.type),)
 
     @property
     def tree(self) -> FieldType:
@@ -62,18 +82,22 @@ class FieldSpec:
         return pa.field(self.name, self.tree.arrow, nullable=self.nullable)
 
     def to_json(self) -> dict[str, object]:
-        """``{"name", "type", "nullable"}``, as the bodies of DDL messages carry it."""
-        return {"name": self.name, "type": self.type, "nullable": self.nullable}
+        """``{"name", "type", "nullable"}``, as the bodies of DDL messages carry it, and ``columns`` where it has any."""
+        found: dict[str, object] = {"name": self.name, "type": self.type, "nullable": self.nullable}
+        return found | ({"columns": [list(each) for each in self.columns]} if self.columns else {})
 
     @classmethod
-    def from_json(cls, value: object) -> Self:
-        """Inverse of :meth:`to_json`. Raises Malformed for another shape, InvalidArgument for values that cannot be."""
-        if not isinstance(value, Mapping) or set(value) != {"name", "type", "nullable"}:
+    def from_json(cls, value: object, *, declared: bool = False) -> Self:
+        """Inverse of :meth:`to_json`. Raises Malformed for another shape, InvalidArgument for values that cannot be.
+
+        `declared`: it comes from who wants the field, and says nothing of columns.
+        """
+        if not isinstance(value, Mapping) or set(value) - ({"columns"} if not declared else set()) != _FIELD_KEYS:
             raise Malformed("a field is an object with name, type and nullable")
         name, kind, nullable = value["name"], value["type"], value["nullable"]
         if not isinstance(name, str) or not isinstance(kind, str) or not isinstance(nullable, bool):
             raise Malformed("a field's name and type are strings, its nullable a boolean")
-        found = cls(name, kind, nullable)
+        found = cls(name, kind, nullable, _columns(value.get("columns", [])))
         if found.type != kind:
             raise InvalidArgument(f"field {name!r}: the type {kind!r} is written {found.type!r}")
         return found
@@ -93,6 +117,8 @@ class CollectionSchema:
     event_time: str | None = None
     on_duplicate: OnDuplicate = "keep"
     """What an insert does to the row of its key: "keep" keeps both, "replace" makes the insert an upsert (docs/chain.md)."""
+    retired: tuple[StoredColumn, ...] = dataclass_field(default=(), repr=False)
+    """Columns of its tables that belong to no field any more: those of fields that were dropped."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
@@ -147,12 +173,17 @@ class CollectionSchema:
             "primary_key": self.primary_key,
             "event_time": self.event_time,
             **({"on_duplicate": self.on_duplicate} if self.replaces else {}),
+            **({"retired": [list(each) for each in self.retired]} if self.retired else {}),
         }
 
     @classmethod
-    def from_json(cls, value: object) -> Self:
-        """Inverse of :meth:`to_json` (``event_time`` may be absent). Raises Malformed or InvalidArgument."""
-        if not isinstance(value, Mapping) or not _ALWAYS <= set(value) <= _ALWAYS | _PERHAPS:
+    def from_json(cls, value: object, *, declared: bool = False) -> Self:
+        """Inverse of :meth:`to_json` (``event_time`` may be absent). Raises Malformed or InvalidArgument.
+
+        `declared`: it comes from who wants the collection, and says nothing of columns.
+        """
+        perhaps = _PERHAPS if declared else _PERHAPS | {"retired"}
+        if not isinstance(value, Mapping) or not _ALWAYS <= set(value) <= _ALWAYS | perhaps:
             raise Malformed("a schema is an object with fields, primary_key and, perhaps, event_time and on_duplicate")
         if value.get("on_duplicate", "replace") != "replace":
             raise Malformed("a schema's on_duplicate is replace, or is left out")
@@ -163,8 +194,9 @@ class CollectionSchema:
             raise InvalidArgument(f"a schema has 1 to {MAX_FIELDS} fields, not {len(fields)}")
         if not isinstance(key, str) or not (event is None or isinstance(event, str)):
             raise Malformed("a schema's primary_key is a string, its event_time a string or null")
-        found = tuple(FieldSpec.from_json(field) for field in fields)
-        return cls(found, key, event, "replace" if "on_duplicate" in value else "keep")
+        found = tuple(FieldSpec.from_json(field, declared=declared) for field in fields)
+        replaces: OnDuplicate = "replace" if "on_duplicate" in value else "keep"
+        return cls(found, key, event, replaces, _columns(value.get("retired", [])))
 
     def arrow(self) -> pa.Schema:
         """The Arrow schema of an INSERT's rows."""
@@ -186,9 +218,10 @@ class CollectionSchema:
         """The types of its fields, as text."""
         return frozenset(field.type for field in self.fields)
 
-    def with_field(self, field: FieldSpec) -> CollectionSchema:
-        """This schema with `field` behind the others. Raises InvalidArgument where it does not fit."""
-        return replace(self, fields=(*self.fields, field))
+    def declared(self) -> CollectionSchema:
+        """This schema as one that nothing was stored by yet: what a new collection with the same fields has."""
+        fields = tuple(replace(field, columns=()) for field in self.fields)
+        return replace(self, fields=fields, retired=())
 
     @classmethod
     def from_arrow(
@@ -202,6 +235,14 @@ class CollectionSchema:
         """The schema of Arrow columns. The primary key becomes not nullable; raises InvalidArgument for types without a place."""
         fields = [FieldSpec.from_arrow(field) for field in schema]
         return cls(_with_key(fields, primary_key), primary_key, event_time, on_duplicate)
+
+
+def _columns(value: Any) -> tuple[StoredColumn, ...]:
+    if not isinstance(value, list) or not all(
+        isinstance(each, list) and len(each) == 2 and all(isinstance(part, str) for part in each) for each in value
+    ):
+        raise Malformed("columns are a list of pairs: a name and a type")
+    return tuple(StoredColumn(name, parse_type(kind).text) for name, kind in value)
 
 
 def _with_key(fields: Iterable[FieldSpec], primary_key: str) -> tuple[FieldSpec, ...]:

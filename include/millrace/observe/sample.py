@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
+from millrace.message.stored_columns import key_columns, to_fields
 from millrace.observe.models import Sample
 from millrace.observe.payloads import table_rows
 from millrace.tables.read.arrow import deleted
 from millrace.tables.read.plan import ReadPlan, plan_read
-from millrace.wal.visible.columns import delete_file_schema, file_schema
+from millrace.wal.visible.columns import delete_file_schema, stored_schema
 from millrace.wal.visible.rows import conform
 
 MOST_ROWS: Final = 200
@@ -48,14 +49,16 @@ def sample(
             f"{behind >> 20} MiB of the WAL are not in the tables yet: wait for the flusher, or read with `millrace read`"
         )
     wanted = limit * CANDIDATES
-    rows = _newest([*plan.tail_rows(deletes=False)], wanted, file_schema(plan.schema))
+    stored = stored_schema(plan.schema)
+    rows = _newest([*plan.tail_rows(deletes=False)], wanted, stored)
     if rows.num_rows < wanted:
-        rows = _newest([rows, *_table_rows(plan, wanted - rows.num_rows)], wanted, file_schema(plan.schema))
+        rows = _newest([rows, *_table_rows(plan, wanted - rows.num_rows)], wanted, stored)
     looked = rows.num_rows
     rows = _without_hidden(rows, plan)
     if rows.num_rows:
-        rows = rows.filter(pa.array(~deleted(rows, _deletes(plan, rows), plan.schema.primary_key)))
-    shown = rows.slice(0, limit)
+        [key] = key_columns(plan.schema)
+        rows = rows.filter(pa.array(~deleted(rows, _deletes(plan, rows, key.name), key.name)))
+    shown = to_fields(rows.slice(0, limit), plan.schema)
     note = ""
     if shown.num_rows < limit and looked >= wanted:
         note = f"Among the newest {looked:,} rows only these are not deleted."
@@ -93,7 +96,7 @@ def _table_rows(plan: ReadPlan, count: int) -> Iterator[pa.Table]:
          if first is None or first <= plan.tick),
         reverse=True,
     )  # fmt: skip
-    schema = file_schema(plan.schema)
+    schema = stored_schema(plan.schema)
     best = schema.empty_table()
     for place, (_, path) in enumerate(files):
         with plan.rows.opened(path) as parquet:
@@ -119,9 +122,9 @@ def _without_hidden(rows: pa.Table, plan: ReadPlan) -> pa.Table:
     return rows
 
 
-def _deletes(plan: ReadPlan, rows: pa.Table) -> pa.Table:
+def _deletes(plan: ReadPlan, rows: pa.Table, key: str) -> pa.Table:
     """The deletes up to the plan's tick that name a key of `rows`: files without such keys or ticks are not opened."""
-    key, schema = plan.schema.primary_key, delete_file_schema(plan.schema)
+    schema = delete_file_schema(plan.schema)
     keys = pc.unique(rows[key])
     oldest = pc.min(rows["_time_tick"]).as_py()
     least, most = pc.min(keys).as_py(), pc.max(keys).as_py()

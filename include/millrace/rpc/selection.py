@@ -58,10 +58,10 @@ class Selection:
             )
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit is a number of rows from 0 on, not {limit!r}")
-        chosen = None if columns is None else tuple(_names(columns))
+        chosen = None if columns is None else tuple(names(columns))
         if chosen is not None and (not chosen or len(set(chosen)) < len(chosen)):
             raise InvalidArgument(f"columns are one or more, each once, not {', '.join(chosen) or 'none'}")
-        made = cls(chosen, where, limit, tuple(map(_ordered, _names(order_by or ()))))
+        made = cls(chosen, where, limit, tuple(map(_ordered, names(order_by or ()))))
         _ = made.condition
         return made
 
@@ -113,7 +113,8 @@ class Selection:
 EVERYTHING: Final = Selection()
 
 
-def _names(given: Names) -> list[str]:
+def names(given: Names) -> list[str]:
+    """Names as a list. Raises InvalidArgument."""
     if isinstance(given, str):
         given = [each.strip() for each in given.split(",") if each.strip()]
     if not all(isinstance(each, str) for each in given):

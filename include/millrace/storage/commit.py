@@ -168,7 +168,7 @@ def add_columns(
     *,
     refuse: Callable[[Mapping[str, tuple[str, str]]], None] = lambda differing: None,
 ) -> bool:
-    """Give the table the columns of `wanted` that it lacks; False where it has them all. `refuse` may raise for those of another type."""
+    """Give the table the columns of `wanted` that it lacks, or has as ones that are never null; False where there are none. `refuse` may raise for those of another type."""
     if any(hides_ntz(field.type) for field in wanted):
         alter_fenced(table, lambda: _feature(table, "timestampNtz", TableFeatures.TimestampWithoutTimezone))
 

@@ -150,15 +150,19 @@ class Table:
         return self.store.size(entry_name(self.version + 1)) is None and self.stands()
 
     def columns_lacking(self, wanted: pa.Schema) -> tuple[list[Field], dict[str, tuple[str, str]]]:
-        """The columns of `wanted` that the table does not have; and, by name, (type here, type wanted) of those that differ."""
-        have = {field.name: field.type for field in self.delta.schema().fields}
+        """The columns of `wanted` that the table does not have, or lets not be null where `wanted` does; and, by name, (type here,
+        type wanted) of those that differ."""
+        there = self.delta.schema().fields
+        have = {field.name: field.type for field in there}
+        strict = {field.name for field in there if not field.nullable}
         fields = Schema.from_arrow(wanted).fields
         differing = {
             field.name: (str(have[field.name]), str(field.type))
             for field in fields
             if have.get(field.name, field.type) != field.type
         }
-        return [field for field in fields if field.name not in have], differing
+        lacking = [each for each in fields if each.name not in have or (each.nullable and each.name in strict)]
+        return lacking, differing
 
     def vacuum(self, hours: int, *, dry_run: bool, full: bool) -> list[str]:
         """Remove files that no version of the last `hours` names; their names. `full`: those too that no log ever named."""

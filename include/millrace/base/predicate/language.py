@@ -14,7 +14,7 @@ greater than anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
@@ -115,6 +115,26 @@ def conjuncts(found: Condition) -> Iterator[Condition]:
             yield from conjuncts(part)
     else:
         yield found
+
+
+def renamed(found: Any, names: Mapping[str, str]) -> Any:
+    """`found` with columns under the names that `names` has for them."""
+    match found:
+        case Column((name, *inner)):
+            return Column((names.get(name, name), *inner))
+        case All(parts) | Some(parts):
+            return type(found)(tuple(renamed(part, names) for part in parts))
+        case Not(part):
+            return Not(renamed(part, names))
+        case In(subject, values):
+            return In(renamed(subject, names), values)
+        case Like(subject, pattern):
+            return Like(renamed(subject, names), pattern)
+        case IsNull(subject):
+            return IsNull(renamed(subject, names))
+        case Compare(op, left, right):
+            return Compare(op, renamed(left, names), renamed(right, names))
+    return found
 
 
 def leaves(found: Any) -> Iterator[Column | Literal]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import pyarrow as pa
+
 from millrace.base.errors import ChannelParked, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
-from millrace.message.schema import CollectionSchema
 from millrace.node.flush.flusher import DELETES, ROWS, FlushReport, TablePart
 from millrace.node.range.definition import CommitResult
 from millrace.storage.commit import AppMove, Part, commit_fenced
@@ -24,7 +25,13 @@ from millrace.storage.files import drop_files
 from millrace.storage.store import store_at
 from millrace.storage.table import Table
 from millrace.tables.collections.flush_tables import ensure_checkpoints, ensure_segments, removed_checkpoint
-from millrace.tables.collections.table import deletes_uri, ensure_deletes_table, ensure_rows_table, rows_uri
+from millrace.tables.collections.table import (
+    deletes_uri,
+    ensure_deletes_table,
+    ensure_rows_table,
+    rows_uri,
+)
+from millrace.wal.visible.columns import table_schema
 
 
 class FlushCommitter:
@@ -41,7 +48,7 @@ class FlushCommitter:
         self._metrics = metrics
         self._seam = seam
         self._handles: dict[str, Table] = {}
-        self._known: dict[int, CollectionSchema] = {}
+        self._known: dict[int, set[pa.Field]] = {}
         self._done: set[str] = set()
 
     def commit(self, reports: Sequence[FlushReport]) -> CommitResult[FlushReport]:
@@ -69,13 +76,12 @@ class FlushCommitter:
         """
         try:
             for number, schema in report.schemas.items():
-                known = self._known.get(number)
-                if known is not None and len(known.fields) >= len(schema.fields):
+                if set(table_schema(schema)) <= self._known.get(number, set()):
                     continue
                 rows, deletes = rows_uri(self._settings, number), deletes_uri(self._settings, number)
                 self._handles[rows] = ensure_rows_table(rows, schema)
                 self._handles[deletes] = ensure_deletes_table(deletes, schema)
-                self._known[number] = schema
+                self._known.setdefault(number, set()).update(table_schema(schema))
         except ChannelParked as error:
             self._drop(report, None)
             refused[report.channel] = error

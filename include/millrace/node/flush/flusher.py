@@ -34,11 +34,11 @@ from millrace.tables.collections.flush_tables import (
     write_segments,
 )
 from millrace.tables.collections.staged import StagedFiles
-from millrace.tables.collections.table import DATE, STATS_COLUMNS, check_fields, deletes_uri, rows_uri
+from millrace.tables.collections.table import DATE, check_fields, deletes_uri, rows_uri, stats_columns
 from millrace.tables.wal.reader import WalRange, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
-from millrace.wal.visible.catalog import SegmentEvent
-from millrace.wal.visible.rows import CollectionRows, by_date, collection_rows, conform
+from millrace.wal.visible.catalog import SegmentEvent, newest_schema
+from millrace.wal.visible.rows import CollectionRows, by_date, collection_rows, conform, joined
 
 ROWS: Final = "rows"
 DELETES: Final = "deletes"
@@ -168,9 +168,7 @@ class _Writer:
         changed: dict[int, CollectionSchema] = {}
         for name, info in self._catalog.vchannels.items():
             if info.collection_id in collections or len(info.schemas) != before.get(name):
-                # A change may have come to some of its VChannels alone: the table has the newest.
-                known = changed.get(info.collection_id, info.newest_schema)
-                changed[info.collection_id] = max(known, info.newest_schema, key=lambda each: len(each.fields))
+                changed[info.collection_id] = newest_schema(self._catalog.of_collection(info.collection_id).values())
         return FlushReport(
             checkpoint=plan.checkpoint,
             new_checkpoint=new_checkpoint,
@@ -194,7 +192,7 @@ class _Writer:
         table = self._tables.get((part.collection_id, kind))
         if table is None:
             path = (deletes_uri if part.is_delete else rows_uri)(self._settings, part.collection_id)
-            sink = FileSink.at(path, part.rows.schema, (part.schema.primary_key, *STATS_COLUMNS))
+            sink = FileSink.at(path, part.rows.schema, stats_columns(part.schema))
             table = _TableWriter(sink, path, self._plan.checkpoint.time_tick)
             self._tables[part.collection_id, kind] = table
         return table
@@ -264,9 +262,10 @@ class _TableWriter:
 
     def write(self, part: CollectionRows) -> None:
         rows = part.rows
-        if len(rows.schema) > len(self._sink.schema):
-            self._sink.finish()  # a field was added: it needs files that have it
-            self._sink.schema = rows.schema
+        wider = joined(self._sink.schema, rows.schema)
+        if wider != self._sink.schema:
+            self._sink.finish()  # the schema changed: it needs files that have its columns
+            self._sink.schema = wider
             self._check()
         channels = pc.unique(rows["_vchannel"]).to_pylist()
         for channel in channels:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.settings import Settings
+from millrace.message.stored_columns import key_columns
 from millrace.storage.parquet_file import dataset, readable
 from millrace.storage.table import Table, open_table
 from millrace.tables.collections.bases import Base
@@ -25,8 +26,8 @@ from millrace.tables.collections.staged import StagedFiles
 from millrace.tables.collections.table import FOLDED, base_tick, deletes_uri, rows_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.txn_buffer import TxnBuffer
-from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo
-from millrace.wal.visible.columns import delete_file_schema, file_schema
+from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo, newest_schema
+from millrace.wal.visible.columns import delete_file_schema, table_schema
 from millrace.wal.visible.rows import collection_rows, conform
 
 _MASK: Final = (1 << 64) - 1
@@ -68,7 +69,8 @@ class _Tables:
     def living(self, rows: pa.Table) -> pa.Table:
         if self.struck is None:
             return rows
-        return rows.filter(pa.array(~dead(rows, self.struck, key=self.schema.primary_key, drops=self.drops)))
+        [key] = key_columns(self.schema)
+        return rows.filter(pa.array(~dead(rows, self.struck, key=key.name, drops=self.drops)))
 
 
 def prove(
@@ -156,7 +158,7 @@ def _tables(
     """A collection's tables, and what is dead in them; None where it is dropped, or nothing of it was ever flushed."""
     if rows is None or any(info.dropped_tick for info in infos.values()):
         return None
-    schema = max((info.newest_schema for info in infos.values()), key=lambda each: len(each.fields))
+    schema = newest_schema(infos.values())
     folded = max(base_tick(rows), rows.app_version(FOLDED) or 0)
     found = _Tables(schema, pa.array(sorted(infos), pa.utf8()), rows, deletes, folded)
     if folded > before.time_tick:
@@ -183,7 +185,7 @@ def _comparable(rows: pa.Table, found: _Tables, deletes: bool) -> pa.Table:
     if deletes:
         behind = pc.greater(rows["_time_tick"], found.folded)
         return conform(rows.filter(behind), delete_file_schema(found.schema))
-    return found.living(conform(rows, file_schema(found.schema)))
+    return found.living(conform(rows, table_schema(found.schema)))
 
 
 def _stored(table: Table | None, found: _Tables, after: int, up_to: int, deletes: bool) -> Iterator[pa.Table]:
@@ -198,7 +200,7 @@ def _stored(table: Table | None, found: _Tables, after: int, up_to: int, deletes
     files = actions["path"].to_pylist() if actions.num_rows else []
     if not files:
         return
-    schema = delete_file_schema(found.schema) if deletes else file_schema(found.schema)
+    schema = delete_file_schema(found.schema) if deletes else table_schema(found.schema)
     tick, channel = pc.field("_time_tick"), pc.field("_vchannel")
     wanted = (tick > after) & (tick <= up_to) & channel.isin(found.vchannels)
     with readable(table.uri):

@@ -11,6 +11,7 @@ import pyarrow as pa
 from millrace.base.errors import CollectionNotFound
 from millrace.base.settings import Settings
 from millrace.message.ids import LOGICAL_BITS, compose_tick
+from millrace.message.stored_columns import key_columns
 from millrace.operations.compaction.commits import folded_tick
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.files import Group, LiveFile, live_files, merge_groups, row_bytes
@@ -34,6 +35,7 @@ class Known:
     collection_id: int
     name: str
     key: str
+    """The primary key's column in the tables."""
     vchannels: Mapping[str, VChannelInfo]
     flushed: int
     """Everything of every VChannel up to this tick is in the tables; 0 where one was never flushed."""
@@ -158,7 +160,8 @@ def _known(collection_id: int, places: Mapping[str, tuple[VChannelInfo, Checkpoi
     first = next(iter(infos.values()))
     whole = set(first.vchannels) == set(infos)
     flushed = min(checkpoint.time_tick for _, checkpoint in places.values()) if whole else 0
-    return Known(collection_id, first.name, first.newest_schema.primary_key, infos, flushed)
+    [key] = key_columns(first.newest_schema)
+    return Known(collection_id, first.name, key.name, infos, flushed)
 
 
 def plan_collection(

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from millrace.base.settings import Settings
 from millrace.message.schema import CollectionSchema
+from millrace.message.stored_columns import key_columns
 from millrace.operations.quality import suites
 from millrace.operations.quality.frames import Frame, within
 from millrace.operations.quality.outcome import Check
@@ -25,8 +26,9 @@ from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import Checkpoint
 from millrace.tables.collections.table import DATE, FOLDED, base_tick, deletes_uri, rows_uri
 from millrace.tables.read.plan import pchannel_of
+from millrace.tables.read.spark import field_columns
 from millrace.tables.wal.reader import MAX_TICK
-from millrace.wal.visible.catalog import VChannelInfo
+from millrace.wal.visible.catalog import VChannelInfo, newest_schema
 from millrace.wal.visible.columns import ROW_COLUMNS
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def stored_collections(settings: Settings, checkpoints: Mapping[str, Checkpoint]
         rows = open_table(rows_uri(settings, number))
         if rows is None or any(info.dropped_tick for info in infos.values()):
             continue
-        schema = max((info.newest_schema for info in infos.values()), key=lambda each: len(each.fields))
+        schema = newest_schema(infos.values())
         found[number] = Stored(
             collection_id=number,
             name=next(iter(infos.values())).name,
@@ -101,12 +103,14 @@ def visible_rows(
             rows = rows.where(~(hidden & (F.col("_time_tick") < max(ticks))))
     if stored.deletes_version is not None:
         deletes = spark_frame(spark, store_at(deletes_uri(settings, stored.collection_id)), stored.deletes_version)
-        rows = _without_deleted(rows, deletes.where(chosen), stored.schema.primary_key)
+        [key] = key_columns(stored.schema)
+        rows = _without_deleted(rows, deletes.where(chosen), key.name)
+    rows = rows.select(*field_columns(stored.schema), *PLACING_COLUMNS)
     rows = rows.withColumn("write_lag_ticks", F.col("_time_tick") - F.col("_write_tick"))
     for field in stored.schema.fields:
         if safe_name(field.name) != field.name:
             rows = rows.withColumnRenamed(field.name, safe_name(field.name))
-    fields = tuple(replace(field, name=safe_name(field.name)) for field in stored.schema.fields)
+    fields = tuple(replace(field, name=safe_name(field.name), columns=()) for field in stored.schema.fields)
     partitions = sorted({number for info in stored.vchannels.values() for number in info.partitions})
     schema = CollectionSchema(fields, safe_name(stored.schema.primary_key))
     checks = (*suites.of_collection(schema, partitions), *users)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from millrace.base.errors import CollectionNotFound
+from millrace.base.errors import CollectionNotFound, InvalidArgument
 from millrace.base.failpoint import hit
 from millrace.catalog.collection import Collection
 from millrace.client.client import Client
 from millrace.client.produce.rows import conform, split_rows
+from millrace.message.schema import FieldSpec
 from millrace.operations.backfill.importing import append_imports
 from millrace.operations.backfill.staged import Manifest, StagingFolder, staged_folder
 from millrace.operations.restore.declaration import RestoreParams
@@ -67,6 +68,12 @@ def replace(
     """
     if collection.state != "active":
         raise CollectionNotFound(f"{params.collection} was dropped: restore it into a new collection")
+    changed = sorted({each.name for each in plan.schema.fields} - {each.name for each in _same(plan, collection)})
+    if changed:
+        raise InvalidArgument(
+            f"fields of {params.collection} were renamed, dropped or widened since tick {plan.tick} ({', '.join(changed)}): restore"
+            " it into a new collection"
+        )
     settings, name = client.settings, record_name(collection)
     record: dict[str, Any] = {
         "collection": collection.name,
@@ -86,6 +93,15 @@ def replace(
         manifest = _stage(client, collection, record["import_id"], parts)
     done = append_imports(client, manifest, replace=True, everywhere=collection.vchannels, progress=progress)
     return Replaced(manifest.import_id, {each.vchannel: each.time_tick for each in done})
+
+
+def _same(plan: ReadPlan, collection: Collection) -> list[FieldSpec]:
+    """The fields at the plan's tick that the collection still has, of the same type and in the same columns."""
+    return [
+        each
+        for each in plan.schema.fields
+        if (each.name, each.type, each.stored) in {(now.name, now.type, now.stored) for now in collection.schema.fields}
+    ]
 
 
 def finish(client: Client, collection: Collection, replaced: Replaced) -> None:

@@ -23,6 +23,7 @@ from millrace.base.errors import PositionTruncated, TableDamaged, WalGap
 from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
+from millrace.message.stored_columns import key_columns
 from millrace.storage.parquet_file import REPAIR, dataset, readable
 from millrace.storage.table import Table, open_table
 from millrace.tables.collections.bases import Base, trimmed_bases
@@ -38,7 +39,7 @@ from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.state import ChannelState
 from millrace.wal.txn_buffer import TxnBuffer
 from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog
-from millrace.wal.visible.columns import delete_file_schema, file_schema
+from millrace.wal.visible.columns import delete_file_schema, table_schema
 from millrace.wal.visible.rows import collection_rows, conform
 
 TXN_TYPES: Final = ("BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN")
@@ -309,7 +310,8 @@ def _hidden(settings: Settings, snapshot: WalSnapshot, base: Base, bases: Mappin
         infos = catalog.of_collection(number)
         schema = next(iter(infos.values())).newest_schema
         deletes = pa.concat_tables([delete_file_schema(schema).empty_table(), *parts.get(number, [])])
-        found[number] = _Hidden(schema.primary_key, deletes, drops_at(infos, bases[number]))
+        [key] = key_columns(schema)
+        found[number] = _Hidden(key.name, deletes, drops_at(infos, bases[number]))
     return found
 
 
@@ -330,7 +332,7 @@ def _newest_schemas(snapshot: WalSnapshot, channels: Iterable[Base]) -> dict[int
             for _ in catalog.apply(buffer.push(messages)):
                 pass
         for info in catalog.vchannels.values():
-            schema = file_schema(info.newest_schema)
+            schema = table_schema(info.newest_schema)
             newest[info.collection_id] = max(newest.get(info.collection_id, schema), schema, key=len)
     return newest
 

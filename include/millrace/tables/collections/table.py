@@ -15,10 +15,11 @@ import pyarrow as pa
 from millrace.base.errors import ChannelParked
 from millrace.base.settings import Settings
 from millrace.message.schema import CollectionSchema
+from millrace.message.stored_columns import key_columns
 from millrace.storage.commit import add_columns, hides_ntz
 from millrace.storage.store import store_at
 from millrace.storage.table import Table, create_table
-from millrace.wal.visible.columns import delete_file_schema, file_schema
+from millrace.wal.visible.columns import delete_file_schema, table_schema
 
 DATE: Final = "_date"
 PARTITION_BY: Final = (DATE,)
@@ -52,6 +53,11 @@ def deletes_uri(settings: Settings, collection_id: int) -> str:
     return settings.deletes_uri(collection_id)
 
 
+def stats_columns(schema: CollectionSchema) -> tuple[str, ...]:
+    """Columns with statistics in the Delta log: those of the primary key, then STATS_COLUMNS."""
+    return (*(column.name for column in key_columns(schema)), *STATS_COLUMNS)
+
+
 def stored_ids(settings: Settings, kind: str) -> list[int]:
     """Ids of the collections that have a table with rows (`kind`: ``collections``), or one with ``deletes``."""
     return sorted(int(name) for name in store_at(settings.table_uri(kind)).folders() if name.isdecimal())
@@ -59,7 +65,7 @@ def stored_ids(settings: Settings, kind: str) -> list[int]:
 
 def ensure_rows_table(uri: object, schema: CollectionSchema) -> Table:
     """The rows table, with every field of `schema`: created, or given the fields it lacks."""
-    wanted = pa.schema([*file_schema(schema), pa.field(DATE, pa.date32())])
+    wanted = pa.schema([*table_schema(schema), pa.field(DATE, pa.date32())])
     first = pa.schema(
         [field for field in wanted if not hides_ntz(field.type)]
     )  # the others once the table has the feature
@@ -75,7 +81,8 @@ def ensure_deletes_table(uri: object, schema: CollectionSchema) -> Table:
 
 
 def add_fields(table: Table, wanted: pa.Schema) -> None:
-    """Give the table the columns of `wanted` that it lacks (all of them nullable: a schema change adds no others). `table` is then at the version that has them.
+    """Give the table the columns of `wanted` that it lacks (all of them nullable: a schema change adds no others), and let those
+    be null that may be. `table` is then at the version that has them.
 
     Raises ChannelParked where a column is there with another type: a collection of the same id was made before.
     """
@@ -98,4 +105,4 @@ def _refuse(table: Table, differing: Mapping[str, tuple[str, str]]) -> None:
 
 
 def _configuration(schema: CollectionSchema) -> dict[str, str]:
-    return {"delta.dataSkippingStatsColumns": ",".join((schema.primary_key, *STATS_COLUMNS))}
+    return {"delta.dataSkippingStatsColumns": ",".join(stats_columns(schema))}

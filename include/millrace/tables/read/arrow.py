@@ -17,14 +17,15 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument, TableDamaged
 from millrace.base.predicate.arrow import coarse
-from millrace.base.predicate.language import All, Column, Compare, Condition, Literal, columns, conjuncts
+from millrace.base.predicate.language import All, Column, Compare, Condition, Literal, columns, conjuncts, renamed
 from millrace.base.settings import Settings
 from millrace.message.ids import Moment
+from millrace.message.stored_columns import key_columns, needed, plain_column, to_fields
 from millrace.rpc.selection import EVERYTHING, Selection
 from millrace.storage.table import Table
 from millrace.tables.read.plan import ReadPlan, plan_read, tick_span
 from millrace.tables.read.pruning import may_hold
-from millrace.wal.visible.columns import ROW_COLUMNS, delete_file_schema, file_schema
+from millrace.wal.visible.columns import ROW_COLUMNS, delete_file_schema, stored_schema
 from millrace.wal.visible.rows import conform
 
 PIECE_BYTES: Final = 64 << 20
@@ -107,12 +108,18 @@ class _Look:
 
     def __init__(self, plan: ReadPlan, selection: Selection, names: Sequence[str]) -> None:
         self._plan = plan
-        schema = plan.schema.arrow()
         found = selection.condition
         self._keys = plan.schema.key_arrow().names
-        self._conjuncts = [] if found is None else list(conjuncts(found))
-        self._exact = selection.expression(schema)
-        self._coarse = None if found is None else coarse(found, schema)
+        self._exact = selection.expression(plan.schema.arrow())
+        # A field of several columns is looked at behind the files alone.
+        self._places = {each: at for each in plan.schema.arrow().names if (at := plain_column(plan.schema, each))}
+        self._conjuncts = [
+            renamed(each, self._places)
+            for each in (() if found is None else conjuncts(found))
+            if columns(each) <= set(self._places)
+        ]
+        stored = stored_schema(plan.schema)
+        self._coarse = coarse(All(tuple(self._conjuncts)), stored) if self._conjuncts else None
         self._deletes = self._all_deletes()
         first = plan.first_ticks()
         self._replaced = any(first[name] < info.begin_at(plan.tick) for name, info in plan.vchannels.items())
@@ -122,11 +129,13 @@ class _Look:
             wanted |= {*self._keys, "_partition_id", "_time_tick", "_write_tick"}
         if self._hides:
             wanted |= {"_vchannel", "_partition_id", "_time_tick"}
-        self._columns = [each for each in file_schema(plan.schema).names if each in wanted] or ["_time_tick"]
+        self._fields = [each for each in plan.schema.arrow().names if each in wanted]
+        there = {each.name for each in needed(plan.schema, self._fields)} | (wanted & set(ROW_COLUMNS.names))
+        self._columns = [each for each in stored.names if each in there] or ["_time_tick"]
 
     def rows(self, most_bytes: int | None) -> Iterator[pa.Table]:
         """The rows, with the columns that the selection needs and perhaps more."""
-        schema = file_schema(self._plan.schema)
+        schema = stored_schema(self._plan.schema)
         stored = _table_rows(
             self._plan.rows,
             schema,
@@ -139,6 +148,7 @@ class _Look:
         tail = (piece.select(self._columns) for piece in self._plan.tail_rows(deletes=False))
         whole = chain(stored, tail)
         for piece in [pa.concat_tables(whole)] if most_bytes is None else whole:
+            piece = to_fields(piece, self._plan.schema, self._fields)
             if self._exact is not None:
                 piece = piece.filter(self._exact)
             if self._hides:
@@ -162,13 +172,14 @@ class _Look:
     def _all_deletes(self) -> pa.Table:
         """The deletes up to the tick, but for those of keys that the predicate leaves out anyway."""
         plan = self._plan
-        mine = [each for each in self._conjuncts if columns(each) <= set(self._keys)]
-        where = coarse(All(tuple(mine)), plan.schema.key_arrow()) if mine else None
         schema = delete_file_schema(plan.schema)
+        keys = pa.schema(key_columns(plan.schema))
+        mine = [each for each in self._conjuncts if columns(each) <= set(keys.names)]
+        where = coarse(All(tuple(mine)), keys) if mine else None
         found = [*_table_rows(plan.deletes, schema, plan.tick, None, where=where, conjuncts=mine)]
         if plan.has_tail_deletes():
             found += plan.tail_rows(deletes=True)
-        return pa.concat_tables(found)
+        return to_fields(pa.concat_tables(found), plan.schema, self._keys)
 
 
 def _table_rows(

@@ -29,8 +29,8 @@ from millrace.tables.collections.staged import StagedFiles
 from millrace.tables.collections.table import base_tick, deletes_uri, rows_uri
 from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, range_bytes, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
-from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo
-from millrace.wal.visible.columns import delete_file_schema, file_schema
+from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo, newest_schema
+from millrace.wal.visible.columns import delete_file_schema, stored_schema
 from millrace.wal.visible.rows import collection_rows, conform
 
 _DELETING: Final = [kind.name for kind in TAKES_ROWS]
@@ -174,9 +174,7 @@ def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Map
         row_ticks, delete_ticks = (_ticks(table, found, checkpoint) for table in (rows, deletes))
         tails.append(Tail(checkpoint, tail, row_ticks, delete_ticks, staged_bytes))
     _check_whole(collection_id, vchannels, tick)
-    infos = list(vchannels.values())
-    schemas = [info.schema_at(tick) for info in infos]
-    schema = max(schemas, key=lambda each: len(each.fields))
+    schema = newest_schema(vchannels.values(), tick)
     return ReadPlan(settings, collection_id, tick, schema, vchannels, rows, deletes, tuple(tails))
 
 
@@ -255,8 +253,8 @@ def _check_whole(collection_id: int, vchannels: dict[str, VChannelInfo], tick: i
 def tail_rows(
     tail: Tail, *, settings: Settings, collection_id: int, schema: CollectionSchema, deletes: bool
 ) -> Iterator[pa.Table]:
-    """The rows (or deletes) of the collection that the tail has and its table has not yet, as columns of `schema`."""
-    target = delete_file_schema(schema) if deletes else file_schema(schema)
+    """The rows (or deletes) of the collection that the tail has and its table has not yet, in the columns that `schema` needs."""
+    target = delete_file_schema(schema) if deletes else stored_schema(schema)
     ticks = tail.delete_ticks if deletes else tail.row_ticks
     catalog = tail.checkpoint.catalog
     buffer = TxnBuffer(after_tick=tail.checkpoint.time_tick)

@@ -14,20 +14,22 @@ from functools import reduce
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from millrace.base.settings import Settings
+from millrace.message.field_types import FieldType, parse_type
 from millrace.message.ids import Moment
-from millrace.message.schema import CollectionSchema
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.stored_columns import MOST_DAYS, key_columns
 from millrace.storage.files import require_files
 from millrace.storage.spark import spark_frame
 from millrace.storage.table import Table
 from millrace.tables.read.plan import ReadPlan, Tail, plan_read, tail_rows, tick_span
-from millrace.wal.visible.columns import delete_file_schema, file_schema
+from millrace.wal.visible.columns import ROW_COLUMNS, delete_file_schema, stored_schema
 
 FORMAT: Final = "millrace_tail"
 SMALL_TAIL_BYTES: Final = 8 << 20
@@ -61,8 +63,53 @@ def read(
         if first[name] < (begin := info.begin_at(plan.tick)):
             rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= begin))
     if tick_span(plan.deletes)[0] <= plan.tick or plan.has_tail_deletes():
-        rows = _without_deleted(rows, _frame(spark, plan, deletes=True, small_tail=small), plan.schema.primary_key)
-    return rows if with_ticks else rows.select(*(_quoted(name) for name in plan.schema.arrow().names))
+        [key] = key_columns(plan.schema)
+        rows = _without_deleted(rows, _frame(spark, plan, deletes=True, small_tail=small), key.name)
+    return rows.select(*field_columns(plan.schema), *(ROW_COLUMNS.names if with_ticks else ()))
+
+
+def field_columns(schema: CollectionSchema) -> list[Column]:
+    """The fields of a schema, of a frame with the columns that they stand in (as millrace.message.stored_columns has it)."""
+    return [_field(field).alias(field.name) for field in schema.fields]
+
+
+def _field(field: FieldSpec) -> Column:
+    parts = [_widened(F.col(_quoted(name)), parse_type(kind), field.tree) for name, kind in field.stored]
+    return parts[0] if len(parts) == 1 else F.coalesce(*reversed(parts))
+
+
+def _widened(value: Column, narrow: FieldType, wide: FieldType) -> Column:
+    if narrow == wide:
+        return value
+    match wide.kind:
+        case "struct":
+            children = dict(zip(narrow.names, narrow.children, strict=True))
+            fields = [
+                (
+                    _widened(value.getField(name), children[name], each)
+                    if name in children
+                    else F.lit(None).cast(_spark_type(each))
+                ).alias(name)
+                for name, each in zip(wide.names, wide.children, strict=True)
+            ]
+            return F.when(value.isNotNull(), F.struct(*fields))
+        case "list":
+            return F.transform(value, lambda each: _widened(each, narrow.children[0], wide.children[0]))
+        case "map":
+            return F.transform_values(value, lambda _, each: _widened(each, narrow.children[1], wide.children[1]))
+        case "timestamp" | "timestamp_ntz":
+            days = F.least(F.greatest(F.unix_date(value), F.lit(-MOST_DAYS)), F.lit(MOST_DAYS)).cast("long")
+            moment = F.timestamp_micros(days * 86_400_000_000)
+            return (
+                moment
+                if wide.kind == "timestamp"
+                else F.convert_timezone(None, F.lit("UTC"), moment.cast("timestamp_ntz"))
+            )
+    return value.cast(_spark_type(wide))
+
+
+def _spark_type(kind: FieldType) -> DataType:
+    return from_arrow_schema(pa.schema([pa.field("_", kind.arrow)])).fields[0].dataType
 
 
 def _quoted(name: str) -> str:
@@ -71,7 +118,7 @@ def _quoted(name: str) -> str:
 
 def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool, small_tail: bool) -> DataFrame:
     """Rows (or deletes) up to the tick: the table's and the tail's."""
-    target = delete_file_schema(plan.schema) if deletes else file_schema(plan.schema)
+    target = delete_file_schema(plan.schema) if deletes else stored_schema(plan.schema)
     # Nullable throughout: both sides of the union then have one type.
     target = pa.schema([field.with_nullable(True) for field in target])
     table = plan.deletes if deletes else plan.rows

@@ -8,7 +8,7 @@ as a read at an earlier tick may ask for it: drop ticks of partitions and collec
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from millrace.base.errors import UnsupportedVersion
 from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.schema import CollectionSchema
+from millrace.message.schema_changes import apply_all
 from millrace.message.types import BRINGS_ROWS, MessageType
 from millrace.wal.txn_buffer import VISIBLE_TICK
 
@@ -92,8 +93,11 @@ class VChannelInfo:
 
     def schema_at(self, tick: int) -> CollectionSchema:
         """The newest schema at `tick` (the first where `tick` lies before it)."""
-        known = [schema for since, schema in self.schemas if since <= tick]
-        return known[-1] if known else self.schemas[0][1]
+        return self.schemas[self.version_at(tick) - 1][1]
+
+    def version_at(self, tick: int) -> int:
+        """The version of :meth:`schema_at`."""
+        return max(1, sum(since <= tick for since, _ in self.schemas))
 
     def begin_at(self, tick: int) -> int:
         """A read at `tick` sees no row of the VChannel that became visible before this tick: such a row is of an earlier
@@ -135,6 +139,13 @@ class VChannelInfo:
             replace_ticks=list(value.get("replace_ticks", ())),
             growing={int(number): SegmentInfo(*info) for number, info in value["growing"].items()},
         )
+
+
+def newest_schema(infos: Iterable[VChannelInfo], tick: int | None = None) -> CollectionSchema:
+    """A collection's schema (at `tick`): a change may have come to some of its VChannels alone, and the newest one counts."""
+    if tick is None:
+        return max(infos, key=lambda info: len(info.schemas)).newest_schema
+    return max(infos, key=lambda info: info.version_at(tick)).schema_at(tick)
 
 
 @dataclass(slots=True)
@@ -204,7 +215,7 @@ class Catalog:
             case MessageType.DROP_PARTITION:
                 info.partition_drops.setdefault(row["partition_id"], []).append(tick)
             case _:
-                info.schemas.append((tick, info.newest_schema.with_field(body["add"])))
+                info.schemas.append((tick, apply_all(info.newest_schema, body["changes"])))
 
     def segment_events(self, rows: pa.Table) -> Iterator[SegmentEvent]:
         """Count the visible rows of a stretch into their segments and tell which segments began and ended in it."""

@@ -28,9 +28,10 @@ import pyarrow.compute as pc
 from millrace.base.errors import CollectionNotFound, InvalidArgument
 from millrace.message.bodies import Imports, parse_body
 from millrace.message.schema import CollectionSchema
+from millrace.message.stored_columns import needed, to_fields
 from millrace.message.types import DML, MessageType
 from millrace.wal.txn_buffer import VISIBLE_TICK
-from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo
+from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo, newest_schema
 from millrace.wal.visible.rows import collection_rows, conform, imported_rows, pieces
 
 BATCH_BYTES: Final = 16 << 20
@@ -74,7 +75,7 @@ class ChangeBatch:
     pchannel: str
     collection_id: int
     schema: CollectionSchema
-    """The newest that any of the rows was written with; a newer one only adds fields behind it."""
+    """The collection's at the last of the rows, whatever schema they were written with."""
     rows: pa.RecordBatch
     """Of change_schema(schema)."""
     position: Position
@@ -152,18 +153,17 @@ class ChangeReader:
         for part in pieces(messages, BATCH_BYTES):
             stop += part.num_rows
             whole = stop == len(ends) or ends[stop] > ends[stop - 1]
-            yield from self._given(*self._in_order(part), whole=whole)
+            schema = newest_schema(self._catalog.vchannels.values(), int(ends[stop - 1]))
+            yield from self._given(schema, self._in_order(part, schema), whole=whole)
 
-    def _in_order(self, part: pa.Table) -> tuple[CollectionSchema, pa.Table]:
-        found = list(collection_rows(part, self._catalog, imports=self._imports))
-        schema = max((each.schema for each in found), key=lambda each: len(each.fields))
-        target = change_schema(schema)
+    def _in_order(self, part: pa.Table, schema: CollectionSchema) -> pa.Table:
+        found = collection_rows(part, self._catalog, imports=self._imports)
         table = pa.concat_tables(
-            [conform(_of_kind(each.rows, "delete" if each.is_delete else "insert"), target) for each in found]
+            [_as_fields(_of_kind(each.rows, "delete" if each.is_delete else "insert"), schema) for each in found]
         )
         # Each message has a write tick of its own, and its rows stand in their order already, the deletes first.
         order = np.lexsort([table[name].to_numpy() for name in ("_write_tick", "_time_tick")])
-        return schema, table if (np.diff(order) == 1).all() else table.take(pa.array(order))
+        return table if (np.diff(order) == 1).all() else table.take(pa.array(order))
 
     def _event(self, table: pa.Table) -> Iterator[ChangeBatch]:
         [row] = table.to_pylist()
@@ -183,7 +183,7 @@ class ChangeReader:
             case MessageType.DROP_PARTITION:
                 given = iter([_retraction(row, info.schema_at(tick), row["partition_id"])])
             case MessageType.IMPORT:
-                given = self._imported(row, info.schemas[row["schema_version"] - 1][1])
+                given = self._imported(row, info.schema_at(tick))
         before = next(given, None)
         while before is not None:
             behind = next(given, None)  # one piece ahead, to know the last
@@ -194,7 +194,7 @@ class ChangeReader:
         if parse_body(MessageType.IMPORT, row["payload"])["replace"]:
             yield _retraction(row, schema)
         for each in imported_rows(row, self._catalog, self._imports):
-            yield schema, conform(_of_kind(each.rows, "insert"), change_schema(schema))
+            yield schema, _as_fields(_of_kind(each.rows, "insert"), schema)
 
     def _given(self, schema: CollectionSchema, rows: pa.Table, *, whole: bool) -> Iterator[ChangeBatch]:
         """The batch of the next rows, without those that the start skips; `whole`: the last unit ends with them."""
@@ -230,6 +230,12 @@ Pieces = Iterator[tuple[CollectionSchema, pa.Table]]
 def _of_kind(rows: pa.Table, kind: Kind) -> pa.Table:
     codes = pa.array(np.full(rows.num_rows, KINDS.index(kind), dtype=np.int8))
     return rows.append_column("_change", pa.DictionaryArray.from_arrays(codes, pa.array(KINDS)))
+
+
+def _as_fields(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
+    """Rows in the columns of the schema that they were written with, as fields of this one."""
+    columns = pa.schema([*(each.with_nullable(True) for each in needed(schema)), *CHANGE_COLUMNS])
+    return conform(to_fields(conform(rows, columns), schema), change_schema(schema))
 
 
 def _retraction(

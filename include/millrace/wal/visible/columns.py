@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from millrace.message.ids import tick_physical_ms
 from millrace.message.schema import CollectionSchema
+from millrace.message.stored_columns import every, key_columns, needed, written
 
 ROW_COLUMNS: Final = pa.schema(
     [
@@ -34,13 +35,23 @@ DELETE_COLUMNS: Final = pa.schema(
 
 
 def file_schema(schema: CollectionSchema) -> pa.Schema:
-    """Columns of the rows table's files."""
-    return pa.schema([*schema.arrow(), *ROW_COLUMNS])
+    """Columns of the rows table's files that rows of this schema are written to, in the order of its fields."""
+    return pa.schema([*written(schema), *ROW_COLUMNS])
+
+
+def stored_schema(schema: CollectionSchema) -> pa.Schema:
+    """Columns of the rows table that rows of this schema, and of those before it, are read from."""
+    return pa.schema([*needed(schema), *ROW_COLUMNS])
+
+
+def table_schema(schema: CollectionSchema) -> pa.Schema:
+    """Columns of the rows table, those that no field has any more among them."""
+    return pa.schema([*every(schema), *ROW_COLUMNS])
 
 
 def delete_file_schema(schema: CollectionSchema) -> pa.Schema:
     """Columns of the deletes table's files."""
-    return pa.schema([*schema.key_arrow(), *DELETE_COLUMNS])
+    return pa.schema([*key_columns(schema), *DELETE_COLUMNS])
 
 
 def tick_date(tick: int) -> date:

@@ -23,7 +23,7 @@ from millrace.message.types import BRINGS_ROWS, TAKES_ROWS, MessageType
 from millrace.wal.run import groups, payload_sizes
 from millrace.wal.txn_buffer import VISIBLE_TICK
 from millrace.wal.visible.catalog import Catalog, import_segments
-from millrace.wal.visible.columns import delete_file_schema, file_schema, tick_date
+from millrace.wal.visible.columns import DELETE_COLUMNS, ROW_COLUMNS, delete_file_schema, file_schema, tick_date
 
 DECODE_BYTES: Final = 64 << 20
 """Payload bytes that are decoded at once: bounds memory where a large transaction becomes visible."""
@@ -39,9 +39,9 @@ class CollectionRows:
     collection_id: int
     is_delete: bool
     schema: CollectionSchema
-    """The one the rows were written with; a newer one only adds fields behind it."""
+    """The one the rows were written with."""
     rows: pa.Table
-    """Of file_schema(schema), or delete_file_schema(schema)."""
+    """Of file_schema(schema), or delete_file_schema(schema): columns of the tables, not fields."""
 
 
 def collection_rows(
@@ -95,12 +95,8 @@ def imported_rows(row: dict[str, Any], catalog: Catalog, imports: Imports) -> It
             "_time_tick": row[VISIBLE_TICK],
             "_write_tick": row["time_tick"],
         }
-        columns = [
-            pa.repeat(pa.scalar(placed[field.name], field.type), rows.num_rows)
-            if field.name in placed
-            else rows[field.name]
-            for field in target
-        ]
+        places = [pa.repeat(pa.scalar(placed[each.name], each.type), rows.num_rows) for each in ROW_COLUMNS]
+        columns = [*rows.columns, *places]
         yield CollectionRows(row["collection_id"], False, schema, pa.Table.from_arrays(columns, schema=target))
 
 
@@ -127,6 +123,21 @@ def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.table(columns, schema=schema)
+
+
+def joined(have: pa.Schema, more: pa.Schema) -> pa.Schema:
+    """The columns of files that take rows of both: `have` itself where it has all of `more`."""
+    if have.equals(more):
+        return have
+    lacking = [each for each in more if each.name not in have.names]
+    places = [each for each in have if each.name in ROW_COLUMNS.names or each.name in DELETE_COLUMNS.names]
+    fields = [each for each in have if each not in places]
+
+    def of_both(each: pa.Field) -> pa.Field:
+        there = each.name in more.names and each.name in have.names
+        return each.with_nullable(not there or have.field(each.name).nullable or more.field(each.name).nullable)
+
+    return pa.schema([*(of_both(each) for each in (*fields, *lacking)), *places])
 
 
 def pieces(part: pa.Table, max_bytes: int) -> Iterator[pa.Table]:
@@ -178,8 +189,9 @@ def _decode(part: pa.Table, schema: CollectionSchema, catalog: Catalog, *, rows:
         placed["_segment_id"] = pa.array(spread("segment_id"))
         placed["_partition"] = _partition_names(part, catalog, owner)
     target = delete_file_schema(schema) if keys_alone else file_schema(schema)
-    columns = [decoded.rows.column(field.name) if field.name not in placed else placed[field.name] for field in target]
-    return pa.Table.from_arrays(columns, schema=target)
+    fields = schema.key_arrow().names if keys_alone else schema.arrow().names
+    places = [placed[name] for name in target.names[len(fields) :]]
+    return pa.Table.from_arrays([*(decoded.rows.column(name) for name in fields), *places], schema=target)
 
 
 def _keys(rows: pa.Table, schema: CollectionSchema) -> pa.Table:

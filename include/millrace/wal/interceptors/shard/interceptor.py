@@ -13,7 +13,8 @@ from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.keys import vchannel_index
 from millrace.message.payload.rows import decode_many
-from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema import CollectionSchema
+from millrace.message.schema_changes import Change, apply_all
 from millrace.message.types import BRINGS_ROWS, DML, MessageType
 from millrace.wal.interceptors.interceptor import Proceed, Timer
 from millrace.wal.interceptors.shard import segments
@@ -190,7 +191,7 @@ class Shard:
             case MessageType.DROP_PARTITION if partition_id not in channel.partitions:
                 raise _Refused(Reason.PARTITION_NOT_FOUND, f"the collection has no partition {partition_id}")
             case MessageType.SCHEMA_CHANGE:
-                self._change_schema(channel, int(columns.schema_version[row]), body["add"])
+                self._change_schema(channel, int(columns.schema_version[row]), body["changes"])
             case MessageType.IMPORT:
                 self._import(channel, int(columns.schema_version[row]), body)
             case MessageType.MANUAL_FLUSH if not _ending(channel, partition_id, body.get("segment_id")):
@@ -221,14 +222,12 @@ class Shard:
         if len(channel.partitions) >= state.config.max_partitions:
             raise _Refused(Reason.LIMIT_EXCEEDED, f"a collection has at most {state.config.max_partitions} partitions")
 
-    def _change_schema(self, channel: VChannelState, version: int, added: FieldSpec) -> None:
+    def _change_schema(self, channel: VChannelState, version: int, changes: list[Change]) -> None:
         newest = len(channel.schemas)
         if version != newest + 1:
             raise _Refused(Reason.SCHEMA_MISMATCH, f"schema version {newest + 1} comes next, not {version}")
-        if not added.nullable:
-            raise _Refused(Reason.SCHEMA_MISMATCH, f"the added field {added.name!r} must be nullable")
         try:
-            channel.schemas[-1].with_field(added)
+            apply_all(channel.schemas[-1], changes)
         except InvalidArgument as error:
             raise _Refused(Reason.SCHEMA_MISMATCH, str(error)) from None
 
@@ -315,8 +314,8 @@ class Shard:
             case MessageType.DROP_PARTITION:
                 del channel.partitions[row.partition_id]
             case MessageType.SCHEMA_CHANGE:
-                added = parse_body(row.type, row.payload)["add"]
-                channel.schemas = (*channel.schemas, channel.schemas[-1].with_field(added))
+                changes = parse_body(row.type, row.payload)["changes"]
+                channel.schemas = (*channel.schemas, apply_all(channel.schemas[-1], changes))
             case MessageType.CREATE_SEGMENT:
                 channel.growing[row.partition_id] = Segment(
                     row.segment_id, row.partition_id, 0, 0, row.tick, channel.delete_rows, frozenset(), ""

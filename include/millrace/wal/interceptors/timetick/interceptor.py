@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from millrace.base.errors import Malformed, UnsupportedVersion
-from millrace.message.bodies import parse_body
+from millrace.message.bodies import check_first_form, parse_body
 from millrace.message.field_types import FIRST_TYPES
 from millrace.message.ids import LOGICAL_BITS, LogId, generation_start
 from millrace.message.schema import FieldSpec
+from millrace.message.schema_changes import Add
 from millrace.message.types import DML, SINCE, Flag, MessageType, flags_of
 from millrace.wal.interceptors.interceptor import Proceed
 from millrace.wal.interceptors.timetick import producers
@@ -109,6 +110,8 @@ class TimeTick:
         if number in DML:
             return
         try:
+            if number == MessageType.SCHEMA_CHANGE and state.chain_version < TABLES:
+                check_first_form(columns.payload(row))
             body = parse_body(MessageType(number), columns.payload(row))
             if number == MessageType.TERM_OPENING:
                 state.config.changed(body["config"])
@@ -194,7 +197,7 @@ def _check_first_types(number: int, body: Any) -> None:
         if body["schema"].replaces:
             raise Malformed("a schema is an object with fields, primary_key and, perhaps, event_time")
     elif number == MessageType.SCHEMA_CHANGE:
-        fields = (body["add"],)
+        fields = tuple(each.field for each in body["changes"] if isinstance(each, Add))
     for field in fields:
         if field.type not in FIRST_TYPES:
             raise Malformed(f"field {field.name!r}: unknown type {field.type!r}; one of {', '.join(FIRST_TYPES)}")

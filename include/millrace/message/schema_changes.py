@@ -1,0 +1,245 @@
+"""What changes a collection's schema: a closed set of changes, and the one function that applies them.
+
+Promises: :func:`apply` is pure, and what it makes is a valid schema or InvalidArgument says why there is none; the tables'
+columns only become more: a column keeps its name and type for ever, a field keeps its columns when it is renamed, a dropped one
+leaves them retired, a wider type gets a column of its own beside them, and a name that was used before gets a number behind it.
+So rows of every version stand in the same tables, and what reads one needs its own schema alone (docs/schema-evolution.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from millrace.base.errors import InvalidArgument, Malformed
+from millrace.message.field_types import FieldType, parse_type
+from millrace.message.schema import MAX_FIELDS, CollectionSchema, FieldSpec, StoredColumn
+
+MAX_CHANGES: Final = 1_000
+"""Of one message."""
+
+MAX_COLUMNS: Final = 2 * MAX_FIELDS
+"""Of a collection's table, those of dropped fields and narrower types among them."""
+
+_WIDER_SCALARS: Final = {
+    "int8": ("int16", "int32", "int64"),
+    "int16": ("int32", "int64"),
+    "int32": ("int64",),
+    "float32": ("float64",),
+    "date": ("timestamp", "timestamp_ntz"),
+}
+
+
+class Add(NamedTuple):
+    """A field behind the others; nullable, for the rows that are there have none."""
+
+    field: FieldSpec
+
+
+class Drop(NamedTuple):
+    """A field that is no key and no event time goes."""
+
+    name: str
+
+
+class Rename(NamedTuple):
+    """A field has another name."""
+
+    name: str
+    to: str
+
+
+class Reorder(NamedTuple):
+    """The named fields come first, in this order; the others keep theirs behind them."""
+
+    names: tuple[str, ...]
+
+
+class Widen(NamedTuple):
+    """A field, which is no key, has a type that holds all values of the one it had."""
+
+    name: str
+    type: str
+
+
+class Relax(NamedTuple):
+    """A field, which is no key, may be null."""
+
+    name: str
+
+
+Change: TypeAlias = Add | Drop | Rename | Reorder | Widen | Relax
+
+
+def apply(schema: CollectionSchema, change: Change) -> CollectionSchema:
+    """The schema after one change. Raises InvalidArgument where it cannot be."""
+    match change:
+        case Add(field):
+            return _add(schema, field)
+        case Drop(name):
+            return _drop(schema, name)
+        case Rename(name, to):
+            return _rename(schema, name, to)
+        case Reorder(names):
+            return _reorder(schema, names)
+        case Widen(name, kind):
+            return _widen(schema, name, kind)
+        case Relax(name):
+            field = _no_key(schema, name, "be null")
+            return _with(schema, field, replace(field, nullable=True))
+
+
+def apply_all(schema: CollectionSchema, changes: Iterable[Change]) -> CollectionSchema:
+    """The schema after some changes, one after the other: one new version. Raises InvalidArgument."""
+    for change in changes:
+        schema = apply(schema, change)
+    return schema
+
+
+def to_json(change: Change) -> dict[str, Any]:
+    """As a SCHEMA_CHANGE carries it: ``{"op": ...}`` and what the change says."""
+    said = change._asdict()
+    if isinstance(change, Add):
+        said["field"] = change.field.to_json()
+    if isinstance(change, Reorder):
+        said["names"] = list(change.names)
+    return {"op": _OPS[type(change)], **said}
+
+
+def from_json(value: object) -> Change:
+    """Inverse of :func:`to_json`. Raises Malformed for another shape, InvalidArgument for a field that cannot be."""
+    kind = _KINDS.get(str(value.get("op"))) if isinstance(value, Mapping) else None
+    if kind is None or not isinstance(value, Mapping) or set(value) != {"op", *kind._fields}:
+        raise Malformed(f"a change is an object with op, one of {', '.join(_KINDS)}, and what that one says")
+    if kind is Add:
+        return Add(FieldSpec.from_json(value["field"], declared=True))
+    if kind is Reorder:
+        return Reorder(tuple(_texts(value["names"])))
+    return kind(*_texts([value[name] for name in kind._fields]))
+
+
+def widens(narrow: FieldType, wide: FieldType) -> bool:
+    """Whether every value of `narrow` has its one place in `wide`, and they differ."""
+    if narrow.kind != wide.kind:
+        return wide.kind in _WIDER_SCALARS.get(narrow.kind, ())
+    match narrow.kind:
+        case "decimal":
+            more = wide.scale - narrow.scale
+            return narrow != wide and more >= 0 and wide.precision - narrow.precision >= more
+        case "struct":
+            have = dict(zip(wide.names, wide.children, strict=True))
+            if not set(narrow.names) <= set(have):
+                return False
+            pairs = [(each, have[name]) for name, each in zip(narrow.names, narrow.children, strict=True)]
+        case "list":
+            pairs = [(narrow.children[0], wide.children[0])]
+        case "map":
+            pairs = [(narrow.children[1], wide.children[1])]
+            if narrow.children[0] != wide.children[0]:
+                return False
+        case _:
+            return False
+    return narrow != wide and all(each == other or _widens_inside(each, other) for each, other in pairs)
+
+
+def _widens_inside(narrow: FieldType, wide: FieldType) -> bool:
+    """Inside of another type a date stays a date: days that no timestamp holds have no place there."""
+    return narrow.kind != "date" and widens(narrow, wide)
+
+
+_OPS: Final[dict[type, str]] = {
+    Add: "add",
+    Drop: "drop",
+    Rename: "rename",
+    Reorder: "reorder",
+    Widen: "widen",
+    Relax: "relax",
+}
+_KINDS: Final[dict[str, Any]] = {op: kind for kind, op in _OPS.items()}
+
+
+def _texts(value: object) -> Sequence[str]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise Malformed("a change names fields and types as strings")
+    return value
+
+
+def _field(schema: CollectionSchema, name: str) -> FieldSpec:
+    for field in schema.fields:
+        if field.name == name:
+            return field
+    raise InvalidArgument(f"there is no field {name!r}; there are {', '.join(each.name for each in schema.fields)}")
+
+
+def _no_key(schema: CollectionSchema, name: str, what: str) -> FieldSpec:
+    field = _field(schema, name)
+    if name in schema.key_arrow().names:
+        raise InvalidArgument(f"field {name!r} is the primary key: it can be renamed, and not {what}")
+    return field
+
+
+def _with(schema: CollectionSchema, field: FieldSpec, changed: FieldSpec) -> CollectionSchema:
+    return replace(schema, fields=tuple(changed if each is field else each for each in schema.fields))
+
+
+def _add(schema: CollectionSchema, field: FieldSpec) -> CollectionSchema:
+    if not field.nullable:
+        raise InvalidArgument(f"the added field {field.name!r} must be nullable")
+    column = StoredColumn(_free(schema, field.name), field.type)
+    return replace(schema, fields=(*schema.fields, replace(field, columns=(column,))))
+
+
+def _drop(schema: CollectionSchema, name: str) -> CollectionSchema:
+    field = _no_key(schema, name, "be dropped")
+    if name == schema.event_time:
+        raise InvalidArgument(f"field {name!r} is the event time: it cannot be dropped")
+    left = tuple(each for each in schema.fields if each is not field)
+    return replace(schema, fields=left, retired=(*schema.retired, *field.stored))
+
+
+def _rename(schema: CollectionSchema, name: str, to: str) -> CollectionSchema:
+    field = _field(schema, name)
+    changed = replace(field, name=to, columns=field.stored)
+    fields = tuple(changed if each is field else each for each in schema.fields)
+    event = to if schema.event_time == name else schema.event_time
+    return replace(schema, fields=fields, event_time=event, **_renamed_key(schema, name, to))
+
+
+def _renamed_key(schema: CollectionSchema, name: str, to: str) -> dict[str, Any]:
+    return {"primary_key": to if schema.primary_key == name else schema.primary_key}
+
+
+def _reorder(schema: CollectionSchema, names: tuple[str, ...]) -> CollectionSchema:
+    if len(set(names)) < len(names):
+        raise InvalidArgument("an order names each field once")
+    first = tuple(_field(schema, name) for name in names)
+    return replace(schema, fields=(*first, *(each for each in schema.fields if each.name not in names)))
+
+
+def _widen(schema: CollectionSchema, name: str, kind: str) -> CollectionSchema:
+    field, wide = _no_key(schema, name, "have another type"), parse_type(kind)
+    if not widens(field.tree, wide):
+        raise InvalidArgument(
+            f"field {name!r}: {field.type} cannot become {wide.text}: a type can become one that holds all its values (a longer"
+            " int, float64 of float32, a decimal with as many digits or more on both sides of the point, a timestamp of a date,"
+            " a struct with more fields)"
+        )
+    column = StoredColumn(_free(schema, field.stored[0].name), wide.text)
+    return _with(schema, field, replace(field, type=wide.text, columns=(*field.stored, column)))
+
+
+def _free(schema: CollectionSchema, name: str) -> str:
+    """A name for a new column: `name`, or with the first number behind it that makes it one that no column ever had."""
+    stored = [*(column for field in schema.fields for column in field.stored), *schema.retired]
+    if len(stored) >= MAX_COLUMNS:
+        raise InvalidArgument(
+            f"the collection's table has {len(stored)} columns, those of dropped fields and narrower types among them, and takes"
+            " no more: make a new collection, and load the rows into it"
+        )
+    taken = {each.name.casefold() for each in stored}
+    found, number = name, 1
+    while found.casefold() in taken:
+        number += 1
+        found = f"{name}__{number}"
+    return found

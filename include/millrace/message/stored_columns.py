@@ -1,0 +1,87 @@
+"""Where the fields of a schema stand in its collection's Delta tables, and back: the one mapping that all readers have.
+
+A field's values stand in columns that keep their names and types for ever (:mod:`millrace.message.schema_changes`): in one, or,
+where its type became wider, each in one of several. Rows between log and table are of columns; what a reader gets, of fields.
+Promises: of a schema that was never changed but by added fields, columns are the fields, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.message.field_types import parse_type
+from millrace.message.schema import CollectionSchema, FieldSpec
+
+MOST_DAYS: Final = (1 << 63) // 86_400_000_000
+"""Days on either side of 1970 that a timestamp of microseconds reaches; a date beyond becomes the last one."""
+
+
+def written(schema: CollectionSchema) -> list[pa.Field]:
+    """The columns that rows of this schema are written to, in the order of its fields."""
+    return [_column(field.stored[-1].name, field.stored[-1].type, field.nullable) for field in schema.fields]
+
+
+def needed(schema: CollectionSchema, names: Iterable[str] | None = None) -> list[pa.Field]:
+    """The columns that the fields (`names`; default: all) are read from."""
+    wanted = None if names is None else set(names)
+    fields = [field for field in schema.fields if wanted is None or field.name in wanted]
+    return [column for field in fields for column in _columns(field)]
+
+
+def every(schema: CollectionSchema) -> list[pa.Field]:
+    """All columns that the collection's rows ever had up to this schema."""
+    return [*needed(schema), *(_column(name, kind, True) for name, kind in schema.retired)]
+
+
+def key_columns(schema: CollectionSchema) -> list[pa.Field]:
+    """The columns of the primary key."""
+    return needed(schema, schema.key_arrow().names)
+
+
+def plain_column(schema: CollectionSchema, name: str) -> str | None:
+    """The one column that a field stands in; None where it stands in several, or where there is no such field."""
+    found = next((field.stored for field in schema.fields if field.name == name), ())
+    return found[0].name if len(found) == 1 else None
+
+
+def to_fields(rows: pa.Table, schema: CollectionSchema, names: Sequence[str] | None = None) -> pa.Table:
+    """`rows` with fields (`names`, or all) in the place of their columns; other columns that belong to no field stay behind them."""
+    chosen = [field for field in schema.fields if names is None or field.name in names]
+    if not any(field.columns for field in schema.fields) and not schema.retired:
+        return rows
+    columns = {each.name for each in every(schema)}
+    kept = [name for name in rows.column_names if name not in columns]
+    values = [*(_values(rows, field) for field in chosen), *(rows[name] for name in kept)]
+    return pa.table(
+        values, pa.schema([*(field.arrow() for field in chosen), *(rows.schema.field(name) for name in kept)])
+    )
+
+
+def _values(rows: pa.Table, field: FieldSpec) -> pa.ChunkedArray:
+    wide = field.tree.arrow
+    parts = [_widened(rows[name], wide) for name, _ in field.stored]
+    # Each value stands in one column: the newest is asked first, for most are there.
+    return parts[0] if len(parts) == 1 else pc.coalesce(*reversed(parts))
+
+
+def _widened(values: pa.ChunkedArray, wide: pa.DataType) -> pa.ChunkedArray:
+    if values.type == wide:
+        return values
+    if pa.types.is_date32(values.type):
+        days = values.cast(pa.int32()).cast(pa.int64())
+        days = pc.min_element_wise(pc.max_element_wise(days, -MOST_DAYS, skip_nulls=False), MOST_DAYS, skip_nulls=False)
+        return pc.multiply(days, 86_400_000_000).cast(wide)
+    return values.cast(wide)
+
+
+def _columns(field: FieldSpec) -> list[pa.Field]:
+    alone = len(field.stored) == 1
+    return [_column(name, kind, field.nullable or not alone) for name, kind in field.stored]
+
+
+def _column(name: str, kind: str, nullable: bool) -> pa.Field:
+    return pa.field(name, parse_type(kind).arrow, nullable=nullable)

@@ -1,0 +1,23 @@
+"""The example of docs/schema-evolution.md runs as it stands, and its tables say what the code does."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from millrace.client.database import Collection
+from tests.docs.pages import python_blocks, table
+from tests.docs.test_examples import run
+
+
+def test_the_example_reads_both_schemas() -> None:
+    names: dict[str, Any] = {}
+    printed = "".join(run(block.text, names) for block in python_blocks("docs/schema-evolution.md"))
+    now, then = printed.splitlines()
+    assert now == "[{'id': 1, 'city': None, 'cents': 250}, {'id': 2, 'city': 'Oslo', 'cents': 5000000000}]"
+    assert then == "[{'id': 1, 'price': 250, 'note': 'gift'}]"
+
+
+def test_the_table_has_the_options_of_alter_in_their_order() -> None:
+    options = [name for name in inspect.signature(Collection.alter).parameters if name != "self"]
+    assert [row[0].strip("`") for row in table("docs/schema-evolution.md", "Changing a schema")] == options

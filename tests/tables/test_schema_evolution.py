@@ -1,0 +1,366 @@
+"""A schema that changes: every reader finds the fields of its tick, whatever schema the rows were written with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millrace.base.errors import InvalidArgument
+from millrace.client.database import Collection
+from millrace.observe.sample import sample
+from millrace.operations.checkpoint.declaration import CheckpointParams
+from millrace.operations.checkpoint.run import checkpoint
+from millrace.operations.compaction.declaration import CompactionParams
+from millrace.operations.compaction.run import compact
+from millrace.operations.restore.declaration import RestoreParams
+from millrace.operations.restore.run import restore
+from millrace.operations.verify.run import verify_collections
+from millrace.runtime.progress import Progress
+from millrace.tables.wal.reader import MAX_TICK
+from millrace.testing import Deployment, deployment
+
+
+@pytest.fixture(scope="module")
+def db() -> Iterator[Deployment]:
+    with deployment(pchannels=2) as made:
+        yield made
+
+
+def by_id(rows: pa.Table, key: str = "id") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = rows.sort_by(key).to_pylist()
+    return found
+
+
+def older(made: Collection) -> Collection:
+    """The collection as a producer knows it that was started now, and asks for nothing later."""
+    return Collection(made.database, made.definition)
+
+
+FIRST = {
+    "id": "int64",
+    "price": "int32",
+    "weight": "float32?",
+    "day": "date?",
+    "note": "string?",
+    "at": "struct<x: int8>?",
+}
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"id": number, "price": number, "weight": 0.5, "day": date(2026, 11, 24), "note": "n", "at": {"x": 1}}
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_read_has_the_fields_of_its_tick(db: Deployment, settled: bool) -> None:
+    made = db.create_collection(f"orders{settled}", FIRST, key="id", vchannels=2)
+    first = made.insert([row(1), row(2)]).last_tick
+    before = older(made)
+    if settled:
+        db.settle()
+    assert (
+        made.alter(
+            drop="note",
+            rename={"price": "cents", "id": "key"},
+            widen={"cents": "int64", "weight": "float64", "day": "timestamp", "at": "struct<y: string, x: int16>"},
+            relax="cents",
+            add={"note": "bool", "price": "decimal(5,2)"},
+            order="cents, key",
+        )
+        == 2
+    )
+    assert made.schema.primary_key == "key"
+    second = made.insert(
+        [{"key": 3, "cents": 1 << 40, "day": datetime(2026, 1, 1, 1, tzinfo=UTC), "at": {"y": "a", "x": 300}}]
+    )
+    late = before.insert([row(4)])  # a producer that knows nothing of it
+    assert late.rejected_rows == 0
+    made.insert([{"key": 5, "price": Decimal("1.25"), "note": True}])
+    made.delete([2])
+    if settled:
+        db.settle()
+    assert by_id(made.read(at=first)) == [row(1), row(2)]
+    at = second.last_tick
+    old = {
+        "weight": 0.5,
+        "day": datetime(2026, 11, 24, tzinfo=UTC),
+        "at": {"y": None, "x": 1},
+        "note": None,
+        "price": None,
+    }
+    new = {
+        "weight": None,
+        "day": datetime(2026, 1, 1, 1, tzinfo=UTC),
+        "at": {"y": "a", "x": 300},
+        "note": None,
+        "price": None,
+    }
+    wide = {"cents": 1 << 40, "key": 3, **new}
+    rows = made.read(at=at)
+    assert rows.column_names == ["cents", "key", "weight", "day", "at", "note", "price"]
+    assert rows.schema.equals(made.schema.arrow())
+    assert by_id(rows, "key") == [{"cents": 1, "key": 1, **old}, {"cents": 2, "key": 2, **old}, wide]
+    empty = dict.fromkeys(("weight", "day", "at"))
+    assert by_id(made.read(), "key") == [
+        {"cents": 1, "key": 1, **old},
+        wide,
+        {"cents": 4, "key": 4, **old},
+        {"cents": None, "key": 5, **empty, "note": True, "price": Decimal("1.25")},
+    ]
+    assert by_id(made.read(where="cents < 5 AND key > 1", columns="key"), "key") == [{"key": 4}]
+    assert by_id(made.read(where="weight = 0.5 OR price > 1", columns="key"), "key") == [
+        {"key": 1},
+        {"key": 4},
+        {"key": 5},
+    ]
+    assert made.count() == 4
+    assert made.count(where="key = 2") == 0
+    assert made.read(order_by="cents desc", limit=1, columns="key, cents").to_pylist() == [{"key": 3, "cents": 1 << 40}]
+
+
+def test_any_reader_of_delta_reads_the_files_as_they_are(db: Deployment) -> None:
+    made = db.create_collection("plain", FIRST, key="id")
+    made.insert([row(1)])
+    db.settle()
+    made.alter(rename={"id": "key", "price": "cents"}, widen={"cents": "int64"}, drop="note", add={"note": "int64"})
+    made.insert([{"key": 2, "cents": 5, "note": 7}])
+    db.settle()
+    table = DeltaTable(db.settings.collections_uri(made.id))
+    assert table.protocol().min_reader_version == 1
+    nullable = {each.name: each.nullable for each in table.schema().fields}
+    assert nullable["id"] is False
+    assert nullable["price"], "rows of the wider type have none"
+    found = pa.table(table.to_pyarrow_table(columns=["id", "price", "price__2", "note", "note__2"]))
+    assert by_id(found) == [
+        {"id": 1, "price": 1, "price__2": None, "note": "n", "note__2": None},
+        {"id": 2, "price": None, "price__2": 5, "note": None, "note__2": 7},
+    ]
+
+
+def test_changes_scan_and_upserts_go_through_a_change(db: Deployment) -> None:
+    made = db.create_collection("fed", {"id": "int64", "a": "int32?"}, key="id")
+    made.insert([{"id": 1, "a": 1}])
+    before = older(made)
+    made.alter(rename={"a": "b", "id": "key"}, widen={"b": "int64"})
+    before.upsert([{"id": 1, "a": 2}])
+    end = made.upsert([{"key": 2, "b": 1 << 40}]).last_tick
+    with made.changes(until=end) as stream:
+        batches = list(stream)
+    found = [
+        (each["_change"], each.get("key", each.get("id")), each.get("b", each.get("a")))
+        for batch in batches
+        for each in batch.rows.to_pylist()
+    ]
+    assert found == [
+        ("insert", 1, 1),
+        ("delete", 1, None),
+        ("insert", 1, 2),
+        ("delete", 2, None),
+        ("insert", 2, 1 << 40),
+    ]
+    assert batches[0].rows.schema.names[:2] == ["id", "a"]
+    assert batches[-1].rows.schema.names[:2] == ["key", "b"]
+    scanned = [(change.kind, change.key, change.rows.to_pylist()) for change in made.scan(until=end)]
+    assert ("insert", "id", [{"id": 1, "a": 2}]) in scanned, "a scan gives a message as it was written"
+    assert scanned[-1] == ("insert", "key", [{"key": 2, "b": 1 << 40}])
+
+
+def test_what_a_key_may_not_become_is_refused_before_anything_is_kept(db: Deployment) -> None:
+    made = db.create_collection("kept", {"id": "int64", "a": "int32?"}, key="id")
+    for refused in (
+        {"drop": "id"},
+        {"relax": "id"},
+        {"widen": {"id": "decimal(20,0)"}},
+        {},
+        {"drop": "a", "widen": {"a": "int64"}},
+    ):
+        with pytest.raises(InvalidArgument):
+            made.alter(**refused)
+    assert made.refresh().definition.schema_version == 1
+
+
+KINDS = (
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float32",
+    "float64",
+    "decimal(6,2)",
+    "decimal(9,4)",
+    "date",
+    "timestamp",
+    "string",
+)
+WIDER = {
+    "int8": "int32",
+    "int16": "int32",
+    "int32": "int64",
+    "float32": "float64",
+    "decimal(6,2)": "decimal(9,4)",
+    "date": "timestamp",
+}
+
+
+def values_of(kind: str) -> st.SearchStrategy[Any]:
+    match kind:
+        case "float32" | "float64":
+            return st.floats(width=32, allow_nan=False).map(lambda each: each + 0.0)
+        case "date":
+            return st.dates()
+        case "timestamp":
+            return st.datetimes(timezones=st.just(UTC))
+        case "string":
+            return st.text(max_size=3)
+        case "decimal(6,2)" | "decimal(9,4)":
+            return st.integers(-999_999, 999_999).map(lambda digits: Decimal(digits).scaleb(-2 if "6" in kind else -4))
+    return st.integers(-128, 127)
+
+
+@dataclass(slots=True)
+class Model:
+    """What a collection must hold: rows by the identity of their fields, and each version's fields."""
+
+    versions: list[list[tuple[str, int, str]]]
+    """(name, identity, type) of each field beside the key."""
+    rows: dict[int, dict[int, Any]] = field(default_factory=dict)
+    expected: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list)
+    """At a tick: the rows."""
+
+    def keep(self, tick: int) -> None:
+        now = self.versions[-1]
+        rows = [
+            {"id": key, **{name: _as(held.get(who), kind) for name, who, kind in now}}
+            for key, held in sorted(self.rows.items())
+        ]
+        self.expected.append((tick, rows))
+
+
+def _as(value: Any, kind: str) -> Any:
+    if value is not None and kind == "timestamp" and not isinstance(value, datetime):
+        return datetime(value.year, value.month, value.day, tzinfo=UTC)
+    return Decimal(value).quantize(Decimal(1).scaleb(-4)) if value is not None and kind == "decimal(9,4)" else value
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_changes_and_writers_of_any_version_read_back_at_every_tick(db: Deployment, data: st.DataObject) -> None:
+    name = f"any{len(db.collections())}"
+    made = db.create_collection(name, {"id": "int64", "a": "int8?", "b": "decimal(6,2)?"}, key="id", vchannels=2)
+    model = Model([[("a", 0, "int8"), ("b", 1, "decimal(6,2)")]])
+    known, made_fields = [older(made)], 2
+    for _ in range(data.draw(st.integers(2, 12))):
+        now = model.versions[-1]
+        names = [each for each, _, _ in now]
+        match data.draw(
+            st.sampled_from(
+                ["insert", "insert", "insert", "delete", "settle", "add", "drop", "rename", "widen", "order"]
+            )
+        ):
+            case "add" if free := sorted({"a", "b", "c", "d"} - set(names)):
+                chosen, kind = data.draw(st.sampled_from(free)), data.draw(st.sampled_from(KINDS))
+                made.alter(add={chosen: kind})
+                model.versions.append([*now, (chosen, made_fields, kind)])
+                made_fields += 1
+            case "drop" if names:
+                chosen = data.draw(st.sampled_from(names))
+                made.alter(drop=[chosen])
+                model.versions.append([each for each in now if each[0] != chosen])
+            case "rename" if names and (free := sorted({"a", "b", "c", "d"} - set(names))):
+                chosen, to = data.draw(st.sampled_from(names)), data.draw(st.sampled_from(free))
+                made.alter(rename={chosen: to})
+                model.versions.append([(to if each == chosen else each, who, kind) for each, who, kind in now])
+            case "widen" if wide := [each for each, _, kind in now if kind in WIDER]:
+                chosen = data.draw(st.sampled_from(wide))
+                to = {each: WIDER.get(kind, "") for each, _, kind in now}[chosen]
+                made.alter(widen={chosen: to})
+                model.versions.append([(each, who, to if each == chosen else kind) for each, who, kind in now])
+            case "order" if names:
+                order = data.draw(st.permutations(names))
+                made.alter(order=["id", *order])
+                model.versions.append(sorted(now, key=lambda each: order.index(each[0])))
+            case "settle":
+                db.settle()
+            case "delete" if model.rows:
+                key = data.draw(st.sampled_from(sorted(model.rows)))
+                tick = made.delete([key]).last_tick
+                del model.rows[key]
+                model.keep(tick)
+            case _:
+                version = data.draw(st.integers(0, len(known) - 1))
+                fields = model.versions[version]
+                values = {each: data.draw(st.none() | values_of(kind)) for each, _, kind in fields}
+                key = len(model.expected) + 100 * data.draw(st.integers(0, 3))
+                tick = known[version].upsert([{"id": key, **values}]).last_tick
+                model.rows[key] = {who: values[each] for each, who, _ in fields}
+                model.keep(tick)
+        if len(model.versions) > len(known):
+            known.append(older(made))
+    if data.draw(st.booleans()):
+        db.settle()
+    for tick, rows in model.expected:
+        found = by_id(made.read(at=tick))
+        assert [list(each) for each in found[:1]] == [list(each) for each in rows[:1]] or not rows
+        assert _same(found, rows), (tick, found, rows)
+    _fold_changes(made, model)
+
+
+def _same(found: list[dict[str, Any]], rows: list[dict[str, Any]]) -> bool:
+    return repr(found) == repr(rows)  # NaN is itself
+
+
+def _fold_changes(made: Collection, model: Model) -> None:
+    """The changes from nothing, taken one after the other, are what is read at the end."""
+    if not model.expected:
+        return
+    end, wanted = model.expected[-1]
+    held: dict[int, dict[str, Any]] = {}
+    with made.changes(until=end) as stream:
+        for each in (each for batch in stream for each in batch.rows.to_pylist()):
+            if each["_change"] == "delete":
+                held.pop(each["id"], None)
+            else:
+                held[each["id"]] = each
+    assert sorted(held) == [each["id"] for each in wanted]
+
+
+def test_operations_go_on_over_a_changed_schema(db: Deployment) -> None:
+    """Compaction, a proved base, a trimmed WAL, a restore, a sample, and verification over all of it."""
+    made = db.create_collection("kept_up", FIRST, key="id")
+    first = made.insert([row(number) for number in range(8)]).last_tick
+    before = older(made)
+    db.settle()
+    made.alter(drop="note", rename={"id": "key", "price": "cents"}, widen={"cents": "int64"}, add={"note": "int64"})
+    before.insert([row(10)])
+    made.insert([{"key": 11, "cents": 1 << 40, "note": 7}])
+    made.delete([3, 11])
+    db.settle()
+    wanted = by_id(made.read(), "key")
+    assert [each["key"] for each in wanted] == [0, 1, 2, 4, 5, 6, 7, 10]
+    here, progress = replace(db.settings, wal_retention=1e-6), Progress()
+    restored = RestoreParams(collection="kept_up", into="again", at=str(first))
+    assert restore(here, restored, progress).rows == 8
+    assert by_id(db.collection("again").read()) == [row(number) for number in range(8)]
+    in_place = RestoreParams(collection="kept_up", in_place=True, at=str(first))
+    with pytest.raises(InvalidArgument, match="renamed, dropped or widened"):
+        restore(here, in_place, progress)
+    shown = sample(here, made.id, "kept_up", at=None, limit=20)
+    assert shown.columns[3:] == [each.name for each in made.schema.fields]
+    assert sorted(int(each[3]) for each in shown.rows) == [each["key"] for each in wanted]
+    compact(here, CompactionParams(fold="always", min_files=2), history=MAX_TICK)
+    assert by_id(made.read(), "key") == wanted
+    assert all(each.ok for each in verify_collections(here).values())
+    proved = checkpoint(here, db.client.log, CheckpointParams(), progress)
+    assert proved.ok, proved
+    assert proved.trimmed, "each PChannel has a base"
+    assert all(each.ok for each in verify_collections(here).values())
+    made.insert([{"key": 12, "cents": 12}])
+    assert by_id(made.read(where="key < 12"), "key") == wanted
