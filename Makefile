@@ -7,6 +7,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 PYTHON ?=
 ARGS ?=
 LOG ?=
+NODES ?=
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
@@ -55,8 +56,8 @@ status: $(STAMP) ## Show how it is: components, rows/s, lag, memory
 demo: jars ## Put a year of flights through the running system (started if it is not), and say where to look
 	@$(BIN)/python -m millrace.demo.running $(ARGS)
 
-run: jars ## The demo without Airflow: a year of flights through the whole flow (LOG=kafka|pulsar; ARGS="--fresh", "--help")
-	@$(BIN)/python -m millrace.demo $(if $(LOG),--log $(LOG)) $(ARGS)
+run: jars ## The demo without Airflow: a year of flights through the whole flow (LOG=kafka|pulsar; NODES=3; ARGS="--fresh", "--help")
+	@$(BIN)/python -m millrace.demo $(if $(LOG),--log $(LOG)) $(if $(NODES),--nodes $(NODES)) $(ARGS)
 
 # --- check -----------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ def main() -> None:
             available_now=arguments.available_now,
             result=arguments.result,
             progress=arguments.progress,
+            **({} if member is None else {"begun": member.start, "ended": member.leave}),
         )
 
 

@@ -6,6 +6,9 @@ and holds what the producers were told against the log, the WAL and the tables. 
 
 The log is what the setting `log` says: the embedded one, or brokers. ``--log kafka`` (``make run LOG=kafka``) starts a broker on
 this host, over a folder of its own in the data folder, unless the setting names one of that kind already; it ends with the demo.
+
+With ``--nodes 3`` (``make run NODES=3``) a coordinator and that many nodes share the work, and one of them is killed, one suspended
+beyond its lease and woken, one drained and one added while the rows stream.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from millrace.client.client import Client
 from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
+from millrace.demo.moving import LEAST_NODES, SESSION_SECONDS, troubled
 from millrace.demo.summary import JOB, Interrupted, Watch, summarise
 from millrace.installation.config import state_of
 from millrace.installation.keeper import read_record
@@ -55,7 +59,7 @@ def main() -> int:
             if options.fresh:
                 _start_afresh(settings, console)
             with logged(settings, options.log, console) as settings:
-                return _run(settings, options, console, stop)
+                return (_run_cluster if options.nodes else _run)(settings, options, console, stop)
         except Interrupted:
             console.print(
                 "\nStopped. Everything that was acknowledged is in the log; [bold]make run[/] goes on from there."
@@ -122,6 +126,28 @@ def _run(settings: Settings, options: argparse.Namespace, console: Console, stop
         return summarise(settings, client, collection, load.counts, watch, console)
 
 
+def _run_cluster(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
+    if settings.session_seconds == Settings().session_seconds:
+        settings = replace(settings, session_seconds=SESSION_SECONDS)
+    console.print(f"Data folder: [bold]{settings.data_dir}[/]")
+    with Client.connect(settings) as client, _serving(client):
+        pchannels = max(settings.pchannels, 2 * options.nodes)
+        client.catalog.ensure_pchannels(pchannels)
+        collection = ensure_collection(client, vchannels=pchannels)
+        table = flights().slice(0, options.rows)
+        console.print(
+            f"Log and append host are up; starting a coordinator and {options.nodes} nodes (logs: {settings.run_path}) …"
+        )
+        watch = Watch(settings, client, stop)
+        with troubled(settings, options.nodes, ROOT / "jobs" / "streaming_node.py", console) as cluster:
+            cluster.begin(watch, pchannels=len(client.log.names()))
+            cluster.start()
+            load = feed(client, collection, table, watch, cluster, console, options)
+            cluster.finish()
+        cluster.print_moves()
+        return summarise(settings, client, collection, load.counts, watch, console)
+
+
 @contextmanager
 def _serving(client: Client) -> Iterator[None]:
     """The log's server ends with the demo, however that ends: what was acknowledged is on the disk."""
@@ -139,9 +165,12 @@ def _options() -> argparse.Namespace:
         "--log", choices=sorted((EMBEDDED, *KINDS)), default="", help="the log (default: what MILLRACE_LOG says)"
     )
     parser.add_argument("--fresh", action="store_true", help="remove the data folder first (default: continue in it)")
+    parser.add_argument("--nodes", type=int, default=0, help=f"a cluster of so many nodes ({LEAST_NODES} or more)")
     add_load_options(parser)
     options = parser.parse_args()
     check_load_options(parser, options)
+    if options.nodes and options.nodes < LEAST_NODES:
+        parser.error(f"--nodes takes {LEAST_NODES} or more: one is killed while another one sleeps")
     return options
 
 

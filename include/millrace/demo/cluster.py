@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,7 @@ from millrace.base.settings import Settings
 from millrace.coord import control
 from millrace.coord.channels.record import CHANNELS, ChannelRecord, State
 from millrace.coord.clock import SystemClock
-from millrace.coord.opening import open_store
+from millrace.coord.opening import STORE_FILE, open_store
 from millrace.meta.store import MetaStore
 from millrace.runtime.child_processes import Job
 from millrace.storage.log import METADATA_KEY, actions_of
@@ -32,6 +33,9 @@ from millrace.storage.store import store_at
 from millrace.storage.table import open_table
 
 POLL_SECONDS: Final = 0.05
+SUSPEND_SECONDS: Final = 30.0
+LOCK_SECONDS: Final = 1.0
+"""A process that holds the embedded meta store for longer is taken for suspended."""
 
 
 class Cluster(Closing):
@@ -58,7 +62,27 @@ class Cluster(Closing):
         return self.jobs[name]
 
     def suspend(self, name: str) -> None:
-        os.kill(self.jobs[name].pid, signal.SIGSTOP)
+        """Suspend a process, but not in the midst of a write to SQLite, which would hold up all others (docs/coordinator.md).
+        Raises DeadlineExceeded."""
+        end = Deadline.after(SUSPEND_SECONDS)
+        while True:
+            os.kill(self.jobs[name].pid, signal.SIGSTOP)
+            if self.store_is_free():
+                return
+            self.wake(name)
+            if not end.pause(POLL_SECONDS):
+                raise DeadlineExceeded(f"{name} was writing to the meta store for {SUSPEND_SECONDS:.0f} s")
+
+    def store_is_free(self) -> bool:
+        """Whether the embedded meta store takes a write now."""
+        path = self._settings.data_dir / "coord" / STORE_FILE
+        with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as db:
+            try:
+                db.execute("begin immediate")
+                db.execute("rollback")
+            except sqlite3.OperationalError:
+                return False
+        return True
 
     def wake(self, name: str) -> None:
         os.kill(self.jobs[name].pid, signal.SIGCONT)

@@ -71,13 +71,13 @@ class Counts:
             self.last_tick = max(self.last_tick, written.last_tick)
 
 
-def ensure_collection(client: Client) -> Collection:
-    """The collection of flights, created where it is not there yet."""
+def ensure_collection(client: Client, *, vchannels: int = VCHANNELS) -> Collection:
+    """The collection of flights, created over `vchannels` where it is not there yet."""
     try:
         return client.collection(COLLECTION)
     except CollectionNotFound:
         schema = CollectionSchema(tuple(FieldSpec(*column) for column in flights_schema()), "id")
-        return client.catalog.create_collection(COLLECTION, schema, vchannels=VCHANNELS, partitions=PARTITIONS)
+        return client.catalog.create_collection(COLLECTION, schema, vchannels=vchannels, partitions=PARTITIONS)
 
 
 class Load:
@@ -122,8 +122,10 @@ class Load:
     def special_cases(self) -> None:
         """A committed and a rolled-back transaction, a repeated and a wrong message, then a flush."""
         producer = self._client.producer()
-        keys = pa.array([f"{self._prefix}txn/{number}" for number in range(4 * TRANSACTION_ROWS)])
-        chosen = np.flatnonzero(vchannel_index(keys, VCHANNELS) == 0)[:TRANSACTION_ROWS]
+        keys = pa.array(
+            [f"{self._prefix}txn/{number}" for number in range(2 * len(self._collection.vchannels) * TRANSACTION_ROWS)]
+        )
+        chosen = np.flatnonzero(vchannel_index(keys, len(self._collection.vchannels)) == 0)[:TRANSACTION_ROWS]
         rows = _keyed(self._flights.slice(0, len(chosen)), keys.take(pa.array(chosen)))
         with producer.transaction(self._collection) as txn:
             self.counts.add(txn.insert(rows, partition="JFK"))
@@ -161,7 +163,7 @@ class Load:
     def _repeat(self, rows: pa.Table) -> None:
         """The same entry twice, as a producer does that lost the answer: one effect."""
         key = f"{self._prefix}twice"
-        home = int(vchannel_index(pa.array([key]), VCHANNELS)[0])
+        home = int(vchannel_index(pa.array([key]), len(self._collection.vchannels))[0])
         vchannel = self._collection.vchannels[home]
         pchannel = pchannel_of(vchannel)
         message = self._insert(_keyed(rows, pa.array([key])), vchannel, self._collection.partitions["EWR"])

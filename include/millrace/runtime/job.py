@@ -9,7 +9,7 @@ import argparse
 import logging
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -58,8 +58,11 @@ def run(
     available_now: bool,
     result: Path | None = None,
     progress: Path | None = None,
+    begun: Callable[[], None] = lambda: None,
+    ended: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run `queries` in one driver until SIGTERM, SIGINT or the first failure.
+    """Run `queries` in one driver until SIGTERM, SIGINT or the first failure; `begun` is called when all of them run, `ended` when
+    none does any more.
 
     With `available_now` each runs to its end before the next starts: a later one reads what an earlier one wrote. `result`
     gets, last, ``{"ok": true, "stopped": ..., "report": {}}`` or the typed error; `progress` the words of the heartbeat.
@@ -68,7 +71,15 @@ def run(
     stop = stop_on_signals()
     asked = threading.Event()
     try:
-        _run(app_name, queries, available_now=available_now, progress=progress, stop=stop, asked=asked)
+        _run(
+            app_name,
+            queries,
+            available_now=available_now,
+            progress=progress,
+            stop=stop,
+            asked=asked,
+            around=(begun, ended),
+        )
     except BaseException as error:
         if result is not None:
             replace_json(result, {"ok": False, "error": describe(error)})
@@ -85,6 +96,7 @@ def _run(
     progress: Path | None,
     stop: threading.Event,
     asked: threading.Event,
+    around: tuple[Callable[[], None], Callable[[], None]],
 ) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -95,17 +107,22 @@ def _run(
     spark = session(app_name, settings=settings, light_jvm=True)
     beat = Heartbeat(settings, app_name, progress=progress, spark_ui=spark.sparkContext.uiWebUrl, metrics=metrics)
 
+    def say_begun() -> None:
+        write_started(settings, app_name)
+        around[0]()
+
     def start(turn: Sequence[StartQuery], place: int) -> StreamingQuery:
         return turn[place](spark, settings=settings, metrics=metrics, available_now=available_now)
 
     try:
         for turn in [[query] for query in queries] if available_now else [queries]:
             started = [start(turn, place) for place in range(len(turn))]
-            begun = None if available_now else partial(write_started, settings, app_name)
+            begun = None if available_now else say_begun
             await_queries(started, stop=stop, beat=beat, restart=partial(start, turn), begun=begun)
         if stop.is_set():  # a failed query raises above, so this was a signal
             asked.set()
     finally:
+        around[1]()
         spark.stop()
         if server is not None:
             server.close()

@@ -52,6 +52,7 @@ def test_what_is_assigned_may_be_planned_and_committed_until_it_is_removed(
     node: Settings, orders: FlightOrders
 ) -> None:
     with Member(node) as member:
+        member.start()
         owner = registered(node)
         assert owner.session.startswith("n1@")
         assert may(member.owned, "p0", "p1") == set()
@@ -75,7 +76,8 @@ def test_what_is_assigned_may_be_planned_and_committed_until_it_is_removed(
 
 
 def test_orders_without_the_clusters_token_or_without_sense_are_refused(node: Settings, orders: FlightOrders) -> None:
-    with Member(node):
+    with Member(node) as member:
+        member.start()
         address = registered(node).address
         with pytest.raises(InvalidArgument):
             orders._call(address, "assign", {"session": "n1@1"})

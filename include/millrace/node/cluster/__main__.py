@@ -9,16 +9,15 @@ as well where MILLRACE_NODE names it (jobs/streaming_node.py).
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
 
 import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
 from millrace.base.data_folder import claim, private
 from millrace.base.errors import MillraceError
-from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.node.cluster.member import Member
@@ -26,20 +25,24 @@ from millrace.node.flush.definition import Flush
 from millrace.node.ingest.definition import Ingest
 from millrace.node.range.keep_up import keep_up
 
-APP: str = "millrace-node"
-
 
 def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
     """Be the node `settings.node` until `stop`. Raises what ends a loop, and what :class:`Member` raises."""
     failures: list[BaseException] = []
+    ready = threading.Barrier(3)
 
-    def loop(definition: Ingest | Flush, owned: Member) -> None:
+    def come() -> None:
+        ready.wait()
+
+    def loop(definition: Ingest | Flush, member: Member) -> None:
         try:
-            keep_up(definition, metrics=metrics, stop=stop, owning=owned.owned, threads=settings.cores)
+            owning, threads = member.owned, settings.cores
+            keep_up(definition, metrics=metrics, stop=stop, owning=owning, threads=threads, begun=come)
         except BaseException as error:
             failures.append(error)
         finally:
             stop.set()
+            ready.abort()
 
     with Member(settings) as member:
         loops = [
@@ -48,7 +51,9 @@ def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
         ]
         for each in loops:
             each.start()
-        replace_json(settings.own_run_path / f"{APP}.started.json", {"pid": os.getpid()})
+        with suppress(threading.BrokenBarrierError):
+            ready.wait()
+            member.start()
         for each in loops:
             each.join()
     for failure in failures:

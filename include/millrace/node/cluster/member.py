@@ -28,7 +28,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Member(Closing):
-    """The node `settings.node`, from construction on until it is closed."""
+    """The node `settings.node`. It is in the cluster from :meth:`start` to :meth:`leave`."""
 
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
         """Raises InvalidSettings (no name, another process of this machine has it), MetaUnavailable, UnsupportedVersion."""
@@ -51,9 +51,13 @@ class Member(Closing):
             self.owned = Owned(assigned_path(settings), held=self.session.held, drain_seconds=seconds / 4)
             self.hosting = Hosting(self.session, self.owned)
             self._keeping = threading.Thread(target=self._keep, name="session", daemon=True)
-            self._keeping.start()
             self._opened = opened.pop_all()
-        _log.info("node %s takes orders at %s", settings.node, server.address)
+        self._address = server.address
+
+    def start(self) -> None:
+        """Register, and take orders from now on: what is assigned is expected to move."""
+        _log.info("this node takes orders at %s", self._address)
+        self._keeping.start()
 
     def _keep(self) -> None:
         while not self._stop.wait(self.session.step()):
@@ -75,9 +79,13 @@ class Member(Closing):
         _log.info("%s %s (%s) in term %d", name, pchannel, role, term)
         return {}
 
-    def close(self) -> None:
-        """End the session, so that others are given at once what this node has. Idempotent; what commits is stopped before."""
+    def leave(self) -> None:
+        """End the session, so that others are given at once what this node has; what commits is stopped before. Idempotent."""
         self._stop.set()
-        self._keeping.join()
+        if self._keeping.ident is not None:
+            self._keeping.join()
         self.session.close()
+
+    def close(self) -> None:
+        self.leave()
         self._opened.close()

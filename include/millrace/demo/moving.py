@@ -1,0 +1,171 @@
+"""``make run NODES=3``: the demo's load over a cluster whose nodes are killed, suspended, drained and added meanwhile.
+
+The first node is a Spark driver, the others run without one. Each trouble begins when the one before has been overcome; at the end every
+move is shown with how long its PChannel stood still, and the summary checks every row as it does with one node.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from millrace.base.deadline import Deadline
+from millrace.base.errors import DeadlineExceeded, MillraceError
+from millrace.base.settings import Settings
+from millrace.coord import control
+from millrace.demo.cluster import POLL_SECONDS, Cluster, Moves
+from millrace.demo.summary import Watch
+
+SESSION_SECONDS: Final = 5.0
+"""A node of the demo may be silent for so long, where the setting is as it comes."""
+LEAST_NODES: Final = 3
+MOVE_DEADLINE: Final = 120.0
+PAUSE: Final = 3.0
+"""Seconds between two troubles, in which all is as it should be."""
+
+
+class Troubled(threading.Thread):
+    """A cluster under load, and what is done to its nodes. To the demo it is the streaming job."""
+
+    def __init__(self, settings: Settings, cluster: Cluster, nodes: int, job: Path, console: Console) -> None:
+        super().__init__(name="troubles", daemon=True)
+        self.log_file = settings.run_path
+        self._settings = settings
+        self._cluster = cluster
+        self._nodes = nodes
+        self._job = job
+        self._console = console
+        self._pchannels = 0
+        self._ended = threading.Event()
+        self._failure: Exception | None = None
+        self.moves = Moves(settings, cluster.store)
+
+    def begin(self, watch: Watch, *, pchannels: int) -> None:
+        """Start coordinator and nodes, and wait until they share all PChannels."""
+        cluster, self._pchannels = self._cluster, pchannels
+        cluster.coordinator()
+        cluster.node("n1", job=self._job)
+        names = [f"n{number}" for number in range(2, self._nodes + 1)]
+        for name in names:
+            cluster.node(name)
+        watch.wait_until(lambda: set(self._owners().values()) == {"n1", *names}, self, what_for="the cluster")
+        self.moves.start()
+        self._say(f"{pchannels} PChannels on n1 (Spark), {', '.join(names)}")
+
+    def _owners(self) -> dict[str, str]:
+        try:
+            found = self._cluster.owners()
+        except MillraceError:
+            return {}
+        return found if len(found) == self._pchannels else {}
+
+    def run(self) -> None:
+        try:
+            troubles: list[Callable[[], None]] = [
+                partial(self._kill, f"n{self._nodes}"),
+                partial(self._suspend, "n2"),
+                self._drain,
+                self._add,
+            ]
+            for trouble in troubles:
+                if self._ended.wait(PAUSE):
+                    return
+                trouble()
+        except Exception as error:
+            self._failure = error
+
+    def _kill(self, name: str) -> None:
+        self._say(f"{name} is killed")
+        self._cluster.jobs.pop(name).kill()
+        self._owned_without(name)
+
+    def _suspend(self, name: str) -> None:
+        session = self._cluster.session(name)
+        self._say(f"{name} is suspended")
+        self._cluster.suspend(name)
+        self._owned_without(name)
+        self._say(f"{name} is woken")
+        self._cluster.wake(name)
+        self._until(lambda: self._cluster.session(name) not in ("", session) and name in self._owners().values())
+
+    def _drain(self) -> None:
+        self._say("n1 is drained, then stopped")
+        control.drain(self._cluster.store, "n1")
+        self._owned_without("n1")
+        self._cluster.jobs.pop("n1").stop(deadline=self._settings.stop_deadline)
+
+    def _add(self) -> None:
+        name = f"n{self._nodes + 1}"
+        self._say(f"{name} is added")
+        self._cluster.node(name)
+        self._until(lambda: name in self._owners().values())
+
+    def _owned_without(self, name: str) -> None:
+        self._until(lambda: bool(owners := self._owners()) and name not in owners.values())
+
+    def _until(self, what: Callable[[], bool]) -> None:
+        end = Deadline.after(MOVE_DEADLINE)
+        while not self._ended.is_set() and not what():
+            if not end.pause(POLL_SECONDS):
+                raise DeadlineExceeded(
+                    f"the cluster did not come to rest in {MOVE_DEADLINE:.0f} s\n{self._cluster.tails()}"
+                )
+
+    def _say(self, words: str) -> None:
+        self._console.print(f"  [bold]{time.strftime('%H:%M:%S')}[/] {words}")
+
+    # -- as the demo's streaming job ------------------------------------------------------------------------------------
+
+    def running(self) -> bool:
+        return self._failure is None and all(job.running() for job in list(self._cluster.jobs.values()))
+
+    def tail(self) -> str:
+        return f"{self._failure or ''}\n{self._cluster.tails()}"
+
+    def finish(self) -> None:
+        """Wait until the last trouble is overcome. Raises what one of them was not overcome for."""
+        self.join(4 * MOVE_DEADLINE)
+        if self._failure is not None:
+            raise self._failure
+        self.moves.stop()
+
+    def stop(self) -> None:
+        """Make no more trouble. Idempotent."""
+        self._ended.set()
+        if self.is_alive():
+            self.join(MOVE_DEADLINE)
+
+    def print_moves(self) -> None:
+        """How each PChannel moved."""
+        table = Table(
+            "PChannel", "Term", "Why", "From", "To", "Handed over", "Stood still", title="Moves", title_justify="left"
+        )
+        for column in (1, 5, 6):
+            table.columns[column].justify = "right"
+        for move in self.moves.found():
+            stood = "-" if move.stood is None else f"{move.stood:.2f} s"
+            handed = f"{move.ended - move.began:.2f} s"
+            table.add_row(move.pchannel, str(move.term), move.cause, move.source, move.to, handed, stood)
+        self._console.print(table)
+        self._console.print(
+            "Handed over: from the decision on. Stood still: between two commits to the WAL, as far as rows came."
+        )
+
+
+@contextmanager
+def troubled(settings: Settings, nodes: int, job: Path, console: Console) -> Iterator[Troubled]:
+    """The cluster; none of its processes outlives the block."""
+    with Cluster(settings) as cluster:
+        made = Troubled(settings, cluster, nodes, job, console)
+        try:
+            yield made
+        finally:
+            made.stop()
