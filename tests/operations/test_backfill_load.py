@@ -18,7 +18,9 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.client.append_client import AppendClient
 from millrace.client.client import Client
+from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.wire.encode import encode_entry
 from millrace.node.ingest.in_process import catch_up
 from millrace.operations.backfill import importing as module
 from millrace.operations.backfill.declaration import LoadParams
@@ -28,6 +30,7 @@ from millrace.operations.backfill.staged import Manifest, staged_folder
 from millrace.operations.backfill.staging import stage
 from millrace.runtime.progress import Progress
 from millrace.tables.read.arrow import read_arrow
+from millrace.wal.versions import CHAIN_VERSION
 
 SCHEMA = CollectionSchema(
     (FieldSpec("id", "int64", False), FieldSpec("place", "string", False), FieldSpec("note", "string", True)), "id"
@@ -211,14 +214,20 @@ def test_what_was_staged_is_checked_again_before_it_is_named(
 
 
 def test_a_term_of_an_older_chain_is_followed_by_one_that_knows_imports(
-    client: Client, things: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, things: Collection, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 100), tmp_path / "rows.parquet")
-    with monkeypatch.context() as patch:
-        patch.setattr("millrace.coord.coordinator.CHAIN_VERSION", 2)
-        for pchannel in client.catalog.pchannels():
-            client.catalog.open_term(pchannel.name)
+    channels = [each.name for each in client.catalog.pchannels()]
+
+    def versions() -> list[int]:
+        return [client.append.describe(name)["chain_version"] for name in channels]
+
+    for name in channels:  # as a build from before Imports opened it; the server's own opens no term of that version
+        opening = builders.term_opening(term=client.catalog.term(name) + 1, chain_version=2, config={})
+        assert client.append.append(name, encode_entry([opening])).rejected == 0
+    assert versions() == [2, 2]
     load(client, things, tmp_path / "rows.parquet")
+    assert versions() == [CHAIN_VERSION, CHAIN_VERSION]
     assert ids(client, things) == list(range(100))
 
 

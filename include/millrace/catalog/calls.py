@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Unpack
 
 from millrace.access.calls import CATALOG, may_see, require
 from millrace.access.grants import Caller, Kind, Resource
 from millrace.base.errors import ChannelNotFound, InvalidArgument
 from millrace.catalog.collection import Collection, PChannel
-from millrace.catalog.port import Catalog
+from millrace.catalog.port import Catalog, CollectionOptions
 from millrace.message.schema import CollectionSchema, FieldSpec
 
 if TYPE_CHECKING:  # a program that changes no schema does without
@@ -170,15 +170,9 @@ class ServedCatalog:
         return int(self._call("open_term", pchannel=name, config=dict(config or {}))["term"])
 
     def create_collection(
-        self,
-        name: str,
-        schema: CollectionSchema,
-        *,
-        vchannels: int = 1,
-        partitions: Sequence[str] = ("_default",),
-        exist_ok: bool = False,
-        restored: bool = False,
+        self, name: str, schema: CollectionSchema, **options: Unpack[CollectionOptions]
     ) -> Collection:
+        partitions = options.get("partitions", ("_default",))
         if isinstance(partitions, str):
             raise InvalidArgument("a collection needs a list of partitions")
         if self._pchannels is not None and not self.pchannels():
@@ -187,10 +181,10 @@ class ServedCatalog:
             "create_collection",
             name=name,
             schema=schema.declared().to_json(),
-            vchannels=vchannels,
+            vchannels=options.get("vchannels", 1),
             partitions=list(partitions),
-            exist_ok=exist_ok,
-            restored=restored,
+            exist_ok=options.get("exist_ok", False),
+            restored=options.get("restored", False),
         )
         return Collection.from_json(made)
 

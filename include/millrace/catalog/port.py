@@ -4,13 +4,27 @@ hands it on (millrace.catalog.calls)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 from millrace.catalog.collection import Collection, PChannel
 from millrace.message.schema import CollectionSchema
 
 if TYPE_CHECKING:  # a program that changes no schema does without
     from millrace.message.schema_changes import Change
+
+
+class CollectionOptions(TypedDict, total=False):
+    """What a collection is made with, beside its name and schema."""
+
+    vchannels: int
+    """Default: one."""
+    partitions: Sequence[str]
+    """Their names; default: ``_default`` alone."""
+    exist_ok: bool
+    """One of that name that has this schema, or had it before fields were added, is given as it is: its VChannels and partitions
+    may be others."""
+    restored: bool
+    """Its partitions may have names from before the rule."""
 
 
 class Broadcasts(Protocol):
@@ -25,21 +39,10 @@ class Broadcasts(Protocol):
         ...
 
     def create_collection(
-        self,
-        name: str,
-        schema: CollectionSchema,
-        *,
-        vchannels: int = 1,
-        partitions: Sequence[str] = ("_default",),
-        exist_ok: bool = False,
-        restored: bool = False,
+        self, name: str, schema: CollectionSchema, **options: Unpack[CollectionOptions]
     ) -> Collection:
         """Create a collection; usable when all its VChannels have it. Raises CollectionExists, InvalidArgument for a name
-        that nothing new may have, and AppendRejected (LIMIT_EXCEEDED) where its PChannels have no room for it.
-
-        With `exist_ok` one of that name that has this schema, or had it before fields were added, is given as it is: its
-        VChannels and partitions may be others. With `restored` its partitions may have names from before the rule.
-        """
+        that nothing new may have, and AppendRejected (LIMIT_EXCEEDED) where its PChannels have no room for it."""
         ...
 
     def drop_collection(self, name: str) -> None: ...

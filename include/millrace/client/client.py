@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, Unpack
 
 import pyarrow as pa
 
@@ -39,7 +39,7 @@ from millrace.message.bodies import Imports
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
-from millrace.rpc.selection import Names, Selection
+from millrace.rpc.selection import ReadOptions, Selecting, Selection
 from millrace.rpc.wire import DEFAULT_DEADLINE, TOKEN_VARIABLE
 from millrace.wal.scanner import DeliverPolicy, Filter
 
@@ -282,56 +282,35 @@ class Client(Closing):
             at = max(self.append.tick(name) for name in collection.pchannels)
         return at, self.read(collection.name, at=at)
 
-    def read(
-        self,
-        name: str,
-        *,
-        at: Moment | None = None,
-        columns: Names | None = None,
-        where: str | None = None,
-        limit: int | None = None,
-        order_by: Names | None = None,
-        deadline: float | None = None,
-        metrics: Metrics | None = None,
-    ) -> pa.Table:
-        """The rows of a collection at `at` (a time tick, a datetime, ISO 8601 text); without one everything that was decided before the call.
+    def read(self, name: str, *, metrics: Metrics | None = None, **options: Unpack[ReadOptions]) -> pa.Table:
+        """The rows of a collection, as :meth:`millrace.client.database.Collection.read` has it; `deadline` is ``read_deadline`` by default.
 
         Has a tick appended on each PChannel of the collection, so that one on which nothing happens does not hold the read
-        back, and waits up to `deadline` seconds (default: ``read_deadline``) for the streaming node to have come that far. The
-        selection is that of :meth:`millrace.client.database.Collection.read`. No JVM. `metrics` are told how long it took. Raises
-        TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument; :func:`millrace.spark.read` is the same for Spark.
+        back. No JVM. `metrics` are told how long it took. Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument;
+        :func:`millrace.spark.read` is the same for Spark.
         """
         began = time.perf_counter()
-        selection = Selection.of(columns=columns, where=where, limit=limit, order_by=order_by)
-        tick = None if at is None else resolve_tick(at)
-        rows = self._tables.read(self.collection(name), at=tick, seconds=self._seconds(deadline), selection=selection)
+        tick, seconds, selection = self._asked(**options)
+        rows = self._tables.read(self.collection(name), at=tick, seconds=seconds, selection=selection)
         if metrics is not None:
             metrics.read_duration_seconds.observe(time.perf_counter() - began)
         return rows
 
-    def stream(
-        self,
-        name: str,
-        *,
-        at: Moment | None = None,
-        columns: Names | None = None,
-        where: str | None = None,
-        limit: int | None = None,
-        order_by: Names | None = None,
-        deadline: float | None = None,
-    ) -> pa.RecordBatchReader:
+    def stream(self, name: str, **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
         """:meth:`read`, batch by batch, in bounded memory: of collections that are larger than it."""
-        selection = Selection.of(columns=columns, where=where, limit=limit, order_by=order_by)
-        tick = None if at is None else resolve_tick(at)
-        return self._tables.stream(self.collection(name), at=tick, seconds=self._seconds(deadline), selection=selection)
+        tick, seconds, selection = self._asked(**options)
+        return self._tables.stream(self.collection(name), at=tick, seconds=seconds, selection=selection)
 
     def count(
         self, name: str, *, at: Moment | None = None, where: str | None = None, deadline: float | None = None
     ) -> int:
         """How many rows :meth:`read` would give. Reads none where the tables' logs say it and nothing hides one."""
-        Selection.of(where=where)
-        tick = None if at is None else resolve_tick(at)
-        return self._tables.count(self.collection(name), at=tick, seconds=self._seconds(deadline), where=where)
+        tick, seconds, selection = self._asked(at=at, where=where, deadline=deadline)
+        return self._tables.count(self.collection(name), at=tick, seconds=seconds, where=selection.where)
 
-    def _seconds(self, deadline: float | None) -> float:
-        return self.settings.read_deadline if deadline is None else deadline
+    def _asked(
+        self, *, at: Moment | None = None, deadline: float | None = None, **selected: Unpack[Selecting]
+    ) -> tuple[int | None, float, Selection]:
+        """The tick, the seconds to wait and the selection. Raises InvalidArgument."""
+        seconds = self.settings.read_deadline if deadline is None else deadline
+        return None if at is None else resolve_tick(at), seconds, Selection.of(**selected)

@@ -155,12 +155,6 @@ class Coordinator(Closing):
         exist_ok: bool = False,
         restored: bool = False,
     ) -> Collection:
-        """Create a collection; usable when all its VChannels have it. Raises CollectionExists, InvalidArgument for a name
-        that nothing new may have, and AppendRejected (LIMIT_EXCEEDED) where its PChannels have no room for it.
-
-        With `exist_ok` one of that name that has this schema, or had it before fields were added, is given as it is: its
-        VChannels and partitions may be others. With `restored` its partitions may have names from before the rule.
-        """
         schema = schema.declared()
         if all(each.name != name for each in self._store.collections()):  # one from before the rule may be asked for
             check_name(name, "a collection")

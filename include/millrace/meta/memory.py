@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from millrace.base.closing import Closing
-from millrace.base.errors import InvalidArgument, LeaseNotFound, RevisionCompacted
+from millrace.base.errors import LeaseNotFound
 from millrace.meta.store import (
     KEPT_REVISIONS,
     Change,
@@ -20,6 +20,7 @@ from millrace.meta.store import (
     Listing,
     Put,
     check_commit,
+    check_revision,
     check_seconds,
 )
 
@@ -67,7 +68,7 @@ class MemoryStore(Closing):
             there = {key: self._entries[key] for key in self._keys[low:high]}
             if revision is None or revision == self._revision:
                 return Listing(self._revision, tuple(there.values()))
-            self._check_revision(revision)
+            check_revision(revision, newest=self._revision, compacted=self._compacted)
             return Listing(revision, self._as_of(revision, prefix, there))
 
     def _as_of(self, revision: int, prefix: str, now: dict[str, Entry]) -> tuple[Entry, ...]:
@@ -159,7 +160,7 @@ class MemoryStore(Closing):
     def changes(self, prefix: str, *, after: int) -> Changes:
         with self._lock:
             self._expire()
-            self._check_revision(after)
+            check_revision(after, newest=self._revision, compacted=self._compacted)
             first = bisect_right(self._events, after, key=lambda event: event.revision)
             found = tuple(event for event in self._events[first:] if event.key.startswith(prefix))
             return Changes(self._revision, found)
@@ -167,7 +168,7 @@ class MemoryStore(Closing):
     def compact(self, revision: int) -> None:
         with self._lock:
             if revision > self._compacted:
-                self._check_revision(revision)
+                check_revision(revision, newest=self._revision, compacted=self._compacted)
                 self._compact(revision)
 
     def _compact(self, revision: int) -> None:
@@ -177,12 +178,3 @@ class MemoryStore(Closing):
         kept = [event for event in last.values() if event.entry is not None]
         self._events[:first] = sorted(kept, key=lambda event: event.revision)
         self._compacted = revision
-
-    def _check_revision(self, revision: int) -> None:
-        if revision > self._revision:
-            raise InvalidArgument(f"revision {revision} is not there: the newest is {self._revision}")
-        if revision < self._compacted:
-            raise RevisionCompacted(
-                f"revision {revision} was compacted away: list anew, the earliest is {self._compacted}",
-                earliest=self._compacted,
-            )

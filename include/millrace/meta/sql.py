@@ -16,7 +16,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from millrace.base.closing import Closing
-from millrace.base.errors import InvalidArgument, LeaseNotFound, MetaAmbiguous, MetaUnavailable, RevisionCompacted
+from millrace.base.errors import LeaseNotFound, MetaAmbiguous, MetaUnavailable
 from millrace.meta.store import (
     KEPT_REVISIONS,
     Change,
@@ -28,6 +28,7 @@ from millrace.meta.store import (
     Listing,
     Put,
     check_commit,
+    check_revision,
     check_seconds,
 )
 from millrace.meta.tables import ENTRY, HISTORY, LEASE, STATE
@@ -109,7 +110,7 @@ class SqlStore(Closing):
             if revision is None or revision == state.revision:
                 rows = db.execute(sa.select(ENTRY).where(*_under(ENTRY, prefix)).order_by(ENTRY.c.key)).all()
                 return Listing(state.revision, tuple(_entry(row) for row in rows))
-            _check_revision(state, revision)
+            check_revision(revision, newest=state.revision, compacted=state.compacted)
             newest = (
                 sa.select(HISTORY.c.key, sa.func.max(HISTORY.c.modified).label("modified"))
                 .where(*_under(HISTORY, prefix), HISTORY.c.modified <= revision)
@@ -206,7 +207,7 @@ class SqlStore(Closing):
         self._watch_leases()
         with self._transaction(reads=True) as db:
             state = _state(db)
-            _check_revision(state, after)
+            check_revision(after, newest=state.revision, compacted=state.compacted)
             query = sa.select(HISTORY).where(*_under(HISTORY, prefix), HISTORY.c.modified > after)
             rows = db.execute(query.order_by(HISTORY.c.modified, HISTORY.c.key)).all()
             found = (Event(row.modified, row.key, None if row.value is None else _entry(row)) for row in rows)
@@ -216,7 +217,7 @@ class SqlStore(Closing):
         with self._transaction() as db:
             state = _state(db)
             if revision > state.compacted:
-                _check_revision(state, revision)
+                check_revision(revision, newest=state.revision, compacted=state.compacted)
                 _compact(db, revision)
 
 
@@ -243,16 +244,6 @@ def _entry(row: Any) -> Entry:
 
 def _state(db: sa.Connection) -> Any:
     return db.execute(sa.select(STATE)).one()
-
-
-def _check_revision(state: Any, revision: int) -> None:
-    if revision > state.revision:
-        raise InvalidArgument(f"revision {revision} is not there: the newest is {state.revision}")
-    if revision < state.compacted:
-        raise RevisionCompacted(
-            f"revision {revision} was compacted away: list anew, the earliest is {state.compacted}",
-            earliest=state.compacted,
-        )
 
 
 def _compact(db: sa.Connection, revision: int) -> None:

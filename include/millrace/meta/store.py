@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument, RevisionCompacted
 
 MAX_KEY: Final = 256
 """Characters of a key: letters, digits and ``._:/@-``."""
@@ -144,6 +144,16 @@ def check_commit(then: Sequence[Change], when: Sequence[Is]) -> None:
     for change in then:
         if isinstance(change, Put) and len(change.value) > MAX_VALUE:
             raise InvalidArgument(f"the value of {change.key} has {len(change.value):,} bytes; at most {MAX_VALUE:,}")
+
+
+def check_revision(revision: int, *, newest: int, compacted: int) -> None:
+    """Raises InvalidArgument for a revision that is not there yet, RevisionCompacted for one that is not there any more."""
+    if revision > newest:
+        raise InvalidArgument(f"revision {revision} is not there: the newest is {newest}")
+    if revision < compacted:
+        raise RevisionCompacted(
+            f"revision {revision} was compacted away: list anew, the earliest is {compacted}", earliest=compacted
+        )
 
 
 def check_seconds(seconds: float) -> None:

@@ -22,14 +22,19 @@ Names: TypeAlias = str | Sequence[str]
 """Names as a list, or as text with commas between them."""
 
 
-class ReadOptions(TypedDict, total=False):
-    """What reads take: the moment, what of the rows, and how many seconds to wait for the tables."""
+class Selecting(TypedDict, total=False):
+    """What of a collection's rows is wanted, as people write it."""
 
-    at: Moment | None
     columns: Names | None
     where: str | None
     limit: int | None
     order_by: Names | None
+
+
+class ReadOptions(Selecting, total=False):
+    """What reads take: the moment, what of the rows, and how many seconds to wait for the tables."""
+
+    at: Moment | None
     deadline: float | None
 
 

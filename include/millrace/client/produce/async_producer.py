@@ -40,10 +40,9 @@ class AsyncProducer(AsyncClosing):
         partition_by: str | None = None,
     ) -> Written:
         """Append rows; done once they are durable and judged. Raises as :meth:`Producer.insert`, and BufferFull."""
-        future = await self._taken(
+        return await self._settled(
             lambda: self._batch.insert(collection, rows, partition=partition, partition_by=partition_by, wait=False)
         )
-        return (await asyncio.wrap_future(future)).checked()
 
     async def upsert(
         self,
@@ -54,19 +53,20 @@ class AsyncProducer(AsyncClosing):
         partition_by: str | None = None,
     ) -> Written:
         """Replace the rows of these keys and insert those that are new; as `insert`, see :meth:`BatchAppender.upsert`."""
-        future = await self._taken(
+        return await self._settled(
             lambda: self._batch.upsert(collection, rows, partition=partition, partition_by=partition_by, wait=False)
         )
-        return (await asyncio.wrap_future(future)).checked()
 
     async def delete(self, collection: Collection | str, keys: Keys, *, partition: str | None = None) -> Written:
         """Delete by primary key; as `insert`."""
-        future = await self._taken(lambda: self._batch.delete(collection, keys, partition=partition, wait=False))
-        return (await asyncio.wrap_future(future)).checked()
+        return await self._settled(lambda: self._batch.delete(collection, keys, partition=partition, wait=False))
 
     async def close(self) -> None:
         """Wait until everything is settled. Raises DeadlineExceeded. (The one call that takes a thread.)"""
         await asyncio.to_thread(self._batch.close)
+
+    async def _settled(self, take: Callable[[], Future[Written]]) -> Written:
+        return (await asyncio.wrap_future(await self._taken(take))).checked()
 
     async def _taken(self, take: Callable[[], Future[Written]]) -> Future[Written]:
         """Hand an append over as soon as there is room for it, in the order of the calls."""

@@ -12,6 +12,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.records import known_collections
 from millrace.commands.parts.command_line import stamp
 from millrace.message.bodies import parse_body
+from millrace.message.header import HEADER
 from millrace.message.model import ImmutableMessage
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
@@ -19,18 +20,7 @@ from millrace.message.types import BRINGS_ROWS, DML, MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.wal.scanner import ImmutableTxn
 
-_NUMBERS: Final = (
-    "collection_id",
-    "partition_id",
-    "segment_id",
-    "schema_version",
-    "rows",
-    "txn_id",
-    "producer_id",
-    "epoch",
-    "sequence",
-    "barrier_tick",
-)
+_NUMBERS: Final = ("segment_id", *(name for name in HEADER if name not in ("type", "vchannel")))
 """Shown where they are not 0."""
 
 Payload = Callable[[int, int, int, bytes], Any]
