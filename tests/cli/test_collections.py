@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,6 +42,32 @@ def test_a_collection_lives_from_create_to_drop(shared: Deployment) -> None:
     shared.ok("collections", "drop", "users", stdin="y\n")
     assert shared.as_json("collections", "list") == []
     assert {each["state"] for each in shared.as_json("collections", "list", "--dropped")} == {"dropped"}
+
+
+def test_a_schema_is_altered_and_a_load_brings_what_it_lacks(shared: Deployment, tmp_path: Path) -> None:
+    shared.create_users()
+    shared.produce({"id": 1, "name": "Ada"})
+    altered = ("--drop", "at", "--rename", "name:called", "--add", "age:int8", "--relax", "called", "--order", "id,age")
+    told = shared.ok("collections", "alter", "users", *altered)
+    assert "users has schema version 2: id:int64, age:int8?, called:string?." in told
+    shared.fails("INVALID_ARGUMENT", "collections", "alter", "users", "--drop", "id")
+    shared.fails("INVALID_ARGUMENT", "collections", "alter", "users", "--rename", "called")
+    shared.fails("INVALID_ARGUMENT", "collections", "alter", "users")
+    rows, lines = tmp_path / "rows.parquet", tmp_path / "rows.jsonl"
+    parquet.write_table(pa.table({"id": [2], "age": pa.array([300], pa.int16()), "city": ["Oslo"]}), rows)
+    lines.write_text('{"id": 3, "age": 3, "seen": true}\n')
+    result = shared.run("produce", "users", str(rows), str(lines), "--evolve")
+    assert result.exit_code == 0, result.output
+    assert "added city:string, added seen:bool, widened age to int16" in result.output
+    shared.fails("INVALID_ARGUMENT", "produce", "users", "-", "--evolve")
+    shared.catch_up()
+    read = [json.loads(line) for line in shared.ok("read", "users", "--json").splitlines()]
+    assert sorted(read, key=lambda row: row["id"]) == [
+        {"id": 1, "age": None, "called": "Ada", "city": None, "seen": None},
+        {"id": 2, "age": 300, "called": None, "city": "Oslo", "seen": None},
+        {"id": 3, "age": 3, "called": None, "city": None, "seen": True},
+    ]
+    shared.ok("collections", "drop", "users", "--yes")
 
 
 def test_a_collection_that_replaces_says_so_and_does(shared: Deployment) -> None:

@@ -13,8 +13,9 @@ from tests.docs.test_examples import run
 def test_the_example_reads_both_schemas() -> None:
     names: dict[str, Any] = {}
     printed = "".join(run(block.text, names) for block in python_blocks("docs/schema-evolution.md"))
-    now, then = printed.splitlines()
+    now, then, grown = printed.splitlines()
     assert now == "[{'id': 1, 'city': None, 'cents': 250}, {'id': 2, 'city': 'Oslo', 'cents': 5000000000}]"
+    assert grown == "<Collection 'things' (id: int64, n: int64, city: string?), key 'id'>"
     assert then == "[{'id': 1, 'price': 250, 'note': 'gift'}]"
 
 

@@ -215,15 +215,25 @@ class Collection:
         partition: str | None = None,
         partition_by: str | None = None,
         raise_rejected: bool = True,
+        evolve: bool = False,
     ) -> Written:
         """Append rows: a DataFrame of any library, Arrow, a list of dicts or dataclass instances, a dict of columns.
 
         Durable and judged when it returns; a key that is there already gets a second row (:meth:`upsert` replaces it). Raises
-        as :meth:`millrace.client.produce.producer.Producer.insert`.
+        as :meth:`millrace.client.produce.producer.Producer.insert`. With `evolve` the collection gets the columns that it does
+        not have, and wider types where values do not fit, first: for everybody.
         """
-        return self.database.producer.insert(
-            self.definition, rows, partition=partition, partition_by=partition_by, raise_rejected=raise_rejected
+        written = self.database.producer.insert(
+            self.definition,
+            rows,
+            partition=partition,
+            partition_by=partition_by,
+            raise_rejected=raise_rejected,
+            evolve=evolve,
         )
+        if evolve:
+            self.refresh()
+        return written
 
     def upsert(self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None) -> Written:
         """Replace the rows of these keys, and insert those that are new; a reader sees the old or the new row at any time."""

@@ -195,6 +195,49 @@ def add_field(
     typer.echo(f"Added {spec.name} ({spec.type}) to {name}: schema version {version}.")
 
 
+@app.command("alter")
+def alter(
+    name: CollectionName,
+    drop: Annotated[list[str] | None, typer.Option(metavar="FIELD", help="A field that goes.")] = None,
+    rename: Annotated[list[str] | None, typer.Option(metavar="OLD:NEW", help="A field and its new name.")] = None,
+    widen: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:TYPE", help="A field and a type that holds all its values.")
+    ] = None,
+    relax: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="A field that may be null from now on.")
+    ] = None,
+    add: Annotated[list[str] | None, typer.Option(metavar="NAME:TYPE", help="A new field, which may be null.")] = None,
+    order: Annotated[
+        str | None, typer.Option(metavar="FIELD,…", help="The fields that come first, in this order.")
+    ] = None,
+    data: DataFolder = None,
+) -> None:
+    """Change the schema, all of it at one tick: drop, rename, widen, relax, add, order, applied in this order.
+
+    Reads of the past have the older schema; producers that know it go on.
+
+    Example: `millrace collections alter users --rename mail:email --widen age:int64 --add 'city:string' --drop note`
+    """
+    from millrace.client.schemas import changes
+    from millrace.commands.parts.collection_schema import parse_field, parse_pair
+
+    made = changes(
+        drop=drop or (),
+        rename=dict(map(parse_pair, rename or ())),
+        widen=dict(map(parse_pair, widen or ())),
+        relax=relax or (),
+        add={spec.name: spec.type for spec in map(parse_field, add or ())} or None,
+        order=order or (),
+    )
+    settings = load_settings(data)
+    find_collection(settings, name)
+    with _client(settings) as client:
+        version = client.catalog.alter(name, made)
+        fields = client.collection(name).schema.fields
+    shown = ", ".join(f"{each.name}:{each.type}{'?' * each.nullable}" for each in fields)
+    typer.echo(f"{name} has schema version {version}: {shown}.")
+
+
 @app.command("add-partition")
 def add_partition(
     name: CollectionName,

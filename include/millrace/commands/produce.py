@@ -116,6 +116,12 @@ def produce(
         bool, typer.Option("--create", help="Make the collection, where there is none, with the first file's columns.")
     ] = False,
     key: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the primary key.")] = None,
+    evolve: Annotated[
+        bool,
+        typer.Option(
+            "--evolve", help="Add columns of the files that the collection lacks; widen types of typed files."
+        ),
+    ] = False,
     on_error: Annotated[
         OnError, typer.Option(help="At a row that does not fit: stop before its batch is sent, or skip the row.")
     ] = OnError.STOP,
@@ -173,6 +179,8 @@ def produce(
     if create:
         _create(settings, name, files[0], key)
     collection = find_collection(settings, name)
+    if evolve and not delete:
+        collection = _evolve(settings, collection, files)
     _check_partitions(collection, partition, partition_by, delete)
     allowed = None if partition_by is None else (partition_by, list(collection.partitions))
     started, refused = time.monotonic(), False
@@ -268,6 +276,24 @@ def _create(settings: Settings, name: str, source: Path, key: str | None) -> Non
         shown = ", ".join(f"{each.name}:{each.type}{'?' * each.nullable}" for each in schema.fields)
         typer.echo(f"Made {name}, as {source.name} has it: {shown}; key {schema.primary_key}.", err=True)
         client.catalog.create_collection(name, schema)
+
+
+def _evolve(settings: Settings, collection: Collection, files: list[Path]) -> Collection:
+    """The collection with a schema that the files' columns fit; what was changed is told."""
+    from millrace.client.client import Client
+    from millrace.commands.parts.collection_schema import file_changes
+    from millrace.message.schema_changes import Add, Widen
+
+    made = file_changes(files, collection.schema)
+    if not made:
+        return collection
+    with Client.connect(settings) as client:
+        version = client.catalog.alter(collection.name, made)
+        added = [f"added {each.field.name}:{each.field.type}" for each in made if isinstance(each, Add)]
+        widened = [f"widened {each.name} to {each.type}" for each in made if isinstance(each, Widen)]
+        shown = ", ".join([*added, *widened])
+        typer.echo(f"{collection.name} has schema version {version}: {shown}.", err=True)
+        return client.collection(collection.name)
 
 
 def _journal(path: Path, load: dict[str, Any], files: list[Path]) -> AbstractContextManager[Journal]:

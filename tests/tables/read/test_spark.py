@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import millrace.spark as face
 import millrace.tables.read.spark as reader
 from millrace.base.settings import Settings
 from millrace.client.client import Client
+from millrace.client.database import Collection as OfUsers
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.in_process import flush
@@ -171,6 +173,52 @@ def test_spark_reads_every_type_as_it_was_written(spark: SparkSession) -> None:
         for name, value in row.items():
             # Spark's rows have maps as dicts, and moments in the session's zone without one.
             assert plain(spark_row[name]) == plain(value), name
+
+
+def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession) -> None:
+    first = {"id": "int64", "n": "int32", "gone": "string?", "f": "float32?", "day": "date?", "wall": "date?"}
+    first |= {
+        "d": "decimal(6,2)?",
+        "at": "struct<x: int8>?",
+        "many": "list<struct<x: int8>>?",
+        "by": "map<string, float32>?",
+    }
+    row = {"n": 1, "gone": "x", "f": 0.5, "day": date(2026, 1, 2), "wall": date(1960, 1, 2), "d": Decimal("1.25")}
+    row |= {"at": {"x": 1}, "many": [{"x": 1}, None], "by": {"a": 0.5}}
+    wide = {"count": "int64", "f": "float64", "day": "timestamp", "wall": "timestamp_ntz", "d": "decimal(9,4)"}
+    wide |= {
+        "at": "struct<y: string, x: int64>",
+        "many": "list<struct<x: int8, y: string>>",
+        "by": "map<string, float64>",
+    }
+    with deployment() as db:
+        made = db.create_collection("changed", first, key="id")
+        then = made.insert([{"id": 1, **row}, {"id": 2, "n": 2}]).last_tick
+        older = OfUsers(db, made.definition)
+        db.settle()
+        made.alter(
+            drop="gone",
+            rename={"id": "key", "n": "count"},
+            widen=wide,
+            relax="count",
+            add={"gone": "int64"},
+            order="count",
+        )
+        made.insert([{"key": 3, "count": 1 << 40, "at": {"y": "a"}, "gone": 3}, {"key": 4}])
+        older.insert([{"id": 5, **row}])
+        made.delete([2])
+        for _ in range(2):  # from the tail, and from the tables
+            catch_up(db.settings, db.client.log)
+            found = face.read(spark, "changed", settings=db.settings)
+            wanted = made.read().sort_by("key")
+            assert found.columns == wanted.column_names
+            rows = [each.asDict(recursive=True) for each in found.orderBy("key").collect()]
+            assert [{name: plain(each[name]) for name in each} for each in rows] == [
+                {name: plain(each[name]) for name in each} for each in wanted.to_pylist()
+            ]
+            db.settle()
+        before = face.read(spark, "changed", settings=db.settings, at=then).orderBy("id").collect()
+        assert [(each["id"], each["n"], each["gone"]) for each in before] == [(1, 1, "x"), (2, 2, None)]
 
 
 def plain(value: object) -> object:

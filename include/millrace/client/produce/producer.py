@@ -50,6 +50,7 @@ from millrace.message.model import MutableMessage
 
 if TYPE_CHECKING:  # who sends one append at a time has no need of them
     from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
+    from millrace.message.schema_changes import Change
 
 Reader = Callable[[Collection, int | None], tuple[int, pa.Table]]
 """(collection, tick or None for now) -> the tick it was read at, and the rows that were visible then."""
@@ -59,6 +60,8 @@ class Definitions(Terms, Protocol):
     """What a producer asks of the catalog."""
 
     def collection(self, name: str) -> Collection: ...
+
+    def alter(self, name: str, changes: Sequence[Change]) -> int: ...
 
 
 @dataclass(slots=True)
@@ -136,6 +139,7 @@ class Producer(Closing):
         partition: str | None = None,
         partition_by: str | None = None,
         raise_rejected: bool = True,
+        evolve: bool = False,
     ) -> Written:
         """Append `rows` (columns of the collection's schema, cast where that loses nothing) to a collection, or the one of that name.
 
@@ -144,8 +148,13 @@ class Producer(Closing):
         memory. Raises AppendRejected for the first rejected message, or gives all of them in the result where `raise_rejected` is
         False; InvalidArgument for rows that do not fit the schema or a partition that is not there; AppendUnresolved,
         CollectionNotFound. Of a stream, what was sent before stands.
+
+        With `evolve` columns that the collection does not have are added to it first, and fields whose type is too narrow for
+        the values are widened (of a DataFrame or a stream by its types): a change of the schema, for everybody.
         """
         collection = self.known(collection)
+        if evolve:
+            collection = self._evolved(collection, rows)
         if not isinstance(rows, pa.Table | pa.RecordBatch | Mapping | list | tuple):
             return self._insert_stream(collection, rows, partition, partition_by, raise_rejected)
         table = conform(rows, collection)
@@ -175,6 +184,21 @@ class Producer(Closing):
             for future in futures:
                 written.add(future.result())
         return written.checked() if raise_rejected else written
+
+    def _evolved(self, collection: Collection, rows: Rows) -> Collection:
+        """The collection with a schema that takes `rows`; others may change it at the same time."""
+        from millrace.client.produce.evolving import evolution
+
+        while True:
+            collection = self._catalog.collection(collection.name)
+            changes = evolution(rows, collection.schema)
+            if not changes:
+                return collection
+            try:
+                self._catalog.alter(collection.name, changes)
+            except InvalidArgument:
+                if self._catalog.collection(collection.name).schema_version == collection.schema_version:
+                    raise  # else another producer was as quick
 
     def known(self, collection: Collection | str) -> Collection:
         """The collection, asked for where it is given by name. Raises CollectionNotFound, InvalidArgument."""

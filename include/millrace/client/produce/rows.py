@@ -53,14 +53,14 @@ def table_of(rows: Rows, schema: CollectionSchema | None = None) -> pa.Table:
     if isinstance(rows, Mapping):
         return _columns(rows, schema)
     if isinstance(rows, list | tuple) and not any(isinstance(each, pa.RecordBatch | pa.Table) for each in rows):
-        return _columns(_by_column(rows), schema)
+        return _columns(by_column(rows), schema)
     batches = list(batches_of(rows, schema))
     if not batches:
         raise InvalidArgument("the stream of Arrow batches has none: nothing says what its columns are")
     return pa.Table.from_batches(batches)
 
 
-def _by_column(rows: Sequence[Any]) -> dict[str, list[Any]]:
+def by_column(rows: Sequence[Any]) -> dict[str, list[Any]]:
     """Rows one by one as columns; what one row lacks and another has is null there."""
     found: list[Mapping[str, Any]] = []
     for place, row in enumerate(rows):

@@ -6,7 +6,7 @@ import importlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import pyarrow as pa
 
@@ -14,6 +14,9 @@ from millrace.base.errors import InvalidArgument
 from millrace.client.produce.files.kinds import InputFormat, format_of, unpacked
 from millrace.client.produce.files.text_rows import begins_array, elements, json_object
 from millrace.message.schema import CollectionSchema, FieldSpec, OnDuplicate
+
+if TYPE_CHECKING:
+    from millrace.message.schema_changes import Change
 
 SAMPLE_ROWS: Final = 10_000
 """Rows of a CSV or JSON lines file that its types are inferred from."""
@@ -25,6 +28,32 @@ def parse_field(text: str) -> FieldSpec:
     if not colon or not name or not kind:
         raise InvalidArgument(f"{text!r} is no field: write name:type, or name:type? where it may be null")
     return FieldSpec(name, kind.removesuffix("?"), kind.endswith("?"))
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """``name:what``, as its halves. Raises InvalidArgument."""
+    name, colon, what = text.partition(":")
+    if not colon or not name or not what:
+        raise InvalidArgument(f"{text!r} is no pair: write NAME:TYPE, or OLD:NEW")
+    return name, what
+
+
+def file_changes(sources: Sequence[Path], schema: CollectionSchema) -> list[Change]:
+    """What `schema` lacks for the columns of some files. Raises InvalidArgument for a file that cannot be read, and for stdin."""
+    from millrace.client.produce.evolving import of_fields
+    from millrace.message.schema_changes import apply_all
+
+    made: list[Change] = []
+    for each in sources:
+        if str(each) == "-":
+            raise InvalidArgument("--evolve looks into a file, and stdin is read once: alter the collection first")
+        typed = format_of(each) in (InputFormat.PARQUET, InputFormat.ARROW)
+        # What texts hold is guessed: there only fields that are not known are taken from the file.
+        known = {} if typed else {field.name: field for field in schema.fields}
+        found = of_fields(_file_fields(each, known), schema)
+        schema = apply_all(schema, found)
+        made += found
+    return made
 
 
 def make_schema(

@@ -98,13 +98,12 @@ def _widened(value: Column, narrow: FieldType, wide: FieldType) -> Column:
         case "map":
             return F.transform_values(value, lambda _, each: _widened(each, narrow.children[1], wide.children[1]))
         case "timestamp" | "timestamp_ntz":
-            days = F.least(F.greatest(F.unix_date(value), F.lit(-MOST_DAYS)), F.lit(MOST_DAYS)).cast("long")
-            moment = F.timestamp_micros(days * 86_400_000_000)
-            return (
-                moment
-                if wide.kind == "timestamp"
-                else F.convert_timezone(None, F.lit("UTC"), moment.cast("timestamp_ntz"))
+            days = F.when(  # least and greatest pass nulls over
+                value.isNotNull(), F.least(F.greatest(F.unix_date(value), F.lit(-MOST_DAYS)), F.lit(MOST_DAYS))
             )
+            if wide.kind == "timestamp":
+                return F.timestamp_micros(days.cast("long") * 86_400_000_000)
+            return F.date_from_unix_date(days).cast("timestamp_ntz")
     return value.cast(_spark_type(wide))
 
 
