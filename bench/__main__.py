@@ -32,6 +32,7 @@ from bench import (
     client_bench,
     commit_bench,
     compaction_bench,
+    coord_bench,
     flusher_bench,
     freshness_bench,
     kafka_bench,
@@ -233,6 +234,14 @@ def _pulsar(folder: Path, quick: bool) -> Any:
     return pulsar_bench.run(folder, total=(64 if quick else 512) * MIB, count=3 if quick else 7)
 
 
+def _coord(folder: Path, quick: bool) -> Any:
+    return {
+        "moves": coord_bench.moves(folder / "moves", rounds=1 if quick else 5),
+        "broadcast": coord_bench.broadcast(folder / "broadcast", times=3 if quick else 20),
+        "discovery": coord_bench.discovery(folder / "discovery", times=30 if quick else 300),
+    }
+
+
 SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "log": _log,
     "server": _server,
@@ -256,6 +265,7 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
         folder, files=200 if quick else 1000, pairs=2 if quick else 5
     ),
     "beside": lambda folder, quick: compaction_bench.beside(folder, seconds=10.0 if quick else 60.0),
+    "coord": _coord,
     "backfill": lambda folder, quick: backfill_bench.backfill(folder, pairs=2 if quick else 7, times=1 if quick else 3),
     "checkpoint": lambda folder, quick: checkpoint_bench.checkpoints(
         folder, marks_mib=(64, 256) if quick else (64, 512, 4096), repeats=2 if quick else 5

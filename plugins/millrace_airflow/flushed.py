@@ -11,12 +11,19 @@ if TYPE_CHECKING:
 
 
 def read_flushed(settings: Settings) -> list[dict[str, Any]]:
-    """The newest flushed segments that the progress file names: pchannel, collection_id, segment_id, rows, time_tick."""
-    try:  # written by millrace.node.flush.flushed, which needs Arrow; reading it needs nothing
-        value = json.loads(settings.progress_path("flushed-segments").read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return []
-    return list(value.get("segments", []))
+    """The newest flushed segments that the progress file names, or those of a cluster's nodes: pchannel, collection_id,
+    segment_id, rows, time_tick."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    name = (
+        "flushed-segments.json"  # written by millrace.node.flush.flushed, which needs Arrow; reading it needs nothing
+    )
+    for path in (settings.run_path / name, *sorted((settings.run_path / "nodes").glob(f"*/{name}"))):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            continue
+        found |= {(each["pchannel"], each["segment_id"]): each for each in value.get("segments", [])}
+    return list(found.values())
 
 
 def news(

@@ -199,6 +199,10 @@ class Moves(threading.Thread):
                 for pchannel in json.loads(said) if isinstance(said, str) else said:
                     self._commits.setdefault(pchannel, []).append(info["timestamp"] / 1000)
 
+    def commits(self) -> Mapping[str, list[float]]:
+        """By PChannel the moments of its commits to `wal`, in Unix seconds, as their writers had them."""
+        return self._commits
+
     def found(self) -> Iterator[Move]:
         """The moves from one node to another so far, in their order."""
         for move in self._moves:

@@ -225,9 +225,9 @@ class Balancer:
         record = self.manager.records[key]
         assert record.owner is not None
         let_go = {owner.session for owner in record.history if self._lets_go(record, owner)}
-        if len(let_go) < len({owner.session for owner in record.history}):
-            if let_go:
-                self.manager.change(record.without_history(let_go))
+        if let_go:
+            record = self.manager.change(record.without_history(let_go))
+        if record.history or record.owner is None or record.state is not State.ASSIGNING:
             return
         try:
             self._orders.assign(record.owner, record.pchannel, record.role)

@@ -1,0 +1,219 @@
+"""The coordinator: how long a PChannel stands still when it moves on purpose and when its node is killed; a broadcast over 64 VChannels;
+how soon a change of an assignment is seen.
+
+The nodes run the range loop in their processes. Baselines of the same run: the time between two commits of a PChannel that does not
+move, the same messages appended one after the other, a look that finds nothing new.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.deployment import SCHEMA, deployment, rows
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection, pchannel_of
+from millrace.client.client import Client
+from millrace.coord import control
+from millrace.coord.broadcast.broadcaster import Broadcaster
+from millrace.coord.broadcast.callbacks import Kind, Kinds
+from millrace.coord.broadcast.keys import COLLECTION, ResourceKey
+from millrace.coord.broadcast.task import Task, TaskState
+from millrace.coord.channels.record import ChannelRecord
+from millrace.coord.clock import SystemClock
+from millrace.coord.discovery import Discovery
+from millrace.coord.leadership import Leadership
+from millrace.coord.opening import open_store
+from millrace.coord.session import INGEST
+from millrace.demo.cluster import Cluster, Move, Moves
+from millrace.message import builders
+from millrace.message.wire.encode import encode_entry
+from millrace.meta.store import Put
+from millrace.rpc.assignments import Assignments
+
+SESSION_SECONDS = 5.0
+PCHANNELS = 4
+WAIT = 120.0
+
+
+def moves(folder: Path, *, rounds: int) -> dict[str, Any]:
+    """Two nodes, of which one has all `PCHANNELS` while 1,000 rows/s stream: it is drained, then (in a second part) killed, and the
+    other one has them; and back, `rounds` times each."""
+    with deployment(folder, pchannels=PCHANNELS) as (found, client, collection):
+        settings = replace(found, session_seconds=SESSION_SECONDS)
+        with Cluster(settings) as cluster, ThreadPoolExecutor(1) as pool:
+            cluster.coordinator()
+            cluster.node("n1")
+            cluster.wait_owned({"n1"}, pchannels=PCHANNELS, deadline=WAIT)
+            ended = threading.Event()
+            streaming = pool.submit(_stream, client, collection, ended)
+            try:
+                rest = Moves(settings, cluster.store)
+                rest.start()
+                time.sleep(10.0 if rounds > 1 else 3.0)  # how long a micro-batch is where nothing moves is measured
+                rest.stop()
+                cluster.node("n2")
+                control.freeze(cluster.store, frozen=True)  # a node that comes back gets nothing for balance
+                control.drain(cluster.store, "n1")
+                cluster.wait_owned({"n2"}, pchannels=PCHANNELS, deadline=WAIT)
+                graceful = _watched(settings, cluster, rounds, _drained)
+                crashed = _watched(settings, cluster, rounds, _killed)
+            finally:
+                ended.set()
+                streaming.result()
+            gaps = [b - a for times in rest.commits().values() for a, b in itertools.pairwise(times)]
+            return {
+                "micro_batch_s": _spread(gaps),
+                "session_s": SESSION_SECONDS,
+                "graceful": _told(graceful, "drain"),
+                "crash": _told(crashed, "lost"),
+            }
+
+
+def _stream(client: Client, collection: Collection, ended: threading.Event) -> None:
+    producer = client.producer()
+    for first in itertools.count(0, 20):
+        if ended.wait(0.02):
+            return
+        producer.insert(collection, rows(first, 20))
+
+
+def _watched(
+    settings: Settings, cluster: Cluster, rounds: int, move: Callable[[Cluster, str, str], None]
+) -> list[Move]:
+    watching = Moves(settings, cluster.store)
+    watching.start()
+    for _, (source, to) in zip(range(2 * rounds), itertools.cycle([("n2", "n1"), ("n1", "n2")]), strict=False):
+        time.sleep(3.0)  # commits before the move, so that the time without them is seen
+        move(cluster, source, to)
+        cluster.wait_owned({to}, pchannels=PCHANNELS, deadline=WAIT)
+    time.sleep(3.0)
+    watching.stop()
+    return list(watching.found())
+
+
+def _drained(cluster: Cluster, source: str, to: str) -> None:
+    control.undrain(cluster.store, to)
+    control.drain(cluster.store, source)
+
+
+def _killed(cluster: Cluster, source: str, to: str) -> None:
+    control.undrain(cluster.store, to)
+    cluster.jobs.pop(source).kill()
+    cluster.wait_owned({to}, pchannels=PCHANNELS, deadline=WAIT)
+    cluster.node(source)
+    end = time.monotonic() + WAIT
+    while not cluster.session(source):
+        if time.monotonic() > end:
+            raise TimeoutError(cluster.tails())
+        time.sleep(0.05)
+
+
+def _told(found: Sequence[Move], cause: str) -> dict[str, Any]:
+    mine = [move for move in found if move.cause == cause]
+    return {
+        "moves": len(mine),
+        "handed_over_s": _spread([move.ended - move.began for move in mine]),
+        "stood_still_s": _spread([move.stood for move in mine if move.stood is not None]),
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return {"p50": round(statistics.median(ordered), 4), "p99": round(p99, 4), "max": round(ordered[-1], 4)}
+
+
+def broadcast(folder: Path, *, vchannels: int = 64, times: int) -> dict[str, Any]:
+    """A new partition on `vchannels` VChannels of 16 PChannels through meta store and append host, from `submit` until it is done;
+    beside it the same messages appended one after the other, kept nowhere."""
+    with deployment(folder, pchannels=16) as (settings, client, _), ThreadPoolExecutor(16) as pool:
+        collection = client.catalog.create_collection("wide", SCHEMA, vchannels=vchannels)
+        clock = SystemClock()
+        with open_store(settings, clock) as store:
+            leadership = Leadership(store, clock, "bench", seconds=300.0)
+            leadership.step()
+
+            def append(target: str, partition: int) -> int:
+                term = client.catalog.term(pchannel_of(target))
+                message = builders.create_partition(
+                    f"p{partition}", vchannel=target, collection_id=collection.id, partition_id=partition, term=term
+                )
+                return client.append.append(pchannel_of(target), [encode_entry([message])]).result().time_tick
+
+            class Host:
+                def append(self, task: Task, target: str) -> int:
+                    return append(target, task.payload)
+
+            def together(calls: Sequence[Callable[[], None]]) -> None:
+                list(pool.map(lambda call: call(), calls))
+
+            kinds = Kinds({"ddl": Kind(lambda task: None, lambda task: None)})
+            broadcaster = Broadcaster(leadership, clock, Host(), kinds, together=together)
+            broadcaster.load()
+            keys = (ResourceKey(COLLECTION, "wide"),)
+            plain, whole = [], []
+            for number in range(times):
+                start = time.perf_counter()
+                for target in collection.vchannels:
+                    append(target, 1_000 + number)
+                plain.append(time.perf_counter() - start)
+                start = time.perf_counter()
+                end = clock.monotonic() + WAIT
+                request = f"bench-{number}"
+                task = broadcaster.submit(
+                    request, "ddl", keys, 2_000 + number, list(collection.vchannels), deadline=end
+                )
+                while task.state is not TaskState.TOMBSTONE:
+                    broadcaster.step()
+                    task = broadcaster.submit(
+                        request, "ddl", keys, 2_000 + number, list(collection.vchannels), deadline=end
+                    )
+                whole.append(time.perf_counter() - start)
+    return {"vchannels": vchannels, "one_by_one_s": _spread(plain), "broadcast_s": _spread(whole)}
+
+
+def discovery(folder: Path, *, times: int, every: float = 0.1) -> dict[str, Any]:
+    """From the commit of a change to one of 16 assignments until a follower that looks every `every` seconds has it, and what a look
+    takes that finds nothing, on the embedded meta store."""
+    settings, clock = Settings(data_dir=folder / "data"), SystemClock()
+    with open_store(settings, clock) as store, open_store(settings, clock) as other:
+        records = [ChannelRecord(f"dml_{number}", INGEST).assigning("n1@1", "grpc://n1", "") for number in range(16)]
+        store.commit([Put(each.key, each.assigned().encoded()) for each in records])
+        follower = Assignments(Discovery(other))
+        follower.step()
+        idle = []
+        for _ in range(times):
+            start = time.perf_counter()
+            follower.step()
+            idle.append(time.perf_counter() - start)
+        ended, seen = threading.Event(), threading.Condition()
+
+        def follow() -> None:
+            while not ended.wait(every):
+                follower.step()
+                with seen:
+                    seen.notify_all()
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        latencies = []
+        for number in range(times):
+            record = records[number % 16] = records[number % 16].assigning("n2@1", "grpc://n2", "")
+            store.commit([Put(record.key, record.assigned().encoded())])
+            start = time.perf_counter()
+            with seen:
+                while (known := follower.get(record.pchannel, INGEST)) is None or known.term < record.term:
+                    if not seen.wait(WAIT):
+                        raise TimeoutError(record.pchannel)
+            latencies.append(time.perf_counter() - start)
+        ended.set()
+        thread.join()
+    return {"every_s": every, "look_s": _spread(idle), "seen_s": _spread(latencies)}
