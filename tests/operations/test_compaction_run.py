@@ -189,12 +189,24 @@ def test_what_is_needed_is_measured_and_gone_once_it_is_done(filled: Filled, tmp
     assert not need(settings, PARAMS.model_copy(update={"keep_history_hours": 876_000})).needed
 
 
+def test_a_wall_clock_that_leaps_folds_nothing_that_is_to_be_read(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = filled.copy(tmp_path)
+    hour = PARAMS.model_copy(update={"keep_history_hours": 1.0})
+    year = time.time() + 365 * 86_400
+    monkeypatch.setattr(time, "time", lambda: year)
+    monkeypatch.setattr(time, "time_ns", lambda: int(year * 1e9))
+    assert [each.deletes_foldable for each in need(settings, hour).collections] == [0]
+    assert [each.folded_to for each in compact(settings, hour).collections] == [0]
+    assert need(settings, PARAMS).collections[0].deletes_foldable > 0, "without history to keep they are"
+
+
 def test_deletes_are_folded_in_by_themselves_only_where_there_are_enough(filled: Filled, tmp_path: Path) -> None:
     settings = filled.copy(tmp_path)
     auto = PARAMS.model_copy(update={"fold": "auto", "fold_ratio": 0.9})
     assert not compact(settings, auto).collections[0].folded_to
-    # The clock of these rows is years back, so a day of history holds none of them.
-    few = auto.model_copy(update={"fold_ratio": 0.01, "keep_history_hours": 24.0})
+    few = auto.model_copy(update={"fold_ratio": 0.01})
     assert compact(settings, few).collections[0].folded_to
 
 

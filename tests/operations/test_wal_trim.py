@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,16 @@ def test_without_a_retention_the_wal_keeps_everything(things: Things) -> None:
     things.fill(3)
     assert take(things, things.settings).trimmed == ()
     assert read_bases(Path(things.settings.wal_uri)) == {}
+
+
+def test_a_wall_clock_that_leaps_trims_nothing(
+    things: Things, short: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    things.fill(3)
+    year = time.time() + 365 * 86_400
+    monkeypatch.setattr(time, "time", lambda: year)
+    assert take(things, replace(things.settings, wal_retention=86_400.0)).trimmed == ()
+    assert take(things, short, dry_run=True).trimmed, "by log time this is old enough"
 
 
 def test_what_is_older_goes_with_a_base_and_everything_still_holds(things: Things, short: Settings) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from millrace.base.errors import InvalidArgument
 from millrace.rpc.clock import ClockView
+from millrace.rpc.remote_log import RemoteLogService
 
 
 class LogClock(Protocol):
@@ -47,7 +48,18 @@ def own_clock(service: object) -> LogClock:
     return clock
 
 
+def stamp_ms(service: object) -> int | None:
+    """What the clock shows that a log service stamps by, here or at its server; None where somebody else stamps."""
+    if isinstance(service, RemoteLogService):
+        try:
+            return service.clock().stamp_ms
+        except InvalidArgument:
+            return None
+    clock = clock_of(service)
+    return None if clock is None else clock.now_ms()
+
+
 def stamping_ms(service: object) -> int:
     """What the clock shows that a log service stamps by; the host's wall clock where somebody else stamps."""
-    clock = clock_of(service)
-    return wall_clock_ms() if clock is None else clock.now_ms()
+    found = stamp_ms(service)
+    return wall_clock_ms() if found is None else found

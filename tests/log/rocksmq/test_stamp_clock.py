@@ -13,11 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from millrace.log.clock import clock_of, stamping_ms
+from millrace.log.clock import clock_of, stamp_ms, stamping_ms
 from millrace.log.rocksmq.disk import OsDisk
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.stamp_clock import KEEP_SECONDS, LEAP_SECONDS, StampClock
+from millrace.log.server.flight import LogServer
 from millrace.message.ids import LOGICAL_BITS
+from millrace.rpc.remote_log import RemoteLogService
 from tests.log.crash_images import SETTINGS
 
 SECOND = 1_000_000_000
@@ -329,6 +331,24 @@ def test_the_embedded_log_stamps_by_a_judged_clock_unless_it_is_given_another(tm
     with RocksMQ(tmp_path / "b", settings=SETTINGS, now_ms=lambda: 7) as service:
         assert clock_of(service) is None
     assert clock_of(object()) is None
+
+
+def test_who_asks_a_server_for_the_time_hears_what_it_stamps_by(host: Host) -> None:
+    host.error = DAY
+    with RocksMQ(host.folder / "log", settings=SETTINGS, clock=host.open()) as service:
+        server = LogServer(service, tokens=["a-token"])
+        try:
+            with RemoteLogService.at(server.address, token="a-token") as elsewhere:
+                assert stamp_ms(elsewhere) == stamping_ms(elsewhere) == stamp_ms(service)
+        finally:
+            server.close()
+    with RocksMQ(host.folder / "other", settings=SETTINGS, now_ms=lambda: 7) as service:
+        server = LogServer(service, tokens=["a-token"])
+        try:
+            with RemoteLogService.at(server.address, token="a-token") as elsewhere:
+                assert stamp_ms(elsewhere) is stamp_ms(service) is None, "somebody else stamps"
+        finally:
+            server.close()
 
 
 # --- the law ----------------------------------------------------------------------------------------------------------------

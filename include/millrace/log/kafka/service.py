@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from millrace.base.closing import Closing
@@ -54,6 +55,8 @@ _PAUSE: Final = 0.05
 """Seconds between two looks at something that comes without a call."""
 _LOOK_UP_BYTES: Final = 4 << 20
 _SIZE_SECONDS: Final = 2.0
+_MARKERS: Final = 4
+"""Offsets at a log's end among which the newest entry is looked for: a transaction of brokers' clients ends with a marker."""
 """How long a partition's size is taken as it was: a planner asks ten times a second where logs end, and not for that."""
 
 
@@ -220,12 +223,19 @@ class _Partition:
         first, last = described.begin.entry, described.end.entry
         target = first
         if retention_ms and last > first:
-            target = max(target, self.service.offset_at(self.place, int(time.time() * 1000) - retention_ms, last))
+            age = self._newest_ms(first, last) - retention_ms
+            target = max(target, self.service.offset_at(self.place, age, last)) if age > 0 else target
         if retention_bytes and described.bytes > retention_bytes and last > first:
             # The brokers tell the whole size alone: entries count as of the same size.
             above = (described.bytes - retention_bytes) / described.bytes
             target = max(target, first + int(above * (last - first)))
         return self.truncate(min(LogId(0, target), allowed))
+
+    def _newest_ms(self, first: int, last: int) -> int:
+        """The stamp of the newest entry: log time, whatever this host's clock shows. 0 where there are only markers at the end."""
+        start = LogId(0, max(first, last - _MARKERS))
+        found = self.read(start, end=LogId(0, last), max_bytes=1 << 20, timeout=self.service.settings.deadline)
+        return int(pc.max(found.batch["physical_ms"]).as_py() or 0)
 
     def close(self) -> None:
         self._writer.close()

@@ -6,7 +6,6 @@ nothing is proved either, so that what this costs is that of the rows that go.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -47,11 +46,13 @@ def apply_retention(
     flushed: Mapping[str, Checkpoint],
     reached: Mapping[str, int],
     *,
+    now_ms: int,
     dry_run: bool = False,
     seam: Callable[[str], None] = hit,
 ) -> Iterator[TrimmedWal]:
-    """Trim each PChannel of `reached` (its newest verified checkpoint's tick) as far as ``wal_retention`` asks."""
-    oldest = compose_tick(int((time.time() - settings.wal_retention) * 1000), 0)
+    """Trim each PChannel of `reached` (its newest verified checkpoint's tick) as far as ``wal_retention`` asks; `now_ms` is log
+    time, so that a wall clock that leaps takes nothing away."""
+    oldest = compose_tick(max(0, now_ms - int(settings.wal_retention * 1000)), 0)
     bases = read_bases(settings.wal_uri)
     if not dry_run:
         _remove_staged(settings, seam)  # what a run that was killed left

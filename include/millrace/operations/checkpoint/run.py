@@ -13,6 +13,7 @@ from pydantic import Field
 
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
+from millrace.log.clock import stamp_ms
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
 from millrace.node.retention.removal import removing
@@ -135,9 +136,12 @@ def checkpoint(
     if params.trim and settings.wal_retention and (params.dry_run or not blocks):
         progress.say("trimming the WAL")
         reached = {name: each.time_tick for name, each in known.items() if name not in broken}
+        stamp = stamp_ms(service)
+        now_ms = snapshot.log_ms() if stamp is None else stamp
         with removing(settings) as free:  # a backup holds it back while it pins the tables
+            dry_run = params.dry_run or not free
             trimmed = tuple(
-                apply_retention(settings, snapshot, flushed, reached, dry_run=params.dry_run or not free, seam=seam)
+                apply_retention(settings, snapshot, flushed, reached, now_ms=now_ms, dry_run=dry_run, seam=seam)
             )
     return CheckpointReport(
         ok=not broken and not any(each.problem for each in trimmed),

@@ -6,7 +6,6 @@ what a run with them would do.
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 from millrace.base.settings import Settings
@@ -25,11 +24,10 @@ SMALL_SEGMENTS: Final = 16
 """Segments to be joined, from which on they alone are a reason to run."""
 
 
-def need(settings: Settings, params: CompactionParams | None = None, *, now: float | None = None) -> Need:
+def need(settings: Settings, params: CompactionParams | None = None) -> Need:
     """What a run with `params` (default: all defaults) would find, and whether that is reason enough to run."""
     params = params or CompactionParams()
-    hours = settings.history_hours if params.keep_history_hours is None else params.keep_history_hours
-    history = history_tick(int((time.time() if now is None else now) * 1000), hours)
+    history = history_tick(settings, params)
     why: list[str] = []
     collections: list[CollectionNeed] = []
     for known in known_collections(settings, params.collections):

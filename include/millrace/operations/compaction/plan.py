@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 
-from millrace.base.errors import CollectionNotFound
+from millrace.base.errors import CollectionNotFound, LogUnavailable
 from millrace.base.settings import Settings
+from millrace.log.clock import stamp_ms
 from millrace.message.ids import LOGICAL_BITS, compose_tick
 from millrace.message.stored_columns import key_columns
 from millrace.operations.compaction.commits import folded_tick
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.files import Group, LiveFile, live_files, merge_groups, row_bytes
 from millrace.operations.compaction.rewrite import Fold, Job
+from millrace.rpc.remote_log import RemoteLogService
 from millrace.storage.files import MAX_FILE_BYTES
 from millrace.storage.store import TableStore
 from millrace.storage.table import Table, open_table
 from millrace.tables.collections.dead_rows import Drops, drops_at
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.collections.table import STATS_COLUMNS, base_tick, deletes_uri, rows_uri
+from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.visible.catalog import VChannelInfo
 
 TARGET_SHARE: Final = 0.9
@@ -128,8 +132,16 @@ def _file_schema(table: Table) -> pa.Schema:
     return pa.schema([each for each in table.schema if each.name not in partitions])
 
 
-def history_tick(now_ms: int, hours: float) -> int:
-    """The last tick of the moment `hours` before `now_ms`."""
+def history_tick(settings: Settings, params: CompactionParams) -> int:
+    """The last tick of the moment from which on history is to be kept: so many hours before log time, which the log's server
+    tells, or, where none runs or brokers stamp, the ``wal`` table. A wall clock that leaps folds nothing that is to be read."""
+    hours = settings.history_hours if params.keep_history_hours is None else params.keep_history_hours
+    now_ms = None
+    with suppress(LogUnavailable), RemoteLogService.connect(settings.log_path, start=False, deadline=5.0) as service:
+        now_ms = stamp_ms(service)
+    if now_ms is None:
+        wal = WalSnapshot.open(settings.wal_uri)
+        now_ms = 0 if wal is None else wal.log_ms()
     return compose_tick(max(0, now_ms - int(hours * 3_600_000)), (1 << LOGICAL_BITS) - 1)
 
 

@@ -62,7 +62,7 @@ def compact(
 ) -> CompactionReport:
     """Compact what the parameters ask for; what was done. `mapper` says where groups are rewritten, `order` how to Z-order.
 
-    `history` is the tick behind which nothing is folded in (default: by the clock and the hours of history to be kept).
+    `history` is the tick behind which nothing is folded in (default: by log time and the hours of history to be kept).
     `seam` is called at the places that crash and interleaving tests stop at. A group of files that another writer
     replaced meanwhile is given up and reported; nothing of it is left. Raises CollectionNotFound, QualityBlocked.
     """
@@ -70,8 +70,7 @@ def compact(
     progress = progress or Progress()
     stages: dict[str, float] = {}
     if history is None:
-        hours = settings.history_hours if params.keep_history_hours is None else params.keep_history_hours
-        history = history_tick(int(time.time() * 1000), hours)
+        history = history_tick(settings, params)
     found = known_collections(settings, params.collections)
     works = []
     for number, known in enumerate(found):

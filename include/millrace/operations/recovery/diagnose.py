@@ -18,6 +18,7 @@ import pyarrow as pa
 from millrace.base.errors import LogRegressed, Malformed, MillraceError, PositionTruncated, StagedFileDamaged, WalGap
 from millrace.base.process import look
 from millrace.base.settings import Settings
+from millrace.log.clock import stamping_ms
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS, compose_tick
 from millrace.node.flush.in_process import flush
@@ -84,7 +85,7 @@ def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterat
 
     A job that rests says nothing for hours: what waits has to be old, not only its last word.
     """
-    since = compose_tick(int((time.time() - stale_after) * 1000), 0)
+    since = compose_tick(max(0, stamping_ms(service) - int(stale_after * 1000)), 0)
     behind = {"streaming-node": _node_behind(settings, service, since), "flusher": _flusher_behind(settings, since)}
     for name in JOBS:
         path = settings.progress_path(name)
@@ -207,7 +208,7 @@ def _channel(settings: Settings, service: LogService, pchannel: str, wal: WalTab
     finally:
         log.close()
     found = []
-    now = int(time.time() * 1000) - _TXN_GRACE_MS << LOGICAL_BITS
+    now = stamping_ms(service) - _TXN_GRACE_MS << LOGICAL_BITS
     for name, vchannel in state.vchannels.items():
         late = [txn.id for txn in vchannel.txns.values() if txn.deadline(state.config) < now]
         if late:

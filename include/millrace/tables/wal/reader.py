@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millrace.base.errors import PositionTruncated, WalGap
-from millrace.message.ids import LogId, MessageId
+from millrace.message.ids import LogId, MessageId, tick_physical_ms
 from millrace.storage.parquet_file import opened
 from millrace.storage.store import TableStore
 from millrace.storage.table import Table, open_table
@@ -137,6 +137,11 @@ class WalSnapshot:
     def last_tick(self, pchannel: str) -> int:
         """Everything of `pchannel` up to this tick is in this version; 0 where nothing was committed."""
         return self._table.app_version(pchannel)
+
+    def log_ms(self) -> int:
+        """Log time as this version has it, in Unix milliseconds: the stamp of its newest tick; 0 without any. It stands still
+        while nothing is written, and no wall clock that leaps moves it."""
+        return tick_physical_ms(max(map(self.last_tick, self.pchannels()), default=0))
 
     def trimmed(self, pchannel: str) -> tuple[int, LogId]:
         """Up to which tick retention may have taken rows away, and the first entry that a reader may begin at."""
