@@ -107,7 +107,7 @@ def test_the_fields_of_a_file_become_the_schema_with_the_given_ones_over_them(tm
     csv, lines = tmp_path / "rows.csv", tmp_path / "rows.jsonl"
     csv.write_text("id,score,at,ok,name\n1,1.5,2026-11-21T10:00:00Z,true,Ada\n", encoding="utf-8")
     lines.write_text('{"id": 1, "tags": ["a"]}\n{"id": 2, "score": 1.5}\n', encoding="utf-8")
-    found = make_schema(fields=["name:binary?", "more:date?"], source=csv, key="id", event_time="at")
+    found = make_schema(fields=["name:binary?", "more:date?"], source=csv, key=["id"], event_time="at")
     assert [(each.name, each.type, each.nullable) for each in found.fields] == [
         ("id", "int64", False),
         ("score", "float64", True),
@@ -116,7 +116,7 @@ def test_the_fields_of_a_file_become_the_schema_with_the_given_ones_over_them(tm
         ("name", "binary", True),
         ("more", "date", True),
     ]
-    found = make_schema(fields=[], source=lines, key="id", event_time=None)
+    found = make_schema(fields=[], source=lines, key=["id"], event_time=None)
     assert [each.type for each in found.fields] == ["int64", "list<string>", "float64"]
 
 
@@ -132,8 +132,8 @@ def test_parquet_types_find_the_field_type_that_holds_them_or_an_error_that_says
     }
     parquet.write_table(pa.table(columns), path)
     with pytest.raises(InvalidArgument, match="--field money:TYPE"):
-        make_schema(fields=[], source=path, key="id", event_time=None)
-    found = make_schema(fields=["money:float64?"], source=path, key="id", event_time=None)
+        make_schema(fields=[], source=path, key=["id"], event_time=None)
+    found = make_schema(fields=["money:float64?"], source=path, key=["id"], event_time=None)
     assert [each.type for each in found.fields] == ["int64", "int64", "timestamp", "string", "decimal(10,2)", "float64"]
 
 
@@ -142,4 +142,4 @@ def test_a_file_that_is_not_what_its_suffix_says_is_an_error(tmp_path: Path) -> 
         path = tmp_path / name
         path.write_text("[1", encoding="utf-8")
         with pytest.raises(InvalidArgument, match="cannot be read"):
-            make_schema(fields=[], source=path, key="id", event_time=None)
+            make_schema(fields=[], source=path, key=["id"], event_time=None)

@@ -256,9 +256,15 @@ class Machine:
         return sorted(found, key=lambda segment: segment.id)
 
     def seal(self, segment: Segment, policy: str) -> None:
-        segment.policy = policy
-        if not segment.txns:
-            self.flush(segment)
+        self.seal_all([(segment, policy)])
+
+    def seal_all(self, found: list[tuple[Segment, str]]) -> None:
+        """Seal segments for one reason each; those that wait for nothing are flushed in the order of their ids."""
+        for segment, policy in found:
+            segment.policy = policy
+        for segment in sorted((each for each, _ in found), key=lambda each: each.id):
+            if not segment.txns:
+                self.flush(segment)
 
     def flush(self, segment: Segment) -> None:
         del self.segments[segment.id]

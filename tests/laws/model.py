@@ -95,9 +95,13 @@ class Model(Machine):
             key, replaces = schema["primary_key"], schema.get("on_duplicate") == "replace"
             if not isinstance(body["name"], str) or not all(is_int(value) for value in partitions.values()):
                 raise TypeError
-            if not any(name == key and kind in ("int64", "string") and not null for name, kind, null in fields):
+            names_of_key = (key,) if isinstance(key, str) else tuple(key)
+            for each in names_of_key:
+                if not any(name == each and kind in ("int64", "string") and not null for name, kind, null in fields):
+                    raise ValueError
+            if len(set(names_of_key)) < len(names_of_key):
                 raise ValueError
-            if replaces and self.chain_version < 4:
+            if (replaces or len(names_of_key) > 1) and self.chain_version < 4:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise Refused(Reason.MALFORMED) from None
@@ -112,7 +116,7 @@ class Model(Machine):
         if len(self.vchannels) >= self.config["max_vchannels"]:
             raise Refused(Reason.LIMIT_EXCEEDED)
         self.vchannels[message.vchannel] = VChannel(
-            message.collection_id, names, {1: key}, {1: fields}, partitions, replaces
+            message.collection_id, names, {1: names_of_key}, {1: fields}, partitions, replaces
         )
         self.accept_ddl(message)
 
@@ -177,7 +181,8 @@ class Model(Machine):
         if txn and txn.bytes + len(message.payload) > self.config["max_txn_bytes"]:
             raise Refused(Reason.TXN_TOO_LARGE)
         if message.type == T.DELETE:
-            schema = [spec for spec in schema if spec[0] == vchannel.primary_keys[message.schema_version]]
+            key = vchannel.primary_keys[message.schema_version]
+            schema = [spec for name in key for spec in schema if spec[0] == name]
         batch = message.batch
         if batch is None or list(batch.fields) != schema or batch.rows == 0 or batch.rows != message.rows:
             raise Refused(Reason.SCHEMA_MISMATCH)
@@ -217,11 +222,11 @@ class Model(Machine):
             vchannel.deletes += message.rows
         jitter = splitmix64(segment.id) % 101
         if segment.bytes * 1000 >= self.config["segment_bytes"] * (1000 - jitter):
-            self.seal(segment, "capacity")
+            segment.policy = "capacity"
         elif segment.rows >= self.config["segment_rows"]:
-            self.seal(segment, "rows")
-        if message.type == T.UPSERT:
-            self.blocking_deletes(message, vchannel)
+            segment.policy = "rows"
+        full = [(segment, segment.policy)] if segment.policy else []
+        self.seal_all(full + (self.blocked(message, vchannel) if message.type == T.UPSERT else []))
 
     on_upsert = on_insert
 
@@ -238,13 +243,13 @@ class Model(Machine):
         self.took_row(message, vchannel, txn, tick)
         vchannel.deletes += message.rows
         self.accept(message, tick)
-        self.blocking_deletes(message, vchannel)
+        self.seal_all(self.blocked(message, vchannel))
 
-    def blocking_deletes(self, message: Msg, vchannel: VChannel) -> None:
+    def blocked(self, message: Msg, vchannel: VChannel) -> list[tuple[Segment, str]]:
         growing = self.growing(message.vchannel)
         if growing and vchannel.deletes - growing[0].deletes_before >= self.config["blocking_delete_rows"]:
-            for segment in growing:
-                self.seal(segment, "blocking_deletes")
+            return [(segment, "blocking_deletes") for segment in growing]
+        return []
 
     def on_import(self, message: Msg) -> None:
         body = body_of(message)

@@ -67,7 +67,7 @@ TXN = weighted(
 )
 DDL = weighted(
     (3, st.tuples(st.just("manual_flush"), FRAMES, PARTITION, mostly(1, 2, 3, weight=3))),
-    (2, st.tuples(st.just("create_collection"), FRAMES, mostly(1, 2, 3, 3, 4, 4))),
+    (2, st.tuples(st.just("create_collection"), FRAMES, mostly(1, 2, 3, 3, 4, 4, 5, 5, 6))),
     (1, st.tuples(st.just("drop_collection"), FRAMES)),
     (2, st.tuples(st.just("create_partition"), FRAMES, st.integers(1, 4), mostly(1))),
     (1, st.tuples(st.just("drop_partition"), FRAMES, PARTITION)),
@@ -133,5 +133,8 @@ ENTRIES = st.tuples(
     st.sampled_from(AFTER_MS),  # since the entry before
     weighted((30, st.lists(OPS, min_size=1, max_size=9)), (1, GARBAGE)),
 )
-SCRIPTS = st.tuples(st.sampled_from(["keep"] * 16 + ["replace"] * 8 + [""]), st.lists(ENTRIES, min_size=1, max_size=24))
-"""A log before it is written: whether it begins with the usual opening, its collection 2 with what on_duplicate; its entries."""
+SCRIPTS = st.tuples(
+    st.sampled_from(["keep"] * 16 + ["replace"] * 8 + ["two keys"] * 8 + [""]),
+    st.lists(ENTRIES, min_size=1, max_size=24),
+)
+"""A log before it is written: whether it begins with the usual opening, its collection 2 with what on_duplicate, its collection 1 with what key; its entries."""

@@ -40,13 +40,17 @@ DEFAULTS: dict[str, int] = {
 }
 
 
+Key = int | str | tuple[int | str, ...]
+"""A primary key; a tuple of several fields."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """What a DML payload holds: one Arrow record batch of these (name, type, nullable), its keys, fields with a null."""
 
     fields: tuple[tuple[str, str, bool], ...]
     rows: int
-    keys: tuple[int | str, ...]
+    keys: tuple[Key, ...]
     nulls: frozenset[str] = frozenset()
 
 
@@ -135,8 +139,8 @@ Field = tuple[str, str, bool]
 class VChannel:
     collection_id: int
     vchannels: list[str]
-    primary_keys: dict[int, str]
-    """The key's name by schema version."""
+    primary_keys: dict[int, tuple[str, ...]]
+    """The key's names by schema version."""
     schemas: dict[int, list[Field]]
     partitions: dict[str, int]
     replaces: bool = False
@@ -216,13 +220,13 @@ SAYS: dict[str, set[str]] = {
 }
 
 
-def changed(fields: list[Field], key: str, change: dict[str, Any]) -> tuple[list[Field], str]:
-    """The fields and the key's name after one change; refuses one that cannot be."""
+def changed(fields: list[Field], key: tuple[str, ...], change: dict[str, Any]) -> tuple[list[Field], tuple[str, ...]]:
+    """The fields and the key's names after one change; refuses one that cannot be."""
     named = {field[0]: field for field in fields}
     wanted = change.get("names", [change["name"]] if "name" in change else [])
     if not set(wanted) <= set(named) or len(set(wanted)) < len(wanted):
         raise Refused(Reason.SCHEMA_MISMATCH, "no such field")
-    if key in wanted and change["op"] not in ("rename", "reorder"):
+    if set(key) & set(wanted) and change["op"] not in ("rename", "reorder"):
         raise Refused(Reason.SCHEMA_MISMATCH, "key")
     match change:
         case {"op": "add", "field": {"name": name, "type": kind, "nullable": nullable}}:
@@ -233,7 +237,7 @@ def changed(fields: list[Field], key: str, change: dict[str, Any]) -> tuple[list
             fields = [each for each in fields if each[0] != name]
         case {"op": "rename", "name": name, "to": to}:
             fields = [(to, *each[1:]) if each[0] == name else each for each in fields]
-            key = to if key == name else key
+            key = tuple(to if each == name else each for each in key)
         case {"op": "reorder"}:
             fields = [*(named[name] for name in wanted), *(each for each in fields if each[0] not in wanted)]
         case {"op": "widen", "name": name, "type": kind}:
@@ -251,9 +255,26 @@ def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def home(key: int | str, count: int) -> int:
+def key_bytes(key: Key) -> bytes:
+    """What of a primary key is hashed."""
+    match key:
+        case tuple():
+            return b"".join(map(_field_bytes, key))
+        case str():
+            return key.encode()
+        case _:
+            return key.to_bytes(8, "little", signed=True)
+
+
+def _field_bytes(value: int | str) -> bytes:
+    if isinstance(value, str):
+        return value.encode().replace(b"\0", b"\0\xff") + b"\0\1"
+    return (value + (1 << 63)).to_bytes(8, "big")
+
+
+def home(key: Key, count: int) -> int:
     """The place of a primary key among `count` VChannels: FNV-1a 64, folded."""
     value = 0xCBF29CE484222325
-    for byte in key.encode() if isinstance(key, str) else key.to_bytes(8, "little", signed=True):
+    for byte in key_bytes(key):
         value = ((value ^ byte) * 0x100000001B3) % (1 << 64)
     return (value ^ (value >> 32)) % count

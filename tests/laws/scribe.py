@@ -21,7 +21,7 @@ from millrace.message.types import MessageType as T
 from millrace.message.wire.encode import encode_entry
 from tests.laws.model import Model
 from tests.laws.ops import SCRIPTS, Frame
-from tests.laws.parts import CHAIN_VERSIONS, GENERATION, Batch, Msg, Row, VChannel, home
+from tests.laws.parts import CHAIN_VERSIONS, GENERATION, Batch, Key, Msg, Row, VChannel, home
 
 PCHANNEL = "p0"
 START_MS = 1_700_000_000_000
@@ -53,23 +53,37 @@ VCHANNELS = ["p0_1v0", "p0_1v1", "p0_2v0", "p0_3v0", "p0_4v0", "p9_3v1", ""]
 
 
 @cache
-def keys_at(place: int, count: int) -> list[int]:
-    """Some keys whose home is VChannel `place` of `count`."""
-    return [key for key in range(60) if home(key, count) == place]
+def keys_at(place: int, count: int, kinds: tuple[str, ...] = ("int64",), most: int = 60) -> list[int]:
+    """Some numbers whose keys have VChannel `place` of `count` as their home."""
+    return [number for number in range(most) if home(key_of(number, kinds), count) == place]
 
 
-def rows_payload(fields: Fields, keys: list[int], nulls: str = "", key: str = "id") -> tuple[bytes, Batch]:
+def key_of(number: int, kinds: tuple[str, ...]) -> Key:
+    """The primary key of the row that is made of a number, by the types of its fields."""
+    values = tuple(f"n{number}" if kind == "string" else number for kind in kinds)
+    return values if len(values) > 1 else values[0]
+
+
+def kinds_of(fields: Fields, key: tuple[str, ...]) -> tuple[str, ...]:
+    """The types of a key's fields; of one that has none among `fields`, an int64's."""
+    return tuple(kind for name in key for each, kind, _ in fields if each == name) or ("int64",)
+
+
+def rows_payload(
+    fields: Fields, keys: list[int], nulls: str = "", key: tuple[str, ...] = ("id",)
+) -> tuple[bytes, Batch]:
     """An encoded record batch and what it means; the field `nulls`, where it is there, is null in the first row."""
     nulls = nulls if nulls in [name for name, _, _ in fields] else ""
     columns: list[pa.Array] = []
     for name, kind, _ in fields:
-        values: list[Any] = list(keys) if kind != "string" else [f"n{key}" for key in keys]
+        values: list[Any] = list(keys) if kind != "string" else [f"n{number}" for number in keys]
         if name == nulls:
             values[0] = None
         columns.append(pa.array(values, ARROW[kind]))
     schema = pa.schema([pa.field(name, ARROW[kind], null) for name, kind, null in fields])
     payload = pa.RecordBatch.from_arrays(columns, schema=schema).serialize().to_pybytes()
-    known = tuple(key for place, key in enumerate(keys) if nulls != key or place)
+    kinds = kinds_of(fields, key)
+    known = tuple(key_of(number, kinds) for place, number in enumerate(keys) if nulls not in key or place)
     return payload, Batch(fields, len(keys), known, frozenset({nulls} - {""}))
 
 
@@ -77,10 +91,10 @@ def body(**values: object) -> bytes:
     return json.dumps(values).encode()
 
 
-def create_body(collection_id: int, partitions: int = 1, *, replaces: bool = False) -> bytes:
+def create_body(collection_id: int, partitions: int = 1, *, replaces: bool = False, key: Any = "id") -> bytes:
     schema: dict[str, Any] = {
         "fields": [{"name": name, "type": kind, "nullable": null} for name, kind, null in FIELDS],
-        "primary_key": "id",
+        "primary_key": key,
         "event_time": None,
         **({"on_duplicate": "replace"} if replaces else {}),
     }
@@ -181,11 +195,10 @@ class Scribe:
         self.written.rows.append(self.model.rows)
         self.written.snapshots.append(self.model.snapshot())
 
-    def usual_opening(self, *, replaces: bool = False) -> None:
-        """Term 1 with the small limits, collections 1 (two VChannels, two partitions) and 2 (one of each)."""
-        creates = [
-            Msg(T.CREATE_COLLECTION, name, collection_id=1, payload=create_body(1, 2)) for name in COLLECTIONS[1]
-        ]
+    def usual_opening(self, *, replaces: bool = False, key: Any = "id") -> None:
+        """Term 1 with the small limits, collections 1 (two VChannels, two partitions; `key`) and 2 (one of each)."""
+        first = create_body(1, 2, key=key)
+        creates = [Msg(T.CREATE_COLLECTION, name, collection_id=1, payload=first) for name in COLLECTIONS[1]]
         creates.append(Msg(T.CREATE_COLLECTION, "p0_2v0", collection_id=2, payload=create_body(2, replaces=replaces)))
         self.append([opening(1), *creates])
 
@@ -252,14 +265,15 @@ class Scribe:
         schemas = state.schemas if state else {1: list(FIELDS)}
         schema_version = max(0, max(schemas) + version)
         fields: Fields = tuple(schemas.get(schema_version, FIELDS))
-        key = state.primary_keys.get(schema_version, "id") if state else "id"
+        key = state.primary_keys.get(schema_version, ("id",)) if state else ("id",)
+        kinds = kinds_of(fields, key)
         if kind == T.DELETE:
-            fields = tuple(field for field in fields if field[0] == key)
+            fields = tuple(spec for name in key for spec in fields if spec[0] == name)
         names = state.vchannels if state else [header["vchannel"]]
         place = names.index(header["vchannel"]) if header["vchannel"] in names else 0
-        keys = keys_at(place, len(names))[:rows]
+        keys = keys_at(place, len(names), kinds)[:rows]
         if flaw == 1:
-            keys = [*keys[1:], *keys_at((place + 1) % len(names), len(names))[:1]]
+            keys = [*keys[1:], *keys_at((place + 1) % len(names), len(names), kinds)[:1]]
         if flaw == 2:
             fields = (*fields, ("more", "int64", True))
         if flaw == 3:
@@ -267,8 +281,9 @@ class Scribe:
         if flaw == 8:
             keys = [*keys, keys[0]]
         if flaw == 7 and kind != T.DELETE:
-            keys = [key for key in range(400) if home(key, len(names)) == place]
-        payload, batch = rows_payload(fields, keys, {4: key, 5: "name"}.get(flaw, "") if kind != T.DELETE else "", key)
+            keys = keys_at(place, len(names), kinds, 400)
+        nulls = {4: key[0], 5: "name"}.get(flaw, "") if kind != T.DELETE else ""
+        payload, batch = rows_payload(fields, keys, nulls, key)
         said = len(keys) + (flaw == 6)
         more: dict[str, Any] = {"rows": said, "schema_version": schema_version}
         more["partition_id"] = self.partition_of(header["vchannel"], partition)
@@ -300,7 +315,9 @@ class Scribe:
     def make_create_collection(self, header: dict[str, Any], choice: int) -> Msg:
         collection_id = collection_of(header["vchannel"]) or 1
         usual, replacing = create_body(collection_id), create_body(collection_id, replaces=True)
-        payload = [usual, b"{", body(name="c"), usual, replacing][choice]
+        several = create_body(collection_id, replaces=True, key=["id", "name"])
+        twice = create_body(collection_id, key=["id", "id"])
+        payload = [usual, b"{", body(name="c"), usual, replacing, several, twice][choice]
         return Msg(T.CREATE_COLLECTION, **header, payload=payload)
 
     def make_drop_collection(self, header: dict[str, Any]) -> Msg:
@@ -327,8 +344,8 @@ class Scribe:
         """Changes of the newest schema: some that can be, several at once, and some that cannot."""
         newest = max(state.schemas) if state else 1
         fields = state.schemas[newest] if state else list(FIELDS)
-        key = state.primary_keys[newest] if state else "id"
-        others = [name for name, _, _ in fields if name != key] or ["nothing"]
+        keys = state.primary_keys[newest] if state else ("id",)
+        key, others = keys[-1], [name for name, _, _ in fields if name not in keys] or ["nothing"]
         narrow = next((name for name, kind, _ in fields if kind == "int32"), others[0])
         added = {"op": "add", "field": {"name": f"narrow{version}", "type": "int32", "nullable": True}}
         rename = {"op": "rename", "name": others[-1], "to": f"other{version}"}
@@ -424,7 +441,7 @@ def write(script: tuple[str, list[tuple[int, list[tuple[Any, ...]] | bytes]]]) -
     usual, entries = script
     scribe = Scribe()
     if usual:
-        scribe.usual_opening(replaces=usual == "replace")
+        scribe.usual_opening(replaces=usual == "replace", key=["name", "id"] if usual == "two keys" else "id")
     for after_ms, ops in entries:
         if isinstance(ops, bytes):
             scribe.append(ops, after_ms=after_ms)

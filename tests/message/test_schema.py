@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -151,7 +153,7 @@ def test_an_arrow_type_without_a_field_type_is_refused(arrow: pa.DataType) -> No
 
 def test_the_primary_key_of_an_arrow_schema_becomes_not_nullable() -> None:
     schema = CollectionSchema.from_arrow(pa.schema([("id", pa.int64()), ("v", pa.utf8())]), primary_key="id")
-    assert schema.key_field == KEY
+    assert schema.key_fields == (KEY,)
     assert not schema.arrow().field("id").nullable
 
 
@@ -182,15 +184,30 @@ def test_a_name_that_cannot_be_is_refused(name: str) -> None:
         ((), "id", None),
         ((KEY,), "nope", None),
         ((FieldSpec("id", "int64", True),), "id", None),
-        ((FieldSpec("id", "int32", False),), "id", None),
+        ((FieldSpec("id", "float64", False),), "id", None),
+        ((KEY, FieldSpec("tags", "list<int64>", False)), ("id", "tags"), None),
+        ((KEY,), ("id", "id"), None),
+        ((KEY,), (), None),
         ((KEY, FieldSpec("ID", "string", True)), "id", None),
         ((KEY,), "id", "id"),
         ((KEY,), "id", "nope"),
         ((KEY, *(FieldSpec(f"f{place}", "int8", True) for place in range(MAX_FIELDS))), "id", None),
     ],
-    ids=["no fields", "no key", "nullable key", "key type", "name twice", "event type", "no event field", "too many"],
+    ids=[
+        "no fields",
+        "no key",
+        "nullable key",
+        "key type",
+        "nested key",
+        "key twice",
+        "no names",
+        "name twice",
+        "event type",
+        "no event field",
+        "too many",
+    ],
 )
-def test_a_schema_that_cannot_be_is_refused(fields: tuple[FieldSpec, ...], key: str, event: str | None) -> None:
+def test_a_schema_that_cannot_be_is_refused(fields: tuple[FieldSpec, ...], key: Any, event: str | None) -> None:
     with pytest.raises(InvalidArgument):
         CollectionSchema(fields, key, event)
 
@@ -204,6 +221,9 @@ def test_a_schema_that_cannot_be_is_refused(fields: tuple[FieldSpec, ...], key: 
         {"fields": [], "primary_key": "id"},
         {"fields": {}, "primary_key": "id"},
         {"fields": [KEY.to_json()], "primary_key": 1},
+        {"fields": [KEY.to_json()], "primary_key": ["id"]},
+        {"fields": [KEY.to_json()], "primary_key": ["id", 1]},
+        {"fields": [KEY.to_json()], "primary_key": []},
         {"fields": [KEY.to_json()], "primary_key": "id", "event_time": 1},
         {"fields": [KEY.to_json()], "primary_key": "id", "more": 1},
         {"fields": [KEY.to_json()], "primary_key": "id", "on_duplicate": "keep"},

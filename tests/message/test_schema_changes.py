@@ -214,5 +214,5 @@ def test_any_changes_leave_a_valid_schema_over_columns_that_stay(wanted: list[Ch
         assert len({name.casefold() for name in columns}) == len(every(after))
         assert CollectionSchema.from_json(after.to_json()) == after
         assert [each.type for each in written(after)] == [each.type for each in after.arrow()]
-        assert after.key_field.stored == (("id", "int64"),)
+        assert after.key_fields[0].stored == (("id", "int64"),)
         schema = after

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.errors import EntryTooLarge
-from millrace.message.keys import KEY_HASH_VERSION, key_hash, vchannel_index
+from millrace.message.keys import KEY_HASH_VERSION, key_column, key_hash, vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
@@ -60,6 +60,16 @@ def test_each_key_has_its_hash(published: dict[str, Any]) -> None:
     for vector in published["keys"]:
         assert f"{key_hash(vector['key']):016x}" == vector["hash"]
         assert vchannel_index(pa.array([vector["key"]]), 7).tolist() == [vector["index_of_7"]]
+
+
+def test_each_encoded_key_has_its_bytes_and_hash(published: dict[str, Any]) -> None:
+    assert len(published["encoded_keys"]) == len(vectors.ENCODED)
+    for vector in published["encoded_keys"]:
+        names = [f"k{place}" for place in range(len(vector["key"]))]
+        found = key_column(vectors.key_of(dict(zip(names, vector["types"], strict=True)), vector["key"]), names)
+        assert found.to_pylist() == [bytes.fromhex(vector["hex"])]
+        assert f"{key_hash(found[0].as_py()):016x}" == vector["hash"]
+        assert vchannel_index(found, 7).tolist() == [vector["index_of_7"]]
 
 
 def test_each_failed_append_says_what_it_is(published: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Makes the test vectors of the wire form: ``python -m tests.message.vectors > docs/wire-form-vectors.json``.
 
 Each vector of `entries` is a log entry in hex and what it decodes to; `payloads` are record batches in hex with their
-schema and rows; `keys` are primary keys with their hash. Run it with `include` on PYTHONPATH, from the root of the tree.
+schema and rows; `keys` and `encoded_keys` are primary keys with their hash. Run it with `include` on PYTHONPATH, from the root of the tree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import pyarrow as pa
 from millrace.base.errors import EntryTooLarge
 from millrace.message import builders
 from millrace.message.bodies import encode_body
-from millrace.message.keys import KEY_HASH_VERSION, key_hash
+from millrace.message.field_types import parse_type
+from millrace.message.keys import KEY_HASH_VERSION, encode_keys, key_hash
 from millrace.message.model import MutableMessage
 from millrace.message.payload.rows import encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -37,6 +38,19 @@ ROWS: list[dict[str, Any]] = [
     {"id": 3, "carrier": "é", "delay": -4.5},
 ]
 KEYS: list[int | str] = [0, 1, -1, (1 << 63) - 1, -(1 << 63), "", "a", "foobar", "é", "N14228", "x" * 300]
+ENCODED: list[tuple[dict[str, str], list[Any]]] = [
+    ({"symbol": "string", "day": "date"}, ["ACME", "2026-11-24"]),
+    ({"symbol": "string", "day": "date"}, ["A\0B", "1969-12-31"]),
+    ({"a": "string", "b": "string"}, ["", ""]),
+    ({"a": "string", "b": "string"}, ["é", "x"]),
+    ({"id": "int64", "part": "int8"}, [-1, 127]),
+    ({"id": "int32"}, [7]),
+    ({"id": "uuid", "part": "int16"}, ["9f1c0ab2-5a04-4f4f-9e0e-0a1b2c3d4e5f", 0]),
+    ({"at": "timestamp"}, ["2026-11-24T01:02:03.000004Z"]),
+    ({"price": "decimal(10,2)", "id": "int64"}, ["-1.50", 3]),
+    ({"price": "decimal(38,0)"}, ["99999999999999999999999999999999999999"]),
+]
+"""Keys with the types of their fields, as JSON has their values."""
 LONGEST_WRONG = 1024
 
 
@@ -118,6 +132,20 @@ FAILURES: Final = [
 ]
 
 
+def key_of(types: dict[str, str], values: list[Any]) -> pa.RecordBatch:
+    """A key as a row, of its values as JSON has them."""
+    arrays = [
+        pa.array([value]).cast(parse_type(kind).arrow) for kind, value in zip(types.values(), values, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=list(types))
+
+
+def encoded_key(types: dict[str, str], values: list[Any]) -> dict[str, Any]:
+    (data,) = encode_keys(key_of(types, values).columns).to_pylist()
+    hashed = {"hash": f"{key_hash(data):016x}", "index_of_7": key_hash(data) % 7}
+    return {"types": list(types.values()), "key": values, "hex": data.hex(), **hashed}
+
+
 def vectors() -> dict[str, Any]:
     """The whole file."""
     values = {name: encode_entry(messages) for name, messages in good_entries().items()}
@@ -136,6 +164,7 @@ def vectors() -> dict[str, Any]:
             {"hex": failure_to_bytes(error).hex(), "status": status, "error": said} for error, status, said in FAILURES
         ],
         "key_hash_version": KEY_HASH_VERSION,
+        "encoded_keys": [encoded_key(types, values) for types, values in ENCODED],
         "keys": [{"key": key, "hash": f"{key_hash(key):016x}", "index_of_7": key_hash(key) % 7} for key in KEYS],
     }
 

@@ -111,7 +111,7 @@ class Database(Closing):
         name: str,
         schema_of: SchemaSource,
         *,
-        key: str | None = None,
+        key: str | Sequence[str] | None = None,
         event_time: str | None = None,
         on_duplicate: OnDuplicate = "keep",
         partitions: Sequence[str] = ("_default",),

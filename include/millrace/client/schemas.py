@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.message.field_types import MAX_DEPTH
-from millrace.message.schema import CollectionSchema, FieldSpec, OnDuplicate
+from millrace.message.schema import CollectionSchema, FieldSpec, OnDuplicate, one_or_several, with_key
 from millrace.rpc.selection import Names, names
 
 if TYPE_CHECKING:  # a program that changes no schema does without
@@ -43,9 +43,13 @@ _BY_CLASS: Final[dict[Any, str]] = {
 
 
 def schema(
-    source: SchemaSource, *, key: str | None = None, event_time: str | None = None, on_duplicate: OnDuplicate = "keep"
+    source: SchemaSource,
+    *,
+    key: str | Sequence[str] | None = None,
+    event_time: str | None = None,
+    on_duplicate: OnDuplicate = "keep",
 ) -> CollectionSchema:
-    """The schema of a collection; `key` names its primary key, `event_time` the timestamp or date of its rows.
+    """The schema of a collection; `key` names its primary key (several names: in its order), `event_time` the timestamp or date of its rows.
 
     `on_duplicate` says what an insert does to the row of its key: ``"keep"`` keeps both, ``"replace"`` upserts.
 
@@ -54,14 +58,14 @@ def schema(
     InvalidArgument that names the column and says what is taken.
     """
     if isinstance(source, CollectionSchema):
-        given = (key or source.primary_key, event_time or source.event_time)
+        given = (one_or_several(key or source.primary_key), event_time or source.event_time)
         if given != (source.primary_key, source.event_time) or on_duplicate not in ("keep", source.on_duplicate):
             raise InvalidArgument("a schema has its key, event time and on_duplicate already: give none beside it")
         return source
     if key is None:
         raise InvalidArgument("say which column is the primary key: key=...")
-    fields = [dataclasses.replace(field, nullable=False) if field.name == key else field for field in _fields(source)]
-    return CollectionSchema(tuple(fields), key, event_time, on_duplicate)
+    names = one_or_several(key)
+    return CollectionSchema(with_key(_fields(source), names), names, event_time, on_duplicate)
 
 
 def changes(

@@ -59,7 +59,10 @@ def create(
         list[str] | None,
         typer.Option("--field", metavar="NAME:TYPE[?]", help="A field, in order; ? lets it be null. Repeat it."),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="The primary key: an int64 or string field.")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="FIELD", help="A field of the primary key. Repeat it, in the key's order."),
+    ] = None,
     source: Annotated[
         Path | None,
         typer.Option("--from", metavar="FILE", help="Take the fields of a Parquet, CSV or JSON lines file."),
@@ -87,7 +90,9 @@ def create(
     from millrace.client.client import Client
     from millrace.commands.parts.collection_schema import make_schema
 
-    schema = make_schema(fields=field or [], source=source, key=key, event_time=event_time, on_duplicate=on_duplicate)
+    schema = make_schema(
+        fields=field or [], source=source, key=key or [], event_time=event_time, on_duplicate=on_duplicate
+    )
     with Client.connect(load_settings(data)) as client:
         made = client.catalog.create_collection(name, schema, vchannels=vchannels, partitions=partition or ["_default"])
     if as_json:
@@ -118,7 +123,7 @@ def describe(name: CollectionName, data: DataFolder = None, as_json: AsJson = Fa
     print_facts({each: value for each, value in facts.items() if each != "fields"}, as_json=False)
     print_rows(
         [
-            {"field": each.name, "type": each.type, "null": each.nullable, "key": each.name == found.schema.primary_key}
+            {"field": each.name, "type": each.type, "null": each.nullable, "key": each.name in found.schema.key_names}
             for each in found.schema.fields
         ],
         columns=("field", "type", "null", "key"),
@@ -289,7 +294,7 @@ def _summary(found: Collection) -> dict[str, Any]:
         "vchannels": list(found.vchannels),
         "partitions": list(found.partitions),
         "fields": [f"{each.name}:{each.type}{'?' if each.nullable else ''}" for each in found.schema.fields],
-        "primary_key": found.schema.primary_key,
+        "primary_key": found.schema.to_json()["primary_key"],
         "schema_version": found.schema_version,
     }
 

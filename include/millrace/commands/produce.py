@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -115,7 +115,10 @@ def produce(
     create: Annotated[
         bool, typer.Option("--create", help="Make the collection, where there is none, with the first file's columns.")
     ] = False,
-    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="With --create: the primary key.")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="COLUMN", help="With --create: a column of the primary key. Repeat it."),
+    ] = None,
     evolve: Annotated[
         bool,
         typer.Option(
@@ -177,7 +180,7 @@ def produce(
     files = files_of(sources or [Path(STDIN)], given)
     kinds = [format_of(each, given) for each in files]
     if create:
-        _create(settings, name, files[0], key)
+        _create(settings, name, files[0], key or [])
     collection = find_collection(settings, name)
     if evolve and not delete:
         collection = _evolve(settings, collection, files)
@@ -262,7 +265,7 @@ def _batches(
         yield number + 1, 0, None
 
 
-def _create(settings: Settings, name: str, source: Path, key: str | None) -> None:
+def _create(settings: Settings, name: str, source: Path, key: Sequence[str]) -> None:
     """Make the collection where there is none; what was inferred is told."""
     from millrace.client.client import Client
     from millrace.commands.parts.collection_schema import make_schema
@@ -274,7 +277,7 @@ def _create(settings: Settings, name: str, source: Path, key: str | None) -> Non
             raise typer.BadParameter("--create looks into a file, and stdin is read once: make the collection first")
         schema = make_schema(fields=[], source=source, key=key, event_time=None)
         shown = ", ".join(f"{each.name}:{each.type}{'?' * each.nullable}" for each in schema.fields)
-        typer.echo(f"Made {name}, as {source.name} has it: {shown}; key {schema.primary_key}.", err=True)
+        typer.echo(f"Made {name}, as {source.name} has it: {shown}; key {', '.join(schema.key_names)}.", err=True)
         client.catalog.create_collection(name, schema)
 
 

@@ -7,7 +7,7 @@ judges the rest. Types that only the chain emits (CREATE_SEGMENT, FLUSH) have no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -66,7 +66,7 @@ def insert(
 
 
 def delete(
-    keys: pa.Array | Sequence[int] | Sequence[str],
+    keys: pa.RecordBatch | pa.Array | Sequence[Any],
     *,
     schema: CollectionSchema,
     vchannel: str,
@@ -77,13 +77,20 @@ def delete(
     txn_id: int = 0,
     **stamps: Unpack[Stamps],
 ) -> MutableMessage:
-    """A Delete by primary key; partition 0 means all partitions. Raises InvalidArgument for keys of another type, or none."""
+    """A Delete by primary key; partition 0 means all partitions. Raises InvalidArgument for keys of another type, or none.
+
+    `keys` are rows of the key's fields or, where it has one, its values.
+    """
     arrow = schema.key_arrow()
     try:
-        column = keys.cast(arrow.field(0).type) if isinstance(keys, pa.Array) else pa.array(keys, arrow.field(0).type)
-    except (pa.ArrowException, OverflowError) as error:
-        raise InvalidArgument(f"keys are of type {schema.key_field.type}: {error}") from None
-    if column.null_count:
+        if not isinstance(keys, pa.RecordBatch):
+            values = keys if isinstance(keys, pa.Array) else pa.array(keys, arrow.field(0).type)
+            keys = pa.RecordBatch.from_arrays([values], names=schema.key_names)
+        rows = keys.cast(arrow)
+    except (pa.ArrowException, OverflowError, ValueError) as error:
+        wanted = ", ".join(f"{field.name} {field.type}" for field in schema.key_fields)
+        raise InvalidArgument(f"these are no keys ({wanted}): {error}") from None
+    if any(column.null_count for column in rows.columns):
         raise InvalidArgument("a primary key is never null")
     return MutableMessage(
         type=MessageType.DELETE,
@@ -92,9 +99,9 @@ def delete(
         collection_id=collection_id,
         partition_id=partition_id,
         schema_version=schema_version,
-        rows=len(column),
+        rows=rows.num_rows,
         txn_id=txn_id,
-        payload=encode_rows(pa.RecordBatch.from_arrays([column], schema=arrow)),
+        payload=encode_rows(rows),
         **stamps,
     )
 

@@ -1,17 +1,28 @@
-"""Which VChannel a primary key goes to: a fixed, versioned hash that producers and the chain compute alike.
+"""Primary keys as one column, and which VChannel each goes to: a fixed, versioned hash that producers and the chain compute alike.
 
-Version 1: FNV-1a 64 over the key's bytes (an int64 as 8 bytes, little-endian, two's complement; a string as its UTF-8),
-folded ``h ^ (h >> 32)``, modulo the number of VChannels. docs/wire-form.md specifies it for other clients. The result is
-stored (rows lie in the VChannel of their key), so a change is a new version, never an edit.
+A key of one int64 or string is its own column (version 1). Any other is its canonical bytes (version 2), those of its fields one
+behind the other, in the order in which the schema names them:
+
+- an int8, int16, int32 or int64, a date (days) and a timestamp (microseconds): 8 bytes, big-endian, the sign bit turned over;
+- a decimal: its unscaled value so, in 16 bytes;
+- a string or uuid: its UTF-8 with 00 FF for each 00, then 00 01.
+
+Bytes compare as keys do, field by field, and no two keys have the same.
+
+The hash is FNV-1a 64 over the key's bytes (of an int64 its 8 bytes, little-endian; of a string its UTF-8; else the canonical ones),
+folded ``h ^ (h >> 32)``, modulo the number of VChannels. docs/wire-form.md specifies both for other clients, with test vectors. What
+comes of them is stored (rows lie in the VChannel of their key), so a change is a new version, never an edit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
 
@@ -26,9 +37,72 @@ _FEW: Final = 64
 
 UInt64s = npt.NDArray[np.uint64]
 
+_PLAIN: Final = (pa.int64(), pa.utf8(), pa.large_utf8())
+"""Types that are compared and hashed as they are, where the key has one field: version 1."""
 
-def key_hash(key: int | str) -> int:
-    """The unsigned 64-bit hash of one key: the reference that :func:`vchannel_index` equals, bit for bit.
+
+def key_column(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Any:
+    """The keys of `rows` as one array (of a Table: chunked), equal where the keys are and in their order.
+
+    `names` are the key's fields, in its order. Raises InvalidArgument for a null, or a type that is no key's.
+    """
+    if len(names) == 1 and _is_plain(rows.schema.field(names[0]).type):
+        return rows.column(names[0])
+    if isinstance(rows, pa.RecordBatch):
+        return encode_keys([rows.column(name) for name in names])
+    parts = [encode_keys([batch.column(name) for name in names]) for batch in rows.select(list(names)).to_batches()]
+    return pa.chunked_array(parts, pa.large_binary())
+
+
+def encode_keys(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
+    """The canonical bytes of keys, given field by field. Raises as :func:`key_column` does."""
+    parts: list[Any] = []
+    for column in columns:
+        if column.null_count:
+            raise InvalidArgument("a primary key is never null")
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            parts += [_escaped(column.cast(pa.large_binary())), pa.scalar(b"\x00\x01", pa.large_binary())]
+        elif pa.types.is_decimal128(column.type):
+            parts.append(_decimals(column))
+        else:
+            parts.append(_encoded_integers(column))
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return (kind.value_type if pa.types.is_dictionary(kind) else kind) in _PLAIN
+
+
+def _escaped(values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+    return pc.replace_substring(values, b"\x00", b"\x00\xff")
+
+
+def _encoded_integers(column: pa.Array) -> pa.LargeBinaryArray:
+    kind = column.type
+    if pa.types.is_date32(kind):
+        column = column.view(pa.int32())
+    elif pa.types.is_timestamp(kind) and kind.unit == "us":
+        column = column.view(pa.int64())
+    elif not pa.types.is_signed_integer(kind):
+        raise InvalidArgument(f"a primary key has no field of type {kind}")
+    numbers: npt.NDArray[Any] = column.to_numpy().astype(np.int64)
+    return _fixed((numbers.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").view(np.uint8), len(column), 8)
+
+
+def _decimals(column: pa.Array) -> pa.LargeBinaryArray:
+    little = np.frombuffer(column.buffers()[1], np.uint8, count=16 * len(column), offset=16 * column.offset)
+    turned = little.reshape(-1, 16)[:, ::-1].copy()
+    turned[:, 0] ^= 0x80
+    return _fixed(turned, len(column), 16)
+
+
+def _fixed(data: npt.NDArray[np.uint8], count: int, width: int) -> pa.LargeBinaryArray:
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int64)
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def key_hash(key: int | str | bytes) -> int:
+    """The unsigned 64-bit hash of one key (bytes: as encoded): the reference that :func:`vchannel_index` equals, bit for bit.
 
     Raises InvalidArgument for an integer outside int64, for a string that is no Unicode text, for any other type.
     """
@@ -42,8 +116,10 @@ def key_hash(key: int | str) -> int:
             data = key.to_bytes(8, "little", signed=True)
         except OverflowError:
             raise InvalidArgument(f"{key} does not fit an int64 key") from None
+    elif isinstance(key, bytes):
+        data = key
     else:
-        raise InvalidArgument(f"a key is an int or a str, not {type(key).__name__}")
+        raise InvalidArgument(f"a key is an int, a str or bytes, not {type(key).__name__}")
     value = _fnv(_OFFSET_BASIS, data)
     return value ^ (value >> 32)
 
@@ -51,8 +127,9 @@ def key_hash(key: int | str) -> int:
 def vchannel_index(keys: pa.Array | pa.ChunkedArray, count: int) -> npt.NDArray[np.int32]:
     """The VChannel (0 to `count` - 1) of each key, in order: shape ``(len(keys),)``.
 
-    Takes int64, string, large_string, dictionary (of those) and chunked arrays. Raises InvalidArgument for nulls, other
-    types, or a count outside 1..2**31-1.
+    Takes int64, string, large_string, encoded keys, dictionary (of those) and chunked arrays: what
+    :func:`~millrace.message.keys.key_column` gives. Raises InvalidArgument for nulls, other types, or a count
+    outside 1..2**31-1.
     """
     if not 1 <= count < 1 << 31:
         raise InvalidArgument(f"a collection has 1 or more VChannels, not {count}")
@@ -79,9 +156,9 @@ def key_hashes(keys: pa.Array | pa.ChunkedArray) -> UInt64s:
         return key_hashes(values)[keys.indices.to_numpy(zero_copy_only=False)]
     if pa.types.is_int64(keys.type):
         return _fold(_integers(keys.to_numpy()))
-    if pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type):
+    if pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type) or pa.types.is_large_binary(keys.type):
         return _fold(_strings(keys))
-    raise InvalidArgument(f"a primary key is int64 or string, not {keys.type}")
+    raise InvalidArgument(f"a primary key's column is int64, string or its encoding, not {keys.type}")
 
 
 def _fold(hashes: UInt64s) -> UInt64s:
@@ -103,7 +180,7 @@ def _strings(keys: pa.Array) -> UInt64s:
     if count == 0:
         return hashes
     _, offsets_buffer, data_buffer = keys.buffers()
-    width: Any = np.int64 if pa.types.is_large_string(keys.type) else np.int32
+    width: Any = np.int32 if pa.types.is_string(keys.type) else np.int64
     offsets = np.frombuffer(offsets_buffer, dtype=width, count=count + 1, offset=keys.offset * width().itemsize)
     data = (
         np.frombuffer(data_buffer, dtype=np.uint8)

@@ -8,7 +8,7 @@ changes a schema is :mod:`millrace.message.schema_changes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
@@ -21,7 +21,12 @@ from millrace.message.field_types import MAX_LEAVES, TYPE_FORMS, FieldType, chec
 
 MAX_FIELDS: Final = 1_000
 
-KEY_TYPES: Final = frozenset({"int64", "string"})
+MAX_KEY_FIELDS: Final = 16
+
+FIRST_KEY_TYPES: Final = frozenset({"int64", "string"})
+"""What a key has in chains before version 4, in one field."""
+KEY_TYPES: Final = FIRST_KEY_TYPES | {"int8", "int16", "int32", "date", "timestamp", "timestamp_ntz", "decimal", "uuid"}
+"""Kinds of types that a key's field has."""
 EVENT_TIME_TYPES: Final = frozenset({"timestamp", "date"})
 _FIELD_KEYS: Final = {"name", "type", "nullable"}
 
@@ -110,10 +115,11 @@ class FieldSpec:
 
 @dataclass(frozen=True)
 class CollectionSchema:
-    """Fields in order, the primary key's name, and the event time's where there is one. Raises InvalidArgument otherwise."""
+    """Fields in order, the primary key's name or names, and the event time's where there is one. Raises InvalidArgument otherwise."""
 
     fields: tuple[FieldSpec, ...]
-    primary_key: str
+    primary_key: str | tuple[str, ...]
+    """A name, or several in the key's order."""
     event_time: str | None = None
     on_duplicate: OnDuplicate = "keep"
     """What an insert does to the row of its key: "keep" keeps both, "replace" makes the insert an upsert (docs/chain.md)."""
@@ -122,6 +128,7 @@ class CollectionSchema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
+        object.__setattr__(self, "primary_key", one_or_several(self.primary_key))
         if self.on_duplicate not in ON_DUPLICATE:
             raise InvalidArgument(f"on_duplicate is one of {', '.join(ON_DUPLICATE)}, not {self.on_duplicate!r}")
         if not all(isinstance(field, FieldSpec) for field in self.fields):
@@ -136,11 +143,17 @@ class CollectionSchema:
             if folded in seen:
                 raise InvalidArgument(f"field {field.name!r} stands twice (names differ by more than case)")
             seen.add(folded)
-        key = self._named(self.primary_key)
-        if key is None:
-            raise InvalidArgument(f"the primary key {self.primary_key!r} is no field of the schema")
-        if key.type not in KEY_TYPES or key.nullable:
-            raise InvalidArgument(f"the primary key {key.name!r} must be int64 or string and not nullable")
+        names = self.key_names
+        if not 1 <= len(names) <= MAX_KEY_FIELDS or len(set(names)) < len(names):
+            raise InvalidArgument(f"a primary key has 1 to {MAX_KEY_FIELDS} fields, none twice, not {names!r}")
+        for name in names:
+            key = self._named(name)
+            if key is None:
+                raise InvalidArgument(f"the primary key {name!r} is no field of the schema")
+            if key.tree.kind not in KEY_TYPES or key.nullable:
+                raise InvalidArgument(
+                    f"the primary key {name!r} must be not nullable, and an integer, string, uuid, date, timestamp or decimal"
+                )
         if self.event_time is not None:
             event = self._named(self.event_time)
             if event is None or event.type not in EVENT_TIME_TYPES:
@@ -157,20 +170,21 @@ class CollectionSchema:
         return self.on_duplicate == "replace"
 
     @property
-    def key_field(self) -> FieldSpec:
-        """The primary key's field."""
-        return self.fields[self.key_index]
+    def key_names(self) -> tuple[str, ...]:
+        """The primary key's names, in its order; mostly one."""
+        return (self.primary_key,) if isinstance(self.primary_key, str) else self.primary_key
 
     @cached_property
-    def key_index(self) -> int:
-        """The primary key's place among the fields."""
-        return next(index for index, field in enumerate(self.fields) if field.name == self.primary_key)
+    def key_fields(self) -> tuple[FieldSpec, ...]:
+        """The primary key's fields, in its order."""
+        by_name = {field.name: field for field in self.fields}
+        return tuple(by_name[name] for name in self.key_names)
 
     def to_json(self) -> dict[str, object]:
         """The JSON object that CREATE_COLLECTION carries; equal schemas give equal objects."""
         return {
             "fields": [field.to_json() for field in self.fields],
-            "primary_key": self.primary_key,
+            "primary_key": self.primary_key if isinstance(self.primary_key, str) else list(self.primary_key),
             "event_time": self.event_time,
             **({"on_duplicate": self.on_duplicate} if self.replaces else {}),
             **({"retired": [list(each) for each in self.retired]} if self.retired else {}),
@@ -192,18 +206,19 @@ class CollectionSchema:
             raise Malformed("a schema's fields are a list")
         if len(fields) > MAX_FIELDS:
             raise InvalidArgument(f"a schema has 1 to {MAX_FIELDS} fields, not {len(fields)}")
-        if not isinstance(key, str) or not (event is None or isinstance(event, str)):
-            raise Malformed("a schema's primary_key is a string, its event_time a string or null")
+        several = isinstance(key, list) and len(key) > 1 and all(isinstance(each, str) for each in key)
+        if not (isinstance(key, str) or several) or not (event is None or isinstance(event, str)):
+            raise Malformed("a schema's primary_key is a string or several in a list, its event_time a string or null")
         found = tuple(FieldSpec.from_json(field, declared=declared) for field in fields)
         replaces: OnDuplicate = "replace" if "on_duplicate" in value else "keep"
-        return cls(found, key, event, replaces, _columns(value.get("retired", [])))
+        return cls(found, tuple(key) if several else key, event, replaces, _columns(value.get("retired", [])))
 
     def arrow(self) -> pa.Schema:
         """The Arrow schema of an INSERT's rows."""
         return self._arrow
 
     def key_arrow(self) -> pa.Schema:
-        """The Arrow schema of a DELETE's rows: the primary key alone."""
+        """The Arrow schema of a DELETE's rows: the primary key's fields alone, in its order."""
         return self._key_arrow
 
     @cached_property
@@ -212,7 +227,7 @@ class CollectionSchema:
 
     @cached_property
     def _key_arrow(self) -> pa.Schema:
-        return pa.schema([self.key_field.arrow()])
+        return pa.schema([field.arrow() for field in self.key_fields])
 
     def types(self) -> frozenset[str]:
         """The types of its fields, as text."""
@@ -228,13 +243,14 @@ class CollectionSchema:
         cls,
         schema: pa.Schema,
         *,
-        primary_key: str,
+        primary_key: str | Sequence[str],
         event_time: str | None = None,
         on_duplicate: OnDuplicate = "keep",
     ) -> Self:
         """The schema of Arrow columns. The primary key becomes not nullable; raises InvalidArgument for types without a place."""
         fields = [FieldSpec.from_arrow(field) for field in schema]
-        return cls(_with_key(fields, primary_key), primary_key, event_time, on_duplicate)
+        key = one_or_several(primary_key)
+        return cls(with_key(fields, key), key, event_time, on_duplicate)
 
 
 def _columns(value: Any) -> tuple[StoredColumn, ...]:
@@ -245,5 +261,14 @@ def _columns(value: Any) -> tuple[StoredColumn, ...]:
     return tuple(StoredColumn(name, parse_type(kind).text) for name, kind in value)
 
 
-def _with_key(fields: Iterable[FieldSpec], primary_key: str) -> tuple[FieldSpec, ...]:
-    return tuple(replace(field, nullable=False) if field.name == primary_key else field for field in fields)
+def one_or_several(names: str | Sequence[str]) -> str | tuple[str, ...]:
+    """A key's names as a schema has them: one as text."""
+    if isinstance(names, str):
+        return names
+    return names[0] if len(names) == 1 else tuple(names)
+
+
+def with_key(fields: Iterable[FieldSpec], primary_key: str | tuple[str, ...]) -> tuple[FieldSpec, ...]:
+    """`fields`, those of the key not nullable."""
+    names = (primary_key,) if isinstance(primary_key, str) else primary_key
+    return tuple(replace(field, nullable=False) if field.name in names else field for field in fields)

@@ -207,7 +207,7 @@ def _rename(schema: CollectionSchema, name: str, to: str) -> CollectionSchema:
 
 
 def _renamed_key(schema: CollectionSchema, name: str, to: str) -> dict[str, Any]:
-    return {"primary_key": to if schema.primary_key == name else schema.primary_key}
+    return {"primary_key": tuple(to if each == name else each for each in schema.key_names)}
 
 
 def _reorder(schema: CollectionSchema, names: tuple[str, ...]) -> CollectionSchema:

@@ -37,9 +37,14 @@ def every(schema: CollectionSchema) -> list[pa.Field]:
     return [*needed(schema), *(_column(name, kind, True) for name, kind in schema.retired)]
 
 
-def key_columns(schema: CollectionSchema) -> list[pa.Field]:
-    """The columns of the primary key."""
-    return needed(schema, schema.key_arrow().names)
+def key_schema(schema: CollectionSchema) -> pa.Schema:
+    """The columns of the primary key, in its order: each of its fields stands in one for ever."""
+    return pa.schema([column for field in schema.key_fields for column in _columns(field)])
+
+
+def key_columns(schema: CollectionSchema) -> tuple[str, ...]:
+    """Their names."""
+    return tuple(key_schema(schema).names)
 
 
 def plain_column(schema: CollectionSchema, name: str) -> str | None:

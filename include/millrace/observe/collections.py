@@ -152,14 +152,14 @@ def view(
     flushed: Flushed,
 ) -> CollectionView:
     """A collection in full."""
-    schema, key = collection.schema, collection.schema.primary_key
+    schema = collection.schema
     first = {field.name: len(collection.schemas) for field in schema.fields}
     for version in range(len(collection.schemas), 0, -1):
         for field in collection.schemas[version - 1].fields:
             first[field.name] = version
     return CollectionView(
         **_row(collection, rows, deletes, segments, flushed),
-        primary_key=key,
+        primary_key=schema.primary_key,
         event_time=schema.event_time,
         on_duplicate=schema.on_duplicate,
         schema_version=collection.schema_version,
@@ -168,7 +168,7 @@ def view(
                 name=field.name,
                 type=field.type,
                 nullable=field.nullable,
-                key=field.name == key,
+                key=field.name in schema.key_names,
                 event_time=field.name == schema.event_time,
                 since_version=first[field.name],
             )

@@ -208,7 +208,7 @@ class PartitionView(View):
 class CollectionView(CollectionRow):
     """A collection in full."""
 
-    primary_key: str
+    primary_key: str | tuple[str, ...]
     event_time: str | None
     on_duplicate: OnDuplicate
     schema_version: int

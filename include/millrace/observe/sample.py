@@ -6,7 +6,7 @@ as many of the newest rows are read as the sample needs, and of the deletes only
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
+from millrace.message.keys import key_column
 from millrace.message.stored_columns import key_columns, to_fields
 from millrace.observe.models import Sample
 from millrace.observe.payloads import table_rows
@@ -56,8 +57,8 @@ def sample(
     looked = rows.num_rows
     rows = _without_hidden(rows, plan)
     if rows.num_rows:
-        [key] = key_columns(plan.schema)
-        rows = rows.filter(pa.array(~deleted(rows, _deletes(plan, rows, key.name), key.name)))
+        key = key_columns(plan.schema)
+        rows = rows.filter(pa.array(~deleted(rows, _deletes(plan, rows, key), key)))
     shown = to_fields(rows.slice(0, limit), plan.schema)
     note = ""
     if shown.num_rows < limit and looked >= wanted:
@@ -122,16 +123,16 @@ def _without_hidden(rows: pa.Table, plan: ReadPlan) -> pa.Table:
     return rows
 
 
-def _deletes(plan: ReadPlan, rows: pa.Table, key: str) -> pa.Table:
+def _deletes(plan: ReadPlan, rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """The deletes up to the plan's tick that name a key of `rows`: files without such keys or ticks are not opened."""
     schema = delete_file_schema(plan.schema)
-    keys = pc.unique(rows[key])
+    first, keys = key[0], pc.unique(key_column(rows, key))
     oldest = pc.min(rows["_time_tick"]).as_py()
-    least, most = pc.min(keys).as_py(), pc.max(keys).as_py()
+    least, most = pc.min(rows[first]).as_py(), pc.max(rows[first]).as_py()
     parts = [schema.empty_table()]
 
     def take(part: pa.Table) -> None:
-        part = part.filter(pc.and_(pc.is_in(part[key], keys), pc.less_equal(part["_time_tick"], plan.tick)))
+        part = part.filter(pc.and_(pc.is_in(key_column(part, key), keys), pc.less_equal(part["_time_tick"], plan.tick)))
         if part.num_rows:
             parts.append(conform(part, schema))
 
@@ -139,7 +140,7 @@ def _deletes(plan: ReadPlan, rows: pa.Table, key: str) -> pa.Table:
         take(tail)
     if plan.deletes is not None:
         for action in plan.deletes.actions().to_pylist():
-            if _outside(action, key, least, most) or (action.get("max._time_tick") or plan.tick) < oldest:
+            if _outside(action, first, least, most) or (action.get("max._time_tick") or plan.tick) < oldest:
                 continue
             with plan.deletes.opened(action["path"]) as parquet:
                 for batch in parquet.iter_batches(batch_size=16 * BATCH_ROWS):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, Final
 
 import pyarrow as pa
@@ -172,7 +173,10 @@ def _stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
         if not groups or not all(group is not None and group.has_min_max for group in groups):
             continue
         low, high = min(group.min for group in groups), max(group.max for group in groups)
-        if not isinstance(high, str) or max(len(low), len(high)) <= MAX_STAT_CHARACTERS:
+        if type(high) is date:
+            low, high = low.isoformat(), high.isoformat()
+        # Moments lose their microseconds there, and decimals their digits: no bounds for these.
+        if isinstance(high, int) or (isinstance(high, str) and max(len(low), len(high)) <= MAX_STAT_CHARACTERS):
             least[name], most[name] = low, high
             if all(group.has_null_count for group in groups):
                 nulls[name] = sum(group.null_count for group in groups)

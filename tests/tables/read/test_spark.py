@@ -221,6 +221,29 @@ def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession) -> None:
         assert [(each["id"], each["n"], each["gone"]) for each in before] == [(1, 1, "x"), (2, 2, None)]
 
 
+def test_spark_leaves_out_what_was_deleted_by_a_key_of_several_fields(spark: SparkSession) -> None:
+    days = [date(2026, 11, 23), date(2026, 11, 24)]
+    with deployment() as db:
+        quotes = db.create_collection(
+            "quotes",
+            {"close": "decimal(10,2)", "day": "date", "symbol": "string"},
+            key=("symbol", "day"),
+            on_duplicate="replace",
+            vchannels=2,
+        )
+        quotes.insert([{"symbol": name, "day": day, "close": Decimal(1)} for name in "ABC" for day in days])
+        db.settle()
+        quotes.insert([{"symbol": "A", "day": days[0], "close": Decimal(2)}])
+        quotes.alter(rename={"symbol": "ticker"})
+        quotes.delete([("B", days[1]), ("C", days[0])])
+        wanted = {("A", days[0], 2), ("A", days[1], 1), ("B", days[0], 1), ("C", days[1], 1)}
+        for _ in range(2):  # from the tail, and from the tables
+            catch_up(db.settings, db.client.log)
+            frame = face.read(spark, "quotes", settings=db.settings)
+            assert {(row.ticker, row.day, row.close) for row in frame.collect()} == wanted
+            db.settle()
+
+
 def plain(value: object) -> object:
     """A value without what differs between the two libraries: bytes, maps and moments by one form each."""
     if isinstance(value, bytearray):

@@ -39,7 +39,7 @@ CHANGES: Final = Types(
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Rows that were inserted or imported (all columns), keys that were deleted (the primary key's column), or a retraction.
+    """Rows that were inserted or imported (all columns), keys that were deleted (the primary key's columns), or a retraction.
 
     `partition_id` is 0 for a delete or a retraction in all partitions. A retraction has no rows: everything that the VChannel
     had in that partition before it is gone, because a partition or the collection was dropped or an import replaced it.
@@ -49,7 +49,8 @@ class Change:
     vchannel: str
     partition_id: int
     rows: pa.RecordBatch
-    key: str
+    key: str | tuple[str, ...]
+    """The name of the primary key, or its names."""
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,7 @@ from millrace.base.errors import InvalidArgument
 from millrace.base.pauses import jittered
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change, Delivery
-from millrace.message.keys import key_hashes
+from millrace.message.keys import key_column, key_hashes
 from millrace.message.types import DML
 
 MAX_BYTES: Final = 64 << 20
@@ -177,7 +177,8 @@ class ParallelConsumer:
                 for worker in range(count):
                     found.setdefault(worker, []).append(change)
                 continue
-            workers = (key_hashes(change.rows.column(change.key)) >> np.uint64(8)) % np.uint64(count)
+            names = (change.key,) if isinstance(change.key, str) else change.key
+            workers = (key_hashes(key_column(change.rows, names)) >> np.uint64(8)) % np.uint64(count)
             for worker in np.unique(workers).tolist():
                 rows = change.rows.take(pa.array(np.flatnonzero(workers == worker)))
                 part = Change(change.kind, change.vchannel, change.partition_id, rows, change.key)

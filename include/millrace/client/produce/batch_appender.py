@@ -43,7 +43,7 @@ from millrace.client.produce.rows import (
     Keys,
     Rows,
     conform,
-    key_array,
+    key_rows,
     last_of_each_key,
     partition_id,
     split_keys,
@@ -143,7 +143,7 @@ class BatchAppender(Closing):
         :meth:`Producer.upsert` finds another way. Raises as `insert` does.
         """
         collection = self._known(collection)
-        table = last_of_each_key(conform(rows, collection), collection.schema.primary_key)
+        table = last_of_each_key(conform(rows, collection), collection.schema.key_names)
         return self._rows(MessageType.UPSERT, collection, table, partition, partition_by, wait)
 
     def _rows(
@@ -168,7 +168,7 @@ class BatchAppender(Closing):
     ) -> Future[Written]:
         """Take primary keys to delete. Raises as `insert` does."""
         collection = self._known(collection)
-        found = key_array(keys, collection)
+        found = key_rows(keys, collection)
         number = 0 if partition is None else partition_id(collection, partition)
         shares = split_keys(found, collection)
         version = collection.schema_version

@@ -65,7 +65,7 @@ class Piece:
 
     key: tuple[str, int, int, int, MessageType]
     collection: Collection
-    rows: pa.RecordBatch | pa.Array
+    rows: pa.RecordBatch
     bytes: int
     ticket: Ticket
     came: float
@@ -154,13 +154,12 @@ def sending_of(taken: list[list[Piece]], release: Callable[[int], None]) -> Send
 def _message(pieces: list[Piece]) -> MutableMessage:
     first = pieces[0]
     vchannel, _, partition, _, kind = first.key
-    if kind is MessageType.DELETE:
-        keys = first.rows if len(pieces) == 1 else pa.concat_arrays([each.rows for each in pieces])
-        return delete_message(keys, first.collection, vchannel=vchannel, partition_id=partition)
-    upsert = kind is MessageType.UPSERT
     rows = first.rows if len(pieces) == 1 else pa.concat_batches([each.rows for each in pieces])
+    if kind is MessageType.DELETE:
+        return delete_message(rows, first.collection, vchannel=vchannel, partition_id=partition)
+    upsert = kind is MessageType.UPSERT
     schema = first.collection.schema
     if (upsert or schema.replaces) and len(pieces) > 1:
-        table = last_of_each_key(pa.Table.from_batches([rows]), schema.primary_key)
+        table = last_of_each_key(pa.Table.from_batches([rows]), schema.key_names)
         rows = table.combine_chunks().to_batches()[0]
     return insert_message(rows, first.collection, vchannel=vchannel, partition_id=partition, upsert=upsert)

@@ -35,7 +35,8 @@ from millrace.client.produce.rows import (
     conform,
     delete_message,
     insert_message,
-    key_array,
+    key_rows,
+    last_of_each_key,
     partition_id,
     require_collection,
     split_keys,
@@ -230,7 +231,7 @@ class Producer(Closing):
     ) -> Written:
         """Delete rows by primary key, in `partition` or in all; a key without a row is no error."""
         collection = self.known(collection)
-        found = key_array(keys, collection)
+        found = key_rows(keys, collection)
         number = 0 if partition is None else partition_id(collection, partition)
         messages = [
             delete_message(part, collection, vchannel=vchannel, partition_id=number)
@@ -253,10 +254,11 @@ class Producer(Closing):
         if self._reader is None:
             raise InvalidArgument("this producer has nothing to read with: take it from Client.producer()")
         tick, table = self._reader(collection, None if at is None else resolve_tick(at))
-        keys = matching(table, predicate).column(collection.schema.primary_key)
+        names = collection.schema.key_names
+        keys = matching(table, predicate).select(list(names))
         found = Deleted(tick, len(keys))
         if len(keys):
-            found.written = self.delete(collection, pc.unique(keys))
+            found.written = self.delete(collection, last_of_each_key(keys, names))
         return found
 
     def transaction(

@@ -17,19 +17,20 @@ from millrace.catalog.collection import Collection
 from millrace.client.produce.frames import Frame, batches_of
 from millrace.client.produce.values import REFUSALS, from_arrow, from_python, is_made_of_objects
 from millrace.message import builders
-from millrace.message.keys import vchannel_index
+from millrace.message.keys import key_column, vchannel_index
 from millrace.message.model import MutableMessage
-from millrace.message.schema import CollectionSchema
+from millrace.message.schema import CollectionSchema, FieldSpec
 
 MESSAGE_BYTES: Final = 1 << 20
 """Rows are cut into messages of about this size."""
 
 MESSAGE_ROWS: Final = 65_536
 
-Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[int] | Sequence[str]
-
 Rows: TypeAlias = Frame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | Sequence[Any]
 """Rows as people have them: a DataFrame of any library, Arrow, a dict of columns, or a list of dicts or dataclass instances."""
+
+Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[Any] | Rows
+"""Primary keys: values where the key has one field, else tuples in the key's order; or rows with its columns."""
 
 
 def require_collection(collection: Collection) -> None:
@@ -121,21 +122,25 @@ def conform(rows: Rows, collection: Collection) -> pa.Table:
                 raise InvalidArgument(f"the column {column.name!r} is missing, and it is not nullable")
             columns.append(pa.nulls(len(table), column.type))
             continue
-        values = table.column(column.name)
-        try:
-            columns.append(from_arrow(values, field.tree))
-        except REFUSALS as error:
-            raise InvalidArgument(f"the column {column.name!r} is no {field.type}: {error}") from None
-        if not column.nullable and values.null_count:
-            raise InvalidArgument(f"the column {column.name!r} has nulls, and it is not nullable")
+        columns.append(_fitted(table.column(column.name), field))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def last_of_each_key(table: pa.Table, key: str) -> pa.Table:
-    """The last row of each key, in the order of the rows."""
+def _fitted(values: pa.ChunkedArray, field: FieldSpec) -> Any:
+    try:
+        found = from_arrow(values, field.tree)
+    except REFUSALS as error:
+        raise InvalidArgument(f"the column {field.name!r} is no {field.type}: {error}") from None
+    if not field.nullable and values.null_count:
+        raise InvalidArgument(f"the column {field.name!r} has nulls, and it is not nullable")
+    return found
+
+
+def last_of_each_key(table: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The last row of each key (of the fields `key`), in the order of the rows."""
     if len(table) < 2:
         return table
-    codes = table.column(key).combine_chunks().dictionary_encode()
+    codes = key_column(table, key).combine_chunks().dictionary_encode()
     codes = codes.chunk(0) if isinstance(codes, pa.ChunkedArray) else codes
     places = codes.indices.to_numpy(zero_copy_only=False)
     if len(codes.dictionary) == len(places):
@@ -164,8 +169,8 @@ def split_rows(
     if not len(table):
         return
     if collection.schema.replaces:
-        table = last_of_each_key(table, collection.schema.primary_key)
-    homes = vchannel_index(table.column(collection.schema.primary_key), len(collection.vchannels)).astype(np.int64)
+        table = last_of_each_key(table, collection.schema.key_names)
+    homes = vchannel_index(key_column(table, collection.schema.key_names), len(collection.vchannels)).astype(np.int64)
     if partition_by is not None:
         names = pc.dictionary_encode(table.column(partition_by)).combine_chunks()
         names = names.chunk(0) if isinstance(names, pa.ChunkedArray) else names
@@ -198,26 +203,53 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     return table.combine_chunks().to_batches()[0]
 
 
-def key_array(keys: Keys, collection: Collection) -> pa.Array:
-    """Primary keys as one array of the collection's key type. Raises InvalidArgument for keys of another type."""
+def key_rows(keys: Keys, collection: Collection) -> pa.RecordBatch:
+    """Primary keys as rows of the key's fields: shape ``(keys, fields)``. Raises InvalidArgument for what are none."""
     require_collection(collection)
+    schema = collection.schema
     if isinstance(keys, str | bytes):
         raise InvalidArgument(f"keys are a list or an Arrow array, not {type(keys).__name__}: give [{keys!r}]")
-    key_type = collection.schema.key_arrow().field(0).type
     try:
-        given = keys if isinstance(keys, pa.Array | pa.ChunkedArray) else pa.array(keys)
-        array = given.cast(key_type)  # which refuses 1.5; pa.array(keys, key_type) would make 1 of it
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgument(f"these are no keys of collection {collection.name!r} ({key_type}): {error}") from None
-    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+        table = _key_table(keys, schema)
+        missing = [name for name in schema.key_names if name not in table.column_names]
+        if missing:
+            raise InvalidArgument(f"the column {missing[0]!r} is missing")
+        columns = [_fitted(table.column(field.name), field) for field in schema.key_fields]
+    except InvalidArgument as error:
+        wanted = ", ".join(f"{field.name} {field.type}" for field in schema.key_fields)
+        raise InvalidArgument(f"these are no keys of collection {collection.name!r} ({wanted}): {error}") from None
+    found = pa.Table.from_arrays(columns, schema=schema.key_arrow()).combine_chunks().to_batches()
+    return found[0] if found else pa.RecordBatch.from_pylist([], schema.key_arrow())
 
 
-def split_keys(array: pa.Array, collection: Collection) -> Iterator[tuple[str, pa.Array]]:
-    """The keys of each VChannel, in their order, in arrays of about MESSAGE_BYTES."""
-    homes = vchannel_index(array, len(collection.vchannels))
-    step = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES * len(array) // max(array.nbytes, 1)))
+def _key_table(keys: Keys, schema: CollectionSchema) -> pa.Table:
+    """The keys' columns by name: rows of any kind, a tuple for each key, or, where the key has one field, its values."""
+    names = schema.key_names
+    if isinstance(keys, Mapping | pa.Table | pa.RecordBatch) or hasattr(keys, "columns"):
+        return table_of(keys, schema)
+    if isinstance(keys, pa.Array | pa.ChunkedArray):
+        if len(names) == 1:
+            return pa.table({names[0]: keys})
+        if pa.types.is_struct(keys.type):
+            chunks = keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]
+            return pa.Table.from_batches([pa.RecordBatch.from_struct_array(each) for each in chunks])
+    given: Any = keys
+    values: list[Any] = list(given)
+    if values and all(isinstance(each, Mapping) for each in values):
+        return table_of(values, schema)
+    if len(names) > 1:
+        if not all(isinstance(each, tuple) and len(each) == len(names) for each in values):
+            raise InvalidArgument(f"a key is a tuple of {len(names)} values ({', '.join(names)}), or a dict of them")
+        return _columns({name: [each[place] for each in values] for place, name in enumerate(names)}, schema)
+    return _columns({names[0]: given if hasattr(given, "__len__") else values}, schema)
+
+
+def split_keys(keys: pa.RecordBatch, collection: Collection) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The keys of each VChannel, in their order, in batches of about MESSAGE_BYTES."""
+    homes = vchannel_index(key_column(keys, collection.schema.key_names), len(collection.vchannels))
+    step = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES * len(keys) // max(keys.nbytes, 1)))
     for home in np.unique(homes).tolist():
-        mine = array.take(pa.array(np.flatnonzero(homes == home)))
+        mine = keys.take(pa.array(np.flatnonzero(homes == home)))
         for first in range(0, len(mine), step):
             yield collection.vchannels[home], mine.slice(first, step)
 
@@ -245,7 +277,7 @@ def insert_message(
 
 
 def delete_message(
-    keys: pa.Array, collection: Collection, *, vchannel: str, partition_id: int = 0, txn_id: int = 0
+    keys: pa.RecordBatch, collection: Collection, *, vchannel: str, partition_id: int = 0, txn_id: int = 0
 ) -> MutableMessage:
     """A Delete of `keys` (partition 0: wherever they are), not stamped yet."""
     return builders.delete(

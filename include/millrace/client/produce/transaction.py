@@ -17,7 +17,7 @@ from millrace.client.produce.rows import (
     conform,
     delete_message,
     insert_message,
-    key_array,
+    key_rows,
     partition_id,
     split_keys,
     split_rows,
@@ -109,7 +109,7 @@ class Transaction:
 
     def delete(self, keys: Keys, *, partition: str | None = None) -> Written:
         """Delete by key within the transaction; all keys must belong to its VChannel. Raises as `insert` does."""
-        shares = list(split_keys(key_array(keys, self._collection), self._collection))
+        shares = list(split_keys(key_rows(keys, self._collection), self._collection))
         self._check(vchannel for vchannel, _ in shares)
         number = 0 if partition is None else partition_id(self._collection, partition)
         return self._send(

@@ -25,7 +25,7 @@ from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.produce.rows import (
     delete_message,
     insert_message,
-    key_array,
+    key_rows,
     last_of_each_key,
     split_keys,
     split_rows,
@@ -71,7 +71,7 @@ class Upsert:
 
     def run(self, table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None) -> Written:
         """Upsert the conformed rows. VChannels of different PChannels at once; the first failure is raised at the end."""
-        parts = _parts(last_of_each_key(table, collection.schema.primary_key), collection, partition, partition_by)
+        parts = _parts(last_of_each_key(table, collection.schema.key_names), collection, partition, partition_by)
         if time.monotonic() < self._older_until:
             return self._transactions(parts, collection)
         whole, cut = ([part for part in parts if (len(part.pieces) == 1) == one] for one in (True, False))
@@ -158,10 +158,10 @@ class Upsert:
 
 
 def _deletes(part: _Part, collection: Collection, txn_id: int) -> list[MutableMessage]:
-    keys = pa.chunked_array([rows.column(collection.schema.primary_key) for _, rows in part.pieces])
+    keys = pa.Table.from_batches([rows.select(list(collection.schema.key_names)) for _, rows in part.pieces])
     return [
         delete_message(share, collection, vchannel=part.vchannel, txn_id=txn_id)
-        for _, share in split_keys(key_array(keys, collection), collection)
+        for _, share in split_keys(key_rows(keys, collection), collection)
     ]
 
 

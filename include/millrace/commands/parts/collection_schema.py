@@ -60,7 +60,7 @@ def make_schema(
     *,
     fields: Sequence[str],
     source: Path | None,
-    key: str | None,
+    key: Sequence[str],
     event_time: str | None,
     on_duplicate: OnDuplicate = "keep",
 ) -> CollectionSchema:
@@ -71,14 +71,15 @@ def make_schema(
     specs = {spec.name: spec for spec in (_file_fields(source, given) if source is not None else [])} | given
     if not specs:
         raise InvalidArgument("name the fields: --field id:int64 --field 'name:string?', or --from a file")
-    if key is None:
+    if not key:
         raise InvalidArgument(f"name the primary key with --key, one of {', '.join(specs)}")
-    found = specs.get(key)
-    if source is not None and found is not None and key not in given:
-        # A file says nothing of what must be there; a key must.
-        narrow = found.type in {"int8", "int16", "int32"}
-        specs[key] = FieldSpec(key, "int64" if narrow else found.type, False)
-    return CollectionSchema(tuple(specs.values()), key, event_time, on_duplicate)
+    for name in key:
+        found = specs.get(name)
+        if source is not None and found is not None and name not in given:
+            # A file says nothing of what must be there; a key must.
+            narrow = found.type in {"int8", "int16", "int32"}
+            specs[name] = FieldSpec(name, "int64" if narrow else found.type, False)
+    return CollectionSchema(tuple(specs.values()), tuple(key), event_time, on_duplicate)
 
 
 def _file_fields(path: Path, given: Mapping[str, FieldSpec]) -> list[FieldSpec]:

@@ -69,8 +69,7 @@ class _Tables:
     def living(self, rows: pa.Table) -> pa.Table:
         if self.struck is None:
             return rows
-        [key] = key_columns(self.schema)
-        return rows.filter(pa.array(~dead(rows, self.struck, key=key.name, drops=self.drops)))
+        return rows.filter(pa.array(~dead(rows, self.struck, key=key_columns(self.schema), drops=self.drops)))
 
 
 def prove(

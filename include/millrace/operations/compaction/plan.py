@@ -38,8 +38,8 @@ class Known:
 
     collection_id: int
     name: str
-    key: str
-    """The primary key's column in the tables."""
+    key: tuple[str, ...]
+    """The primary key's columns in the tables."""
     vchannels: Mapping[str, VChannelInfo]
     flushed: int
     """Everything of every VChannel up to this tick is in the tables; 0 where one was never flushed."""
@@ -88,8 +88,8 @@ class CollectionPlan:
         return Job(
             self.rows_uri,
             _file_schema(self.rows),
-            sort=(self.known.key, *STATS_COLUMNS),
-            stats=(self.known.key, *STATS_COLUMNS),
+            sort=(*self.known.key, *STATS_COLUMNS),
+            stats=(*self.known.key, *STATS_COLUMNS),
             fold=self._fold() if self.fold_tick else None,
         )
 
@@ -106,7 +106,8 @@ class CollectionPlan:
         schema = pa.schema([]) if self.deletes is None else _file_schema(self.deletes)
         paths = tuple(file.path for file in files)
         if self.deletes is None:
-            schema = pa.schema([pa.field(self.known.key, _file_schema(self.rows).field(self.known.key).type)])
+            own = _file_schema(self.rows)
+            schema = pa.schema([pa.field(name, own.field(name).type) for name in self.known.key])
         return Fold(self.known.key, self.fold_tick, str(self.deletes_uri), paths, schema, self.drops)
 
     def _may_hold_dead(self, file: LiveFile) -> bool:
@@ -172,8 +173,7 @@ def _known(collection_id: int, places: Mapping[str, tuple[VChannelInfo, Checkpoi
     first = next(iter(infos.values()))
     whole = set(first.vchannels) == set(infos)
     flushed = min(checkpoint.time_tick for _, checkpoint in places.values()) if whole else 0
-    [key] = key_columns(first.newest_schema)
-    return Known(collection_id, first.name, key.name, infos, flushed)
+    return Known(collection_id, first.name, key_columns(first.newest_schema), infos, flushed)
 
 
 def plan_collection(
@@ -185,8 +185,8 @@ def plan_collection(
     rows = open_table(paths[0])
     if rows is None:
         return None
-    row_files = live_files(rows, key=known.key)
-    delete_files = [] if deletes is None else live_files(deletes, key=known.key)
+    row_files = live_files(rows, key=known.key[0])
+    delete_files = [] if deletes is None else live_files(deletes, key=known.key[0])
     plan = CollectionPlan(
         known,
         min(known.flushed, history),
@@ -240,5 +240,5 @@ def _new_drops(plan: CollectionPlan, limit: int) -> Drops:
 def delete_job(plan: CollectionPlan, folded: int) -> Job:
     """The deletes table's job: merge, and leave out what is folded in up to `folded`."""
     assert plan.deletes is not None
-    columns = (plan.known.key, *STATS_COLUMNS)
+    columns = (*plan.known.key, *STATS_COLUMNS)
     return Job(plan.deletes_uri, _file_schema(plan.deletes), sort=columns, stats=columns, behind_tick=folded)

@@ -32,7 +32,7 @@ _PLACE: Final = ("_partition_id", "_vchannel", "_time_tick", "_write_tick")
 class Fold:
     """What makes a row dead: the deletes up to a tick, and what was dropped."""
 
-    key: str
+    key: tuple[str, ...]
     tick: int
     table: str
     """URI of the deletes table."""
@@ -123,7 +123,7 @@ def _worth(job: Job, group: Group, deletes: pa.Table | None) -> bool:
     """Whether a file that stands alone has anything to leave out: looks at the columns that tell, and no others."""
     name = group.files[0].path
     if job.fold is not None and deletes is not None:
-        rows = _read(job, name, (job.fold.key, *_PLACE))
+        rows = _read(job, name, (*job.fold.key, *_PLACE))
         return bool(dead(rows, deletes, key=job.fold.key, drops=job.fold.drops).any())
     if job.behind_tick:
         return bool(pc.any(pc.less_equal(_read(job, name, ("_time_tick",))["_time_tick"], job.behind_tick)).as_py())

@@ -159,7 +159,7 @@ def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: Mapper, sea
     # Behind the deletes: a recovery that makes both tables anew takes the fold back before it brings deletes again, so that
     # either these are the old ones, and the commit is fenced, or nothing is folded.
     folded = folded_tick(open_table(plan.rows_uri))
-    plan.delete_files = live_files(plan.deletes, key=plan.known.key)
+    plan.delete_files = live_files(plan.deletes, key=plan.known.key[0])
     groups, work = _delete_work(plan, params, folded)
     if not groups:
         return work

@@ -26,13 +26,13 @@ from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import Checkpoint
 from millrace.tables.collections.table import DATE, FOLDED, base_tick, deletes_uri, rows_uri
 from millrace.tables.read.plan import pchannel_of
-from millrace.tables.read.spark import field_columns
+from millrace.tables.read.spark import field_columns, without_deleted
 from millrace.tables.wal.reader import MAX_TICK
 from millrace.wal.visible.catalog import VChannelInfo, newest_schema
 from millrace.wal.visible.columns import ROW_COLUMNS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
 PLACING_COLUMNS: Final = (*ROW_COLUMNS.names, DATE)
 """What users may name beside a collection's fields."""
@@ -103,8 +103,7 @@ def visible_rows(
             rows = rows.where(~(hidden & (F.col("_time_tick") < max(ticks))))
     if stored.deletes_version is not None:
         deletes = spark_frame(spark, store_at(deletes_uri(settings, stored.collection_id)), stored.deletes_version)
-        [key] = key_columns(stored.schema)
-        rows = _without_deleted(rows, deletes.where(chosen), key.name)
+        rows = without_deleted(rows, deletes.where(chosen), key_columns(stored.schema))
     rows = rows.select(*field_columns(stored.schema), *PLACING_COLUMNS)
     rows = rows.withColumn("write_lag_ticks", F.col("_time_tick") - F.col("_write_tick"))
     for field in stored.schema.fields:
@@ -112,9 +111,9 @@ def visible_rows(
             rows = rows.withColumnRenamed(field.name, safe_name(field.name))
     fields = tuple(replace(field, name=safe_name(field.name), columns=()) for field in stored.schema.fields)
     partitions = sorted({number for info in stored.vchannels.values() for number in info.partitions})
-    schema = CollectionSchema(fields, safe_name(stored.schema.primary_key))
+    schema = CollectionSchema(fields, tuple(map(safe_name, stored.schema.key_names)))
     checks = (*suites.of_collection(schema, partitions), *users)
-    row_id = (schema.primary_key, "_vchannel", "_write_tick")
+    row_id = (*schema.key_names, "_vchannel", "_write_tick")
     return Frame(f"collections/{stored.collection_id}", rows, checks, ranges, row_id, stored.collection_id)
 
 
@@ -125,16 +124,3 @@ def _in_range(stored: Stored, ranges: Ranges) -> Column:
     most = max((each.up_to for each in ranges.values()), default=0)
     tick = F.col("_time_tick")
     return (tick > least) & (tick <= most) & within(ranges, key=key, tick="_time_tick")
-
-
-def _without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
-    name = f"`{key.replace('`', '``')}`"
-    last = deletes.groupBy(F.col(name).alias("_d_key"), F.col("_partition_id").alias("_d_partition")).agg(
-        F.max(F.struct("_time_tick", "_write_tick")).alias("_d_at")
-    )
-    hit = (
-        (F.col(name) == F.col("_d_key"))
-        & ((F.col("_d_partition") == 0) | (F.col("_d_partition") == F.col("_partition_id")))
-        & (F.struct("_time_tick", "_write_tick") < F.col("_d_at"))
-    )
-    return rows.join(last, hit, "left_anti")

@@ -7,6 +7,7 @@ Docs show what was asked in its own terms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -110,14 +111,23 @@ CHECKPOINTS: Final = (
 
 def of_collection(schema: CollectionSchema, partitions: list[int]) -> tuple[Check, ...]:
     """The suite that follows from a collection's schema and its partitions."""
-    key = schema.primary_key
+    keys = list(schema.key_names)
+    several = len(keys) > 1
     checks = [
-        _present("key-present", key, "the primary key is never null", source="schema"),
+        *(
+            _present(
+                f"key-present:{key}" if several else "key-present",
+                key,
+                "the primary key is never null",
+                source="schema",
+            )
+            for key in keys
+        ),
         # The system takes a key twice (a reader then sees both rows), so this warns and does not block.
         Check(
             "key-unique",
-            "expect_column_values_to_be_unique",
-            {"column": key},
+            "expect_compound_columns_to_be_unique" if several else "expect_column_values_to_be_unique",
+            {"column_list": keys} if several else {"column": keys[0]},
             "the primary key is unique among the visible rows of the range",
             "warning",
             "schema",
@@ -133,11 +143,11 @@ def of_collection(schema: CollectionSchema, partitions: list[int]) -> tuple[Chec
         _between("ticks-in-order", "write_lag_ticks", "no row is visible before it was written", low=0),
     ]
     for field in schema.fields:
-        checks.extend(_of_field(field, key))
+        checks.extend(_of_field(field, keys))
     return tuple(checks)
 
 
-def _of_field(field: FieldSpec, key: str) -> list[Check]:
+def _of_field(field: FieldSpec, keys: Sequence[str]) -> list[Check]:
     found = []
     kind = _SPARK_TYPES.get(
         field.type
@@ -148,6 +158,6 @@ def _of_field(field: FieldSpec, key: str) -> list[Check]:
         found.append(
             Check(f"type:{field.name}", "expect_column_values_to_be_of_type", kwargs, words, CRITICAL, "schema")
         )
-    if not field.nullable and field.name != key:
+    if not field.nullable and field.name not in keys:
         found.append(_present(f"present:{field.name}", field.name, f"{field.name} is never null", source="schema"))
     return found

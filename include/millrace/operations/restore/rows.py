@@ -6,7 +6,7 @@ is decided here, by the size of what the read would open: a JVM takes longer to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -53,7 +53,7 @@ class Rows(Protocol):
         """Of the fields `names`."""
         ...
 
-    def parts(self, count: int, key: str, names: list[str]) -> Iterator[pa.Table]:
+    def parts(self, count: int, key: Sequence[str], names: list[str]) -> Iterator[pa.Table]:
         """The columns `names` in `count` parts that fit into memory."""
         ...
 
@@ -118,7 +118,7 @@ class ArrowRows:
             ).fetchall()
         return Digest(rows.num_rows, int(first), int(second))
 
-    def parts(self, count: int, key: str, names: list[str]) -> Iterator[pa.Table]:
+    def parts(self, count: int, key: Sequence[str], names: list[str]) -> Iterator[pa.Table]:
         size = max(1, -(-self._rows.num_rows // count))
         for start in range(0, self._rows.num_rows, size):
             yield self._rows.select(names).slice(start, size)

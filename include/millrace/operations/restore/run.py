@@ -172,7 +172,7 @@ def _clear(settings: Settings, client: Client, params: RestoreParams) -> None:
 def _parts(rows: Rows, plan: ReadPlan, wanted: Digest, params: RestoreParams, progress: Progress) -> Iterator[pa.Table]:
     """The rows in parts that fit into memory, each said once it was taken."""
     slices, done = max(1, -(-wanted.rows // params.rows_per_slice)), 0
-    for part in rows.parts(slices, plan.schema.primary_key, [*plan.schema.arrow().names, "_partition"]):
+    for part in rows.parts(slices, plan.schema.key_names, [*plan.schema.arrow().names, "_partition"]):
         yield part
         done += part.num_rows
         progress.say("writing", done=done / max(1, wanted.rows), rows=done)

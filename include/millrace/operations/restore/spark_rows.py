@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -44,9 +44,9 @@ class SparkRows:
         ).collect()
         return Digest(int(found[0]), int(found[1]), int(found[2]))
 
-    def parts(self, count: int, key: str, names: list[str]) -> Iterator[pa.Table]:
+    def parts(self, count: int, key: Sequence[str], names: list[str]) -> Iterator[pa.Table]:
         for number in range(count):
-            part = self._frame.where(F.pmod(F.xxhash64(F.col(_quoted(key))), F.lit(count)) == number)
+            part = self._frame.where(F.pmod(F.xxhash64(*map(_quoted, key)), F.lit(count)) == number)
             yield part.toArrow().select(names)
 
     def on(self, vchannel: str) -> SparkRows:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -121,8 +121,8 @@ class _Tables:
 
     rows: Table | None
     deletes: Table | None = None
-    key: str = ""
-    """The primary key's name, as SQL quotes it: the first column of the deletes table."""
+    key: tuple[str, ...] = ()
+    """The primary key's names: the deletes table has them and Millrace's own columns."""
 
     @classmethod
     def pin(cls, settings: Settings, number: int) -> _Tables:
@@ -131,7 +131,7 @@ class _Tables:
         rows = open_table(rows_uri(settings, number))
         if deletes is None:
             return cls(rows)
-        return cls(rows, deletes, deletes.columns[0].replace('"', '""'))
+        return cls(rows, deletes, tuple(name for name in deletes.columns if not name.startswith("_")))
 
     def expected(self, rows: pa.Table, flushed: int) -> tuple[pa.Table, int]:
         """Of rows of one PChannel, flushed up to a tick, those that the table must have; and how many it need not have yet.
@@ -284,7 +284,7 @@ def verify_collections(settings: Settings) -> dict[int, CollectionReport]:
 class _Hidden:
     """What hides rows of one collection from every read from its base tick on, by the WAL of one PChannel."""
 
-    key: str
+    key: tuple[str, ...]
     deletes: pa.Table
     drops: Drops
 
@@ -310,8 +310,7 @@ def _hidden(settings: Settings, snapshot: WalSnapshot, base: Base, bases: Mappin
         infos = catalog.of_collection(number)
         schema = next(iter(infos.values())).newest_schema
         deletes = pa.concat_tables([delete_file_schema(schema).empty_table(), *parts.get(number, [])])
-        [key] = key_columns(schema)
-        found[number] = _Hidden(key.name, deletes, drops_at(infos, bases[number]))
+        found[number] = _Hidden(key_columns(schema), deletes, drops_at(infos, bases[number]))
     return found
 
 
@@ -382,7 +381,7 @@ def _count_table(
     [(stored,)] = db.execute(f"select count(*) from {source}").fetchall()
     living = " and ".join(["true", *(f"not ({each})" for each in _drop_conditions(drops))])
     if base and deletes is not None:
-        living += f" and not exists ({_HIT.format(key=tables.key)} and d._time_tick <= {base})"
+        living += f" and not exists ({_hit(tables.key)} and d._time_tick <= {base})"
     [(kept, value)] = db.execute(
         f"select count(*), sum(hash({columns})::hugeint) from {source} r where {living}"
     ).fetchall()  # to its end: the connection registers no table while a result is open
@@ -391,14 +390,17 @@ def _count_table(
     found.deleted = found.folded
     lost = [f"({each})" for each in _drop_conditions(gone)]
     if deletes is not None:
-        lost.append(f"exists ({_HIT.format(key=tables.key)})")
+        lost.append(f"exists ({_hit(tables.key)})")
     if lost:
         [(deleted,)] = db.execute(f"select count(*) from {source} r where {' or '.join(lost)}").fetchall()
         found.deleted += int(deleted)
 
 
-_HIT: Final = """select 1 from struck d
-    where d."{key}" = r."{key}" and d._partition_id in (0, r._partition_id)
+def _hit(key: Sequence[str]) -> str:
+    quoted = (name.replace('"', '""') for name in key)
+    same = " and ".join(f'd."{name}" = r."{name}"' for name in quoted)
+    return f"""select 1 from struck d
+    where {same} and d._partition_id in (0, r._partition_id)
     and (d._time_tick > r._time_tick or (d._time_tick = r._time_tick and d._write_tick > r._write_tick))"""
 
 

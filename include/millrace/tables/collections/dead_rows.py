@@ -7,7 +7,7 @@ verification applies it to both sides, so that it does not matter which of the d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,10 +55,10 @@ def drops_at(vchannels: Mapping[str, VChannelInfo], tick: int) -> Drops:
     return Drops(tuple(partitions), tuple(whole))
 
 
-def dead(rows: pa.Table, deletes: pa.Table, *, key: str, drops: Drops) -> npt.NDArray[np.bool_]:
+def dead(rows: pa.Table, deletes: pa.Table, *, key: Sequence[str], drops: Drops) -> npt.NDArray[np.bool_]:
     """Which of `rows` are dead, where `deletes` and `drops` are those up to the tick: shape ``(rows,)``.
 
-    Both tables need the key and the columns that place a row or a delete.
+    Both tables need the fields `key` and the columns that place a row or a delete.
     """
     found = np.zeros(rows.num_rows, dtype=bool)
     if rows.num_rows == 0:

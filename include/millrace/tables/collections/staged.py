@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from millrace.base.errors import StagedFileDamaged
 from millrace.base.files import sync
 from millrace.message.bodies import Import, ImportFile
-from millrace.message.keys import vchannel_index
+from millrace.message.keys import key_column, vchannel_index
 from millrace.message.schema import CollectionSchema
 
 BATCH_BYTES: Final = 32 << 20
@@ -114,7 +114,7 @@ def _rows(
             if column.null_count and not field.nullable:
                 raise _unfit(staged, file, f"has a null in {field.name!r}, which takes none")
         if len(vchannels) > 1:
-            homes = vchannel_index(batch.column(schema.primary_key), len(vchannels))
+            homes = vchannel_index(key_column(batch, schema.key_names), len(vchannels))
             if (homes != vchannels.index(vchannel)).any():
                 raise _unfit(staged, file, f"has a primary key of another VChannel than {vchannel}")
         rows = pa.Table.from_batches([batch]).cast(target)

@@ -55,7 +55,7 @@ def deletes_uri(settings: Settings, collection_id: int) -> str:
 
 def stats_columns(schema: CollectionSchema) -> tuple[str, ...]:
     """Columns with statistics in the Delta log: those of the primary key, then STATS_COLUMNS."""
-    return (*(column.name for column in key_columns(schema)), *STATS_COLUMNS)
+    return (*key_columns(schema), *STATS_COLUMNS)
 
 
 def stored_ids(settings: Settings, kind: str) -> list[int]:

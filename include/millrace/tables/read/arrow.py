@@ -20,7 +20,8 @@ from millrace.base.predicate.arrow import coarse
 from millrace.base.predicate.language import All, Column, Compare, Condition, Literal, columns, conjuncts, renamed
 from millrace.base.settings import Settings
 from millrace.message.ids import Moment
-from millrace.message.stored_columns import key_columns, needed, plain_column, to_fields
+from millrace.message.keys import key_column
+from millrace.message.stored_columns import key_schema, needed, plain_column, to_fields
 from millrace.rpc.selection import EVERYTHING, Selection
 from millrace.storage.table import Table
 from millrace.tables.read.plan import ReadPlan, plan_read, tick_span
@@ -154,7 +155,7 @@ class _Look:
             if self._hides:
                 piece = _hide_dropped(piece, self._plan)
             if self._deletes.num_rows and piece.num_rows:
-                piece = piece.filter(pa.array(~deleted(piece, self._deletes, self._plan.schema.primary_key)))
+                piece = piece.filter(pa.array(~deleted(piece, self._deletes, self._plan.schema.key_names)))
             yield piece
 
     def stored_rows(self) -> int | None:
@@ -173,7 +174,7 @@ class _Look:
         """The deletes up to the tick, but for those of keys that the predicate leaves out anyway."""
         plan = self._plan
         schema = delete_file_schema(plan.schema)
-        keys = pa.schema(key_columns(plan.schema))
+        keys = key_schema(plan.schema)
         mine = [each for each in self._conjuncts if columns(each) <= set(keys.names)]
         where = coarse(All(tuple(mine)), keys) if mine else None
         found = [*_table_rows(plan.deletes, schema, plan.tick, None, where=where, conjuncts=mine)]
@@ -266,16 +267,17 @@ def _hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:
     return rows.filter(pa.array(~hidden)) if hidden.any() else rows
 
 
-def deleted(rows: pa.Table, deletes: pa.Table, key: str) -> npt.NDArray[np.bool_]:
-    """Which of `rows` any of `deletes` hits: shape ``(rows,)``."""
-    keys = pc.unique(deletes[key])
-    place = pc.index_in(rows[key], keys).to_numpy()  # NaN where no delete has the key
+def deleted(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Which of `rows` any of `deletes` hits, by the fields `key`: shape ``(rows,)``."""
+    row_keys, delete_keys = key_column(rows, key), key_column(deletes, key)
+    keys = pc.unique(delete_keys)
+    place = pc.index_in(row_keys, keys).to_numpy()  # NaN where no delete has the key
     result = np.zeros(rows.num_rows, dtype=bool)
     hit = np.flatnonzero(~np.isnan(place)) if place.dtype.kind == "f" else np.arange(rows.num_rows)
     if len(hit) == 0:
         return result
     row_key = place[hit].astype(np.int64)
-    delete_key: Int64s = pc.index_in(deletes[key], keys).to_numpy().astype(np.int64)
+    delete_key: Int64s = pc.index_in(delete_keys, keys).to_numpy().astype(np.int64)
 
     def column(table: pa.Table, name: str) -> Int64s:
         values: Int64s = table[name].to_numpy()

@@ -9,6 +9,7 @@ join, which is left out where there are none.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Final
@@ -63,8 +64,7 @@ def read(
         if first[name] < (begin := info.begin_at(plan.tick)):
             rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= begin))
     if tick_span(plan.deletes)[0] <= plan.tick or plan.has_tail_deletes():
-        [key] = key_columns(plan.schema)
-        rows = _without_deleted(rows, _frame(spark, plan, deletes=True, small_tail=small), key.name)
+        rows = without_deleted(rows, _frame(spark, plan, deletes=True, small_tail=small), key_columns(plan.schema))
     return rows.select(*field_columns(plan.schema), *(ROW_COLUMNS.names if with_ticks else ()))
 
 
@@ -168,13 +168,15 @@ def _tail_frame(
     return spark.read.format(FORMAT).options(**options).schema(from_arrow_schema(target)).load()
 
 
-def _without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
-    """`rows` but for those that a delete hits. Of each key and partition the last delete hits what any of them hits."""
-    last = deletes.groupBy(F.col(_quoted(key)).alias("_d_key"), F.col("_partition_id").alias("_d_partition")).agg(
+def without_deleted(rows: DataFrame, deletes: DataFrame, key: Sequence[str]) -> DataFrame:
+    """`rows` but for those that a delete hits, by the fields `key`. Of each key and partition the last delete hits what any of them hits."""
+    keys = [F.col(_quoted(name)).alias(f"_d_key{place}") for place, name in enumerate(key)]
+    last = deletes.groupBy(*keys, F.col("_partition_id").alias("_d_partition")).agg(
         F.max(F.struct("_time_tick", "_write_tick")).alias("_d_at")
     )
+    same = (F.col(_quoted(name)) == F.col(f"_d_key{place}") for place, name in enumerate(key))
     hit = (
-        (F.col(_quoted(key)) == F.col("_d_key"))
+        reduce(operator.and_, same)
         & ((F.col("_d_partition") == 0) | (F.col("_d_partition") == F.col("_partition_id")))
         & (F.struct("_time_tick", "_write_tick") < F.col("_d_at"))
     )

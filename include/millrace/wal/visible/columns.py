@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from millrace.message.ids import tick_physical_ms
 from millrace.message.schema import CollectionSchema
-from millrace.message.stored_columns import every, key_columns, needed, written
+from millrace.message.stored_columns import every, key_schema, needed, written
 
 ROW_COLUMNS: Final = pa.schema(
     [
@@ -51,7 +51,7 @@ def table_schema(schema: CollectionSchema) -> pa.Schema:
 
 def delete_file_schema(schema: CollectionSchema) -> pa.Schema:
     """Columns of the deletes table's files."""
-    return pa.schema([*key_columns(schema), *DELETE_COLUMNS])
+    return pa.schema([*key_schema(schema), *DELETE_COLUMNS])
 
 
 def tick_date(tick: int) -> date:

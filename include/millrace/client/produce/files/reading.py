@@ -51,7 +51,7 @@ def read_batches(
     what is no fault of one row: columns that are not there, a file that is not Parquet, or was cut off.
     """
     wanted = schema.key_arrow() if keys_only else schema.arrow()
-    fields = (schema.key_field,) if keys_only else schema.fields
+    fields = schema.key_fields if keys_only else schema.fields
     chosen = form or CsvForm()
     convert: Converter = from_arrow
     try:

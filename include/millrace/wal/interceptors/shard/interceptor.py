@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.bodies import ImportBody, import_partitions, parse_body
-from millrace.message.keys import vchannel_index
+from millrace.message.keys import key_column, vchannel_index
 from millrace.message.payload.rows import decode_many
 from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import Change, apply_all
@@ -120,7 +120,7 @@ class Shard:
         channel = state.vchannels[columns.vchannel_name(row)]
         schema = channel.schemas[int(columns.schema_version[row]) - 1]
         arrow = schema.arrow() if columns.type[row] in BRINGS_ROWS else schema.key_arrow()
-        decoded = decode_many(_select(columns.payloads, run.start + rows), arrow, columns=[schema.primary_key])
+        decoded = decode_many(_select(columns.payloads, run.start + rows), arrow, columns=list(schema.key_names))
         for place, words in decoded.errors.items():
             run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
         claimed = run.view(columns.rows)[rows]
@@ -128,12 +128,14 @@ class Shard:
             words = f"the header says {claimed[place]} rows, the payload has {decoded.counts[place]}"
             run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
         replaces = schema.replaces and columns.type[row] == MessageType.INSERT
-        if replaces or columns.type[row] == MessageType.UPSERT:
-            self._judge_keys(run, rows, decoded.counts, decoded.rows.column(schema.primary_key))
+        judges = replaces or columns.type[row] == MessageType.UPSERT
+        keys = key_column(decoded.rows, schema.key_names) if judges or len(channel.vchannels) > 1 else None
+        if judges:
+            self._judge_keys(run, rows, decoded.counts, keys)
         if len(channel.vchannels) > 1 and decoded.rows.num_rows:
             numbers = {name: number for number, name in enumerate(channel.vchannels)}
             number = np.array([numbers.get(name, -1) for name in columns.names])[run.view(columns.vchannel)[rows]]
-            homes = vchannel_index(decoded.rows.column(schema.primary_key), len(channel.vchannels))
+            homes = vchannel_index(keys, len(channel.vchannels))
             astray = homes != np.repeat(number, decoded.counts)
             if astray.any():
                 owner = np.repeat(np.arange(len(rows)), decoded.counts)

@@ -14,7 +14,7 @@ from millrace.base.errors import Malformed, UnsupportedVersion
 from millrace.message.bodies import check_first_form, parse_body
 from millrace.message.field_types import FIRST_TYPES
 from millrace.message.ids import LOGICAL_BITS, LogId, generation_start
-from millrace.message.schema import FieldSpec
+from millrace.message.schema import FIRST_KEY_TYPES, CollectionSchema, FieldSpec
 from millrace.message.schema_changes import Add
 from millrace.message.types import DML, SINCE, Flag, MessageType, flags_of
 from millrace.wal.interceptors.interceptor import Proceed
@@ -194,8 +194,11 @@ def _check_first_types(number: int, body: Any) -> None:
     fields: tuple[FieldSpec, ...] = ()
     if number == MessageType.CREATE_COLLECTION:
         fields = body["schema"].fields
-        if body["schema"].replaces:
+        schema: CollectionSchema = body["schema"]
+        if schema.replaces:
             raise Malformed("a schema is an object with fields, primary_key and, perhaps, event_time")
+        if len(schema.key_names) > 1 or schema.key_fields[0].type not in FIRST_KEY_TYPES:
+            raise Malformed("the primary key is one field of type int64 or string")
     elif number == MessageType.SCHEMA_CHANGE:
         fields = tuple(each.field for each in body["changes"] if isinstance(each, Add))
     for field in fields:
