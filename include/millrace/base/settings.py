@@ -212,6 +212,9 @@ class Settings:
     session_seconds: float = _setting(
         10.0, "How long a node, or the leading coordinator, may be silent before others take over.", low=1, high=300
     )
+    balance_interval: float = _setting(
+        300.0, "Least time between two moves of a PChannel for balance alone.", low=0, high=86400
+    )
 
     backfill_parallel: int = _setting(2, "Slices of a backfill that are rebuilt at once.", low=1, high=64)
     derived_modules: str = _setting("", "Modules with derived tables of your own, separated by commas.")

@@ -91,7 +91,7 @@ def _lead(
         pchannels=lambda: sorted(pchannel_names(settings.data_dir)),
         together=together,
         stats=CatalogStats(settings),
-        guards=Guards(refused_for=seconds / 2, patience=1.5 * seconds),
+        guards=Guards(min_interval=settings.balance_interval, refused_for=seconds / 2, patience=1.5 * seconds),
         session_seconds=seconds,
         roles=(INGEST,),
     )

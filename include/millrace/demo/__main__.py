@@ -33,7 +33,7 @@ from millrace.client.client import Client
 from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
-from millrace.demo.moving import LEAST_NODES, SESSION_SECONDS, troubled
+from millrace.demo.moving import LEAST_NODES, hurried, troubled
 from millrace.demo.summary import JOB, Interrupted, Watch, summarise
 from millrace.installation.config import state_of
 from millrace.installation.keeper import read_record
@@ -127,8 +127,7 @@ def _run(settings: Settings, options: argparse.Namespace, console: Console, stop
 
 
 def _run_cluster(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
-    if settings.session_seconds == Settings().session_seconds:
-        settings = replace(settings, session_seconds=SESSION_SECONDS)
+    settings = hurried(settings)
     console.print(f"Data folder: [bold]{settings.data_dir}[/]")
     with Client.connect(settings) as client, _serving(client):
         pchannels = max(settings.pchannels, 2 * options.nodes)

@@ -66,13 +66,13 @@ class Watch:
         path = started_path(self._settings, JOB)
         job.wait_ready(lambda: self._unless_stopped(path.exists()), deadline=self._settings.start_deadline)
 
-    def wait_until(self, what: Callable[[], bool], job: Watched, *, what_for: str) -> None:
-        """Wait until `what`. Raises JobFailed, Interrupted, DeadlineExceeded."""
-        deadline = Deadline.after(self._settings.start_deadline)
+    def wait_until(self, what: Callable[[], bool], job: Watched, seconds: float) -> None:
+        """Wait until `what`, for `seconds`. Raises JobFailed, Interrupted, DeadlineExceeded."""
+        deadline = Deadline.after(seconds)
         while not what():
             self._check(job)
             if not deadline.pause(POLL_SECONDS):
-                raise DeadlineExceeded(f"{what_for} was not there in time:\n{job.tail()}")
+                raise DeadlineExceeded(f"not all was up after {seconds:.0f} s:\n{job.tail()}")
 
     def drive(self, name: str, work: Callable[[], None], load: Load, job: Watched, update: Update) -> None:
         """Run `work` in a thread of its own and show how it comes on. Raises what it raised, JobFailed, Interrupted."""
