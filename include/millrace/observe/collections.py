@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, get_args
 from urllib.parse import unquote
 
 import numpy as np
@@ -28,11 +28,12 @@ from millrace.observe.models import (
 from millrace.observe.tables import Pinned
 from millrace.tables.collections.flush_tables import PCHANNEL, SEGMENT_COLUMNS, Checkpoint
 from millrace.tables.collections.table import base_tick
+from millrace.wal.visible.catalog import SegmentState
 from millrace.wal.visible.rows import conform
 
 MOST_PAGE: Final = 500
 
-SEGMENT_STATES: Final = ("growing", "flushed", "dropped")
+SEGMENT_STATES: Final = get_args(SegmentState)
 FILE_ORDERS: Final = ("tick", "bytes", "rows")
 
 

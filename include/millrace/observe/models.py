@@ -10,8 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
+from millrace.catalog.collection import CollectionState
 from millrace.message.ids import tick_physical_ms
 from millrace.message.schema import OnDuplicate
+from millrace.wal.schema import RowKind
+from millrace.wal.visible.catalog import SegmentState
 
 Big = Annotated[str, BeforeValidator(str)]
 """A 64-bit number as a decimal string."""
@@ -159,7 +162,7 @@ class CollectionRow(View):
 
     id: Big
     name: str
-    state: str
+    state: CollectionState
     fields: int
     partitions: int
     vchannels: int
@@ -229,7 +232,7 @@ class SegmentView(View):
     vchannel: str
     partition: str
     segment_id: Big
-    state: str
+    state: SegmentState
     rows: int
     bytes: int
     policy: str
@@ -290,7 +293,7 @@ class MessageRow(View):
 
     id: str
     pchannel: str
-    kind: Literal["message", "rejection"]
+    kind: RowKind
     type: str
     vchannel: str
     time_tick: Big

@@ -13,17 +13,18 @@ from millrace.observe.models import MessageRow, MessageView, TransactionRow
 from millrace.observe.payloads import payload
 from millrace.observe.search import Query
 from millrace.tables.wal.table import WalPosition
+from millrace.wal.schema import RowKind
 
 ENDS = (MessageType.COMMIT_TXN.name, MessageType.ROLLBACK_TXN.name)
 """Messages that end a transaction."""
 
 
-def message_row(row: Mapping[str, Any], kind: str, names: Mapping[int, str]) -> MessageRow:
+def message_row(row: Mapping[str, Any], kind: RowKind, names: Mapping[int, str]) -> MessageRow:
     """A row of the WAL without its payload."""
     return MessageRow(**_fields(row, kind, names))
 
 
-def _fields(row: Mapping[str, Any], kind: str, names: Mapping[int, str]) -> dict[str, Any]:
+def _fields(row: Mapping[str, Any], kind: RowKind, names: Mapping[int, str]) -> dict[str, Any]:
     return {
         "id": f"{row['ledger']}:{row['entry']}:{row['index']}:{row['ordinal']}",
         "pchannel": row["pchannel"],
@@ -49,7 +50,7 @@ def _fields(row: Mapping[str, Any], kind: str, names: Mapping[int, str]) -> dict
     }
 
 
-def message_view(row: Mapping[str, Any], kind: str, known: Sequence[Collection]) -> MessageView:
+def message_view(row: Mapping[str, Any], kind: RowKind, known: Sequence[Collection]) -> MessageView:
     """A row of the WAL with what it carries."""
     data: bytes = row["payload"] or b""
     schemas = next((each.schemas for each in known if each.id == row["collection_id"]), ())

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from millrace.base.errors import InvalidArgument
 from millrace.observe.tables import Pinned
+from millrace.wal.schema import RowKind
 
 ROWS_BOUND: Final = 4_000_000
 """Rows that one search looks at before it gives what it has."""
@@ -67,7 +68,7 @@ class Cursor(NamedTuple):
 class Query:
     """What a search looks for. Moments are Unix milliseconds of the log's append stamp."""
 
-    kind: str
+    kind: RowKind
     pchannel: str = ""
     vchannel: str = ""
     reason: str = ""
@@ -220,8 +221,8 @@ def _top(rows: pa.Table, pchannel: str, limit: int) -> list[tuple[tuple[Any, ...
 
 
 def find_message(
-    pinned: Pinned, pchannel: str, ids: Sequence[int], *, kind: str | None = None
-) -> tuple[dict[str, Any], str] | None:
+    pinned: Pinned, pchannel: str, ids: Sequence[int], *, kind: RowKind | None = None
+) -> tuple[dict[str, Any], RowKind] | None:
     """The row of one message id with its payload, and its kind; None where the WAL has none (of that kind).
 
     Only files whose ids reach over it are opened, and of these only the row groups that do.

@@ -6,7 +6,7 @@ Order of a PChannel's rows is (ledger, entry, index, ordinal); among messages th
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import pyarrow as pa
 
@@ -15,6 +15,9 @@ from millrace.message.header import fields
 KIND_MESSAGE: Final = "message"
 KIND_REJECTION: Final = "rejection"
 KIND_STATE: Final = "state"
+
+RowKind = Literal["message", "rejection"]
+"""Of rows that a message became."""
 
 PARTITION_COLUMNS: Final = ("kind", "pchannel", "date")
 

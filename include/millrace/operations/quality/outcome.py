@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 Source = Literal["law", "schema", "user"]
+Severity = Literal["critical", "warning", "info"]
+"""As Great Expectations has them; a critical one that fails stands in the way of truncation and VACUUM."""
 CRITICAL: Final = "critical"
 
 
@@ -19,7 +21,7 @@ class Check:
     kwargs: Mapping[str, Any]
     words: str
     """What it says, for people; it stands in the Data Docs."""
-    severity: str = CRITICAL
+    severity: Severity = CRITICAL
     source: Source = "law"
 
     @property

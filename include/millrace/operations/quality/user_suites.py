@@ -15,18 +15,18 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from millrace.base.errors import InvalidSuite
 from millrace.base.settings import Settings
-from millrace.operations.quality.outcome import CRITICAL, Check
+from millrace.operations.quality.outcome import CRITICAL, Check, Severity
 from millrace.operations.quality.results import quality_path
 
 SUITE_KEYS: Final = frozenset({"name", "id", "expectations", "meta", "notes", "suite_parameters"})
 EXPECTATION_KEYS: Final = frozenset(
     {"type", "kwargs", "meta", "severity", "id", "notes", "description", "rendered_content", "expectation_context"}
 )
-SEVERITIES: Final = ("critical", "warning", "info")
+SEVERITIES: Final = get_args(Severity)
 
 
 def suites_folder(settings: Settings) -> Path:

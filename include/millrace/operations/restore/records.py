@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
 
 from millrace.base.data_folder import as_file_name
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 
-LOADING = "loading"
-DONE = "done"
+RestoreState: TypeAlias = Literal["loading", "done"]
+LOADING: Final = "loading"
+DONE: Final = "done"
 
 
 def restores_path(settings: Settings) -> Path:

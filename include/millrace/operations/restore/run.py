@@ -26,7 +26,7 @@ from millrace.node.ingest.in_process import catch_up
 from millrace.operations.operation import OperationReport
 from millrace.operations.restore import in_place
 from millrace.operations.restore.declaration import RestoreParams
-from millrace.operations.restore.records import DONE, LOADING, read_record, write_record
+from millrace.operations.restore.records import DONE, LOADING, RestoreState, read_record, write_record
 from millrace.operations.restore.rows import SMALL_BYTES, Digest, Reader, Rows, Sessions, reader_for
 from millrace.runtime.progress import Progress
 from millrace.tables.read.freshness import confirm
@@ -207,7 +207,9 @@ def _stands(plan: ReadPlan, number: int) -> bool:
     return all(dropped != number for _, dropped, _ in plan.partition_drops)
 
 
-def _record(settings: Settings, params: RestoreParams, plan: ReadPlan, made: Collection | None, state: str) -> None:
+def _record(
+    settings: Settings, params: RestoreParams, plan: ReadPlan, made: Collection | None, state: RestoreState
+) -> None:
     record = {
         "collection": params.collection,
         "into": params.into,
