@@ -93,8 +93,11 @@ def test_a_node_plans_what_it_is_assigned_and_commits_what_it_owns(settings: Set
     write_assigned(assigned_path(mine), ["b"])
     world.poisoned.add(("a", 2))
     owning = Gives("a")
+    ran: set[str] = set()
+    world.runs = lambda work: ran.add(work.channel)
     with running(Lists(mine, world), owning):
         assert seen(lambda: world.table == {"b": [10, 20, 30]})
+        assert ran == {"b"}, "nothing is made of what others have"
         write_assigned(assigned_path(mine), ["a", "b"])
         world.read["b"].append(40)
         assert seen(lambda: world.table == {"b": [10, 20, 30, 40]})
