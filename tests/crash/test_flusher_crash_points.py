@@ -21,7 +21,7 @@ from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
-from millrace.message.schema_changes import Add, apply
+from millrace.message.schema_changes import Add, Relax, Rename, apply_all
 from millrace.node.flush.in_process import flush
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
@@ -38,6 +38,10 @@ class _Died(BaseException):
     """Ends a flusher where it stands."""
 
 
+CHANGES = [Add(FieldSpec("extra", "int64", True)), Rename("body", "text"), Relax("text")]
+"""A column that comes, one whose field has another name, and the same that may be null from then on."""
+
+
 class Deployment:
     """A WAL of two commits on two PChannels with everything a flusher meets: made once, copied for each crash."""
 
@@ -50,7 +54,7 @@ class Deployment:
             for vchannel in collection.vchannels:
                 keys = collection.keys_of(vchannel, 4)
                 bodies: list[object] = [f"{number}:{key}" for key in keys]
-                rows: dict[str, list[object]] = {"id": list(keys), "body": bodies}
+                rows: dict[str, list[object]] = {"id": list(keys), "text" if number else "body": bodies}
                 if number:
                     rows["extra"] = [number] * len(keys)
                 collection.append(vchannel, collection.insert(rows, vchannel=vchannel))
@@ -67,11 +71,11 @@ class Deployment:
                 collection.append(vchannel, collection.imported(files, vchannel=vchannel, replace=bool(number)))
                 collection.append(vchannel, collection.insert(rows, vchannel=vchannel))
             if number == 0:
-                collection.schema = apply(collection.schema, Add(FieldSpec("extra", "int64", True)))
+                collection.schema = apply_all(collection.schema, CHANGES)
                 collection.schema_version = 2
                 for vchannel in collection.vchannels:
                     change = builders.schema_change(
-                        [Add(collection.schema.fields[-1])],
+                        CHANGES,
                         vchannel=vchannel,
                         collection_id=1,
                         schema_version=2,

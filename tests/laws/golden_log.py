@@ -39,6 +39,8 @@ def shown(row: Row) -> str:
         return f"!{row['reason']}"
     if row["type"] == "FLUSH":
         return f"FLUSH {plain(row)['payload']['policy']}"
+    if row["type"] == "SCHEMA_CHANGE" and (changes := json.loads(row["payload"]).get("changes")):
+        return f"SCHEMA_CHANGE {' '.join(each['op'] for each in changes)}"
     return f"ROLLBACK_TXN {row['detail']}" if row["detail"] else str(row["type"])
 
 

@@ -71,7 +71,7 @@ DDL = weighted(
     (1, st.tuples(st.just("drop_collection"), FRAMES)),
     (2, st.tuples(st.just("create_partition"), FRAMES, st.integers(1, 4), mostly(1))),
     (1, st.tuples(st.just("drop_partition"), FRAMES, PARTITION)),
-    (2, st.tuples(st.just("schema_change"), FRAMES, mostly(1, 2, 3, 4, *range(5, 16), weight=10))),
+    (3, st.tuples(st.just("schema_change"), FRAMES, mostly(1, 2, 3, 4, *range(5, 16), *range(8, 11), weight=4))),
     (1, st.tuples(st.just("flush_all"), FRAMES, mostly(1, weight=5))),
     (
         3,

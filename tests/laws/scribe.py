@@ -346,7 +346,7 @@ class Scribe:
         fields = state.schemas[newest] if state else list(FIELDS)
         keys = state.primary_keys[newest] if state else ("id",)
         key, others = keys[-1], [name for name, _, _ in fields if name not in keys] or ["nothing"]
-        narrow = next((name for name, kind, _ in fields if kind == "int32"), others[0])
+        narrow = next((name for name, kind, _ in fields if kind == "int32"), f"narrow{version}")
         added = {"op": "add", "field": {"name": f"narrow{version}", "type": "int32", "nullable": True}}
         rename = {"op": "rename", "name": others[-1], "to": f"other{version}"}
         return [
@@ -355,7 +355,7 @@ class Scribe:
             [rename],
             [{"op": "reorder", "names": [name for name, _, _ in reversed(fields)]}],
             [added, {"op": "relax", "name": others[0]}],
-            [{"op": "widen", "name": narrow, "type": "int64"}],
+            [added, {"op": "widen", "name": narrow, "type": "int64"}],
             [added, rename, {"op": "drop", "name": f"narrow{version}"}],
             [{"op": "drop", "name": key}],
             [rename, {"op": "drop", "name": others[-1]}],

@@ -13,6 +13,7 @@ from millrace.message.types import BEHAVIOUR
 from millrace.wal.chain import CHAIN_VERSION, CHAIN_VERSIONS
 from millrace.wal.reasons import Reason
 from tests.laws.golden_log import FOLDER, PATH, as_written, described, features, main, read_golden
+from tests.laws.parts import SAYS
 from tests.laws.real import run
 
 POLICIES = (
@@ -46,6 +47,7 @@ def test_the_chain_makes_of_the_golden_log_of_a_version_what_it_made_then(versio
 
 def test_the_golden_log_shows_each_type_reason_and_policy() -> None:
     shown = set[str]().union(*(features(log) for log in read_golden()))
+    assert set(SAYS) <= {op for each in shown if each.startswith("SCHEMA_CHANGE ") for op in each.split()[1:]}
     types = {kind.name for kind in BEHAVIOUR} - {"FLUSH"}
     assert types | {f"!{reason}" for reason in Reason} | {f"FLUSH {policy}" for policy in POLICIES} <= shown
     assert {"ROLLBACK_TXN expired", "ROLLBACK_TXN barrier"} <= shown

@@ -9,12 +9,14 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.base.errors import InvalidArgument
+import millrace
+from millrace.base.errors import InvalidArgument, TickTooOld
 from millrace.client.database import Collection
 from millrace.observe.sample import sample
 from millrace.operations.checkpoint.declaration import CheckpointParams
@@ -24,7 +26,10 @@ from millrace.operations.compaction.run import compact
 from millrace.operations.restore.declaration import RestoreParams
 from millrace.operations.restore.run import restore
 from millrace.operations.verify.run import verify_collections
+from millrace.rpc.discovery import read_record
 from millrace.runtime.progress import Progress
+from millrace.storage.table import open_table
+from millrace.tables.collections.table import base_tick
 from millrace.tables.wal.reader import MAX_TICK
 from millrace.testing import Deployment, deployment
 
@@ -173,6 +178,46 @@ def test_changes_scan_and_upserts_go_through_a_change(db: Deployment) -> None:
     assert scanned[-1] == ("insert", "key", [{"key": 2, "b": 1 << 40}])
 
 
+def test_elsewhere_a_schema_changes_and_is_read_as_on_the_spot(db: Deployment) -> None:
+    made = db.create_collection("far", {"id": "int64", "n": "int32", "note": "string?"}, key="id")
+    first = made.insert([{"id": 1, "n": 1, "note": "x"}]).last_tick
+    record = read_record(db.settings.log_path)
+    assert record is not None
+    with millrace.connect(record.address, token=record.token) as far:
+        there = far["far"]
+        there.alter(rename={"id": "key", "n": "count"}, widen={"count": "int64"}, drop="note")
+        end = there.insert([{"key": 2, "count": 1 << 40, "city": "Oslo"}], evolve=True).last_tick
+        assert there.definition.schema_version == 3
+        assert there.schema == made.refresh().schema
+        db.settle()
+        for one in (there, made):
+            assert one.read(at=first).to_pylist() == [{"id": 1, "n": 1, "note": "x"}]
+            assert by_id(one.read(where="count > 0"), "key") == [
+                {"key": 1, "count": 1, "city": None},
+                {"key": 2, "count": 1 << 40, "city": "Oslo"},
+            ]
+        with there.changes(until=end) as elsewhere, made.changes(until=end) as here:
+            found, wanted = list(elsewhere), list(here)
+        assert [each.rows.to_pylist() for each in found] == [each.rows.to_pylist() for each in wanted]
+        assert found[-1].schema == made.schema
+        with pytest.raises(InvalidArgument, match="primary key"):
+            there.alter(drop="key")
+
+
+def test_rows_are_deleted_by_what_they_hold_before_and_behind_a_rename(db: Deployment) -> None:
+    made = db.create_collection("culled", {"id": "int64", "n": "int64?"}, key="id")
+    first = made.insert([{"id": number, "n": number % 3} for number in range(9)]).last_tick
+    before = older(made)
+    made.alter(rename={"id": "key", "n": "rest"})
+    assert before.delete_where("rest = 0").keys == 3, "a read of now has the names of now"
+    assert made.delete_where("n = 1", at=first).keys == 3, "one of then those of then"
+    assert made.read(order_by="key")["key"].to_pylist() == [2, 5, 8]
+    made.alter(rename={"key": "third", "rest": "key"}, widen={}, drop=())
+    made.alter(rename={"third": "rest"})
+    assert made.delete_where("rest = 2").keys == 1
+    assert made.read(order_by="rest")["rest"].to_pylist() == [5, 8]
+
+
 def test_what_a_key_may_not_become_is_refused_before_anything_is_kept(db: Deployment) -> None:
     made = db.create_collection("kept", {"id": "int64", "a": "int32?"}, key="id")
     for refused in (
@@ -262,7 +307,7 @@ def test_any_changes_and_writers_of_any_version_read_back_at_every_tick(db: Depl
         names = [each for each, _, _ in now]
         match data.draw(
             st.sampled_from(
-                ["insert", "insert", "insert", "delete", "settle", "add", "drop", "rename", "widen", "order"]
+                [*["insert"] * 3, "delete", "settle", "compact", "add", "drop", "rename", "widen", "widen", "order"]
             )
         ):
             case "add" if free := sorted({"a", "b", "c", "d"} - set(names)):
@@ -289,6 +334,10 @@ def test_any_changes_and_writers_of_any_version_read_back_at_every_tick(db: Depl
                 model.versions.append(sorted(now, key=lambda each: order.index(each[0])))
             case "settle":
                 db.settle()
+            case "compact":
+                db.settle()
+                fold = data.draw(st.sampled_from(["always", "auto", "never"]))
+                compact(db.settings, CompactionParams(collections=(name,), fold=fold, min_files=2), history=MAX_TICK)
             case "delete" if model.rows:
                 key = data.draw(st.sampled_from(sorted(model.rows)))
                 tick = made.delete([key]).last_tick
@@ -306,6 +355,8 @@ def test_any_changes_and_writers_of_any_version_read_back_at_every_tick(db: Depl
             known.append(older(made))
     if data.draw(st.booleans()):
         db.settle()
+    base = base_tick(open_table(db.settings.collections_uri(made.id)))
+    model.expected = [each for each in model.expected if each[0] >= base]
     for tick, rows in model.expected:
         found = by_id(made.read(at=tick))
         assert [list(each) for each in found[:1]] == [list(each) for each in rows[:1]] or not rows
@@ -338,13 +389,21 @@ def test_operations_go_on_over_a_changed_schema(db: Deployment) -> None:
     first = made.insert([row(number) for number in range(8)]).last_tick
     before = older(made)
     db.settle()
-    made.alter(drop="note", rename={"id": "key", "price": "cents"}, widen={"cents": "int64"}, add={"note": "int64"})
+    wide = {"cents": "int64", "weight": "float64", "day": "timestamp", "at": "struct<x: int16>"}
+    made.alter(drop="note", rename={"id": "key", "price": "cents"}, widen=wide, add={"note": "int64"})
     before.insert([row(10)])
     made.insert([{"key": 11, "cents": 1 << 40, "note": 7}])
     made.delete([3, 11])
     db.settle()
     wanted = by_id(made.read(), "key")
     assert [each["key"] for each in wanted] == [0, 1, 2, 4, 5, 6, 7, 10]
+
+    def nulls(*names: str) -> int:
+        """Of columns of the living rows, all of which a writer of the first schema wrote."""
+        found = pa.table(DeltaTable(here.collections_uri(made.id)).to_pyarrow_table())
+        living = found.filter(pc.is_in(found["id"], pa.array([each["key"] for each in wanted])))
+        return sum(int(living[name].null_count) for name in names)
+
     here, progress = replace(db.settings, wal_retention=1e-6), Progress()
     restored = RestoreParams(collection="kept_up", into="again", at=str(first))
     assert restore(here, restored, progress).rows == 8
@@ -355,8 +414,15 @@ def test_operations_go_on_over_a_changed_schema(db: Deployment) -> None:
     shown = sample(here, made.id, "kept_up", at=None, limit=20)
     assert shown.columns[3:] == [each.name for each in made.schema.fields]
     assert sorted(int(each[3]) for each in shown.rows) == [each["key"] for each in wanted]
+    compact(here, CompactionParams(collections=("kept_up",), fold="never", min_files=2), history=MAX_TICK)
+    assert nulls("price", "weight") == 0, "a read of the past knows these alone"
     compact(here, CompactionParams(fold="always", min_files=2), history=MAX_TICK)
+    assert nulls("price", "weight") == 2 * len(wanted), "numbers went to the newest column"
+    assert nulls("price__2", "weight__2") == 0
+    assert nulls("day", "at") == 0, "dates and structs stay where they are"
     assert by_id(made.read(), "key") == wanted
+    with pytest.raises(TickTooOld):
+        made.read(at=first)
     assert all(each.ok for each in verify_collections(here).values())
     proved = checkpoint(here, db.client.log, CheckpointParams(), progress)
     assert proved.ok, proved

@@ -8,13 +8,18 @@ Promises: of a schema that was never changed but by added fields, columns are th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.message.field_types import parse_type
 from millrace.message.schema import CollectionSchema, FieldSpec
+
+Chains: TypeAlias = tuple[tuple[str, ...], ...]
+"""Columns of which each value stands in one, the newest last."""
+
+_NUMBERS: Final = frozenset({"int16", "int32", "int64", "float64", "decimal"})
 
 MOST_DAYS: Final = (1 << 63) // 86_400_000_000
 """Days on either side of 1970 that a timestamp of microseconds reaches; a date beyond becomes the last one."""
@@ -53,6 +58,36 @@ def plain_column(schema: CollectionSchema, name: str) -> str | None:
     return found[0].name if len(found) == 1 else None
 
 
+def foldable(schema: CollectionSchema) -> Chains:
+    """The columns of each field whose values may all move to the newest: numbers, which every engine widens alike; the newest last."""
+    chains = [field.stored for field in schema.fields if field.tree.kind in _NUMBERS and len(field.stored) > 1]
+    return tuple(tuple(name for name, _ in chain) for chain in chains)
+
+
+def folded(rows: pa.Table, chains: Chains) -> pa.Table:
+    """`rows` of columns with the values of each chain in its newest column."""
+    for *older, newest in chains:
+        place = rows.schema.get_field_index(newest)
+        field = rows.schema.field(place)
+        values = pc.coalesce(rows[newest], *(_widened(rows[name], field.type) for name in reversed(older)))
+        rows = rows.set_column(place, field, values)
+        for name in older:
+            at = rows.schema.get_field_index(name)
+            rows = rows.set_column(at, rows.schema.field(at), pa.nulls(rows.num_rows, rows.schema.field(at).type))
+    return rows
+
+
+def sql_columns(names: Iterable[str], chains: Chains) -> str:
+    """SQL for the columns `names`, in one order, the same whether a chain was folded or not."""
+    left = set(names)
+    found = []
+    for chain in chains:
+        there = [name for name in reversed(chain) if name in left]
+        left -= set(there)
+        found += [f"coalesce({', '.join(map(_quoted, there))})"] if there else []
+    return ", ".join([*map(_quoted, sorted(left)), *found])
+
+
 def to_fields(rows: pa.Table, schema: CollectionSchema, names: Sequence[str] | None = None) -> pa.Table:
     """`rows` with fields (`names`, or all) in the place of their columns; other columns that belong to no field stay behind them."""
     chosen = [field for field in schema.fields if names is None or field.name in names]
@@ -64,6 +99,10 @@ def to_fields(rows: pa.Table, schema: CollectionSchema, names: Sequence[str] | N
     return pa.table(
         values, pa.schema([*(field.arrow() for field in chosen), *(rows.schema.field(name) for name in kept)])
     )
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _values(rows: pa.Table, field: FieldSpec) -> pa.ChunkedArray:

@@ -255,11 +255,22 @@ class Producer(Closing):
             raise InvalidArgument("this producer has nothing to read with: take it from Client.producer()")
         tick, table = self._reader(collection, None if at is None else resolve_tick(at))
         names = collection.schema.key_names
-        keys = matching(table, predicate).select(list(names))
+        read = matching(table, predicate).select(list(self._key_of(collection, table.schema)))
+        keys = read.rename_columns(list(names))
         found = Deleted(tick, len(keys))
         if len(keys):
             found.written = self.delete(collection, last_of_each_key(keys, names))
         return found
+
+    def _key_of(self, collection: Collection, columns: pa.Schema) -> tuple[str, ...]:
+        """The primary key's names among the columns of a read: it may have been renamed before or behind it."""
+        schemas = (collection, self._catalog.collection(collection.name))
+        known = {each.key_names for found in schemas for each in found.schemas if each.arrow().equals(columns)}
+        if len(known) != 1:
+            raise InvalidArgument(
+                f"the key of {collection.name!r} had several names by which its rows are alike: read them, and delete by key"
+            )
+        return known.pop()
 
     def transaction(
         self,

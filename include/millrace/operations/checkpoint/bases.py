@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.settings import Settings
-from millrace.message.stored_columns import key_columns
+from millrace.message.schema import CollectionSchema
+from millrace.message.stored_columns import foldable, key_columns, sql_columns
 from millrace.storage.parquet_file import dataset, readable
 from millrace.storage.table import Table, open_table
 from millrace.tables.collections.bases import Base
@@ -45,9 +46,9 @@ class _Sum:
     rows: int = 0
     value: int = 0
 
-    def add(self, db: duckdb.DuckDBPyConnection, rows: pa.Table) -> None:
+    def add(self, db: duckdb.DuckDBPyConnection, rows: pa.Table, schema: CollectionSchema) -> None:
         if rows.num_rows:
-            columns = ", ".join('"' + name.replace('"', '""') + '"' for name in sorted(rows.column_names))
+            columns = sql_columns(rows.column_names, foldable(schema))
             [(value,)] = db.execute(f"select sum(hash({columns})::hugeint) from rows").fetchall()
             self.rows += rows.num_rows
             self.value = (self.value + int(value)) & _MASK
@@ -57,7 +58,7 @@ class _Sum:
 class _Tables:
     """A collection's tables at pinned versions, and what is dead in them."""
 
-    schema: Any
+    schema: CollectionSchema
     vchannels: pa.Array
     rows: Table
     deletes: Table | None
@@ -102,7 +103,7 @@ def prove(
                     found = tables.get(part.collection_id)
                     if found is not None:
                         total = wal.setdefault((part.collection_id, part.is_delete), _Sum())
-                        total.add(db, _comparable(part.rows, found, part.is_delete))
+                        total.add(db, _comparable(part.rows, found, part.is_delete), found.schema)
         counts = dict(before.collections)
         for number, found in tables.items():
             if found is None:
@@ -129,7 +130,7 @@ def _compare(
     table = found.deletes if deletes else found.rows
     stored, expected = _Sum(), wal.get((number, deletes), _Sum())
     for rows in _stored(table, found, before.time_tick, tick, deletes):
-        stored.add(db, _comparable(rows, found, deletes))
+        stored.add(db, _comparable(rows, found, deletes), found.schema)
     if (stored.rows, stored.value) != (expected.rows, expected.value):
         what = "deletes" if deletes else "rows"
         raise BaseDiffers(

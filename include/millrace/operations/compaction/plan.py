@@ -13,7 +13,7 @@ from millrace.base.errors import CollectionNotFound, LogUnavailable
 from millrace.base.settings import Settings
 from millrace.log.clock import stamp_ms
 from millrace.message.ids import LOGICAL_BITS, compose_tick
-from millrace.message.stored_columns import key_columns
+from millrace.message.stored_columns import Chains, foldable, key_columns
 from millrace.operations.compaction.commits import folded_tick
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.files import Group, LiveFile, live_files, merge_groups, row_bytes
@@ -26,7 +26,7 @@ from millrace.tables.collections.dead_rows import Drops, drops_at
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.collections.table import STATS_COLUMNS, base_tick, deletes_uri, rows_uri
 from millrace.tables.wal.reader import WalSnapshot
-from millrace.wal.visible.catalog import VChannelInfo
+from millrace.wal.visible.catalog import VChannelInfo, newest_schema
 
 TARGET_SHARE: Final = 0.9
 """Of the target, what a group is filled to by estimate, so that the real size stays below what a file is closed at."""
@@ -91,7 +91,15 @@ class CollectionPlan:
             sort=(*self.known.key, *STATS_COLUMNS),
             stats=(*self.known.key, *STATS_COLUMNS),
             fold=self._fold() if self.fold_tick else None,
+            chains=self._chains(),
         )
+
+    def _chains(self) -> Chains:
+        """The columns that are folded: those that every read from the base on knows all of."""
+        chains, tick = widened(self.known.vchannels)
+        there = set(self.rows.columns)
+        whole = tuple(chain for chain in chains if set(chain) <= there)
+        return whole if 0 < tick <= max(self.base_tick, self.fold_tick) else ()
 
     def row_groups(self) -> list[Group]:
         """The merges and, where deletes are folded in, each other file that a dead row may be in."""
@@ -118,6 +126,16 @@ class CollectionPlan:
         if any(low < tick for tick in self.drops.ticks):
             return True
         return any(_meet(file, each) for each in self.delete_files if (each.low_tick or 0) <= self.fold_tick)
+
+
+def widened(infos: Mapping[str, VChannelInfo]) -> tuple[Chains, int]:
+    """The columns of widened fields that may be folded, and the tick from which on every VChannel has them all; 0: one has not."""
+    chains = foldable(newest_schema(infos.values()))
+    ticks = [
+        next((tick for tick, schema in info.schemas if set(foldable(schema)) >= set(chains)), 0)
+        for info in infos.values()
+    ]
+    return chains, max(ticks) if chains and all(ticks) else 0
 
 
 def _meet(rows: LiveFile, deletes: LiveFile) -> bool:
@@ -217,12 +235,14 @@ def _plan_fold(plan: CollectionPlan, params: CompactionParams) -> None:
     partly = [file for file in new if file not in whole and (file.low_tick or 0) <= limit]
     plan.foldable = sum(file.rows for file in (*whole, *partly))
     plan.drops = _new_drops(plan, limit)
-    if params.fold == "never" or not (plan.foldable or plan.drops_foldable):
+    since = widened(plan.known.vchannels)[1]
+    columns = since if params.fold == "always" and plan.base_tick < since <= limit else 0
+    if params.fold == "never" or not (plan.foldable or plan.drops_foldable or columns):
         return
     if params.fold == "auto" and plan.ratio < params.fold_ratio and not plan.drops_foldable:
         return
     last_delete = limit if partly else max((file.high_tick or 0 for file in whole), default=0)
-    plan.fold_tick = max(last_delete, plan.drops.last_tick)
+    plan.fold_tick = max(last_delete, plan.drops.last_tick, columns)
 
 
 def _new_drops(plan: CollectionPlan, limit: int) -> Drops:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.failpoint import hit
+from millrace.message.stored_columns import Chains, folded
 from millrace.operations.compaction.files import Group
 from millrace.storage.files import FileSink
 from millrace.storage.parquet_file import FileAction, opened, read_rows
@@ -57,6 +58,8 @@ class Job:
     """Of rows: what is left out."""
     behind_tick: int = 0
     """Of deletes: those up to this tick are left out."""
+    chains: Chains = ()
+    """Of rows: columns whose values go to the last of them, for no read knows the narrower ones alone any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ def rewrite(job: Job, group: Group, deletes: pa.Table | None) -> Rewritten:
         if len(group.files) == 1 and not _worth(job, group, deletes):
             return Rewritten(group, rows_in=rows_in, rows_out=rows_in, unchanged=True)
         rows = pa.concat_tables([_living(job, deletes, _read(job, file.path)) for file in group.files])
-        rows = _sorted(rows, job.sort)
+        rows = _sorted(folded(rows, job.chains), job.sort)
         for start in range(0, rows.num_rows, ROW_GROUP_ROWS):
             sink.write(rows.slice(start, ROW_GROUP_ROWS), dict(group.files[0].partition))
         actions = tuple(sink.finish())

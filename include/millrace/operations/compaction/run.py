@@ -32,6 +32,7 @@ from millrace.operations.compaction.segments import join_segments, merge_segment
 from millrace.operations.compaction.vacuum import vacuum
 from millrace.runtime.progress import Progress
 from millrace.storage.table import open_table
+from millrace.wal.visible.catalog import newest_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +46,7 @@ def run(spark: SparkSession, settings: Settings, params: CompactionParams, progr
     from millrace.operations.compaction.zorder import zorder
 
     def order(plan: CollectionPlan) -> None:
-        zorder(spark, plan.rows, params.zorder_by)
+        zorder(spark, plan.rows, newest_schema(plan.known.vchannels.values()), params.zorder_by)
 
     return compact(settings, params, progress, mapper=spark_mapper(spark, cores=settings.cores), order=order)
 

@@ -12,24 +12,28 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from millrace.base.errors import InvalidArgument
+from millrace.message.schema import CollectionSchema
 from millrace.storage.commit import set_properties
 from millrace.storage.table import Table
 
 STATS: Final = "delta.dataSkippingStatsColumns"
 
 
-def check_columns(table: Table, columns: Sequence[str]) -> None:
-    """Raises InvalidArgument for a column that the table does not have, or cannot be ordered by."""
-    have = table.columns
-    wrong = [name for name in columns if name not in have or name.startswith("_")]
+def columns_of(table: Table, schema: CollectionSchema, names: Sequence[str]) -> list[str]:
+    """The columns that fields stand in, the newest of each. Raises InvalidArgument for what is no field of the table's rows."""
+    have = set(table.columns)
+    found = {field.name: field.stored[-1].name for field in schema.fields if field.stored[-1].name in have}
+    wrong = [name for name in names if name not in found]
     if wrong:
-        fields = ", ".join(name for name in have if not name.startswith("_"))
-        raise InvalidArgument(f"zorder_by: {', '.join(wrong)} is no field of the collection; its fields are {fields}")
+        raise InvalidArgument(
+            f"zorder_by: {', '.join(wrong)} is no field of the collection; its fields are {', '.join(found)}"
+        )
+    return [found[name] for name in names]
 
 
-def zorder(spark: SparkSession, table: Table, columns: Sequence[str]) -> None:
+def zorder(spark: SparkSession, table: Table, schema: CollectionSchema, fields: Sequence[str]) -> None:
     """Order the whole table. Appends go on meanwhile; a commit that removes the same files makes Spark's fail, not theirs."""
-    check_columns(table, columns)
+    columns = columns_of(table, schema, fields)
     names = ", ".join("`" + name.replace("`", "``") + "`" for name in columns)
 
     def kept(properties: Mapping[str, str]) -> dict[str, str]:

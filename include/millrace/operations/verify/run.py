@@ -23,7 +23,8 @@ from millrace.base.errors import PositionTruncated, TableDamaged, WalGap
 from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
-from millrace.message.stored_columns import key_columns
+from millrace.message.schema import CollectionSchema
+from millrace.message.stored_columns import Chains, foldable, key_columns, sql_columns
 from millrace.storage.parquet_file import REPAIR, dataset, readable
 from millrace.storage.table import Table, open_table
 from millrace.tables.collections.bases import Base, trimmed_bases
@@ -38,7 +39,7 @@ from millrace.wal.digest import Digest, digest
 from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.state import ChannelState
 from millrace.wal.txn_buffer import TxnBuffer
-from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog
+from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo, newest_schema
 from millrace.wal.visible.columns import delete_file_schema, table_schema
 from millrace.wal.visible.rows import collection_rows, conform
 
@@ -230,6 +231,8 @@ def verify_collections(settings: Settings) -> dict[int, CollectionReport]:
     gone: dict[int, list[Drops]] = {}
     channels = [trimmed.get(pchannel, Base(pchannel)) for pchannel in snapshot.pchannels()]
     newest = _newest_schemas(snapshot, channels)
+    columns = {number: table_schema(schema) for number, schema in newest.items()}
+    chains = {number: foldable(schema) for number, schema in newest.items()}
     bases = {number: base_tick(tables.get(number, none).rows) for number in newest}
     with duckdb.connect() as db:
         for base in channels:
@@ -250,14 +253,16 @@ def verify_collections(settings: Settings) -> dict[int, CollectionReport]:
                     ):
                         found = report(part.collection_id)
                         found.visible_inserted += part.rows.num_rows
-                        rows = conform(part.rows, newest[part.collection_id])
+                        rows = conform(part.rows, columns[part.collection_id])
                         rows, behind = tables.get(part.collection_id, none).expected(rows, flushed)
                         found.behind += behind
                         if part.collection_id in hidden:
                             living = hidden[part.collection_id].living(rows)
                             found.folded += rows.num_rows - living.num_rows
                             rows = living
-                        found.wal_digest = (found.wal_digest + _row_digest(db, rows)) & _ROW_MASK
+                        found.wal_digest = (
+                            found.wal_digest + _row_digest(db, rows, chains[part.collection_id])
+                        ) & _ROW_MASK
             for number, each in hidden.items():
                 dropped.setdefault(number, []).append(each.drops)
             for number in {info.collection_id for info in catalog.vchannels.values()}:
@@ -271,7 +276,15 @@ def verify_collections(settings: Settings) -> dict[int, CollectionReport]:
             folded = (bases.get(number, 0), dropped.get(number, []))
             try:
                 with readable(rows_uri(settings, number)):
-                    _count_table(db, tables.get(number, none), found, folded, gone.get(number, []), trimmed.values())
+                    _count_table(
+                        db,
+                        tables.get(number, none),
+                        found,
+                        folded,
+                        gone.get(number, []),
+                        trimmed.values(),
+                        chains.get(number, ()),
+                    )
             except TableDamaged as error:
                 found.problem = f"{error.code}: {error}"
             except duckdb.Error as error:
@@ -319,26 +332,25 @@ def _begin(base: Base) -> tuple[Catalog, TxnBuffer]:
     return Catalog.from_bytes(base.catalog_bytes), TxnBuffer(after_tick=base.time_tick)
 
 
-def _newest_schemas(snapshot: WalSnapshot, channels: Iterable[Base]) -> dict[int, pa.Schema]:
-    """By collection: the columns of its table once every schema change was applied (a row lacks later ones: null).
+def _newest_schemas(snapshot: WalSnapshot, channels: Iterable[Base]) -> dict[int, CollectionSchema]:
+    """By collection: its schema once every change was applied; it says all columns of its table (a row lacks later ones: null).
 
     A change may have come to some of a collection's VChannels alone: the table has the newest of them.
     """
-    newest: dict[int, pa.Schema] = {}
+    found: dict[int, list[VChannelInfo]] = {}
     for base in channels:
         catalog, buffer = _begin(base)
         for messages in snapshot.messages(base.pchannel, start=base.confirmed, types=CATALOG_TYPES):
             for _ in catalog.apply(buffer.push(messages)):
                 pass
         for info in catalog.vchannels.values():
-            schema = table_schema(info.newest_schema)
-            newest[info.collection_id] = max(newest.get(info.collection_id, schema), schema, key=len)
-    return newest
+            found.setdefault(info.collection_id, []).append(info)
+    return {number: newest_schema(infos) for number, infos in found.items()}
 
 
-def _row_digest(db: duckdb.DuckDBPyConnection, rows: pa.Table) -> int:
+def _row_digest(db: duckdb.DuckDBPyConnection, rows: pa.Table, chains: Chains) -> int:
     """The sum modulo 2**64 of a hash of each row over all its columns."""
-    columns = ", ".join(f'"{name}"' for name in sorted(rows.column_names))
+    columns = sql_columns(rows.column_names, chains)
     [(value,)] = db.execute(f"select sum(hash({columns})::hugeint) from rows").fetchall()
     return int(value or 0) & _ROW_MASK
 
@@ -350,6 +362,7 @@ def _count_table(
     folded: tuple[int, list[Drops]],
     gone: list[Drops],
     trimmed: Iterable[Base],
+    chains: Chains,
 ) -> None:
     """Count what is stored. `folded` is the base tick and what DDL hides at it, `gone` what it hides at the newest tick."""
     base, drops = folded
@@ -361,7 +374,7 @@ def _count_table(
     found.deleted = found.folded
     if not files:
         return
-    columns = ", ".join(f'"{name}"' for name in sorted(schema.names))
+    columns = sql_columns(schema.names, chains)
     # With the table's own columns: an added field that a file does not have is null in its rows.
     db.register("whole", dataset(table.store, files, schema))
     if deletes is not None and (delete_files := list(deletes.live_files())):
