@@ -36,7 +36,8 @@ from millrace.client.schemas import SchemaSource, changes, schema
 from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected
 from millrace.message.ids import Moment, resolve_tick
-from millrace.message.schema import CollectionSchema, OnDuplicate
+from millrace.message.schema import CollectionSchema
+from millrace.message.types import OnDuplicate
 from millrace.rpc.selection import Names, ReadOptions
 from millrace.wal.scanner import DeliverPolicy
 

@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.message.field_types import MAX_DEPTH
-from millrace.message.schema import CollectionSchema, FieldSpec, OnDuplicate, one_or_several, with_key
+from millrace.message.schema import CollectionSchema, FieldSpec, one_or_several, with_key
+from millrace.message.types import OnDuplicate
 from millrace.rpc.selection import Names, names
 
 if TYPE_CHECKING:  # a program that changes no schema does without

@@ -23,7 +23,7 @@ from millrace.commands.parts.command_line import (
     print_facts,
     print_rows,
 )
-from millrace.message.schema import OnDuplicate
+from millrace.message.types import OnDuplicate
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings

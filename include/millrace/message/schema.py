@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
-from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, cast, get_args
+from typing import Any, Final, NamedTuple, Self, cast
 
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.field_types import MAX_LEAVES, TYPE_FORMS, FieldType, check_name, parse_type, type_of_arrow
+from millrace.message.types import ON_DUPLICATE, OnDuplicate
 
 MAX_FIELDS: Final = 1_000
 
@@ -37,9 +38,6 @@ class StoredColumn(NamedTuple):
     name: str
     type: str
 
-
-OnDuplicate: TypeAlias = Literal["keep", "replace"]
-ON_DUPLICATE: Final[tuple[OnDuplicate, ...]] = get_args(OnDuplicate)
 
 _ALWAYS: Final = {"fields", "primary_key"}
 _PERHAPS: Final = {"event_time", "on_duplicate"}

@@ -7,9 +7,13 @@ refused by :func:`require_behaviour` (and, on the log, recorded as a rejection),
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
 from millrace.base.errors import UnsupportedMessageType
+
+OnDuplicate: TypeAlias = Literal["keep", "replace"]
+ON_DUPLICATE: Final[tuple[OnDuplicate, ...]] = get_args(OnDuplicate)
+"""What an insert does to the row of its key, as a collection's schema says it."""
 
 
 class MessageType(IntEnum):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from millrace.catalog.collection import CollectionState
 from millrace.message.ids import tick_physical_ms
-from millrace.message.schema import OnDuplicate
+from millrace.message.types import OnDuplicate
 from millrace.wal.schema import RowKind
 from millrace.wal.visible.catalog import SegmentState
 

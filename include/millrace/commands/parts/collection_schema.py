@@ -13,7 +13,8 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 from millrace.client.produce.files.kinds import InputFormat, format_of, unpacked
 from millrace.client.produce.files.text_rows import begins_array, elements, json_object
-from millrace.message.schema import CollectionSchema, FieldSpec, OnDuplicate
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.types import OnDuplicate
 
 if TYPE_CHECKING:
     from millrace.message.schema_changes import Change
