@@ -35,6 +35,7 @@ class FaultyStore:
     """A folder, with trouble. What lands late does so before the next attempt, or at :meth:`settle`; if its place is free then."""
 
     options: Mapping[str, str] = {}
+    spark_options: Mapping[str, str] = {}
 
     def __init__(self, folder: Path, script: list[Attempt]) -> None:
         self.inner = LocalStore(folder)

@@ -34,6 +34,7 @@ class Shelf:
 
 class ShelfStore:
     options: Mapping[str, str] = {}
+    spark_options: Mapping[str, str] = {}
 
     def __init__(self, shelf: Shelf, uri: str) -> None:
         self.uri = uri

@@ -39,6 +39,7 @@ class LocalStore:
     """The table in the folder `uri`, a path or a ``file://`` URI; it need not be there yet."""
 
     options: Mapping[str, str] = {}
+    spark_options: Mapping[str, str] = {}
 
     def __init__(self, uri: object) -> None:
         self.folder = local_path(uri)

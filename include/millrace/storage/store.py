@@ -50,7 +50,12 @@ class TableStore(Protocol):
 
     @property
     def options(self) -> Mapping[str, str]:
-        """What delta-rs and Spark need to reach it (end point, region, credentials)."""
+        """What delta-rs needs to reach it (end point, region, credentials)."""
+        ...
+
+    @property
+    def spark_options(self) -> Mapping[str, str]:
+        """What Spark needs for the same, by Hadoop's names (``fs.…``): options of each read and write, none of the session's."""
         ...
 
     @property

@@ -32,7 +32,7 @@ from millrace.operations.backfill.slices import Slice, check_width, cut, record,
 from millrace.operations.backfill.source import Pinned, changed, digest, pin, rows_at, within
 from millrace.operations.operation import OperationReport
 from millrace.runtime.progress import Progress
-from millrace.storage.spark import spark_frame
+from millrace.storage.spark import spark_frame, spark_save
 from millrace.storage.store import store_at
 from millrace.storage.table import open_table
 
@@ -250,8 +250,7 @@ def _write(work: _Work, part: Slice) -> SliceReport | None:
         seen = Observation()
         writer = (
             frame.observe(seen, *digest(frame.drop(DATE)))
-            .write.format("delta")
-            .mode("overwrite")
+            .write.mode("overwrite")
             .partitionBy(DATE)
             .option("replaceWhere", _predicate(work.table, part))
             .option("txnAppId", work.app(part))
@@ -259,7 +258,7 @@ def _write(work: _Work, part: Slice) -> SliceReport | None:
             .option("userMetadata", json.dumps(note))
         )
         try:
-            writer.options(**store_at(work.uri).options).save(store_at(work.uri).spark_uri)
+            spark_save(writer, store_at(work.uri))
         except DeltaConcurrentModificationException:
             continue
         except AnalysisException as error:

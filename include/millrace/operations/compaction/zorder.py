@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from millrace.base.errors import InvalidArgument
 from millrace.message.schema import CollectionSchema
 from millrace.storage.commit import set_properties
+from millrace.storage.spark import spark_zorder
 from millrace.storage.table import Table
 
 STATS: Final = "delta.dataSkippingStatsColumns"
@@ -34,7 +35,6 @@ def columns_of(table: Table, schema: CollectionSchema, names: Sequence[str]) -> 
 def zorder(spark: SparkSession, table: Table, schema: CollectionSchema, fields: Sequence[str]) -> None:
     """Order the whole table. Appends go on meanwhile; a commit that removes the same files makes Spark's fail, not theirs."""
     columns = columns_of(table, schema, fields)
-    names = ", ".join("`" + name.replace("`", "``") + "`" for name in columns)
 
     def kept(properties: Mapping[str, str]) -> dict[str, str]:
         stats = [each for each in properties.get(STATS, "").split(",") if each]
@@ -43,4 +43,4 @@ def zorder(spark: SparkSession, table: Table, schema: CollectionSchema, fields: 
 
     set_properties(table, kept)
     with table.store.lease():  # Spark knows nothing of the lease: it is held for it
-        spark.sql(f"OPTIMIZE delta.`{table.store.spark_uri}` ZORDER BY ({names})").collect()
+        spark_zorder(spark, table.store, columns)
