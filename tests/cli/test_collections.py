@@ -81,6 +81,19 @@ def test_a_collection_that_replaces_says_so_and_does(shared: Deployment) -> None
     assert shared.run("collections", "create", "more", "--on-duplicate", "last").exit_code == 2
 
 
+def test_a_key_of_several_fields_is_made_filled_and_deleted_by(shared: Deployment) -> None:
+    fields = ("--field", "symbol:string", "--field", "day:date", "--field", "name:string?")
+    shared.ok("collections", "create", "quotes", *fields, "--key", "symbol", "--key", "day")
+    assert shared.as_json("collections", "describe", "quotes")["primary_key"] == ["symbol", "day"]
+    rows = "symbol,day,name\nA,2026-11-23,x\nA,2026-11-24,y\nB,2026-11-24,z\n"
+    shared.ok("produce", "quotes", str(shared.file("quotes.csv", rows)))
+    gone = '{"day": "2026-11-24", "symbol": "A"}\n{"day": "2026-11-24", "symbol": "B"}'
+    shared.ok("produce", "quotes", "-", "--delete", stdin=gone)
+    shared.catch_up()
+    assert shared.as_json("read", "quotes")["name"] == "x"  # the one line there is
+    shared.ok("collections", "drop", "quotes", "--yes")
+
+
 def test_a_flush_waits_for_the_flusher_or_says_that_it_is_behind(shared: Deployment) -> None:
     shared.create_users()
     assert "Nothing was growing." in shared.ok("collections", "flush", "users")

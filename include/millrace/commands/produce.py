@@ -412,7 +412,7 @@ def _send(
     delete: bool,
 ) -> Written:
     if delete:
-        return producer.delete(collection, batch.rows.column(0), partition=partition, raise_rejected=False)
+        return producer.delete(collection, batch.rows, partition=partition, raise_rejected=False)
     return producer.insert(collection, batch.rows, partition=partition, partition_by=partition_by, raise_rejected=False)
 
 
