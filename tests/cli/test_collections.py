@@ -156,3 +156,14 @@ def test_a_file_that_is_not_what_its_suffix_says_is_an_error(tmp_path: Path) -> 
         path.write_text("[1", encoding="utf-8")
         with pytest.raises(InvalidArgument, match="cannot be read"):
             make_schema(fields=[], source=path, key=["id"], event_time=None)
+
+
+def test_a_generated_key_is_asked_for_by_name(shared: Deployment) -> None:
+    csv = shared.file("clicks.csv", "page,ms\n/,1\n/,2\n")
+    shared.ok("collections", "create", "clicks", "--from", str(csv), "--generated-key", "row_id")
+    assert shared.as_json("collections", "describe", "clicks")["generated_key"] is True
+    assert "Accepted 2 rows" in shared.ok("produce", "clicks", str(csv))
+    shared.fails(
+        "INVALID_ARGUMENT", "collections", "create", "c", "--from", str(csv), "--generated-key", "a", "--key", "ms"
+    )
+    shared.ok("collections", "drop", "clicks", "--yes")

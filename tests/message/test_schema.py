@@ -228,6 +228,8 @@ def test_a_schema_that_cannot_be_is_refused(fields: tuple[FieldSpec, ...], key: 
         {"fields": [KEY.to_json()], "primary_key": "id", "more": 1},
         {"fields": [KEY.to_json()], "primary_key": "id", "on_duplicate": "keep"},
         {"fields": [KEY.to_json()], "primary_key": "id", "on_duplicate": None},
+        {"fields": [KEY.to_json()], "primary_key": "id", "generated_key": True},
+        {"fields": [{"name": "id", "type": "uuid", "nullable": False}], "primary_key": "id", "generated_key": False},
         {"fields": [None], "primary_key": "id"},
         {"fields": [{"name": "id", "type": "int64"}], "primary_key": "id"},
         {"fields": [{"name": "id", "type": "int64", "nullable": 0}], "primary_key": "id"},

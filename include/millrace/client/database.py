@@ -115,11 +115,12 @@ class Database(Closing):
         key: str | Sequence[str] | None = None,
         event_time: str | None = None,
         on_duplicate: OnDuplicate = "keep",
+        generated_key: str | None = None,
         partitions: Sequence[str] = ("_default",),
         vchannels: int = 1,
         exist_ok: bool = False,
     ) -> Collection:
-        """Make a collection; done when it can be written to. `schema_of` and what follows it up to `on_duplicate` are what
+        """Make a collection; done when it can be written to. `schema_of` and what follows it up to `generated_key` are what
         :func:`schema` takes.
 
         Its rows are spread over `vchannels` by key: as many can be written beside each other. With `exist_ok` one of that name
@@ -127,7 +128,7 @@ class Database(Closing):
         """
         made = self.client.catalog.create_collection(
             name,
-            schema(schema_of, key=key, event_time=event_time, on_duplicate=on_duplicate),
+            schema(schema_of, key=key, event_time=event_time, on_duplicate=on_duplicate, generated_key=generated_key),
             vchannels=vchannels,
             partitions=partitions,
             exist_ok=exist_ok,

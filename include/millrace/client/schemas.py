@@ -49,10 +49,12 @@ def schema(
     key: str | Sequence[str] | None = None,
     event_time: str | None = None,
     on_duplicate: OnDuplicate = "keep",
+    generated_key: str | None = None,
 ) -> CollectionSchema:
     """The schema of a collection; `key` names its primary key (several names: in its order), `event_time` the timestamp or date of its rows.
 
-    `on_duplicate` says what an insert does to the row of its key: ``"keep"`` keeps both, ``"replace"`` upserts.
+    `on_duplicate` says what an insert does to the row of its key: ``"keep"`` keeps both, ``"replace"`` upserts. For rows without a
+    key of their own `generated_key`, in the place of `key`, names a uuid field, added in front, that producers fill where a row has none.
 
     `source` is a dict of types by column (``"int64"``; ``"string?"`` may be null), a pyarrow schema, a dataclass (a field that
     is ``X | None`` may be null), a DataFrame, or a schema, which is taken as it is. The key may not be null. Raises
@@ -62,9 +64,17 @@ def schema(
         given = (one_or_several(key or source.primary_key), event_time or source.event_time)
         if given != (source.primary_key, source.event_time) or on_duplicate not in ("keep", source.on_duplicate):
             raise InvalidArgument("a schema has its key, event time and on_duplicate already: give none beside it")
+        if generated_key is not None and (generated_key, True) != (source.primary_key, source.generated_key):
+            raise InvalidArgument("a schema says already whether its key is generated: say nothing of it beside it")
         return source
+    if generated_key is not None:
+        if key not in (None, generated_key):
+            raise InvalidArgument(f"the key is generated as {generated_key!r}: give no other key beside it")
+        return with_generated_key(_fields(source), generated_key, event_time=event_time, on_duplicate=on_duplicate)
     if key is None:
-        raise InvalidArgument("say which column is the primary key: key=...")
+        raise InvalidArgument(
+            "say which column is the primary key: key=... (or generated_key=..., where rows have none)"
+        )
     names = one_or_several(key)
     return CollectionSchema(with_key(_fields(source), names), names, event_time, on_duplicate)
 
@@ -93,6 +103,15 @@ def changes(
     if not made:
         raise InvalidArgument("say what is to change: drop, rename, widen, relax, add, order")
     return made
+
+
+def with_generated_key(
+    fields: Sequence[FieldSpec], name: str, *, event_time: str | None = None, on_duplicate: OnDuplicate = "keep"
+) -> CollectionSchema:
+    """The schema of `fields` whose key, the uuid field `name` (in front, where it is not among them), is generated."""
+    if all(field.name != name for field in fields):
+        fields = [FieldSpec(name, "uuid", False), *fields]
+    return CollectionSchema(with_key(fields, name), name, event_time, on_duplicate, generated_key=True)
 
 
 def _fields(source: Any) -> list[FieldSpec]:

@@ -71,6 +71,12 @@ def create(
     on_duplicate: Annotated[
         OnDuplicate, typer.Option(help="An insert of a key that is there: keep both rows, or replace the older one.")
     ] = "keep",
+    generated_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="In the place of --key: a uuid field that producers fill where a row has none."
+        ),
+    ] = None,
     vchannels: Annotated[int, typer.Option(min=1, help="VChannels that the rows are spread over.")] = 1,
     partition: Annotated[
         list[str] | None, typer.Option("--partition", metavar="NAME", help="A partition. Repeat it.")
@@ -91,7 +97,12 @@ def create(
     from millrace.commands.parts.collection_schema import make_schema
 
     schema = make_schema(
-        fields=field or [], source=source, key=key or [], event_time=event_time, on_duplicate=on_duplicate
+        fields=field or [],
+        source=source,
+        key=key or [],
+        event_time=event_time,
+        on_duplicate=on_duplicate,
+        generated_key=generated_key,
     )
     with Client.connect(load_settings(data)) as client:
         made = client.catalog.create_collection(name, schema, vchannels=vchannels, partitions=partition or ["_default"])
@@ -114,6 +125,7 @@ def describe(name: CollectionName, data: DataFolder = None, as_json: AsJson = Fa
     facts = _summary(found) | {
         "event_time": found.schema.event_time,
         "on_duplicate": found.schema.on_duplicate,
+        "generated_key": found.schema.generated_key,
         "table": str(rows_uri(settings, found.id)),
     }
     if as_json:

@@ -40,7 +40,7 @@ class StoredColumn(NamedTuple):
 
 
 _ALWAYS: Final = {"fields", "primary_key"}
-_PERHAPS: Final = {"event_time", "on_duplicate"}
+_PERHAPS: Final = {"event_time", "on_duplicate", "generated_key"}
 """Keys of a schema's JSON."""
 
 
@@ -121,6 +121,8 @@ class CollectionSchema:
     event_time: str | None = None
     on_duplicate: OnDuplicate = "keep"
     """What an insert does to the row of its key: "keep" keeps both, "replace" makes the insert an upsert (docs/chain.md)."""
+    generated_key: bool = False
+    """Whether producers make the key of a row that has none: of one field, a uuid."""
     retired: tuple[StoredColumn, ...] = dataclass_field(default=(), repr=False)
     """Columns of its tables that belong to no field any more: those of fields that were dropped."""
 
@@ -152,6 +154,8 @@ class CollectionSchema:
                 raise InvalidArgument(
                     f"the primary key {name!r} must be not nullable, and an integer, string, uuid, date, timestamp or decimal"
                 )
+        if self.generated_key and [field.type for field in self.key_fields] != ["uuid"]:
+            raise InvalidArgument("a generated key is one field of type uuid")
         if self.event_time is not None:
             event = self._named(self.event_time)
             if event is None or event.type not in EVENT_TIME_TYPES:
@@ -185,6 +189,7 @@ class CollectionSchema:
             "primary_key": self.primary_key if isinstance(self.primary_key, str) else list(self.primary_key),
             "event_time": self.event_time,
             **({"on_duplicate": self.on_duplicate} if self.replaces else {}),
+            **({"generated_key": True} if self.generated_key else {}),
             **({"retired": [list(each) for each in self.retired]} if self.retired else {}),
         }
 
@@ -196,9 +201,11 @@ class CollectionSchema:
         """
         perhaps = _PERHAPS if declared else _PERHAPS | {"retired"}
         if not isinstance(value, Mapping) or not _ALWAYS <= set(value) <= _ALWAYS | perhaps:
-            raise Malformed("a schema is an object with fields, primary_key and, perhaps, event_time and on_duplicate")
-        if value.get("on_duplicate", "replace") != "replace":
-            raise Malformed("a schema's on_duplicate is replace, or is left out")
+            raise Malformed(
+                "a schema is an object with fields, primary_key and, perhaps, event_time, on_duplicate and generated_key"
+            )
+        if value.get("on_duplicate", "replace") != "replace" or value.get("generated_key", True) is not True:
+            raise Malformed("a schema's on_duplicate is replace and its generated_key true, or they are left out")
         fields, key, event = value["fields"], value["primary_key"], value.get("event_time")
         if not isinstance(fields, list):
             raise Malformed("a schema's fields are a list")
@@ -209,7 +216,8 @@ class CollectionSchema:
             raise Malformed("a schema's primary_key is a string or several in a list, its event_time a string or null")
         found = tuple(FieldSpec.from_json(field, declared=declared) for field in fields)
         replaces: OnDuplicate = "replace" if "on_duplicate" in value else "keep"
-        return cls(found, tuple(key) if several else key, event, replaces, _columns(value.get("retired", [])))
+        key, retired = tuple(key) if several else key, _columns(value.get("retired", []))
+        return cls(found, key, event, replaces, "generated_key" in value, retired)
 
     def arrow(self) -> pa.Schema:
         """The Arrow schema of an INSERT's rows."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -98,7 +100,7 @@ def _columns(columns: Mapping[str, Sequence[Any]], schema: CollectionSchema | No
 
 
 def conform(rows: Rows, collection: Collection) -> pa.Table:
-    """`rows` with the collection's columns, in its order and types; a nullable column that is absent is null.
+    """`rows` with the collection's columns, in its order and types; a nullable column that is absent is null, a generated key made.
 
     Raises InvalidArgument that names the column, or says what is taken where these are no rows or no collection.
     """
@@ -115,6 +117,7 @@ def conform(rows: Rows, collection: Collection) -> pa.Table:
         raise InvalidArgument(
             f"collection {collection.name!r} has no column {unknown[0]!r}; it has {', '.join(schema.names)}"
         )
+    table = with_keys(table, collection.schema)
     columns: list[Any] = []
     for column, field in zip(schema, collection.schema.fields, strict=True):
         if column.name not in table.column_names:
@@ -124,6 +127,34 @@ def conform(rows: Rows, collection: Collection) -> pa.Table:
             continue
         columns.append(_fitted(table.column(column.name), field))
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def with_keys(table: pa.Table, schema: CollectionSchema) -> pa.Table:
+    """`table`, with a key for each row that has none where the collection's is generated: a uuid of version 7 (RFC 9562).
+
+    It is made before the row is appended, so a repeat of the append has the same.
+    """
+    if not schema.generated_key:
+        return table
+    [name] = schema.key_names
+    if name not in table.column_names:
+        return table.append_column(name, _uuids(len(table)))
+    values = table[name]
+    if not values.null_count:
+        return table
+    made = pc.if_else(pc.is_null(values), _uuids(len(table)), values.cast(pa.utf8()))
+    return table.set_column(table.column_names.index(name), name, made)
+
+
+def _uuids(count: int) -> pa.StringArray:
+    octets = np.frombuffer(os.urandom(16 * count), np.uint8).reshape(count, 16).copy()
+    octets[:, :6] = np.frombuffer((time.time_ns() // 1_000_000).to_bytes(6, "big"), np.uint8)
+    octets[:, 6] = 0x70 | (octets[:, 6] & 0x0F)
+    octets[:, 8] = 0x80 | (octets[:, 8] & 0x3F)
+    digits = np.frombuffer(octets.tobytes().hex().encode(), np.uint8).reshape(count, 32)
+    text = np.insert(digits, (8, 12, 16, 20), ord("-"), axis=1)
+    offsets = np.arange(0, 36 * (count + 1), 36, dtype=np.int32)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text.tobytes()))
 
 
 def _fitted(values: pa.ChunkedArray, field: FieldSpec) -> Any:

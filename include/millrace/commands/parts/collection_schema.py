@@ -13,6 +13,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 from millrace.client.produce.files.kinds import InputFormat, format_of, unpacked
 from millrace.client.produce.files.text_rows import begins_array, elements, json_object
+from millrace.client.schemas import with_generated_key
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import OnDuplicate
 
@@ -64,6 +65,7 @@ def make_schema(
     key: Sequence[str],
     event_time: str | None,
     on_duplicate: OnDuplicate = "keep",
+    generated_key: str | None = None,
 ) -> CollectionSchema:
     """The schema of `fields`, or of the columns of `source` with `fields` over them. Raises InvalidArgument."""
     given = {spec.name: spec for spec in map(parse_field, fields)}
@@ -72,14 +74,20 @@ def make_schema(
     specs = {spec.name: spec for spec in (_file_fields(source, given) if source is not None else [])} | given
     if not specs:
         raise InvalidArgument("name the fields: --field id:int64 --field 'name:string?', or --from a file")
+    if generated_key is not None:
+        if key:
+            raise InvalidArgument("--key and --generated-key: give one of them")
+        found = list(specs.values())
+        return with_generated_key(found, generated_key, event_time=event_time, on_duplicate=on_duplicate)
     if not key:
-        raise InvalidArgument(f"name the primary key with --key, one of {', '.join(specs)}")
+        words = f"name the primary key with --key, one of {', '.join(specs)}, or have one made with --generated-key"
+        raise InvalidArgument(words)
     for name in key:
-        found = specs.get(name)
-        if source is not None and found is not None and name not in given:
+        spec = specs.get(name)
+        if source is not None and spec is not None and name not in given:
             # A file says nothing of what must be there; a key must.
-            narrow = found.type in {"int8", "int16", "int32"}
-            specs[name] = FieldSpec(name, "int64" if narrow else found.type, False)
+            narrow = spec.type in {"int8", "int16", "int32"}
+            specs[name] = FieldSpec(name, "int64" if narrow else spec.type, False)
     return CollectionSchema(tuple(specs.values()), tuple(key), event_time, on_duplicate)
 
 

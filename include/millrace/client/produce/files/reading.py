@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -29,6 +30,7 @@ from millrace.client.produce.files.text_rows import (
     json_array,
     json_lines,
 )
+from millrace.client.produce.rows import with_keys
 from millrace.client.produce.values import from_arrow, from_python
 from millrace.message.schema import CollectionSchema
 
@@ -50,8 +52,11 @@ def read_batches(
     have. Without `quote` no error holds anything of the file's contents: for whoever may not read it. Raises InvalidArgument for
     what is no fault of one row: columns that are not there, a file that is not Parquet, or was cut off.
     """
-    wanted = schema.key_arrow() if keys_only else schema.arrow()
+    generated = schema.generated_key and not keys_only
     fields = schema.key_fields if keys_only else schema.fields
+    if generated:  # a row that has none gets one behind this
+        fields = tuple(replace(field, nullable=field.nullable or field in schema.key_fields) for field in fields)
+    wanted = pa.schema([field.arrow() for field in fields])
     chosen = form or CsvForm()
     convert: Converter = from_arrow
     try:
@@ -71,7 +76,10 @@ def read_batches(
                 case InputFormat.AVRO:
                     raws, convert = _avro(plain, wanted, batch_rows, keys_only, quote), from_python
             for raw in raws:
-                yield fit(raw, fields, convert, allowed, quote)
+                found = fit(raw, fields, convert, allowed, quote)
+                yield (
+                    found if not generated else replace(found, rows=with_keys(found.rows, schema).cast(schema.arrow()))
+                )
     except (EOFError, OSError, pa.ArrowException) as error:
         raise InvalidArgument(f"the file does not read{f': {error}' if quote else ''}") from None
 
