@@ -24,6 +24,7 @@ SAID = {
     "bulk_load": ["rows: 200000 up to tick"],
     "changes_into_duckdb": ["[(2, 'Bob')]"],
     "consumer_group": ["insert 5 rows", "left for the next start: 0"],
+    "daily_quotes": ["closed at: [Decimal('12.50')]", "left: 1 before: 2"],
     "dataclass_rows": ["Order(number=1, customer='Ada'", "lines=['tea', 'cake'], note=None)"],
     "dataframes": ["BOS", "mean of the warm ones: 3.33"],
     "offline_producer": ["rows taken: 1", "meter 7: True"],
