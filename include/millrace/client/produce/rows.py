@@ -265,7 +265,10 @@ def _key_table(keys: Keys, schema: CollectionSchema) -> pa.Table:
             chunks = keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]
             return pa.Table.from_batches([pa.RecordBatch.from_struct_array(each) for each in chunks])
     given: Any = keys
-    values: list[Any] = list(given)
+    try:
+        values: list[Any] = list(given)
+    except TypeError:
+        raise InvalidArgument(f"{type(keys).__name__} is no list of keys") from None
     if values and all(isinstance(each, Mapping) for each in values):
         return table_of(values, schema)
     if len(names) > 1:
