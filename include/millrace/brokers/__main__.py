@@ -7,9 +7,7 @@ in the folder (file `password`): hand them on as MILLRACE_LOG_USERNAME and MILLR
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 from pathlib import Path
 
 from millrace.base.errors import MillraceError
@@ -17,6 +15,7 @@ from millrace.base.settings import Settings
 from millrace.brokers.broker import Broker
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.kinds import KINDS, broker
+from millrace.runtime.service import stop_at_signal
 
 
 def main() -> int:
@@ -28,9 +27,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.sasl and options.broker != "kafka":
         parser.error("--sasl is for kafka")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_at_signal()
     try:
         with _chosen(options) as running:
             sys.stdout.write(f"{running.url}\n")

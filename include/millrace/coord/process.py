@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import socket
 import sqlite3
 import sys
@@ -20,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
-from millrace.base.data_folder import claim, private
+from millrace.base.data_folder import claim
 from millrace.base.errors import MillraceError, NotLeader
 from millrace.base.settings import Settings
 from millrace.catalog.collection import pchannel_of
@@ -33,6 +32,7 @@ from millrace.coord.opening import open_store
 from millrace.coord.orders import FlightOrders
 from millrace.coord.session import INGEST
 from millrace.meta.store import MetaStore
+from millrace.runtime.service import begin_service
 
 ROUND_SECONDS: Final = 0.25
 """Pause between two rounds of the balancer, and between two looks at who leads."""
@@ -134,12 +134,7 @@ def main() -> int:
         "--name", default=f"{socket.gethostname()}-{os.getpid()}", help="how it is called in `millrace nodes`"
     )
     name = parser.parse_args().name
-    private()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = begin_service()
     try:
         settings = Settings.load()
         claim(settings.data_dir)

@@ -25,9 +25,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -57,6 +55,7 @@ from millrace.rpc.discovery import (
 )
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.wire import TOKEN_VARIABLE, error_to_bytes
+from millrace.runtime.service import stop_at_signal
 
 _LEAST_TOKEN: Final = 16
 OUTPUT_BYTES: Final = 16 << 20
@@ -71,9 +70,7 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
     Call it from the main thread. Raises LogBusy where another server still holds the folder after `lock_timeout` seconds,
     what keeps the log from opening, InvalidSettings, UnsafeDataFolder.
     """
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_at_signal()
     extensions = [_imported(path) for path in launch.extensions]
     claim(folder)
     with held(folder / LOCK_FILE, deadline=Deadline.after(lock_timeout)):

@@ -8,15 +8,13 @@ as well where MILLRACE_NODE names it (jobs/streaming_node.py).
 
 from __future__ import annotations
 
-import logging
-import signal
 import sys
 import threading
 from contextlib import suppress
 from functools import partial
 
 import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
-from millrace.base.data_folder import claim, private
+from millrace.base.data_folder import claim
 from millrace.base.errors import MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
@@ -24,6 +22,7 @@ from millrace.node.cluster.member import Member
 from millrace.node.flush.definition import Flush
 from millrace.node.ingest.definition import Ingest
 from millrace.node.range.keep_up import keep_up
+from millrace.runtime.service import begin_service
 
 
 def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
@@ -62,12 +61,7 @@ def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
 
 def main() -> int:
     """Run until a signal comes; 1 with a line on stderr where an error of ours ends it."""
-    private()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = begin_service()
     try:
         settings = Settings.load()
         claim(settings.data_dir)
