@@ -1,25 +1,30 @@
-"""Collections for Spark users: read one at a time tick as a DataFrame. The one module of the face that imports Spark.
+"""Collections for Spark users: read at a time tick, by name in SQL, and their changes. The one module of the face that imports Spark.
 
-from millrace.spark import read
+from millrace.spark import read, register
 
-flights = read(spark, "flights", at="2026-11-23T10:00:00Z")
+flights = read(spark, "flights", at="2026-11-23T10:00:00Z", where="origin = 'JFK'", columns="day, delay")
+register(spark, ["flights", "planes"])       # spark.sql("select ... from flights join planes ...")
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
 from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
 from millrace.client.client import Client
 from millrace.message.ids import Moment, resolve_tick
+from millrace.rpc.selection import Names, Selection
 from millrace.runtime.spark_session import session as session
 from millrace.tables.read import spark as frames
-from millrace.tables.read.freshness import confirm
+from millrace.tables.read.freshness import all_confirmed
+from millrace.tables.read.spark_changes import changes_frame
 
-__all__ = ["read", "session"]
+__all__ = ["changes_between", "read", "register", "session"]
 
 
 def read(
@@ -27,21 +32,87 @@ def read(
     name: str,
     *,
     at: Moment | None = None,
+    where: str | None = None,
+    columns: Names | None = None,
     deadline: float | None = None,
-    where: str | Path | None = None,
+    data: str | Path | None = None,
     settings: Settings | None = None,
 ) -> DataFrame:
-    """The rows of a collection of the data folder `where` (default: $MILLRACE_DATA) that are visible at `at`.
+    """The rows of a collection of the data folder `data` (default: $MILLRACE_DATA) that are visible at `at`.
 
     `at` is a time tick, a datetime or ISO 8601 text; without one everything counts that was decided before the call, and it
-    waits up to `deadline` seconds for the streaming node to have come that far. Versions are pinned when this returns: the
-    DataFrame stays as it is. Raises TickNotReached, TickTooOld, CollectionNotFound.
+    waits up to `deadline` seconds for the streaming node to have come that far. Rows for which `where` holds, with `columns`, as
+    :meth:`millrace.Collection.read` takes them: Spark leaves out files and row groups by them, as it does by its own ``where`` and
+    ``select``. Versions are pinned when this returns: the DataFrame stays as it is. Raises TickNotReached, TickTooOld,
+    CollectionNotFound, InvalidArgument.
     """
-    chosen = settings or Settings.load()
-    chosen = chosen if where is None else replace(chosen, data_dir=Path(where))
-    seconds = chosen.read_deadline if deadline is None else deadline
-    tick = None if at is None else resolve_tick(at)
+    chosen = _settings(data, settings)
+    selection = Selection.of(where=where, columns=columns)
+    with Client.connect(chosen) as client:
+        tick = None if at is None else resolve_tick(at)
+        return _frame(spark, chosen, client, client.collection(name), tick, deadline, selection)
+
+
+def register(
+    spark: SparkSession,
+    names: Sequence[str] | None = None,
+    *,
+    at: Moment | None = None,
+    deadline: float | None = None,
+    data: str | Path | None = None,
+    settings: Settings | None = None,
+) -> int:
+    """Make a temporary view of each collection (or of those in `names`) under its name, for ``spark.table`` and SQL, all at one tick,
+    which is returned: `at`, or now. Register again for newer rows. Raises as :func:`read`."""
+    chosen = _settings(data, settings)
+    with Client.connect(chosen) as client:
+        known = [each.name for each in client.catalog.collections()] if names is None else names
+        found = [client.collection(name) for name in known]
+        pchannels = {name for each in found for name in each.pchannels}
+        tick = resolve_tick(at) if at is not None else client.now(pchannels) if found else 0
+        for each in found:
+            _frame(spark, chosen, client, each, tick, deadline, Selection()).createOrReplaceTempView(f"`{each.name}`")
+    return tick
+
+
+def changes_between(
+    spark: SparkSession,
+    name: str,
+    after: Moment | None = None,
+    until: Moment | None = None,
+    *,
+    deadline: float | None = None,
+    data: str | Path | None = None,
+    settings: Settings | None = None,
+) -> DataFrame:
+    """The changes of a collection behind `after` (default: from its beginning) up to `until` (default: now), in its newest schema,
+    as :meth:`millrace.Collection.changes_between` gives them: a task a PChannel reads and decodes them. A frame has no order: sort
+    by ``_vchannel, _time_tick, _write_tick``. Raises as :func:`read`; its tasks raise PositionTruncated."""
+    chosen = _settings(data, settings)
     with Client.connect(chosen) as client:
         collection = client.collection(name)
-        confirmed, _ = confirm(chosen, collection.pchannels, client.append, at=tick, seconds=seconds)
-    return frames.read(spark, chosen, collection.id, at=tick, deadline=0.0, confirmed=confirmed)
+        tick = client.now(collection.pchannels) if until is None else resolve_tick(until)
+        seconds = chosen.read_deadline if deadline is None else deadline
+        all_confirmed(chosen, name, collection.pchannels, client.append, tick, seconds)
+        begin = 0 if after is None else resolve_tick(after)
+        number, pchannels, schema = collection.id, collection.pchannels, collection.schema
+        return changes_frame(spark, chosen, number, pchannels, schema, after_tick=begin, until_tick=tick)
+
+
+def _frame(
+    spark: SparkSession,
+    settings: Settings,
+    client: Client,
+    collection: Collection,
+    tick: int | None,
+    deadline: float | None,
+    selection: Selection,
+) -> DataFrame:
+    seconds = settings.read_deadline if deadline is None else deadline
+    confirmed = all_confirmed(settings, collection.name, collection.pchannels, client.append, tick, seconds)
+    return frames.read(spark, settings, collection.id, at=tick, deadline=0.0, confirmed=confirmed, selection=selection)
+
+
+def _settings(data: str | Path | None, settings: Settings | None) -> Settings:
+    chosen = settings or Settings.load()
+    return chosen if data is None else replace(chosen, data_dir=Path(data))

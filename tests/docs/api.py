@@ -43,7 +43,10 @@ def page() -> str:
         parts.append(f"## {heading}\n")
         parts += [_entry(f"millrace.{name}", name, getattr(millrace, name)) for name in names]
     parts.append("## millrace.spark\n")
-    parts += [_entry("millrace.spark.read", "read", millrace.spark.read)]
+    parts += [
+        _entry(f"millrace.spark.{name}", name, getattr(millrace.spark, name))
+        for name in ("read", "register", "changes_between")
+    ]
     parts.append("## millrace.testing\n")
     parts += [_entry("millrace.testing.deployment", "deployment", millrace.testing.deployment)]
     parts += [_entry("millrace.testing.Deployment", "Deployment", millrace.testing.Deployment)]

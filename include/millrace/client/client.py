@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,7 @@ from millrace.client.tables_served import TablesServed
 from millrace.log.protocol import LogService
 from millrace.message.bodies import Imports
 from millrace.message.ids import Moment, resolve_tick
+from millrace.message.schema import CollectionSchema
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.selection import ReadOptions, Selecting, Selection
@@ -45,6 +46,7 @@ from millrace.wal.scanner import DeliverPolicy, Filter
 
 if TYPE_CHECKING:  # what a producer and a consumer do without
     from millrace.client.consume.changes import ChangeStream
+    from millrace.client.dataset import CollectionDataset
     from millrace.wal.visible.changes import Position, Start
 
 
@@ -75,6 +77,10 @@ class Tables(Protocol):
         self, collection: Collection, *, at: int | None, seconds: float, selection: Selection
     ) -> pa.RecordBatchReader:
         """The same, batch by batch."""
+        ...
+
+    def dataset(self, collection: Collection, *, at: int | None, seconds: float) -> CollectionDataset:
+        """The same as a dataset, pinned."""
         ...
 
     def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
@@ -241,12 +247,14 @@ class Client(Closing):
         *,
         after: Moment | Mapping[str, Sequence[int]] | None = None,
         until_tick: int | None = None,
+        schema: CollectionSchema | None = None,
         metrics: Metrics | None = None,
     ) -> ChangeStream:
         """The changes of a collection (or its name) as Arrow batches; closed with the client.
 
         They begin at its beginning, behind a tick or moment, or where the positions of an earlier stream say (as they were,
-        or back from JSON), and go on until the stream is closed or has given everything up to `until_tick`.
+        or back from JSON), and go on until the stream is closed or has given everything up to `until_tick`. With a `schema`, a
+        version of the collection's, all batches have it; else each that of its last row's tick.
         Raises CollectionNotFound, InvalidArgument; a poll raises PositionTruncated where the WAL has been trimmed behind `after`.
         """
         from millrace.client.consume.changes import ChangeStream, Sources
@@ -254,7 +262,7 @@ class Client(Closing):
         collection = self.collection(source) if isinstance(source, str) else source
         tables = self._tables
         sources = Sources(tables.histories(collection.vchannels), self.append, tables.imports(), tables.start)
-        made = ChangeStream(collection, sources, after=after, until_tick=until_tick, metrics=metrics)
+        made = ChangeStream(collection, sources, after=after, until_tick=until_tick, schema=schema, metrics=metrics)
         self._consumers.append(made)
         return made
 
@@ -276,10 +284,14 @@ class Client(Closing):
             raise CollectionNotFound(f"the catalog has no schema version {version} of collection {collection_id}")
         return found
 
+    def now(self, pchannels: Iterable[str]) -> int:
+        """A tick behind every append to these PChannels that was answered."""
+        return max(self.append.tick(name) for name in pchannels)
+
     def _read_for(self, collection: Collection, at: int | None) -> tuple[int, pa.Table]:
         """A collection at a tick; without one at a tick of now, which lies behind every append that was answered."""
         if at is None:
-            at = max(self.append.tick(name) for name in collection.pchannels)
+            at = self.now(collection.pchannels)
         return at, self.read(collection.name, at=at)
 
     def read(self, name: str, *, metrics: Metrics | None = None, **options: Unpack[ReadOptions]) -> pa.Table:
@@ -300,6 +312,11 @@ class Client(Closing):
         """:meth:`read`, batch by batch, in bounded memory: of collections that are larger than it."""
         tick, seconds, selection = self._asked(**options)
         return self._tables.stream(self.collection(name), at=tick, seconds=seconds, selection=selection)
+
+    def dataset(self, name: str, *, at: Moment | None = None, deadline: float | None = None) -> CollectionDataset:
+        """:meth:`read` as a dataset of pyarrow, pinned to its tick; what is asked of it later is read then."""
+        tick, seconds, _ = self._asked(at=at, deadline=deadline)
+        return self._tables.dataset(self.collection(name), at=tick, seconds=seconds)
 
     def count(
         self, name: str, *, at: Moment | None = None, where: str | None = None, deadline: float | None = None

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from millrace.client.consume.changes import ChangeStream
+    from millrace.client.dataset import CollectionDataset
     from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
 
 
@@ -138,6 +139,26 @@ class Database(Closing):
     def drop_collection(self, name: str) -> None:
         """Drop a collection with all its rows, for good. Raises CollectionNotFound."""
         self.client.catalog.drop_collection(name)
+
+    def attach(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        names: Sequence[str] | None = None,
+        *,
+        at: Moment | None = None,
+        deadline: float | None = None,
+    ) -> int:
+        """Give a DuckDB connection a view of each collection (or of those in `names`) under its name, all at one tick, which is
+        returned: `at`, or now. A query reads the columns and row groups that it needs, with deletes applied; attach again for
+        newer rows. Raises as :meth:`Collection.read`."""
+        chosen = [self.client.collection(name) for name in (self.collections() if names is None else names)]
+        if at is None:
+            tick = self.client.now({name for each in chosen for name in each.pchannels}) if chosen else 0
+        else:
+            tick = resolve_tick(at)
+        for each in chosen:
+            connection.register(each.name, self.client.dataset(each.name, at=tick, deadline=deadline))
+        return tick
 
     # --- producers and consumers ------------------------------------------------------------------------------------------
 
@@ -307,6 +328,17 @@ class Collection:
         found = _library("duckdb", "read()")
         return (found.default_connection() if connection is None else connection).from_arrow(self.read(**options))
 
+    def dataset(self, *, at: Moment | None = None, deadline: float | None = None) -> CollectionDataset:
+        """:meth:`read` as a dataset of pyarrow, pinned to its tick: what takes such ones (DuckDB, Polars) asks it for the columns and
+        rows of each query, and as often as it is asked, it says the same. A file that VACUUM took since is TableDamaged."""
+        return self.database.client.dataset(self.name, at=at, deadline=deadline)
+
+    def scan_polars(self, *, at: Moment | None = None, deadline: float | None = None) -> pl.LazyFrame:
+        """:meth:`dataset` as a Polars LazyFrame: its columns and filters are pushed down. Raises InvalidSettings where Polars is not
+        installed."""
+        lazy: pl.LazyFrame = _library("polars", "stream()").scan_pyarrow_dataset(self.dataset(at=at, deadline=deadline))
+        return lazy
+
     def scan(self, *, start: DeliverPolicy | None = None, until: Moment | None = None) -> Iterator[Change]:
         """What was inserted and deleted, in the order in which it took effect a VChannel: everything, or from `start` on
         (:class:`All`, :class:`Latest`, :class:`StartAfterTick`). Goes on with what comes until it is closed, or up to `until`."""
@@ -332,6 +364,15 @@ class Collection:
         return self.database.client.changes(
             self.definition, after=after, until_tick=None if until is None else resolve_tick(until)
         )
+
+    def changes_between(self, after: Moment | None = None, until: Moment | None = None) -> pa.RecordBatchReader:
+        """:meth:`changes` behind `after` (default: from the beginning) up to `until` (default: now) as one stream of batches that
+        ends, all in the collection's newest schema: ``read_all()``, ``read_pandas()``, or what DuckDB and Polars take. In the order of
+        each VChannel. Its batches raise PositionTruncated where the WAL was trimmed behind `after`."""
+        definition = self.refresh().definition
+        tick = self.database.client.now(definition.pchannels) if until is None else resolve_tick(until)
+        stream = self.database.client.changes(definition, after=after, until_tick=tick, schema=definition.schema)
+        return stream.reader(definition.schema)
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.client.consume.positions import Positions
 from millrace.client.consume.scan import Histories, table
+from millrace.client.dataset import CollectionDataset, looked_at
 from millrace.rpc.selection import Selection
 from millrace.tables.collections.changes import ImportedFiles, start_at
-from millrace.tables.read.arrow import count_rows, stream_of
+from millrace.tables.read.arrow import Matching, count_rows, stream_of
 from millrace.tables.read.freshness import Ticking, plan_fresh, read_fresh
 from millrace.tables.read.plan import ReadPlan
 from millrace.wal.visible.changes import Position, Start
@@ -50,6 +52,16 @@ class TablesHere:
         self, collection: Collection, *, at: int | None, seconds: float, selection: Selection
     ) -> pa.RecordBatchReader:
         return stream_of(self._plan(collection, at, seconds), selection=selection)
+
+    def dataset(self, collection: Collection, *, at: int | None, seconds: float) -> CollectionDataset:
+        plan = self._plan(collection, at, seconds)
+        fields = plan.schema.arrow()
+
+        def scan(columns: Sequence[str], found: pc.Expression | None) -> pa.RecordBatchReader:
+            matching = None if found is None else Matching(found, tuple(looked_at(found, fields)))
+            return stream_of(plan, selection=Selection(columns=tuple(columns)), matching=matching)
+
+        return CollectionDataset(fields, scan)
 
     def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
         return count_rows(self._plan(collection, at, seconds), where=where)

@@ -20,6 +20,9 @@ from millrace.rpc.selection import Selection
 from millrace.rpc.tail import tailed_rows
 
 if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from millrace.client.dataset import CollectionDataset
     from millrace.wal.visible.changes import Position, Start
 
 FIRST_BYTES: Final = 1 << 20
@@ -61,6 +64,21 @@ class TablesServed:
         self, collection: Collection, *, at: int | None, seconds: float, selection: Selection
     ) -> pa.RecordBatchReader:
         return self._append.read(collection, at=at, seconds=seconds, selection=selection)
+
+    def dataset(self, collection: Collection, *, at: int | None, seconds: float) -> CollectionDataset:
+        """Columns are the server's to choose; a filter is applied here."""
+        from millrace.client.dataset import CollectionDataset, filtered, looked_at  # and with it pyarrow.dataset
+
+        tick = max(self._append.tick(name) for name in collection.pchannels) if at is None else at
+        with self.stream(collection, at=tick, seconds=seconds, selection=Selection(limit=0)) as nothing:
+            fields = nothing.schema
+
+        def scan(columns: Sequence[str], found: pc.Expression | None) -> pa.RecordBatchReader:
+            wanted = Selection(columns=tuple(dict.fromkeys([*columns, *looked_at(found, fields)])))
+            rows = self.stream(collection, at=tick, seconds=seconds, selection=wanted)
+            return rows if found is None else filtered(rows, columns, found)
+
+        return CollectionDataset(fields, scan)
 
     def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
         return self._append.count(collection, at=at, seconds=seconds, where=where)

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base.errors import InvalidArgument
 from millrace.message.field_types import parse_type
 from millrace.message.schema import CollectionSchema, FieldSpec
 
@@ -99,6 +100,34 @@ def to_fields(rows: pa.Table, schema: CollectionSchema, names: Sequence[str] | N
     return pa.table(
         values, pa.schema([*(field.arrow() for field in chosen), *(rows.schema.field(name) for name in kept)])
     )
+
+
+def in_schema(rows: pa.Table, written: CollectionSchema, wanted: CollectionSchema) -> pa.Table:
+    """Rows with the fields of one version of a schema, with those of another: a field is the one that stands in the same columns.
+    Raises as :func:`require_room`."""
+    if written == wanted:
+        return rows
+    require_room(written, wanted)
+    places = {field.name: field.stored[-1].name for field in written.fields}
+    there = dict(zip([places[name] for name in rows.column_names], rows.columns, strict=True))
+    columns = needed(wanted)
+    values = [there[each.name] if each.name in there else pa.nulls(rows.num_rows, each.type) for each in columns]
+    stored = pa.table(values, pa.schema([each.with_nullable(True) for each in columns]))
+    return to_fields(stored, wanted).select([field.name for field in wanted.fields])
+
+
+def require_room(written: CollectionSchema, wanted: CollectionSchema) -> None:
+    """Raises InvalidArgument where rows of one version hold what another has no place for: a field that was widened since."""
+    if written == wanted:
+        return
+    known = {name: field.stored for field in wanted.fields for name, _ in field.stored}
+    for field in written.fields:
+        older = next((known[name] for name, _ in field.stored if name in known), None)
+        if older is not None and field.stored[-1] not in older:
+            raise InvalidArgument(
+                f"field {field.name!r} is {field.type} in these rows, and was {older[-1].type} in the schema that was asked for: ask for"
+                " the newest, or for each message as it was written"
+            )
 
 
 def _quoted(name: str) -> str:

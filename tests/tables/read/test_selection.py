@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from millrace.base.predicate.arrow import matching
+from millrace.base.predicate.arrow import matching, parse
 from millrace.base.settings import Settings
+from millrace.client.dataset import looked_at
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.in_process import flush
 from millrace.rpc.selection import Selection
-from millrace.tables.read.arrow import count_rows, pieces_of, read_arrow, stream_of
+from millrace.tables.read.arrow import Matching, count_rows, pieces_of, read_arrow, stream_of
 from millrace.tables.read.plan import plan_read
 from tests.tables.wal_maker import Collection, WalMaker
 
@@ -135,6 +136,10 @@ def test_a_selection_is_that_of_the_whole_at_every_tick(
             assert counted(stream_of(plan, selection=chosen).read_all()) == counted(wanted), where
             small = pa.concat_tables(pieces_of(plan, selection=chosen, most_bytes=1))
             assert counted(small) == counted(wanted), where
+            asked = parse(where, SCHEMA.arrow())
+            engine = Matching(asked, tuple(looked_at(asked, SCHEMA.arrow())))
+            found = stream_of(plan, selection=Selection.of(columns=sorted(names)), matching=engine)
+            assert counted(found.read_all()) == counted(wanted), where
             assert count_rows(plan, where=where) == hit.num_rows
             assert count_rows(plan) == read_arrow(settings, 1, at=tick).num_rows
             some = read_arrow(

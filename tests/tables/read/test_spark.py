@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -12,6 +13,8 @@ import pytest
 
 import millrace.spark as face
 import millrace.tables.read.spark as reader
+from millrace.base.errors import InvalidArgument
+from millrace.base.predicate.language import condition
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.database import Collection as OfUsers
@@ -20,6 +23,7 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.tables.read.arrow import read_arrow
+from millrace.tables.read.spark_predicate import spark_predicate
 from millrace.testing import deployment
 from tests.tables.read_model import do
 from tests.tables.test_every_type import rows as every_rows
@@ -242,6 +246,54 @@ def test_spark_leaves_out_what_was_deleted_by_a_key_of_several_fields(spark: Spa
             frame = face.read(spark, "quotes", settings=db.settings)
             assert {(row.ticker, row.day, row.close) for row in frame.collect()} == wanted
             db.settle()
+
+
+def test_spark_selects_as_every_read_does_and_has_views_and_changes(spark: SparkSession) -> None:
+    fields = {"id": "int64", "x": "float64?", "day": "date?", "name": "string?", "n": "int32?", "at": "timestamp?"}
+    fields |= {"wall": "timestamp_ntz?", "place": "struct<zip: int64>?", "d": "decimal(6,2)?"}
+    moment = datetime(2026, 1, 1, 12, 0, 0, 1, tzinfo=UTC)
+    row = {"day": date(2026, 1, 2), "name": "a_b", "n": 3, "at": moment, "wall": moment.replace(tzinfo=None)}
+    row |= {"place": {"zip": 7}, "d": Decimal("1.25")}
+    with deployment() as db:
+        made = db.create_collection("mixed", fields, key="id", vchannels=2)
+        numbers = [None, 0.5, float("nan"), 7.0]
+        first = made.insert([{"id": id, "x": x, **row} for id, x in enumerate(numbers)]).last_tick
+        made.insert([{"id": 9}])
+        db.settle()
+        made.delete([1])
+        made.alter(rename={"n": "count"}, widen={"count": "int64"})
+        made.insert([{"id": 10, "x": 8.0, "count": 1 << 40}])
+        db.settle()
+        wheres = (
+            "x > 5", "not (x > 5)", "x != 7", "not (x != 7)", "x = x or id = 9", "x in (7, 8)", "not (x <= 7.0)", "name like 'a\\_%'",
+            "day = '2026-01-02' and id >= 2", "at <= '2026-01-01T12:00:00.000001Z'", "wall > '2026-01-01 12:00:00'", "d > 1.2 and d < 2",
+            "place.zip = 7 and id in (0, 1, 9)", "count > 1000000 or count is null", "id > 1.5 and count < 4", "d = 1.25 or not (5 < x)",
+        )  # fmt: skip
+        frame = face.read(spark, "mixed", settings=db.settings)
+        truths = [spark_predicate(condition(each), made.schema.arrow()).alias(str(n)) for n, each in enumerate(wheres)]
+        found = frame.select("id", *truths).collect()
+        for number, where in enumerate(wheres):
+            hit = sorted(each["id"] for each in found if each[str(number)])
+            assert hit == sorted(made.read(where=where, columns="id")["id"].to_pylist()), where
+        pushed = face.read(spark, "mixed", where="x > 5 and id > 3", columns="id", settings=db.settings)
+        plan = pushed._jdf.queryExecution().executedPlan().toString()
+        assert re.search(r"Filter \(.*x#\d+ > 5\.0.*\n.*FileScan parquet \[id#\d+L,x#\d+,_part", plan), (
+            plan
+        )  # past the deletes
+        assert "PushedFilters: [GreaterThan(id,3)]" in plan, plan  # of the deletes, too
+        assert [tuple(each) for each in pushed.collect()] == [(10,)]
+        with pytest.raises(InvalidArgument, match="no column 'nowhere'"):
+            face.read(spark, "mixed", where="nowhere = 1", settings=db.settings)
+        tick = face.register(spark, ["mixed"], settings=db.settings)
+        made.insert([{"id": 11}])
+        catch_up(db.settings, db.client.log)
+        assert spark.sql("select count(*) from mixed").collect()[0][0] == made.count(at=tick) == 5
+        wanted = made.changes_between(first).read_all()
+        found = face.changes_between(spark, "mixed", first, settings=db.settings).toArrow()
+        names = [name for name in wanted.column_names if name not in ("at", "wall", "_change")]
+        by_place = [("_vchannel", "ascending"), ("_time_tick", "ascending"), ("_write_tick", "ascending")]
+        assert found.select(names).sort_by(by_place).to_pylist() == wanted.select(names).sort_by(by_place).to_pylist()
+        assert Counter(found["_change"].to_pylist()) == {"insert": 3, "delete": 1}
 
 
 def plain(value: object) -> object:

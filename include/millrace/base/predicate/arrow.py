@@ -109,7 +109,7 @@ class _Compiler:
                 return pc.match_like(self._value(subject, None), pattern)
             case In(subject, values):
                 kind = self._kind(subject)
-                wanted = pa.array([self._literal(each, kind).as_py() for each in values], kind)
+                wanted = pa.array([literal_of(each, kind).as_py() for each in values], kind)
                 value = self._value(subject, kind)
                 if not self._denied:
                     return value.isin(wanted)
@@ -141,35 +141,42 @@ class _Compiler:
         return self._type(operand) if isinstance(operand, Column) else None
 
     def _type(self, column: Column) -> pa.DataType:
-        name, *inner = column.path
-        if name not in self._schema.names:
-            raise InvalidArgument(f"no column {name!r}; there are {', '.join(self._schema.names)}")
-        kind = self._schema.field(name).type
-        for each in inner:
-            if not pa.types.is_struct(kind) or kind.get_field_index(each) < 0:
-                raise InvalidArgument(f"{'.'.join(column.path)!r}: there is no field {each!r} in it")
-            kind = kind.field(each).type
-        return kind
+        return type_of(column, self._schema)
 
     def _value(self, operand: Column | Literal, kind: pa.DataType | None) -> pc.Expression:
         if isinstance(operand, Column):
             self._type(operand)
             return pc.field(operand.path) if len(operand.path) > 1 else pc.field(operand.path[0])
-        return pc.scalar(self._literal(operand, kind))
+        return pc.scalar(literal_of(operand, kind))
 
-    def _literal(self, literal: Literal, kind: pa.DataType | None) -> pa.Scalar:
-        value = literal.value
-        if isinstance(value, str) and kind is not None and not _is_text(kind):
-            return pa.scalar(value).cast(kind)
-        if isinstance(value, Decimal):
-            if kind is not None and pa.types.is_decimal(kind):
-                return pa.scalar(value)
-            if kind is None or not pa.types.is_floating(kind):
-                return pa.scalar(float(value))  # id > 1.5 compares as numbers do
-            return pa.scalar(float(value), kind)
-        if isinstance(value, int) and kind is not None and pa.types.is_decimal(kind):
-            return pa.scalar(Decimal(value))
-        return pa.scalar(value) if kind is None else pa.scalar(value, kind)
+
+def type_of(column: Column, schema: pa.Schema) -> pa.DataType:
+    """The type of a column, or of the field inside of it. Raises InvalidArgument where there is none."""
+    name, *inner = column.path
+    if name not in schema.names:
+        raise InvalidArgument(f"no column {name!r}; there are {', '.join(schema.names)}")
+    kind = schema.field(name).type
+    for each in inner:
+        if not pa.types.is_struct(kind) or kind.get_field_index(each) < 0:
+            raise InvalidArgument(f"{'.'.join(column.path)!r}: there is no field {each!r} in it")
+        kind = kind.field(each).type
+    return kind
+
+
+def literal_of(literal: Literal, kind: pa.DataType | None) -> pa.Scalar:
+    """A literal as a value to compare a column of `kind` with. Raises what Arrow raises where it is none."""
+    value = literal.value
+    if isinstance(value, str) and kind is not None and not _is_text(kind):
+        return pa.scalar(value).cast(kind)
+    if isinstance(value, Decimal):
+        if kind is not None and pa.types.is_decimal(kind):
+            return pa.scalar(value)
+        if kind is None or not pa.types.is_floating(kind):
+            return pa.scalar(float(value))  # id > 1.5 compares as numbers do
+        return pa.scalar(float(value), kind)
+    if isinstance(value, int) and kind is not None and pa.types.is_decimal(kind):
+        return pa.scalar(Decimal(value))
+    return pa.scalar(value) if kind is None else pa.scalar(value, kind)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pyarrow as pa
+
 from millrace.base.closing import Closing
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError
@@ -24,8 +26,9 @@ from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.consume.scan import Histories, Scan, TailSource
 from millrace.message.bodies import Imports
 from millrace.message.ids import Moment, resolve_tick
+from millrace.message.schema import CollectionSchema
 from millrace.wal.scanner import StartAfterTick, VChannels
-from millrace.wal.visible.changes import BEGINNING, ChangeBatch, ChangeReader, Position, Start
+from millrace.wal.visible.changes import BEGINNING, ChangeBatch, ChangeReader, Position, Start, change_schema
 
 _WAIT: Final = 0.5
 _TURN: Final = 0.05
@@ -53,17 +56,18 @@ class ChangeStream(Closing):
         *,
         after: Moment | Mapping[str, Sequence[int]] | None = None,
         until_tick: int | None = None,
+        schema: CollectionSchema | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         """The changes behind `after`: a tick or moment, or positions as a stream has them; a PChannel that these do not name
-        begins at the beginning."""
+        begins at the beginning. All of them have `schema`, a version of the collection's, where one is given."""
         channels: dict[str, list[str]] = {}
         for vchannel in collection.vchannels:
             channels.setdefault(pchannel_of(vchannel), []).append(vchannel)
         begin = _positions(after, channels)
         self._closed = False
         self._feeds = [
-            _Feed(collection.id, name, own, sources, begin.get(name, BEGINNING), until_tick, metrics)
+            _Feed(collection.id, name, own, sources, begin.get(name, BEGINNING), until_tick, schema, metrics)
             for name, own in sorted(channels.items())
         ]
         self._turn = 0
@@ -105,6 +109,16 @@ class ChangeStream(Closing):
             if batch is not None:
                 yield batch
 
+    def reader(self, schema: CollectionSchema) -> pa.RecordBatchReader:
+        """What is left of it, which was made with `schema`, as Arrow's stream of batches; it is closed at its end."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            with self:
+                for batch in self:
+                    yield batch.rows
+
+        return pa.RecordBatchReader.from_batches(change_schema(schema), batches())
+
     def close(self) -> None:
         """End the stream. Idempotent."""
         self._closed = True
@@ -123,6 +137,7 @@ class _Feed:
         sources: Sources,
         after: Position,
         until_tick: int | None,
+        schema: CollectionSchema | None,
         metrics: Metrics | None,
     ) -> None:
         self.pchannel = pchannel
@@ -131,6 +146,7 @@ class _Feed:
         self._vchannels = VChannels(set(vchannels))
         self._sources = sources
         self._until = until_tick
+        self._schema = schema
         self._metrics = metrics
         self._open: tuple[Scan, ChangeReader] | None = None
         self._batches: Iterator[ChangeBatch] = iter(())
@@ -180,7 +196,9 @@ class _Feed:
             until_tick=self._until,
             metrics=self._metrics,
         )
-        reader = ChangeReader(self.pchannel, self._collection_id, start, imports=self._sources.imports)
+        reader = ChangeReader(
+            self.pchannel, self._collection_id, start, imports=self._sources.imports, schema=self._schema
+        )
         self._open, self._batches = (found, reader), iter(())
         return found, reader
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from millrace.base.errors import PositionTruncated, StagedFileDamaged
 from millrace.base.settings import Settings
 from millrace.message.bodies import Import
+from millrace.message.schema import CollectionSchema
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
 from millrace.tables.collections.staged import StagedFiles
@@ -52,9 +53,16 @@ def checkpointed(settings: Settings, pchannel: str, collection_id: int) -> tuple
 
 
 def table_changes(
-    settings: Settings, collection_id: int, pchannel: str, *, after: Position = BEGINNING, until_tick: int = MAX_TICK
+    settings: Settings,
+    collection_id: int,
+    pchannel: str,
+    *,
+    after: Position = BEGINNING,
+    until_tick: int = MAX_TICK,
+    schema: CollectionSchema | None = None,
 ) -> Iterator[ChangeBatch]:
-    """The changes behind `after` and up to `until_tick` that the ``wal`` table has now, of one version of it.
+    """The changes behind `after` and up to `until_tick` that the ``wal`` table has now, of one version of it; all of them in
+    `schema`, where one is given.
 
     Raises PositionTruncated where retention has taken what lies behind `after`, and what :meth:`ChangeReader.push` raises.
     """
@@ -63,7 +71,7 @@ def table_changes(
     if wal is None:
         return
     buffer = TxnBuffer(after_tick=start.scan_after)
-    reader = ChangeReader(pchannel, collection_id, start, imports=ImportedFiles.of(settings))
+    reader = ChangeReader(pchannel, collection_id, start, imports=ImportedFiles.of(settings), schema=schema)
     begin = wal.confirmed_at(pchannel, start.scan_after)
     for rows in wal.messages(pchannel, start=begin, up_to_tick=until_tick):
         yield from reader.push(buffer.push(rows))

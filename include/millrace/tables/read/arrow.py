@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,12 +65,21 @@ def read_arrow(
     raise AssertionError("unreachable")
 
 
-def stream_of(plan: ReadPlan, *, selection: Selection = EVERYTHING) -> pa.RecordBatchReader:
+class Matching(NamedTuple):
+    """What an engine that reads for itself asks of the rows: an expression over their fields, and the fields that it looks at."""
+
+    expression: pc.Expression
+    fields: tuple[str, ...]
+
+
+def stream_of(
+    plan: ReadPlan, *, selection: Selection = EVERYTHING, matching: Matching | None = None
+) -> pa.RecordBatchReader:
     """The rows of a planned read, batch by batch. Memory: the deletes up to its tick, about PIECE_BYTES of rows and the row groups
     of two files. Raises InvalidArgument; its batches raise TableDamaged."""
     names = selection.names(plan.schema.arrow())
     schema = pa.schema([plan.schema.arrow().field(name) for name in names])
-    pieces = pieces_of(plan, selection=selection, most_bytes=PIECE_BYTES)
+    pieces = pieces_of(plan, selection=selection, matching=matching, most_bytes=PIECE_BYTES)
     batches = (batch for piece in pieces for batch in piece.to_batches(max_chunksize=BATCH_ROWS))
     return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -79,6 +88,7 @@ def pieces_of(
     plan: ReadPlan,
     *,
     selection: Selection = EVERYTHING,
+    matching: Matching | None = None,
     with_ticks: bool = False,
     most_bytes: int | None = None,
 ) -> Iterator[pa.Table]:
@@ -86,7 +96,7 @@ def pieces_of(
     names = selection.names(plan.schema.arrow())
     if with_ticks:
         names = [*names, *ROW_COLUMNS.names]
-    pieces = _Look(plan, selection, names).rows(most_bytes)
+    pieces = _Look(plan, selection, names, matching).rows(most_bytes)
     if selection.order_by:
         pieces = iter([_sorted(pieces, selection)])
     elif selection.limit is not None:
@@ -107,7 +117,9 @@ def count_rows(plan: ReadPlan, *, where: str | None = None) -> int:
 class _Look:
     """What of a planned read's files has to be read for a selection."""
 
-    def __init__(self, plan: ReadPlan, selection: Selection, names: Sequence[str]) -> None:
+    def __init__(
+        self, plan: ReadPlan, selection: Selection, names: Sequence[str], matching: Matching | None = None
+    ) -> None:
         self._plan = plan
         found = selection.condition
         self._keys = plan.schema.key_arrow().names
@@ -121,11 +133,15 @@ class _Look:
         ]
         stored = stored_schema(plan.schema)
         self._coarse = coarse(All(tuple(self._conjuncts)), stored) if self._conjuncts else None
+        if matching is not None:
+            self._exact = _both(self._exact, matching.expression)
+            if all(self._says_bounds(name) for name in matching.fields):
+                self._coarse = _both(self._coarse, matching.expression)
         self._deletes = self._all_deletes()
         first = plan.first_ticks()
         self._replaced = any(first[name] < info.begin_at(plan.tick) for name, info in plan.vchannels.items())
         self._hides = bool(plan.partition_drops) or self._replaced
-        wanted = {*names, *selection.used}
+        wanted = {*names, *selection.used, *(() if matching is None else matching.fields)}
         if self._deletes.num_rows:
             wanted |= {*self._keys, "_partition_id", "_time_tick", "_write_tick"}
         if self._hides:
@@ -133,6 +149,13 @@ class _Look:
         self._fields = [each for each in plan.schema.arrow().names if each in wanted]
         there = {each.name for each in needed(plan.schema, self._fields)} | (wanted & set(ROW_COLUMNS.names))
         self._columns = [each for each in stored.names if each in there] or ["_time_tick"]
+
+    def _says_bounds(self, name: str) -> bool:
+        """Whether an expression over a field may be put to the files as it is: under its name, and without NaN, which bounds leave out."""
+        if self._places.get(name) != name:
+            return False
+        kind = self._plan.schema.arrow().field(name).type
+        return not (pa.types.is_nested(kind) or pa.types.is_floating(kind))
 
     def rows(self, most_bytes: int | None) -> Iterator[pa.Table]:
         """The rows, with the columns that the selection needs and perhaps more."""
@@ -218,6 +241,10 @@ def _table_rows(
             yield conform(pa.Table.from_batches(held), target)
             held = []
     yield conform(pa.Table.from_batches(held, held[0].schema) if held else target.empty_table(), target)
+
+
+def _both(one: pc.Expression | None, other: pc.Expression) -> pc.Expression:
+    return other if one is None else one & other
 
 
 def _first(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:

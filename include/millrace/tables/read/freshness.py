@@ -102,7 +102,7 @@ def read_fresh(
 
     Raises TickNotReached where they do not within `seconds`, and what :func:`millrace.tables.read.arrow.read_arrow` raises.
     """
-    confirmed = _all_confirmed(settings, name, pchannels, client, at, seconds)
+    confirmed = all_confirmed(settings, name, pchannels, client, at, seconds)
     return read_arrow(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed, selection=selection)
 
 
@@ -117,13 +117,14 @@ def plan_fresh(
     seconds: float,
 ) -> ReadPlan:
     """What :func:`read_fresh` would read, pinned: for :func:`millrace.tables.read.arrow.pieces_of`."""
-    confirmed = _all_confirmed(settings, name, pchannels, client, at, seconds)
+    confirmed = all_confirmed(settings, name, pchannels, client, at, seconds)
     return plan_read(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed)
 
 
-def _all_confirmed(
+def all_confirmed(
     settings: Settings, name: str, pchannels: Sequence[str], client: Ticking, at: int | None, seconds: float
 ) -> dict[str, int]:
+    """What :func:`confirm` says of a collection's PChannels. Raises TickNotReached where it is not so for each in time."""
     confirmed, whole = confirm(settings, pchannels, client, at=at, seconds=seconds)
     if not whole:
         raise TickNotReached(

@@ -26,10 +26,12 @@ from millrace.message.field_types import FieldType, parse_type
 from millrace.message.ids import Moment
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.stored_columns import MOST_DAYS, key_columns
+from millrace.rpc.selection import EVERYTHING, Selection
 from millrace.storage.files import require_files
 from millrace.storage.spark import spark_frame
 from millrace.storage.table import Table
 from millrace.tables.read.plan import ReadPlan, Tail, plan_read, tail_rows, tick_span
+from millrace.tables.read.spark_predicate import quoted, spark_predicate
 from millrace.wal.visible.columns import ROW_COLUMNS, delete_file_schema, stored_schema
 
 FORMAT: Final = "millrace_tail"
@@ -45,15 +47,19 @@ def read(
     at: Moment | None = None,
     deadline: float | None = None,
     confirmed: Mapping[str, int] | None = None,
+    selection: Selection = EVERYTHING,
     with_ticks: bool = False,
 ) -> DataFrame:
     """The rows of a collection that are visible at `at` (default: the newest tick all its channels have reached).
 
-    Columns are the collection's fields at that tick; `with_ticks` adds those that place a row (``_partition`` ...). Waits up
-    to `deadline` seconds for a tick to come. `confirmed` as in :func:`millrace.tables.read.plan.plan_read`.
-    Raises TickNotReached, TickTooOld, CollectionNotFound.
+    Columns are the collection's fields at that tick, or those of `selection`, of which `columns` and `where` count; `with_ticks`
+    adds those that place a row (``_partition`` ...). Waits up to `deadline` seconds for a tick to come. `confirmed` as in
+    :func:`millrace.tables.read.plan.plan_read`. Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument.
     """
     plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
+    fields = plan.schema.arrow()
+    names, wanted = selection.names(fields), selection.condition
+    selection.expression(fields)  # raises where it does not fit them, in the words of every read
     small = plan.tail_bytes() <= SMALL_TAIL_BYTES
     rows = _frame(spark, plan, deletes=False, small_tail=small)
     for name, number, tick in plan.partition_drops:
@@ -65,7 +71,12 @@ def read(
             rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= begin))
     if tick_span(plan.deletes)[0] <= plan.tick or plan.has_tail_deletes():
         rows = without_deleted(rows, _frame(spark, plan, deletes=True, small_tail=small), key_columns(plan.schema))
-    return rows.select(*field_columns(plan.schema), *(ROW_COLUMNS.names if with_ticks else ()))
+    rows = rows.select(*field_columns(plan.schema), *(ROW_COLUMNS.names if with_ticks else ()))
+    if (
+        wanted is not None
+    ):  # Spark takes it down to the files, past the deletes, and reads only the columns that are left
+        rows = rows.where(spark_predicate(wanted, fields))
+    return rows.select(*map(quoted, names), *(ROW_COLUMNS.names if with_ticks else ()))
 
 
 def field_columns(schema: CollectionSchema) -> list[Column]:
@@ -74,7 +85,7 @@ def field_columns(schema: CollectionSchema) -> list[Column]:
 
 
 def _field(field: FieldSpec) -> Column:
-    parts = [_widened(F.col(_quoted(name)), parse_type(kind), field.tree) for name, kind in field.stored]
+    parts = [_widened(F.col(quoted(name)), parse_type(kind), field.tree) for name, kind in field.stored]
     return parts[0] if len(parts) == 1 else F.coalesce(*reversed(parts))
 
 
@@ -111,10 +122,6 @@ def _spark_type(kind: FieldType) -> DataType:
     return from_arrow_schema(pa.schema([pa.field("_", kind.arrow)])).fields[0].dataType
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool, small_tail: bool) -> DataFrame:
     """Rows (or deletes) up to the tick: the table's and the tail's."""
     target = delete_file_schema(plan.schema) if deletes else stored_schema(plan.schema)
@@ -138,7 +145,7 @@ def _table_frame(spark: SparkSession, table: Table, target: pa.Schema, tick: int
     have = set(frame.columns)
     types = {field.name: field.dataType for field in from_arrow_schema(target).fields}
     columns = [
-        F.col(_quoted(name)) if name in have else F.lit(None).cast(types[name]).alias(name) for name in target.names
+        F.col(quoted(name)) if name in have else F.lit(None).cast(types[name]).alias(name) for name in target.names
     ]
     if tick_span(table)[1] > tick:
         frame = frame.where(F.col("_time_tick") <= tick)
@@ -170,11 +177,11 @@ def _tail_frame(
 
 def without_deleted(rows: DataFrame, deletes: DataFrame, key: Sequence[str]) -> DataFrame:
     """`rows` but for those that a delete hits, by the fields `key`. Of each key and partition the last delete hits what any of them hits."""
-    keys = [F.col(_quoted(name)).alias(f"_d_key{place}") for place, name in enumerate(key)]
+    keys = [F.col(quoted(name)).alias(f"_d_key{place}") for place, name in enumerate(key)]
     last = deletes.groupBy(*keys, F.col("_partition_id").alias("_d_partition")).agg(
         F.max(F.struct("_time_tick", "_write_tick")).alias("_d_at")
     )
-    same = (F.col(_quoted(name)) == F.col(f"_d_key{place}") for place, name in enumerate(key))
+    same = (F.col(quoted(name)) == F.col(f"_d_key{place}") for place, name in enumerate(key))
     hit = (
         reduce(operator.and_, same)
         & ((F.col("_d_partition") == 0) | (F.col("_d_partition") == F.col("_partition_id")))

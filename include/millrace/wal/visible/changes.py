@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from millrace.base.errors import CollectionNotFound, InvalidArgument
 from millrace.message.bodies import Imports, parse_body
 from millrace.message.schema import CollectionSchema
-from millrace.message.stored_columns import needed, to_fields
+from millrace.message.stored_columns import needed, require_room, to_fields
 from millrace.message.types import DML, MessageType
 from millrace.wal.txn_buffer import VISIBLE_TICK
 from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo, newest_schema
@@ -110,13 +110,23 @@ class Start:
 class ChangeReader:
     """Makes changes of visible rows, pushed in order from ``start.scan_after`` on. Owns the start's catalog."""
 
-    def __init__(self, pchannel: str, collection_id: int, start: Start, *, imports: Imports) -> None:
+    def __init__(
+        self,
+        pchannel: str,
+        collection_id: int,
+        start: Start,
+        *,
+        imports: Imports,
+        schema: CollectionSchema | None = None,
+    ) -> None:
+        """`schema`: a version that all batches are to have; without one each has that of its last row's tick."""
         self._pchannel = pchannel
         self._collection_id = collection_id
         self._after = start.after
         self._catalog = start.catalog
         self._known = start.known
         self._imports = imports
+        self._schema = schema
         self._skip = start.after.rows
         self._unit = (0, 0)
         """The tick of the last row that came by, and how many rows of that tick did."""
@@ -125,7 +135,7 @@ class ChangeReader:
         """The changes of the next visible rows (ROW_SCHEMA with ``visible_tick``): take them all before the next push.
 
         Raises Malformed where the WAL was altered, StagedFileDamaged, CollectionNotFound, and InvalidArgument for a start
-        that is none of this collection's positions.
+        that is none of this collection's positions, or rows that the asked schema has no place for.
         """
         mine = visible.filter(pc.equal(visible["collection_id"], self._collection_id))
         if mine.num_rows == 0:
@@ -153,13 +163,16 @@ class ChangeReader:
         for part in pieces(messages, BATCH_BYTES):
             stop += part.num_rows
             whole = stop == len(ends) or ends[stop] > ends[stop - 1]
-            schema = newest_schema(self._catalog.vchannels.values(), int(ends[stop - 1]))
+            schema = self._schema or newest_schema(self._catalog.vchannels.values(), int(ends[stop - 1]))
             yield from self._given(schema, self._in_order(part, schema), whole=whole)
 
     def _in_order(self, part: pa.Table, schema: CollectionSchema) -> pa.Table:
         found = collection_rows(part, self._catalog, imports=self._imports)
         table = pa.concat_tables(
-            [_as_fields(_of_kind(each.rows, "delete" if each.is_delete else "insert"), schema) for each in found]
+            [
+                _as_fields(_of_kind(each.rows, "delete" if each.is_delete else "insert"), each.schema, schema)
+                for each in found
+            ]
         )
         # Each message has a write tick of its own, and its rows stand in their order already, the deletes first.
         order = np.lexsort([table[name].to_numpy() for name in ("_write_tick", "_time_tick")])
@@ -175,15 +188,15 @@ class ChangeReader:
                 pass
         if tick <= self._after.tick:
             return
-        info = self._info(vchannel, tick)
+        schema = self._schema or self._info(vchannel, tick).schema_at(tick)
         given: Pieces = iter(())
         match MessageType[row["type"]]:
             case MessageType.DROP_COLLECTION:
-                given = iter([_retraction(row, info.schema_at(tick))])
+                given = iter([_retraction(row, schema)])
             case MessageType.DROP_PARTITION:
-                given = iter([_retraction(row, info.schema_at(tick), row["partition_id"])])
+                given = iter([_retraction(row, schema, row["partition_id"])])
             case MessageType.IMPORT:
-                given = self._imported(row, info.schema_at(tick))
+                given = self._imported(row, schema)
         before = next(given, None)
         while before is not None:
             behind = next(given, None)  # one piece ahead, to know the last
@@ -194,7 +207,7 @@ class ChangeReader:
         if parse_body(MessageType.IMPORT, row["payload"])["replace"]:
             yield _retraction(row, schema)
         for each in imported_rows(row, self._catalog, self._imports):
-            yield schema, _as_fields(_of_kind(each.rows, "insert"), schema)
+            yield schema, _as_fields(_of_kind(each.rows, "insert"), each.schema, schema)
 
     def _given(self, schema: CollectionSchema, rows: pa.Table, *, whole: bool) -> Iterator[ChangeBatch]:
         """The batch of the next rows, without those that the start skips; `whole`: the last unit ends with them."""
@@ -232,8 +245,9 @@ def _of_kind(rows: pa.Table, kind: Kind) -> pa.Table:
     return rows.append_column("_change", pa.DictionaryArray.from_arrays(codes, pa.array(KINDS)))
 
 
-def _as_fields(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
+def _as_fields(rows: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
     """Rows in the columns of the schema that they were written with, as fields of this one."""
+    require_room(written, schema)
     columns = pa.schema([*(each.with_nullable(True) for each in needed(schema)), *CHANGE_COLUMNS])
     return conform(to_fields(conform(rows, columns), schema), change_schema(schema))
 

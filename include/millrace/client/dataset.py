@@ -1,0 +1,110 @@
+"""A collection at one tick as a dataset of pyarrow: DuckDB, Polars and whoever else reads such ones push columns and filters into it.
+
+Promises: the same rows however often it is asked, deletes applied; what is asked for decides how little is read (docs/clients.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from millrace.base.errors import InvalidArgument
+
+Scan = Callable[[Sequence[str], pc.Expression | None], pa.RecordBatchReader]
+"""(columns, one at least; filter) -> the rows, batch by batch."""
+
+
+class CollectionDataset(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow has no types for it
+    """Made by :meth:`millrace.client.database.Collection.dataset`. It has no fragments: it is scanned as a whole."""
+
+    def __init__(self, schema: pa.Schema, scan: Scan) -> None:
+        super().__init__([], schema=schema)
+        self._scan = scan
+
+    def scanner(
+        self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: object
+    ) -> CollectionScanner:
+        """The rows for which `filter` holds, with `columns`. Other options say how files are read, and decide nothing here."""
+        if columns is not None and not all(isinstance(each, str) for each in (*columns,)):
+            raise InvalidArgument("columns are given by their names")
+        if isinstance(columns, dict):
+            raise InvalidArgument("columns are given by their names: compute others from what comes")
+        return CollectionScanner(self._scan, self.schema, columns, filter)
+
+    def count_rows(self, filter: pc.Expression | None = None, **_: object) -> int:
+        """How many rows there are."""
+        return self.scanner([self.schema.names[0]], filter).count_rows()
+
+    def _refused(self, *_: object, **__: object) -> NoReturn:
+        raise InvalidArgument(
+            "a collection's dataset is scanned as a whole: take to_table(), to_batches() or scanner()"
+        )
+
+    get_fragments = filter = replace_schema = join = join_asof = sort_by = _refused
+
+
+class CollectionScanner:
+    """One scan: what DuckDB, Polars and pyarrow's own datasets ask of a scanner."""
+
+    def __init__(
+        self, scan: Scan, schema: pa.Schema, columns: Sequence[str] | None, filter: pc.Expression | None
+    ) -> None:
+        self._scan = scan
+        self._names = schema.names if columns is None else list(columns)
+        self._any = schema.names[0]
+        self._filter = filter
+        self.dataset_schema = schema
+        self.projected_schema = pa.schema([schema.field(name) for name in self._names])
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows, batch by batch, in bounded memory."""
+        found = self._scan(self._names or [self._any], self._filter)
+        if self._names:
+            return found
+        return pa.RecordBatchReader.from_batches(pa.schema([]), (batch.select([]) for batch in found))
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        yield from self.to_reader()
+
+    def to_table(self) -> pa.Table:
+        return self.to_reader().read_all()
+
+    def head(self, num_rows: int) -> pa.Table:
+        """The first rows; nothing is read behind the batch that has the last of them."""
+        found: list[pa.RecordBatch] = []
+        with self.to_reader() as batches:
+            while (left := num_rows - sum(map(len, found))) > 0 and (batch := next(batches, None)) is not None:
+                found.append(batch.slice(0, left))
+        return pa.Table.from_batches(found, self.projected_schema)
+
+    def count_rows(self) -> int:
+        return sum(len(batch) for batch in self.to_batches())
+
+
+def looked_at(filter: pc.Expression | None, schema: pa.Schema) -> list[str]:
+    """The columns that an expression looks at; an expression does not say it by itself. Raises InvalidArgument where it does not fit."""
+    if filter is None:
+        return []
+    empty = schema.empty_table()
+    if not _fits(empty, filter):
+        raise InvalidArgument(f"the filter does not fit the columns: {filter}")
+    return [name for name in schema.names if not _fits(empty.drop_columns([name]), filter)]
+
+
+def filtered(rows: pa.RecordBatchReader, columns: Sequence[str], filter: pc.Expression) -> pa.RecordBatchReader:
+    """The rows of a stream for which `filter` holds, with `columns`."""
+    schema = pa.schema([rows.schema.field(name) for name in columns])
+    batches = (batch.filter(filter).select(list(columns)) for batch in rows)
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def _fits(rows: pa.Table, filter: pc.Expression) -> bool:
+    try:
+        rows.filter(filter)
+    except (pa.ArrowException, KeyError):
+        return False
+    return True

@@ -1,0 +1,90 @@
+"""Predicates put to Spark's columns: the same rows as :mod:`millrace.base.predicate.arrow` hits, in a form that Spark pushes down.
+
+What Spark says otherwise is said here as Arrow has it: NaN equals nothing and is no less and no greater than anything.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from millrace.base.predicate.arrow import literal_of, type_of
+from millrace.base.predicate.language import All, Column, Compare, Condition, In, IsNull, Like, Literal, Not, Some
+
+_COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def spark_predicate(found: Condition, schema: pa.Schema) -> SparkColumn:
+    """`found` over a frame with the columns of `schema`, which it fits (millrace.base.predicate.arrow.expression says so)."""
+    match found:
+        case All(parts):
+            return reduce(operator.and_, (spark_predicate(each, schema) for each in parts))
+        case Some(parts):
+            return reduce(operator.or_, (spark_predicate(each, schema) for each in parts))
+        case Not(part):
+            return ~spark_predicate(part, schema)
+        case IsNull(subject):
+            return _value(subject, schema, None).isNull()
+        case Like(subject, pattern):
+            return _value(subject, schema, None).like(pattern)
+        case In(subject, values):
+            kind = _kind(subject, schema)
+            return _value(subject, schema, kind).isin([_value(each, schema, kind) for each in values])
+        case Compare(op, left, right):
+            return _compared(op, left, right, schema)
+    return _value(found, schema, None)  # a column or a literal that is true
+
+
+def _compared(op: str, left: Column | Literal, right: Column | Literal, schema: pa.Schema) -> SparkColumn:
+    kind = _kind(left, schema) or _kind(right, schema)
+    sides = [_value(each, schema, kind) for each in (left, right)]
+    found: SparkColumn = _COMPARE[op](*sides)
+    floats = [
+        value
+        for each, value in zip((left, right), sides, strict=True)
+        if (its := _kind(each, schema)) is not None and pa.types.is_floating(its)
+    ]
+    if not floats:
+        return found
+    strange = reduce(operator.or_, map(F.isnan, floats))
+    known = reduce(operator.and_, (each.isNotNull() for each in sides))
+    # A null stays unknown. What is compared stands by itself, for Spark to push down.
+    return (found | (strange & known)) if op == "!=" else (found & (~strange | ~known))
+
+
+def _kind(operand: Column | Literal, schema: pa.Schema) -> pa.DataType | None:
+    return type_of(operand, schema) if isinstance(operand, Column) else None
+
+
+def _value(operand: Column | Literal | Condition, schema: pa.Schema, kind: pa.DataType | None) -> SparkColumn:
+    if isinstance(operand, Column):
+        return reduce(SparkColumn.getField, operand.path[1:], F.col(quoted(operand.path[0])))
+    assert isinstance(operand, Literal)
+    scalar = literal_of(operand, kind)
+    if pa.types.is_timestamp(scalar.type):
+        micros = F.timestamp_micros(F.lit(scalar.cast(pa.timestamp("us", scalar.type.tz)).value))
+        if scalar.type.tz is not None:
+            return micros
+        return F.lit(scalar.as_py().isoformat(" ")).cast("timestamp_ntz")
+    if pa.types.is_decimal(scalar.type):
+        return F.lit(scalar.as_py())
+    return F.lit(scalar.as_py()).cast(from_arrow_schema(pa.schema([pa.field("_", scalar.type)])).fields[0].dataType)
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark takes any."""
+    return "`" + name.replace("`", "``") + "`"

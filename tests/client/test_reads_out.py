@@ -1,0 +1,129 @@
+"""Reads out: collections as datasets that engines ask for columns and rows, and the changes between two ticks as one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from millrace.base.errors import InvalidArgument
+from millrace.catalog.collection import Collection as Definition
+from millrace.client.client import Client
+from millrace.client.database import Database
+from millrace.client.dataset import looked_at
+from millrace.message.schema_changes import Add, Rename, Widen
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
+from tests.client.conftest import item_rows
+
+Stored = Callable[..., dict[int, str]]
+
+
+@pytest.fixture
+def sold(shop: Client, items: Definition) -> Definition:
+    """Rows in the tables and behind them, some deleted, one replaced."""
+    producer = shop.producer()
+    producer.insert(items, item_rows(*range(20), name="old"))
+    catch_up(shop.settings, shop.log)
+    flush(shop.settings)
+    producer.delete(items, [1, 2, 3])
+    producer.upsert(items, item_rows(4, 30, name="new", price=float("nan")))
+    catch_up(shop.settings, shop.log)
+    return items
+
+
+def test_a_dataset_gives_what_a_read_gives_as_often_as_it_is_asked(
+    shop: Client, reader: Client, sold: Definition
+) -> None:
+    found = reader.dataset(sold.name)
+    wanted = reader.read(sold.name).sort_by("id")
+    shop.producer().insert(sold, item_rows(77))
+    catch_up(shop.settings, shop.log)
+    for _ in range(2):
+        assert repr(found.to_table().sort_by("id").to_pylist()) == repr(wanted.to_pylist())  # NaN equals nothing
+    assert found.schema.equals(wanted.schema)
+    assert (found.count_rows(), found.scanner([]).to_table().num_rows) == (18, 18)
+    assert found.head(5).num_rows == 5
+    some = found.to_table(columns=["name"], filter=(pc.field("id") > 3) & (pc.field("price") != 1.0))
+    assert some.to_pydict() == {"name": ["new", "new"]}  # NaN, which the bounds of files leave out
+    assert sum(map(len, found.to_batches(filter=pc.field("id").isin([0, 1, 4])))) == 2
+
+
+def test_a_dataset_refuses_what_it_cannot_do(reader: Client, items: Definition, stored: Stored) -> None:
+    stored(items)
+    found = reader.dataset(items.name)
+    for call in (found.get_fragments, lambda: found.filter(pc.field("id") > 1), lambda: found.sort_by("id")):
+        with pytest.raises(InvalidArgument, match="scanned as a whole"):
+            call()
+    with pytest.raises(InvalidArgument, match="by their names"):
+        found.scanner({"twice": pc.field("id") * 2})
+    with pytest.raises(InvalidArgument, match="does not fit the columns"):
+        found.to_table(filter=pc.field("nowhere") > 1)
+
+
+def test_what_an_expression_looks_at_is_known() -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.struct([("a", pa.int64())])), ("c", pa.utf8())])
+    assert looked_at(None, schema) == []
+    assert looked_at((pc.field("a") > 1) | pc.field("c").is_null(), schema) == ["a", "c"]
+    assert looked_at(pc.field("b", "a") == 1, schema) == ["b"]
+
+
+def test_duckdb_has_views_of_all_collections_at_one_tick(reader: Client, shop: Client, sold: Definition) -> None:
+    database = Database(reader)
+    with duckdb.connect() as connection:
+        tick = database.attach(connection, [sold.name])
+        shop.producer().insert(sold, item_rows(78))
+        catch_up(shop.settings, shop.log)
+        query = f"select id, name from {sold.name} where name = 'new' or id < 5 order by id"
+        assert connection.sql(query).fetchall() == [(0, "old"), (4, "new"), (30, "new")]
+        assert connection.sql(f"select count(*) from {sold.name} a join {sold.name} b using (id)").fetchall() == [(18,)]
+        assert database.attach(connection, [sold.name], at=tick) == tick
+        assert connection.sql(f"select count(*) from {sold.name} where id = 78").fetchall() == [(0,)]
+
+
+def test_polars_pushes_its_columns_and_filters_down(shop: Client, reader: Client, sold: Definition) -> None:
+    found = Database(reader).collection(sold.name).scan_polars()
+    rows = found.filter((pl.col("id") > 3) & pl.col("name").is_in(["new", "x"])).select("id").sort("id").collect()
+    assert rows.to_dict(as_series=False) == {"id": [4, 30]}
+
+
+def test_changes_between_two_ticks_are_one_stream_in_the_newest_schema(
+    shop: Client, reader: Client, items: Definition
+) -> None:
+    producer = shop.producer()
+    first = producer.insert(items, item_rows(1, 2)).last_tick
+    producer.delete(items, [1])
+    producer.upsert(items, item_rows(2))
+    shop.catalog.alter(items.name, [Rename("price", "cost"), Add(type(items.schema.fields[0])("more", "int32", True))])
+    last = producer.insert(
+        shop.collection(items.name), {"id": [3], "name": ["x"], "cost": [2.5], "more": [1]}
+    ).last_tick
+    shop.catalog.alter(items.name, [Widen("more", "int64")])
+    catch_up(shop.settings, shop.log)
+    collection = Database(reader).collection(items.name)
+    behind = collection.changes_between(first, last).read_all().sort_by("_write_tick")
+    assert behind.schema.names[:5] == ["id", "name", "cost", "sold", "more"]
+    assert behind.schema.field("more").type == pa.int64()
+    found = zip(*(behind[name].to_pylist() for name in ("_change", "id", "cost", "more")), strict=True)
+    assert list(found) == [
+        ("delete", 1, None, None), ("delete", 2, None, None), ("insert", 2, 1.0, None), ("insert", 3, 2.5, 1)
+    ]  # fmt: skip
+    assert collection.changes_between(until=first).read_all()["cost"].to_pylist() == [1.0, 1.0]
+    assert collection.changes_between(last).read_all().num_rows == 0
+
+
+def test_a_schema_without_room_for_what_was_widened_since_is_refused(shop: Client, items: Definition) -> None:
+    shop.catalog.alter(items.name, [Add(type(items.schema.fields[0])("more", "int32", True))])
+    narrow = shop.collection(items.name)
+    shop.catalog.alter(items.name, [Widen("more", "int64")])
+    shop.producer().insert(shop.collection(items.name), {"id": [1], "name": ["x"], "more": [1 << 40]})
+    catch_up(shop.settings, shop.log)
+    with (
+        shop.changes(items.name, schema=narrow.schema) as stream,
+        pytest.raises(InvalidArgument, match="'more' is int64 in these rows, and was int32"),
+    ):
+        stream.poll(timeout=5)
