@@ -131,7 +131,7 @@ class WithSet:
         ({"id": "integer"}, "id", "unknown type 'integer'; one of bool, int8"),
         ({"id": 7}, "id", "the type of 'id' is text, such as \"int64\""),
         ({"id": "int64"}, "key", "the primary key 'key' is no field"),
-        (WithSet, "id", "field 'seen': set[int] has no type here; a dataclass has bool, int"),
+        (WithSet, "id", "field 'seen': set[int] has no type here; a class has bool, int"),
         (int, "id", "int is no dataclass"),
         (7, "id", "int is no schema: give a dict of types by column"),
     ],
@@ -185,7 +185,7 @@ def test_rows_go_in_however_people_have_them(users: millrace.Collection) -> None
     [
         ("name", "str is no DataFrame"),
         (7, "int is no DataFrame"),
-        ([1, 2], "row 0 is int: rows are dicts or dataclass instances"),
+        ([1, 2], "row 0 is int: rows are dicts, dataclass instances or models"),
         ([{"id": 1}, None], "row 1 is NoneType"),
         ([{"id": 1, "city": "Oslo"}], "has no column 'city'; it has id, name"),
         ([{"name": "a"}], "the column 'id' is missing"),

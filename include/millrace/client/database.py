@@ -240,7 +240,8 @@ class Collection:
         raise_rejected: bool = True,
         evolve: bool = False,
     ) -> Written:
-        """Append rows: a DataFrame of any library, Arrow, a list of dicts or dataclass instances, a dict of columns.
+        """Append rows: a DataFrame or relation of any library, Arrow, a list of dicts, dataclass instances or models of pydantic, a
+        dict of columns.
 
         Durable and judged when it returns; a key that is there already gets a second row (:meth:`upsert` replaces it). Raises
         as :meth:`millrace.client.produce.producer.Producer.insert`. With `evolve` the collection gets the columns that it does
@@ -258,9 +259,17 @@ class Collection:
             self.refresh()
         return written
 
-    def upsert(self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None) -> Written:
-        """Replace the rows of these keys, and insert those that are new; a reader sees the old or the new row at any time."""
-        return self.database.producer.upsert(self.definition, rows, partition=partition, partition_by=partition_by)
+    def upsert(
+        self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None, evolve: bool = False
+    ) -> Written:
+        """Replace the rows of these keys, and insert those that are new; a reader sees the old or the new row at any time. `evolve` as
+        for :meth:`insert`."""
+        written = self.database.producer.upsert(
+            self.definition, rows, partition=partition, partition_by=partition_by, evolve=evolve
+        )
+        if evolve:
+            self.refresh()
+        return written
 
     def delete(self, keys: Keys, *, partition: str | None = None) -> Written:
         """Delete rows by key; a key without a row is no error."""
@@ -423,6 +432,10 @@ class CollectionBatch(Closing):
     def insert(self, rows: Rows, **where: Any) -> Any:
         """Take rows to append; a future of :class:`Written`. Raises BufferFull, InvalidArgument."""
         return self._appender.insert(self._definition, rows, **where)
+
+    def upsert(self, rows: Rows, **where: Any) -> Any:
+        """Take rows to upsert; as `insert`."""
+        return self._appender.upsert(self._definition, rows, **where)
 
     def delete(self, keys: Keys, **where: Any) -> Any:
         """Take keys to delete; as `insert`."""

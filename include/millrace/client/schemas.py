@@ -1,7 +1,7 @@
 """A collection's schema from what people have: types by name, a pyarrow schema, a DataFrame, a dataclass.
 
 schema({"id": "int64", "name": "string?"}, key="id")        # a question mark: may be null
-schema(User, key="id")                                      # class User: id: int; name: str | None
+schema(User, key="id")                                      # a dataclass or a model of pydantic, class User: id: int; name: str | None
 schema(frame, key="id")                                     # pandas, Polars, pyarrow, whatever has __arrow_c_schema__ or _stream__
 """
 
@@ -18,6 +18,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
+from millrace.client.produce.values import is_model
 from millrace.message.field_types import MAX_DEPTH
 from millrace.message.schema import CollectionSchema, FieldSpec, one_or_several, with_key
 from millrace.message.types import OnDuplicate
@@ -56,8 +57,8 @@ def schema(
     `on_duplicate` says what an insert does to the row of its key: ``"keep"`` keeps both, ``"replace"`` upserts. For rows without a
     key of their own `generated_key`, in the place of `key`, names a uuid field, added in front, that producers fill where a row has none.
 
-    `source` is a dict of types by column (``"int64"``; ``"string?"`` may be null), a pyarrow schema, a dataclass (a field that
-    is ``X | None`` may be null), a DataFrame, or a schema, which is taken as it is. The key may not be null. Raises
+    `source` is a dict of types by column (``"int64"``; ``"string?"`` may be null), a pyarrow schema, a dataclass or a model of
+    pydantic (a field that is ``X | None`` may be null), a DataFrame, or a schema, which is taken as it is. The key may not be null. Raises
     InvalidArgument that names the column and says what is taken.
     """
     if isinstance(source, CollectionSchema):
@@ -118,13 +119,25 @@ def _fields(source: Any) -> list[FieldSpec]:
     if isinstance(source, Mapping):
         return [_named(name, kind) for name, kind in source.items()]
     if isinstance(source, type):
-        if not dataclasses.is_dataclass(source):
+        hints = _hints(source)
+        if hints is None:
             raise InvalidArgument(
-                f"{source.__name__} is no dataclass: decorate it with @dataclass, or give types by column"
+                f"{source.__name__} is no dataclass and no model of pydantic: decorate it with @dataclass, or give types by column"
             )
-        hints = typing.get_type_hints(source)
-        return [_of_hint(field.name, hints[field.name]) for field in dataclasses.fields(source)]
+        return [_of_hint(name, hint) for name, hint in hints.items()]
     return [FieldSpec.from_arrow(field) for field in arrow_schema(source)]
+
+
+def _hints(kind: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass or a model of pydantic with their types; None of anything else."""
+    if dataclasses.is_dataclass(kind):
+        found = [field.name for field in dataclasses.fields(kind)]
+    elif isinstance(kind, type) and is_model(kind):
+        found = list(kind.model_fields)  # type: ignore[attr-defined]
+    else:
+        return None
+    hints = typing.get_type_hints(kind)
+    return {name: hints[name] for name in found}
 
 
 def _named(name: str, kind: object) -> FieldSpec:
@@ -142,7 +155,7 @@ def _of_hint(name: str, hint: Any) -> FieldSpec:
     if kind is None:
         takes = ", ".join(each.__name__ for each in _BY_CLASS)
         raise InvalidArgument(
-            f"field {name!r}: {hint} has no type here; a dataclass has {takes}, lists, dicts and dataclasses of these, and X | None"
+            f"field {name!r}: {hint} has no type here; a class has {takes}, lists, dicts and classes of these, and X | None"
         )
     return FieldSpec(name, kind, len(chosen) < len(arms))
 
@@ -158,9 +171,9 @@ def _text_of(hint: Any, levels: int) -> str | None:
     if origin in (list, dict):
         parts = [_text_of(each, levels - 1) for each in inner]
         return None if None in parts else f"{'list' if origin is list else 'map'}<{', '.join(map(str, parts))}>"
-    if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        members = [(field.name, _text_of(hints[field.name], levels - 1)) for field in dataclasses.fields(hint)]
+    hints = _hints(hint)
+    if hints is not None:
+        members = [(name, _text_of(each, levels - 1)) for name, each in hints.items()]
         return (
             None if None in dict(members).values() else f"struct<{', '.join(f'`{n}`: {part}' for n, part in members)}>"
         )
@@ -175,12 +188,12 @@ def arrow_schema(source: Any) -> pa.Schema:
         return source.schema
     if type(source).__module__.partition(".")[0] == "pandas":
         return pa.Schema.from_pandas(source, preserve_index=False).remove_metadata()
+    if hasattr(source, "mapInArrow"):  # Spark, whose own Arrow stream (4.2) has no timestamps
+        return source.limit(0).toArrow().schema
     if hasattr(source, "__arrow_c_schema__"):
         return pa.schema(source)
     if hasattr(source, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(source).schema
-    if hasattr(source, "toArrow"):  # Spark
-        return source.limit(0).toArrow().schema
     raise InvalidArgument(
         f"{type(source).__name__} is no schema: give a dict of types by column, a pyarrow schema, a dataclass or a DataFrame"
     )

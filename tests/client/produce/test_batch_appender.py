@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -125,8 +125,14 @@ def test_frames_of_every_kind_go_in_with_one_call(shop: Client, items: Collectio
             return item_rows(*range(20, 40)).__arrow_c_stream__(requested_schema)
 
     class Spark:
-        def toArrow(self) -> pa.Table:
-            return item_rows(*range(40, 60))
+        def mapInArrow(self, packed: Callable[..., Iterator[pa.RecordBatch]], _: str) -> Spark:
+            self.rows = [
+                (cell.as_py(),) for batch in packed(iter(item_rows(*range(40, 60)).to_batches())) for cell in batch[0]
+            ]
+            return self
+
+        def toLocalIterator(self) -> Iterator[tuple[bytes]]:
+            return iter(self.rows)
 
     frames = [arrow, Stream(), Spark(), pd.DataFrame(item_rows(*range(60, 80)).to_pydict())]
     frames += [item_rows(*range(80, 100)).to_reader(), iter(item_rows(*range(100, 120)).to_batches())]

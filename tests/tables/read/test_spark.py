@@ -284,6 +284,11 @@ def test_spark_selects_as_every_read_does_and_has_views_and_changes(spark: Spark
         assert [tuple(each) for each in pushed.collect()] == [(10,)]
         with pytest.raises(InvalidArgument, match="no column 'nowhere'"):
             face.read(spark, "mixed", where="nowhere = 1", settings=db.settings)
+        copy = db.create_collection("copy", made.schema, vchannels=1)
+        assert copy.insert(face.read(spark, "mixed", settings=db.settings).repartition(2)).rows == 5
+        copy.upsert(face.read(spark, "mixed", where="id = 10", settings=db.settings), evolve=True)
+        catch_up(db.settings, db.client.log)
+        assert repr(copy.read(order_by="id").to_pylist()) == repr(made.read(order_by="id").to_pylist())
         tick = face.register(spark, ["mixed"], settings=db.settings)
         made.insert([{"id": 11}])
         catch_up(db.settings, db.client.log)

@@ -38,10 +38,15 @@ class AsyncProducer(AsyncClosing):
         *,
         partition: str | None = None,
         partition_by: str | None = None,
+        evolve: bool = False,
     ) -> Written:
-        """Append rows; done once they are durable and judged. Raises as :meth:`Producer.insert`, and BufferFull."""
+        """Append rows; done once they are durable and judged. Raises as :meth:`Producer.insert`, and BufferFull.
+
+        With `evolve` the schema is changed first where the newest one known here does not take the rows (in a thread).
+        """
+        taker = await self._taker(collection, rows, evolve)
         return await self._settled(
-            lambda: self._batch.insert(collection, rows, partition=partition, partition_by=partition_by, wait=False)
+            lambda: self._batch.insert(taker, rows, partition=partition, partition_by=partition_by, wait=False)
         )
 
     async def upsert(
@@ -51,10 +56,12 @@ class AsyncProducer(AsyncClosing):
         *,
         partition: str | None = None,
         partition_by: str | None = None,
+        evolve: bool = False,
     ) -> Written:
         """Replace the rows of these keys and insert those that are new; as `insert`, see :meth:`BatchAppender.upsert`."""
+        taker = await self._taker(collection, rows, evolve)
         return await self._settled(
-            lambda: self._batch.upsert(collection, rows, partition=partition, partition_by=partition_by, wait=False)
+            lambda: self._batch.upsert(taker, rows, partition=partition, partition_by=partition_by, wait=False)
         )
 
     async def delete(self, collection: Collection | str, keys: Keys, *, partition: str | None = None) -> Written:
@@ -64,6 +71,11 @@ class AsyncProducer(AsyncClosing):
     async def close(self) -> None:
         """Wait until everything is settled. Raises DeadlineExceeded. (The one call that takes a thread.)"""
         await asyncio.to_thread(self._batch.close)
+
+    async def _taker(self, collection: Collection | str, rows: Rows, evolve: bool) -> Collection | str:
+        if not evolve:
+            return collection
+        return await asyncio.to_thread(lambda: self.producer.evolved(self.producer.known(collection), rows))
 
     async def _settled(self, take: Callable[[], Future[Written]]) -> Written:
         return (await asyncio.wrap_future(await self._taken(take))).checked()

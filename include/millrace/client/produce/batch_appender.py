@@ -89,12 +89,14 @@ class BatchAppender(Closing):
         settings: Settings,
         *,
         known: Callable[[Collection | str], Collection],
+        evolved: Callable[[Collection, Rows], Collection],
         limits: BatchLimits | None = None,
         spool: Deliverer | None = None,
     ) -> None:
         self.limits = limits or BatchLimits()
         self._lane = lane
         self._known = known
+        self._evolved = evolved
         self._spool = spool
         self._retry_delay = settings.append_retry_delay
         self._changed = threading.Condition()
@@ -119,12 +121,16 @@ class BatchAppender(Closing):
         partition: str | None = None,
         partition_by: str | None = None,
         wait: bool = True,
+        evolve: bool = False,
     ) -> Future[Written]:
         """Take rows to append (see :meth:`Producer.insert`); waits while the buffer is full, unless `wait` is False.
 
-        Raises BufferFull (nothing was taken), InvalidArgument.
+        With `evolve` the schema is changed first, in this call, where the newest one known here does not take the rows; what was
+        taken before keeps its own. Raises BufferFull (nothing was taken), InvalidArgument.
         """
         collection = self._known(collection)
+        if evolve:
+            collection = self._evolved(collection, rows)
         return self._rows(MessageType.INSERT, collection, conform(rows, collection), partition, partition_by, wait)
 
     def upsert(
@@ -135,6 +141,7 @@ class BatchAppender(Closing):
         partition: str | None = None,
         partition_by: str | None = None,
         wait: bool = True,
+        evolve: bool = False,
     ) -> Future[Written]:
         """Take rows to upsert (see :meth:`Producer.upsert`). Of rows of one key the last counts: of a call, and of calls that
         share a message. The rows of a message change together, not those of the call.
@@ -143,6 +150,8 @@ class BatchAppender(Closing):
         :meth:`Producer.upsert` finds another way. Raises as `insert` does.
         """
         collection = self._known(collection)
+        if evolve:
+            collection = self._evolved(collection, rows)
         table = last_of_each_key(conform(rows, collection), collection.schema.key_names)
         return self._rows(MessageType.UPSERT, collection, table, partition, partition_by, wait)
 

@@ -24,7 +24,7 @@ class ArrowStream(Protocol):
 
 
 Frame: TypeAlias = ArrowStream | Iterable[pa.RecordBatch] | Any
-"""Also pandas before 2.2, and Spark (``toArrow``)."""
+"""Also pandas before 2.2, and Spark."""
 
 
 def batches_of(frame: Frame, schema: CollectionSchema | None = None) -> Iterator[pa.RecordBatch]:
@@ -45,8 +45,8 @@ def _batches(frame: Any, schema: CollectionSchema | None) -> Iterator[pa.RecordB
         yield from frame.to_batches()
     elif isinstance(frame, pa.RecordBatchReader):
         yield from frame
-    elif hasattr(frame, "toArrow"):  # Spark
-        yield from frame.toArrow().to_batches()
+    elif hasattr(frame, "mapInArrow"):
+        yield from _of_spark(frame)
     elif type(frame).__module__.partition(".")[0] == "pandas":
         yield from _of_pandas(frame, schema).to_batches()
     elif hasattr(frame, "__arrow_c_stream__"):
@@ -60,6 +60,26 @@ def _batches(frame: Any, schema: CollectionSchema | None) -> Iterator[pa.RecordB
         raise InvalidArgument(
             f"{type(frame).__name__} is no DataFrame: give pandas, Polars, Spark, pyarrow, or what has __arrow_c_stream__"
         )
+
+
+def _of_spark(frame: Any) -> Iterator[pa.RecordBatch]:
+    """The rows of a DataFrame of Spark. Memory: one of its batches here (10,000 rows, by Spark's settings), one of its partitions, as
+    Arrow, in its driver, which asks for a partition when those before it are taken. (Its own Arrow stream, which 4.2 has, does this too, and fails on
+    timestamps.)"""
+
+    def packed(
+        batches: Iterator[pa.RecordBatch],
+    ) -> Iterator[pa.RecordBatch]:  # in Spark's tasks, which need not have this package
+        import pyarrow
+
+        for batch in batches:
+            sink = pyarrow.BufferOutputStream()
+            with pyarrow.ipc.new_stream(sink, batch.schema) as stream:
+                stream.write_batch(batch)
+            yield pyarrow.RecordBatch.from_pydict({"batch": [sink.getvalue().to_pybytes()]})
+
+    for row in frame.mapInArrow(packed, "batch binary").toLocalIterator():
+        yield from pa.ipc.open_stream(bytes(row[0]))
 
 
 def _of_pandas(frame: Any, schema: CollectionSchema | None) -> pa.Table:

@@ -35,6 +35,7 @@ from millrace.client.produce.rows import (
     conform,
     delete_message,
     insert_message,
+    is_whole,
     key_rows,
     last_of_each_key,
     partition_id,
@@ -108,6 +109,8 @@ class Producer(Closing):
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="producer")
         self._upserts = Upsert(self, self._pool, settings)
         self._batches: list[BatchAppender] = []
+        self._newest: dict[int, Collection] = {}
+        """By collection what the catalog said last of one whose schema was to evolve."""
         self.spool = spool
         if spool is not None:
             spool.start(self.lane)
@@ -155,7 +158,7 @@ class Producer(Closing):
         """
         collection = self.known(collection)
         if evolve:
-            collection = self._evolved(collection, rows)
+            collection = self.evolved(collection, rows, ask=True)
         if not isinstance(rows, pa.Table | pa.RecordBatch | Mapping | list | tuple):
             return self._insert_stream(collection, rows, partition, partition_by, raise_rejected)
         table = conform(rows, collection)
@@ -176,7 +179,9 @@ class Producer(Closing):
         written = Written()
         from millrace.client.produce.batch_appender import BatchAppender
 
-        with BatchAppender(self.lane, self._settings, known=self.known, spool=self.spool) as batch:
+        with BatchAppender(
+            self.lane, self._settings, known=self.known, evolved=self.evolved, spool=self.spool
+        ) as batch:
             futures = [
                 batch.insert(collection, rows, partition=partition, partition_by=partition_by)
                 for rows in batches_of(frame, collection.schema)
@@ -186,20 +191,28 @@ class Producer(Closing):
                 written.add(future.result())
         return written.checked() if raise_rejected else written
 
-    def _evolved(self, collection: Collection, rows: Rows) -> Collection:
-        """The collection with a schema that takes `rows`; others may change it at the same time."""
+    def evolved(self, collection: Collection, rows: Rows, *, ask: bool = False) -> Collection:
+        """The collection with a schema that takes `rows`, changed for that where it must be; others may change it at the same time.
+
+        The catalog is asked where the newest schema that is known here does not take them, or for every call (`ask`). Raises
+        InvalidArgument for what no change makes fit.
+        """
         from millrace.client.produce.evolving import evolution
 
-        while True:
-            collection = self._catalog.collection(collection.name)
-            changes = evolution(rows, collection.schema)
+        newest = self._newest.get(collection.id, collection)
+        collection = max(collection, newest, key=lambda each: each.schema_version)
+        changes = () if ask else evolution(rows, collection.schema)
+        while ask or changes:
+            collection = self._newest[collection.id] = self._catalog.collection(collection.name)
+            changes, ask = evolution(rows, collection.schema), False
             if not changes:
-                return collection
+                break
             try:
                 self._catalog.alter(collection.name, changes)
             except InvalidArgument:
                 if self._catalog.collection(collection.name).schema_version == collection.schema_version:
                     raise  # else another producer was as quick
+        return collection
 
     def known(self, collection: Collection | str) -> Collection:
         """The collection, asked for where it is given by name. Raises CollectionNotFound, InvalidArgument."""
@@ -215,16 +228,24 @@ class Producer(Closing):
         *,
         partition: str | None = None,
         partition_by: str | None = None,
+        evolve: bool = False,
     ) -> Written:
-        """Replace the rows of these primary keys, wherever they are, and insert those that are new.
+        """Replace the rows of these primary keys, wherever they are, and insert those that are new; with `evolve` as for :meth:`insert`.
 
         For each key the old row goes and the new one comes at one tick: a reader sees one of them at any time. All keys of a
-        VChannel (up to about 32 MiB of rows) change together. Of several rows of one key the last counts. Where it raises,
-        some VChannels may have changed and others not; to upsert again is harmless.
+        VChannel (up to about 32 MiB of rows) change together; of a stream, a relation or a frame of Spark, those of a batch, which are
+        taken one by one. Of several rows of one key the last counts. Where it raises, some VChannels may have changed and others not;
+        to upsert again is harmless.
         """
         collection = self.known(collection)
-        table = conform(rows, collection)
-        return self._upserts.run(table, collection, partition, partition_by)
+        if evolve:
+            collection = self.evolved(collection, rows, ask=True)
+        if is_whole(rows):
+            return self._upserts.run(conform(rows, collection), collection, partition, partition_by)
+        written = Written()
+        for batch in batches_of(rows, collection.schema):
+            written.add(self._upserts.run(conform(batch, collection), collection, partition, partition_by))
+        return written
 
     def delete(
         self, collection: Collection | str, keys: Keys, *, partition: str | None = None, raise_rejected: bool = True
@@ -298,7 +319,9 @@ class Producer(Closing):
         """An appender that gathers small appends by size and time and gives a future each; closed with the producer."""
         from millrace.client.produce.batch_appender import BatchAppender
 
-        made = BatchAppender(self.lane, self._settings, known=self.known, limits=limits, spool=self.spool)
+        made = BatchAppender(
+            self.lane, self._settings, known=self.known, evolved=self.evolved, limits=limits, spool=self.spool
+        )
         self._batches.append(made)
         return made
 

@@ -6,7 +6,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import Collection
 from millrace.client.produce.frames import Frame, batches_of
-from millrace.client.produce.values import REFUSALS, from_arrow, from_python, is_made_of_objects
+from millrace.client.produce.values import REFUSALS, from_arrow, from_python, is_made_of_objects, members
 from millrace.message import builders
 from millrace.message.keys import key_column, vchannel_index
 from millrace.message.model import MutableMessage
@@ -29,7 +28,8 @@ MESSAGE_BYTES: Final = 1 << 20
 MESSAGE_ROWS: Final = 65_536
 
 Rows: TypeAlias = Frame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | Sequence[Any]
-"""Rows as people have them: a DataFrame of any library, Arrow, a dict of columns, or a list of dicts or dataclass instances."""
+"""Rows as people have them: a DataFrame of any library, Arrow, a dict of columns, or a list of dicts, dataclass instances or models
+of pydantic."""
 
 Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[Any] | Rows
 """Primary keys: values where the key has one field, else tuples in the key's order; or rows with its columns."""
@@ -63,18 +63,23 @@ def table_of(rows: Rows, schema: CollectionSchema | None = None) -> pa.Table:
     return pa.Table.from_batches(batches)
 
 
+def is_whole(rows: Rows) -> bool:
+    """Whether rows lie in memory here, so that they are taken at once; else batch by batch."""
+    held = pa.Table | pa.RecordBatch | Mapping | list | tuple
+    return isinstance(rows, held) or type(rows).__module__.partition(".")[0] in ("pandas", "polars")
+
+
 def by_column(rows: Sequence[Any]) -> dict[str, list[Any]]:
     """Rows one by one as columns; what one row lacks and another has is null there."""
     found: list[Mapping[str, Any]] = []
     for place, row in enumerate(rows):
-        if is_dataclass(row) and not isinstance(row, type):
-            row = {field.name: getattr(row, field.name) for field in fields(row)}
-        if not isinstance(row, Mapping):
+        mapping = members(row)
+        if mapping is None:
             raise InvalidArgument(
-                f"row {place} is {type(row).__name__}: rows are dicts or dataclass instances, a dict of columns, or a DataFrame"
-                " (pandas, Polars, Spark, pyarrow, whatever has __arrow_c_stream__)"
+                f"row {place} is {type(row).__name__}: rows are dicts, dataclass instances or models of pydantic, a dict of columns, or a"
+                " DataFrame (pandas, Polars, Spark, pyarrow, whatever has __arrow_c_stream__)"
             )
-        found.append(row)
+        found.append(mapping)
     names = dict.fromkeys(name for row in found for name in row)
     return {name: [row.get(name) for row in found] for name in names}
 

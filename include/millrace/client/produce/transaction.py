@@ -95,8 +95,13 @@ class Transaction:
         else:
             self._roll_back()
 
-    def insert(self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None) -> Written:
-        """Append rows to the transaction. Raises InvalidArgument for a key of another VChannel, TransactionLost."""
+    def insert(
+        self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None, evolve: bool = False
+    ) -> Written:
+        """Append rows to the transaction. Raises InvalidArgument for a key of another VChannel, TransactionLost; with `evolve` also
+        for rows that need a change of the schema, which would roll the transaction back: make it before (:meth:`Collection.alter`)."""
+        if evolve:
+            self._require_fit(rows)
         table = conform(rows, self._collection)
         shares = list(split_rows(table, self._collection, partition, partition_by))
         self._check(vchannel for vchannel, _, _ in shares)
@@ -118,6 +123,22 @@ class Transaction:
                 for vchannel, part in shares
             ]
         )
+
+    def _require_fit(self, rows: Rows) -> None:
+        from millrace.client.produce.evolving import evolution
+        from millrace.message.schema_changes import Add, Widen
+
+        changes = evolution(rows, self._collection.schema)
+        if changes:
+            names = [
+                each.field.name if isinstance(each, Add) else each.name
+                for each in changes
+                if isinstance(each, Add | Widen)
+            ]
+            raise InvalidArgument(
+                f"these rows need other fields or types ({', '.join(names)}) than the transaction's schema has, and a change of the"
+                " schema rolls open transactions back: change it first, or insert one row with evolve=True before the transaction begins"
+            )
 
     def keep_alive(self) -> None:
         """Renew the lease now. Raises TransactionLost."""

@@ -186,12 +186,27 @@ def build(values: Sequence[Any], kind: FieldType, leaf: Leaf, key_leaf: Leaf) ->
 def _members(value: Any, kind: FieldType) -> Mapping[str, Any]:
     if value is None:
         return {}
-    if is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    if not isinstance(value, Mapping):
+    found = members(value)
+    if found is None:
         raise TypeError(f"a struct is an object with fields, not {type(value).__name__}")
-    _refuse_unknown(value, kind)
-    return value
+    _refuse_unknown(found, kind)
+    return found
+
+
+def members(value: Any) -> Mapping[str, Any] | None:
+    """What an object with fields has in them: a dict, a dataclass instance, a model of pydantic; None for anything else."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, type):
+        return None
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return dict(value) if is_model(type(value)) else None
+
+
+def is_model(kind: type) -> bool:
+    """Whether a class is a model of pydantic (2), which is not imported for that."""
+    return isinstance(getattr(kind, "model_fields", None), Mapping) and hasattr(kind, "model_validate")
 
 
 def _items(value: Any) -> Sequence[Any]:

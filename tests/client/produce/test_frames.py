@@ -1,0 +1,123 @@
+"""Rows as programs have them, models of pydantic and relations among them, and schemas that evolve by every way in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import date
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel
+
+from millrace.base.errors import InvalidArgument
+from millrace.catalog.collection import Collection
+from millrace.client.client import Client
+from millrace.client.produce.async_producer import AsyncProducer
+from millrace.client.schemas import schema
+from millrace.message.schema import FieldSpec
+from tests.client.conftest import item_rows, own_name
+
+
+class Place(BaseModel):
+    zip: int
+    city: str | None = None
+
+
+class Order(BaseModel):
+    id: int
+    day: date
+    place: Place
+    past: list[Place] = []
+    note: str | None = None
+
+
+def test_models_of_pydantic_are_rows_and_say_a_schema(shop: Client, request: pytest.FixtureRequest) -> None:
+    made = schema(Order, key="id")
+    assert [(each.name, each.type, each.nullable) for each in made.fields] == [
+        ("id", "int64", False),
+        ("day", "date", False),
+        ("place", "struct<zip: int64, city: string>", False),
+        ("past", "list<struct<zip: int64, city: string>>", False),
+        ("note", "string", True),
+    ]
+    orders = shop.catalog.create_collection(own_name(request), made)
+    rows = [
+        Order(id=1, day=date(2026, 1, 2), place=Place(zip=7), past=[Place(zip=8, city="Oslo")]),
+        Order(id=2, day=date(2026, 1, 3), place=Place(zip=9), note="x"),
+    ]
+    producer = shop.producer()
+    assert producer.insert(orders, rows).rows == producer.upsert(orders, rows[:1]).rows + 1 == 2
+    with producer.batch() as batch:
+        future = batch.insert(orders, [rows[0].model_copy(update={"id": 3})])
+    assert future.result().rejections == []
+    with pytest.raises(InvalidArgument, match="row 0 is ModelMetaclass: rows are dicts"):
+        producer.insert(orders, [Order])
+
+
+def test_relations_and_streams_are_upserted_batch_by_batch(
+    shop: Client, items: Collection, stored: Callable[..., dict[int, str]]
+) -> None:
+    producer = shop.producer()
+    with duckdb.connect() as connection:
+        relation = connection.sql("select i as id, 'a' as name, 1.5::double as price from range(5) t(i)")
+        assert producer.insert(items, relation).rows == 5
+        again = connection.sql("select i as id, 'b' as name from range(3) t(i)")
+        assert producer.upsert(items, again).rows == 3
+
+    def stream() -> Iterator[pa.RecordBatch]:
+        for name in ("c", "d"):  # of two rows of a key the last counts, in another batch too
+            yield from item_rows(2, 3, name=name).to_batches()
+
+    assert producer.upsert(items, stream()).rows == 4
+    assert stored(items) == {0: "b", 1: "b", 2: "d", 3: "d", 4: "a"}
+
+
+def test_upserts_batches_and_awaited_writes_evolve_the_schema(
+    shop: Client, items: Collection, stored: Callable[..., dict[int, str]]
+) -> None:
+    producer = shop.producer()
+    row = {"id": 1, "name": "a"}
+    producer.upsert(items, [row | {"one": 1}], evolve=True)
+    with producer.batch() as batch:
+        futures = [
+            batch.insert(items, [row | {"id": 2, "two": "x"}], evolve=True),
+            batch.insert(items, [row | {"id": 3, "one": 1, "two": "x"}], evolve=True),
+            batch.insert(items, [row | {"id": 4}]),
+            batch.upsert(items, [row | {"three": 1.5}], evolve=True),
+        ]
+    assert [future.result().rejections for future in futures] == [[], [], [], []]
+
+    async def write() -> None:
+        async with AsyncProducer(producer) as awaited:
+            await awaited.insert(items, [row | {"id": 5, "four": [1]}], evolve=True)
+            await awaited.upsert(items.name, [row | {"id": 2, "five": True}], evolve=True)
+
+    asyncio.run(write())
+    assert shop.collection(items.name).schema.arrow().names[-5:] == ["one", "two", "three", "four", "five"]
+    assert shop.collection(items.name).schema_version == 6
+    assert set(stored(items)) == {1, 2, 3, 4, 5}
+
+
+def test_the_catalog_is_asked_only_where_what_is_known_does_not_take_the_rows(
+    shop: Client, items: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = shop.producer()
+    asked: list[str] = []
+    known = producer._catalog.collection
+    monkeypatch.setattr(producer._catalog, "collection", lambda name: asked.append(name) or known(name))
+    with producer.batch() as batch:
+        for number in range(5):
+            batch.insert(items, [{"id": number, "name": "a", "more": 1}], evolve=True)
+    assert len(asked) == 2  # before the change, and behind it
+
+
+def test_a_transaction_takes_no_rows_that_need_another_schema(shop: Client, items: Collection) -> None:
+    lone = shop.catalog.create_collection(items.name + "_one", items.schema)
+    with shop.producer().transaction(lone) as txn:
+        txn.insert([{"id": 1, "name": "a"}], evolve=True)
+        with pytest.raises(InvalidArgument, match=r"need other fields or types \(more\).*rolls open transactions back"):
+            txn.insert([{"id": 2, "name": "a", "more": 1}], evolve=True)
+    assert txn.commit_tick is not None
+    assert FieldSpec("more", "int64", True) not in shop.collection(lone.name).schema.fields
