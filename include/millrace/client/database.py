@@ -401,8 +401,12 @@ class Collection:
     ) -> int:
         """Change the schema, all of it at one tick, in the order of these names; the new version. `rename` and `widen` map a column
         to its new name and type, `relax` lets columns be null, `add` takes what :func:`schema` does, `order` names the first columns.
+        A field inside of a struct is added and widened by its path: ``add={"address.zip": "string"}``.
         Raises InvalidArgument for what cannot be."""
+        from millrace.client.nested_changes import resolved
+
         made = changes(drop=drop, rename=rename, widen=widen, relax=relax, add=add, order=order)
+        made = resolved(made, lambda: self.refresh().schema)
         version = self.database.client.catalog.alter(self.name, made)
         self.refresh()
         return version

@@ -235,6 +235,7 @@ def alter(
 
     Example: `millrace collections alter users --rename mail:email --widen age:int64 --add 'city:string' --drop note`
     """
+    from millrace.client.nested_changes import resolved
     from millrace.client.schemas import changes
     from millrace.commands.parts.collection_schema import parse_field, parse_pair
 
@@ -249,7 +250,7 @@ def alter(
     settings = load_settings(data)
     find_collection(settings, name)
     with _client(settings) as client:
-        version = client.catalog.alter(name, made)
+        version = client.catalog.alter(name, resolved(made, lambda: client.collection(name).schema))
         fields = client.collection(name).schema.fields
     shown = ", ".join(f"{each.name}:{each.type}{'?' * each.nullable}" for each in fields)
     typer.echo(f"{name} has schema version {version}: {shown}.")

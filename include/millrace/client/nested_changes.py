@@ -1,0 +1,95 @@
+"""Changes of fields inside of fields, by a path such as ``address.zip``: each becomes the wider type of the whole field.
+
+A field's values inside of a struct are found by their names, in every file that ever had them: so one can be added and widened there, and
+neither renamed nor dropped. A path goes through lists and the values of maps as through what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from millrace.base.errors import InvalidArgument
+from millrace.message.field_types import FieldType, parse_type
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema_changes import Add, Change, Drop, Relax, Rename, Widen, apply
+
+
+def resolved(changes: Sequence[Change], newest: Callable[[], CollectionSchema]) -> list[Change]:
+    """`changes` with whole fields in the place of paths, of the `newest` schema, which is asked for where there is any. Raises
+    InvalidArgument."""
+    if not any("." in (_name(change) or "") for change in changes):
+        return list(changes)
+    made: list[Change] = []
+    schema = newest()
+    for change in changes:
+        if isinstance(change, Add | Drop | Rename | Widen | Relax):
+            name = _name(change) or ""
+            outer = _outer(name, schema)
+            if outer is not None:
+                change = _whole(change, outer, name[len(outer.name) + 1 :].split("."))
+        schema = apply(schema, change)
+        made.append(change)
+    return made
+
+
+def _name(change: Change) -> str | None:
+    match change:
+        case Add(field):
+            return field.name
+        case Drop(name) | Rename(name) | Widen(name) | Relax(name):
+            return name
+    return None
+
+
+def _outer(name: str, schema: CollectionSchema) -> FieldSpec | None:
+    """The nested field that a path begins with; none where a field has that very name."""
+    if any(field.name == name for field in schema.fields):
+        return None
+    found = [field for field in schema.fields if name.startswith(f"{field.name}.") and field.tree.is_nested]
+    return max(found, key=lambda field: len(field.name), default=None)
+
+
+def _whole(change: Add | Drop | Rename | Widen | Relax, outer: FieldSpec, path: list[str]) -> Widen:
+    shown = ".".join([outer.name, *path])
+
+    def act(struct: FieldType, name: str) -> FieldType:
+        children = dict(zip(struct.names, struct.children, strict=True))
+        if isinstance(change, Add):
+            if name in children:
+                raise InvalidArgument(f"there is a field {shown!r} already")
+            children[name] = change.field.tree
+        elif name not in children:
+            raise InvalidArgument(f"there is no field {shown!r}; there are {', '.join(children)}")
+        elif isinstance(change, Widen):
+            children[name] = parse_type(change.type)
+        else:
+            _refuse(change, shown)
+        return replace(struct, names=tuple(children), children=tuple(children.values()))
+
+    return Widen(outer.name, _inside(outer.tree, path, shown, act).text)
+
+
+def _inside(kind: FieldType, path: list[str], shown: str, act: Callable[[FieldType, str], FieldType]) -> FieldType:
+    if kind.kind in ("list", "map"):
+        return replace(kind, children=(*kind.children[:-1], _inside(kind.children[-1], path, shown, act)))
+    if kind.kind != "struct":
+        raise InvalidArgument(f"{shown!r}: {path[0]!r} would lie in a value of {kind.text}, which has no fields")
+    if len(path) == 1:
+        return act(kind, path[0])
+    if path[0] not in kind.names:
+        raise InvalidArgument(f"{shown!r}: there is no field {path[0]!r}; there are {', '.join(kind.names)}")
+    place = kind.names.index(path[0])
+    inner = _inside(kind.children[place], path[1:], shown, act)
+    return replace(kind, children=(*kind.children[:place], inner, *kind.children[place + 1 :]))
+
+
+def _refuse(change: Drop | Rename | Relax, shown: str) -> NoReturn:
+    if isinstance(change, Relax):
+        raise InvalidArgument(f"{shown!r} may be null already, as every field inside of another")
+    what = "renamed" if isinstance(change, Rename) else "dropped"
+    raise InvalidArgument(
+        f"{shown!r} lies inside of a field, where files know it by its name: it cannot be {what}. Add a field of the type that is wanted,"
+        " and drop the old one"
+    )
