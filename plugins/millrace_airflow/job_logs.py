@@ -16,9 +16,9 @@ def make_app() -> FastAPI:
     from millrace.base.errors import MillraceError
     from millrace.runtime.launch.folder import RunFolder
     from millrace.runtime.launch.launcher import tail
+    from millrace.service.answers import GuardedAnswers
     from millrace_airflow.hooks import load_settings
     from millrace_airflow.ui.access import Reader
-    from millrace_airflow.ui.guard import GuardedAnswers
 
     app = FastAPI(title="Logs of Millrace's jobs", docs_url=None, redoc_url=None, openapi_url=None)
 

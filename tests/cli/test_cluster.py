@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 
@@ -28,7 +29,7 @@ def store(deployment: Deployment) -> Iterator[MetaStore]:
         mine = ChannelRecord("dml_0", INGEST).assigning("n1@7", "grpc://127.0.0.1:1", "place").assigned()
         lost = ChannelRecord("dml_1", INGEST).assigning("n3@6", "grpc://127.0.0.1:3", "place").assigned()
         store.commit([Put(each.key, each.encoded()) for each in (mine, lost)])
-        store.commit([Put(LEADER, b"c1")])
+        store.commit([Put(LEADER, json.dumps(["c1", "http://127.0.0.1:1"]).encode())])
         yield store
 
 
@@ -77,6 +78,7 @@ def test_a_node_that_nobody_knows_is_a_typed_error(deployment: Deployment, store
 def test_balance_is_frozen_and_allowed_again(deployment: Deployment, store: MetaStore) -> None:
     assert deployment.as_json("balance") == {
         "leader": "c1",
+        "service": "http://127.0.0.1:1",
         "balance": "on",
         "draining": [],
         "pchannels": {"n1": 1, "n2": 0, "n3": 1},
@@ -101,7 +103,7 @@ def test_coordinator_and_node_run_in_place_of_the_command(settings: Settings, mo
     deployment.ok("node", "n1")
     deployment.ok("node", "n1", "--spark")
     assert [arguments[:2] for arguments, _ in calls[:2]] == [
-        ["-m", "millrace.coord.process"],
+        ["-m", "millrace.service"],
         ["-m", "millrace.node.cluster"],
     ]
     assert calls[0][0][2:] == ["--name", "c1"]

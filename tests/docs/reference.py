@@ -11,6 +11,8 @@ from millrace.access.calls import CALLS, MESSAGES, Need, Over
 from millrace.access.grants import Kind
 from millrace.base.metrics import FAMILIES, NAMESPACE
 from millrace.base.settings import describe
+from millrace.service import cluster, reading
+from millrace.service.application import DESCRIPTION
 from millrace.wal.config import BOUNDS, ChainConfig
 from tests.docs.code_facts import ROOT, settings_read
 
@@ -56,6 +58,14 @@ def calls_table() -> str:
     return text
 
 
+def service_table() -> str:
+    """A row a route of the service."""
+    text = _row("route", "role", "over", "what it does") + "|---|---|---|---|\n"
+    for name, need in {**DESCRIPTION, **reading.CALLS, **cluster.CALLS}.items():
+        text += _row(f"`{name}`", _roles(need), _over(need), need.words)
+    return text
+
+
 def messages_table() -> str:
     """A row a type of message."""
     text = _row("type", "role", "over") + "|---|---|---|\n"
@@ -79,6 +89,7 @@ TABLES = {
     (OPERATING, "Metrics"): metrics_table,
     (OPERATING, "Thresholds of the chain"): thresholds_table,
     (ACCESS, "Calls"): calls_table,
+    (ACCESS, "The service's routes"): service_table,
     (ACCESS, "Messages in an append"): messages_table,
 }
 """By page and heading: what makes the first table under it."""

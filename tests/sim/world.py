@@ -134,6 +134,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.process.offset + self.world.now * self.process.rate
 
+    def wall(self) -> float:
+        return 1_700_000_000 + self.world.now
+
     def sleep(self, seconds: float) -> None:
         self.world.sleep(self.process, max(seconds, 0.001) / self.process.rate)
 

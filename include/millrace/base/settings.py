@@ -212,6 +212,7 @@ class Settings:
     session_seconds: float = _setting(
         10.0, "How long a node, or the leading coordinator, may be silent before others take over.", low=1, high=300
     )
+    service_port: int = _setting(0, "Port of a coordinator's HTTP service; 0 takes a free one.", low=0, high=65535)
     balance_interval: float = _setting(
         300.0, "Least time between two moves of a PChannel for balance alone.", low=0, high=86400
     )

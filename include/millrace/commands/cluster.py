@@ -59,7 +59,7 @@ def coord(
 
     Example: `millrace coord --name c1`
     """
-    become(["-m", "millrace.coord.process", *(["--name", name] if name else [])], load_settings(data))
+    become(["-m", "millrace.service", *(["--name", name] if name else [])], load_settings(data))
 
 
 @root.command(rich_help_panel=RUN)
@@ -95,11 +95,7 @@ def nodes(data: DataFolder = None, as_json: AsJson = False) -> None:
         rows = [
             {
                 "name": each.name,
-                "state": ("draining" if each.owns else "drained")
-                if each.draining
-                else "up"
-                if each.session
-                else "gone",
+                "state": each.state,
                 "session": each.session or None,
                 "address": each.address or None,
                 "pchannels": len(each.owns),
@@ -155,8 +151,10 @@ def balance(
         if switch is not None:
             control.freeze(store, frozen=switch is Switch.OFF)
         asked = control.wanted(store)
+        leader, service = control.leader(store)
         facts = {
-            "leader": control.leader(store),
+            "leader": leader or None,
+            "service": service or None,
             "balance": Switch.OFF if asked.frozen else Switch.ON,
             "draining": sorted(asked.drains),
             "pchannels": {each.name: len(each.owns) for each in control.nodes(store)},

@@ -12,6 +12,10 @@ class Clock(Protocol):
         """Seconds since some moment; it goes on through suspension, and no setting of the wall clock moves it."""
         ...
 
+    def wall(self) -> float:
+        """Unix seconds, to be shown: nothing is decided by them."""
+        ...
+
     def sleep(self, seconds: float) -> None: ...
 
 
@@ -20,6 +24,9 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def wall(self) -> float:
+        return time.time()
 
     def sleep(self, seconds: float) -> None:
         threading.Event().wait(seconds)

@@ -4,9 +4,10 @@ needs no coordinator that answers; whoever leads does it in its next round.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from millrace.base.errors import NodeNotFound
 from millrace.coord.channels.record import CHANNELS, ChannelRecord
@@ -33,6 +34,12 @@ class NodeView:
     draining: bool
     owns: tuple[str, ...]
     """PChannels of which it owns a role, or is to."""
+
+    @property
+    def state(self) -> Literal["up", "draining", "drained", "gone"]:
+        if self.draining:
+            return "draining" if self.owns else "drained"
+        return "up" if self.session else "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +82,13 @@ def nodes(store: MetaStore) -> list[NodeView]:
     return sorted(found, key=lambda each: (each.name, each.session))
 
 
-def leader(store: MetaStore) -> str | None:
-    """The name of the coordinator that leads."""
+def leader(store: MetaStore) -> tuple[str, str]:
+    """Name and address of the coordinator that leads, "" for none; that address answers whoever leads."""
     there = store.get(LEADER)
-    return None if there is None else there.value.decode()
+    if there is None:
+        return "", ""
+    name, address = json.loads(there.value)
+    return name, address
 
 
 def drain(store: MetaStore, name: str) -> None:

@@ -3,6 +3,7 @@ one that was deposed, however late it comes, does nothing."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,9 +19,13 @@ LEADER_SECONDS: Final = 10.0
 class Leadership:
     """One coordinator's candidacy."""
 
-    def __init__(self, store: MetaStore, clock: Clock, name: str, *, seconds: float = LEADER_SECONDS) -> None:
+    def __init__(
+        self, store: MetaStore, clock: Clock, name: str, *, address: str = "", seconds: float = LEADER_SECONDS
+    ) -> None:
+        """`address`: where it serves people and programs, if it does."""
         self.store = store
-        self._tenure = Tenure(store, clock, key=lambda lease: LEADER, value=name.encode(), seconds=seconds)
+        value = json.dumps([name, address]).encode()
+        self._tenure = Tenure(store, clock, key=lambda lease: LEADER, value=value, seconds=seconds)
 
     def step(self) -> float:
         """Campaign, or stay; the seconds until this is to be called again."""

@@ -1,38 +1,27 @@
-"""A coordinator as a process: it stands by, leads where nobody else does, and then runs the balancer.
-
-    python -m millrace.coord.process [--name NAME]
-
-Runs until SIGTERM or SIGINT; `millrace coord` starts it. Several may run: one leads. Without any of them what is assigned stays so.
+"""A coordinator: it stands by, leads where nobody else does, and then runs the balancer. Several may run: one leads. Without any of
+them what is assigned stays so. `millrace.service` is it as a program.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
-import socket
 import sqlite3
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
-from millrace.base.data_folder import claim
 from millrace.base.errors import MillraceError, NotLeader
 from millrace.base.settings import Settings
 from millrace.catalog.collection import pchannel_of
 from millrace.catalog.records import known_collections, pchannel_names
 from millrace.coord.balancer.balancer import Balancer, Guards, Stats
 from millrace.coord.balancer.policies import policy
-from millrace.coord.clock import Clock, SystemClock
+from millrace.coord.clock import Clock
 from millrace.coord.leadership import Leadership
-from millrace.coord.opening import open_store
 from millrace.coord.orders import FlightOrders
 from millrace.coord.session import INGEST
 from millrace.meta.store import MetaStore
-from millrace.runtime.service import begin_service
 
 ROUND_SECONDS: Final = 0.25
 """Pause between two rounds of the balancer, and between two looks at who leads."""
@@ -42,11 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 def coordinate(
-    settings: Settings, store: MetaStore, *, name: str, stop: threading.Event, clock: Clock | None = None
+    settings: Settings, store: MetaStore, *, name: str, address: str, stop: threading.Event, clock: Clock
 ) -> None:
-    """Stand by and lead as the coordinator `name`, until `stop`."""
-    clock = clock or SystemClock()
-    leadership = Leadership(store, clock, name, seconds=settings.session_seconds)
+    """Stand by and lead as the coordinator `name`, which serves at `address`, until `stop`."""
+    leadership = Leadership(store, clock, name, address=address, seconds=settings.session_seconds)
     campaign = threading.Thread(target=_campaign, args=(leadership, stop), name="leadership", daemon=True)
     campaign.start()
     try:
@@ -125,27 +113,3 @@ class CatalogStats:
                 found.setdefault(pchannel_of(vchannel), []).append(collection.id)
         self._known = {name: Stats(vchannels=len(ids), collections=frozenset(ids)) for name, ids in found.items()}
         return self._known
-
-
-def main() -> int:
-    """Coordinate until a signal comes; 1 where the meta store cannot be opened."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--name", default=f"{socket.gethostname()}-{os.getpid()}", help="how it is called in `millrace nodes`"
-    )
-    name = parser.parse_args().name
-    stop = begin_service()
-    try:
-        settings = Settings.load()
-        claim(settings.data_dir)
-        clock = SystemClock()
-        with open_store(settings, clock) as store:
-            coordinate(settings, store, name=name, stop=stop, clock=clock)
-    except MillraceError as error:
-        sys.stderr.write(f"{error.code}: {error}\n")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

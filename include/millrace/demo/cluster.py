@@ -48,7 +48,7 @@ class Cluster(Closing):
 
     def coordinator(self, name: str = "c1") -> Job:
         """Start a coordinator."""
-        return self._start(name, ["-m", "millrace.coord.process", "--name", name], self._settings, {})
+        return self._start(name, ["-m", "millrace.service", "--name", name], self._settings, {})
 
     def node(self, name: str, *, job: Path | None = None, environment: Mapping[str, str] | None = None) -> Job:
         """Start a node: with the loops in its process, or with Spark by the file `job` of jobs/."""

@@ -1,14 +1,12 @@
 """Who may see and do what: Airflow's own login and permissions. The one place that uses Airflow's internal security API.
 
 A person of Airflow is a principal of millrace.access: who may read the DAG ``streaming`` has the role *read* over the whole
-deployment (viewers do), which is what the pages and the API ask for. An action is a run of a DAG, started through
+deployment (viewers do), which is what the pages and most of the API ask for; who may start it has *operate*. An action is a run of a DAG, started through
 Airflow's REST API, which asks for the permission to trigger that DAG; :func:`may_trigger` only tells which buttons to show.
 """
 
 from __future__ import annotations
 
-import hmac
-import os
 from typing import Annotated, Final
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -16,43 +14,36 @@ from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import get_user
 from fastapi import Depends, HTTPException, Request, status
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPAuthorizationCredentials
 
-from millrace.access.grants import Grant, Principal, Role
+from millrace.access.grants import Caller, Grant, Principal, Role
+from millrace.service.access import Credentials
 
-READ_DAG: Final = "streaming"
-"""Who may read this DAG may read what Millrace shows."""
-
-METRICS_TOKEN: Final = "MILLRACE_METRICS_TOKEN"
-"""Environment variable: a bearer token that reads the metrics and nothing else, for Prometheus."""
-
-_bearer = HTTPBearer(auto_error=False, description="A token of Airflow (POST /auth/token), or the session's cookie.")
-Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+STREAMING: Final = "streaming"
+"""Who may read this DAG may read what Millrace shows; who may start it may drain nodes and freeze the balance."""
 
 
 async def reader(request: Request, credentials: Credentials) -> BaseUser:
     """The person, logged in and allowed to read. Raises HTTPException 401 or 403."""
     user = await get_user(request, None, credentials)
     if not principal_of(user).has((Role.READ,), ()):
-        raise HTTPException(status.HTTP_403_FORBIDDEN, f"You need the permission to read the DAG {READ_DAG!r}.")
+        raise HTTPException(status.HTTP_403_FORBIDDEN, f"You need the permission to read the DAG {STREAMING!r}.")
     return user
+
+
+async def door(request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
+    """The person, logged in, with what Airflow lets them do here (millrace.service.access). Raises HTTPException 401 or 403."""
+    return Caller(principal_of(await reader(request, credentials)))
 
 
 def principal_of(user: BaseUser) -> Principal:
     """What Airflow's auth manager, whichever it is, lets a person do here."""
     manager = get_auth_manager()
     reads = manager.is_authorized_view(access_view=AccessView.WEBSITE, user=user) and manager.is_authorized_dag(
-        method="GET", details=DagDetails(id=READ_DAG), user=user
+        method="GET", details=DagDetails(id=STREAMING), user=user
     )
-    return Principal(str(user.get_name()), (Grant(Role.READ),) if reads else ())
-
-
-async def metrics_reader(request: Request, credentials: Credentials) -> None:
-    """Whoever has the metrics token, or may read. Raises HTTPException 401 or 403."""
-    token = os.environ.get(METRICS_TOKEN, "")
-    if token and credentials is not None and hmac.compare_digest(credentials.credentials.encode(), token.encode()):
-        return
-    await reader(request, credentials)
+    roles = [Role.READ] * bool(reads) + [Role.OPERATE] * bool(reads and may_trigger(user, STREAMING))
+    return Principal(str(user.get_name()), tuple(Grant(role) for role in roles))
 
 
 def may_trigger(user: BaseUser, dag_id: str) -> bool:

@@ -1,46 +1,45 @@
-"""The web application: API, pages, metrics and their reference, all behind Airflow's login."""
+"""The application inside Airflow: the one of millrace.service behind Airflow's login, with the pages over it."""
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import HTMLResponse
 
-from millrace.base.package import VERSION
 from millrace.base.settings import Settings
+from millrace.coord.clock import SystemClock
+from millrace.observe.cluster import ClusterLook
 from millrace.observe.observer import Observer
-from millrace_airflow.ui import api, data_docs, faults, pages
-from millrace_airflow.ui.access import Reader
-from millrace_airflow.ui.guard import GuardedAnswers
+from millrace.service.application import application, parts
+from millrace.service.faults import ANSWERS
+from millrace_airflow.ui import data_docs, pages
+from millrace_airflow.ui.access import Reader, door, may_trigger
+from millrace_airflow.ui.actions import Action, actions_for
 
 
 def create_app(observer: Observer | None = None) -> FastAPI:
     """The application over `observer`, or over one with the settings of this process."""
     observer = observer or Observer(Settings.load())
     renderer = pages.Renderer()
-    app = FastAPI(
-        title="Millrace",
-        version=VERSION,
-        summary="What a running Millrace is doing. Actions are runs of its DAGs, through Airflow's own API.",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,  # FastAPI would serve them to anybody
-    )
-
-    app.add_middleware(GuardedAnswers)
-
-    @app.get("/openapi.json", include_in_schema=False)
-    def openapi(request: Request, user: Reader) -> JSONResponse:
-        servers = [{"url": str(request.scope.get("root_path", "")) or "/", "description": "This deployment."}]
-        return JSONResponse({**app.openapi(), "servers": servers})
+    look = ClusterLook(observer.settings, SystemClock())
+    app = application(parts(observer, look), door, page=renderer.fault)
 
     @app.get("/docs", include_in_schema=False)
     def docs(request: Request, user: Reader) -> HTMLResponse:
         return renderer.page(request, "docs.html", tab="docs", overview=observer.overview(), schema=app.openapi())
 
-    faults.install(app, renderer.fault)
-    app.include_router(api.router(observer))
-    app.include_router(api.metrics_router(observer))
+    app.include_router(_actions())
     app.include_router(data_docs.router(observer))
     app.include_router(pages.static_router())
-    app.include_router(pages.router(observer, renderer))
+    app.include_router(pages.router(observer, look, renderer))
     return app
+
+
+def _actions() -> APIRouter:
+    made = APIRouter(prefix="/api/v1", tags=["millrace"], responses=ANSWERS)
+
+    @made.get("/actions")
+    def actions(user: Reader) -> list[Action]:
+        """What can be started: DAGs of Airflow, run through its own REST API."""
+        return actions_for(lambda dag_id: may_trigger(user, dag_id))
+
+    return made

@@ -1,7 +1,7 @@
-"""What stands around our applications, and around Airflow's login: headers that every answer has, and a brake on guessing.
+"""What stands around Airflow's login: a brake on guessing.
 
-Both are plain ASGI middlewares. The brake is one for Airflow's whole web server (``fastapi_root_middlewares``): its own login
-compares passwords as often as it is asked to.
+A plain ASGI middleware for Airflow's whole web server (``fastapi_root_middlewares``): its own login compares passwords as often
+as it is asked to.
 """
 
 from __future__ import annotations
@@ -9,25 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-HEADERS: Final = {
-    # Nothing of a page comes from elsewhere, and no script or style stands in the HTML.
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",
-    "cache-control": "no-store",
-}
+from millrace.service.answers import App, Message, Receive, Scope, Send
 
 LOGINS: Final = ("/auth/token", "/auth/token/cli")
 """Where a password is compared; POST."""
@@ -38,23 +23,6 @@ LONGEST_PAUSE: Final = 300.0
 """Seconds that an address waits behind further failures: doubled with each."""
 MOST_ADDRESSES: Final = 10_000
 """Addresses that are remembered: those that failed last."""
-
-
-class GuardedAnswers:
-    """Gives every answer of an application the headers that it does not have itself."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                have = {name.lower() for name, _ in message["headers"]}
-                missing = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message["headers"], *(each for each in missing if each[0] not in have)]
-            await send(message)
-
-        await self._app(scope, receive, guarded if scope["type"] == "http" else send)
 
 
 class Failures:

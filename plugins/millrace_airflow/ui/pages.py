@@ -15,15 +15,17 @@ from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
+from millrace.access.grants import Role
 from millrace.base.errors import MillraceError
 from millrace.message.ids import compose_tick
+from millrace.observe.cluster import ClusterLook
 from millrace.observe.history import WINDOWS
 from millrace.observe.observer import Observer
+from millrace.service.faults import Fault
+from millrace.service.searching import moment, number, rejection_query, transaction_query
 from millrace_airflow.ui import text
-from millrace_airflow.ui.access import Reader, may_trigger
+from millrace_airflow.ui.access import Reader, may_trigger, principal_of
 from millrace_airflow.ui.actions import actions_for
-from millrace_airflow.ui.faults import Fault
-from millrace_airflow.ui.searching import moment, number, rejection_query, transaction_query
 
 FOLDER: Final = Path(__file__).parent
 TABS: Final = (
@@ -34,6 +36,7 @@ TABS: Final = (
     ("checkpoints", "Checkpoints"),
     ("maintenance", "Maintenance"),
     ("quality", "Quality"),
+    ("cluster", "Cluster"),
     ("actions", "Actions"),
 )
 MEDIA: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -103,7 +106,7 @@ def static_router() -> APIRouter:
     return made
 
 
-def router(observer: Observer, renderer: Renderer) -> APIRouter:
+def router(observer: Observer, look: ClusterLook, renderer: Renderer) -> APIRouter:
     """The routes of the pages."""
     made = APIRouter(include_in_schema=False)
 
@@ -185,6 +188,11 @@ def router(observer: Observer, renderer: Renderer) -> APIRouter:
     @made.get("/quality")
     def quality(request: Request, user: Reader) -> HTMLResponse:
         return show(request, user, "quality.html", "quality", found=observer.quality())
+
+    @made.get("/cluster")
+    def cluster(request: Request, user: Reader) -> HTMLResponse:
+        operates = principal_of(user).has((Role.OPERATE,), ())
+        return show(request, user, "cluster.html", "cluster", found=look.view(), operates=operates)
 
     @made.get("/actions")
     def actions(request: Request, user: Reader) -> HTMLResponse:

@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from millrace.base.settings import Settings
+from millrace.coord.clock import SystemClock
+from millrace.coord.opening import open_store
+from millrace.meta.store import MetaStore
 from millrace.observe.observer import Observer
 from tests.airflow_home import HOME
+from tests.coord.cluster_rig import write_cluster
 from tests.observe.observe_world import World, close_world, make_world
 
 URL = "/millrace"
@@ -109,3 +113,11 @@ def site(airflow_database: None, world: World) -> Iterator[Site]:
 def empty_site(airflow_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The application over a data folder that does not exist yet."""
     yield from _site(Settings(data_dir=tmp_path_factory.mktemp("ui-empty") / "data"))
+
+
+@pytest.fixture(scope="session")
+def cluster_store(world: World) -> Iterator[MetaStore]:
+    """The meta store of a cluster over :func:`world`, with a node, a PChannel that came to it, and one that was lost."""
+    with open_store(world.settings, SystemClock()) as store:
+        write_cluster(store)
+        yield store

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from millrace.coord import control
+from millrace.meta.store import MetaStore
 from tests.airflow_home import ROOT
 from tests.plugins.ui.conftest import Site
 
@@ -14,7 +16,9 @@ SAMPLES = {"name": "users", "message_id": "0:1:0:0", "pchannel": "dml_0"}
 
 
 def _paths(site: Site) -> list[str]:
-    found = [route.path.replace("{path:path}", "index.html").format(**SAMPLES).lstrip("/") for route in site.app.routes]
+    """What can be looked at."""
+    routes = [route for route in site.app.routes if "GET" in getattr(route, "methods", ("GET",))]
+    found = [route.path.replace("{path:path}", "index.html").format(**SAMPLES).lstrip("/") for route in routes]
     return [path for path in found if not path.startswith("static/")]
 
 
@@ -114,12 +118,37 @@ def test_metrics_take_a_login_or_the_token_of_the_environment(site: Site, monkey
 
 
 def test_nothing_can_be_changed_through_it(site: Site) -> None:
+    """But what the cluster is to do, for which the next test is."""
     for path in _paths(site):
         for method in ("post", "put", "patch", "delete"):
             answer = getattr(site.client, method)(
                 f"/millrace/{path}", headers={"Authorization": f"Bearer {site.tokens['admin']}"}
             )
             assert answer.status_code in {404, 405}, f"{method} {path}"
+
+
+def test_the_cluster_is_told_what_to_do_by_who_may_start_the_streaming_dag(
+    site: Site, cluster_store: MetaStore
+) -> None:
+    def ask(role: str, method: str, path: str) -> Any:
+        headers = {"Authorization": f"Bearer {site.tokens[role]}"}
+        return site.client.request(method, f"/millrace/api/v1/{path}", headers=headers)
+
+    for path in ("nodes/n1/drain", "balance/freeze"):
+        for method in ("PUT", "DELETE"):
+            assert ask("viewer", method, path).status_code == 403
+            assert ask("viewer", method, path).json()["error"]["code"] == "PERMISSION_DENIED"
+        assert ask("admin", "POST", path).status_code == 405, "what a form of another page could send does nothing"
+    assert control.wanted(cluster_store) == control.Wanted(frozenset(), frozen=False)
+    assert ask("admin", "PUT", "nodes/n1/drain").json()["draining"] == ["n1"]
+    assert ask("admin", "PUT", "balance/freeze").json()["frozen"] is True
+    assert "disabled" in site.get("cluster", role="viewer", html=True).text
+    shown = site.get("cluster", role="admin", html=True).text
+    assert "disabled" not in shown
+    assert "Use again" in shown
+    assert ask("admin", "DELETE", "nodes/n1/drain").json()["draining"] == []
+    assert ask("admin", "DELETE", "balance/freeze").json()["frozen"] is False
+    assert ask("admin", "PUT", "nodes/nobody/drain").json()["error"]["code"] == "NODE_NOT_FOUND"
 
 
 def test_pages_take_nothing_from_elsewhere(site: Site) -> None:

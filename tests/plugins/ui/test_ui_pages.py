@@ -6,12 +6,24 @@ import re
 
 import pytest
 
+from millrace.meta.store import MetaStore
 from millrace.operations.quality.results import docs_path
 from millrace.runtime.launch import history as launch_history
 from tests.observe.observe_world import HOSTILE, World
 from tests.plugins.ui.conftest import Site
 
-PAGES = ("", "collections", "transactions", "rejections", "checkpoints", "maintenance", "quality", "actions", "docs")
+PAGES = (
+    "",
+    "collections",
+    "transactions",
+    "rejections",
+    "checkpoints",
+    "maintenance",
+    "quality",
+    "cluster",
+    "actions",
+    "docs",
+)
 VIEWS = ("schema", "rows", "segments", "files")
 
 
@@ -36,6 +48,20 @@ def test_nothing_yet_is_said_in_words(empty_site: Site) -> None:
         "version": None, "next": None, "complete": True, "items": [], "reasons": []
     }  # fmt: skip
     assert empty_site.fault("api/v1/collections/users") == (404, "COLLECTION_NOT_FOUND")
+
+
+def test_the_cluster_page_has_nodes_channels_and_moves_with_their_causes(
+    site: Site, empty_site: Site, cluster_store: MetaStore
+) -> None:
+    assert "No cluster" in empty_site.page("cluster")
+    page = site.page("cluster")
+    for words in ("n1@7", "c1", "drain", "n0", "lost", "create_collection"):
+        assert words in page, words
+    moves = site.json("moves")
+    assert [(each["source"], each["to"], each["cause"], each["ended"] - each["began"]) for each in moves] == [
+        ("n0", "n1", "drain", 2.5),
+        ("", "n0", "place", 1.0),
+    ]
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -157,8 +183,9 @@ def test_the_api_describes_itself_and_keeps_64_bits(site: Site) -> None:
     schema = site.get("openapi.json").json()
     assert {"/api/v1/overview", "/api/v1/rejections", "/metrics"} <= schema["paths"].keys()
     for path, methods in schema["paths"].items():
-        assert list(methods) == ["get"], path
-        assert methods["get"]["description"], path
+        asked = path in ("/api/v1/nodes/{name}/drain", "/api/v1/balance/freeze")
+        assert list(methods) == (["put", "delete"] if asked else ["get"]), path
+        assert all(each["description"] for each in methods.values()), path
     tick = site.json("overview")["pchannels"][0]["time_tick"]
     assert isinstance(tick, str)
     assert int(tick) > 1 << 53

@@ -123,7 +123,7 @@ class Balancer:
         self._see_nodes()
         for record in list(self.manager.records.values()):
             if record.owner is not None and record.owner.session not in self.nodes:
-                self.manager.change(record.unavailable("lost"))
+                self.manager.change(record.unavailable("lost", self._clock.wall()))
         for role in self._roles:
             self._plan(role)
         waiting = [key for key, record in self.manager.records.items() if record.state is State.ASSIGNING]
@@ -187,7 +187,7 @@ class Balancer:
             if record.owner is not None and to == record.owner.session and record.state is not State.UNAVAILABLE:
                 continue
             cause = record.cause if record.state is State.UNAVAILABLE else move.cause
-            changed = self.manager.change(record.assigning(to, able[to].address, cause))
+            changed = self.manager.change(record.assigning(to, able[to].address, cause, self._clock.wall()))
             progress = self._progress.setdefault(record.key, Progress())
             progress.term, progress.since = changed.term, now
             if move.cause == "balance":
@@ -241,7 +241,7 @@ class Balancer:
             elif self._clock.monotonic() >= progress.since + self._guards.patience / 2:
                 progress.refused[record.owner.session] = self._clock.monotonic()
             return
-        self.manager.change(record.assigned())
+        self.manager.change(record.assigned(self._clock.wall()))
 
     def _lets_go(self, record: ChannelRecord, owner: Owner) -> bool:
         if self._gone(owner.session):

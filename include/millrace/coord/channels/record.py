@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Final, Self
 
 CHANNELS: Final = "channels/"
+KEPT_MOVES: Final = 16
+"""Moves of one role that its record remembers: the newest."""
 
 
 class State(StrEnum):
@@ -31,6 +33,21 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A role came to be at a node. Moments are Unix seconds by the leader's wall clock, to be shown and nothing else."""
+
+    term: int
+    source: str
+    """The session that had it before; "" for the first."""
+    to: str
+    cause: str
+    began: float
+    """When its owner was lost, or its next one named."""
+    ended: float
+    """When the new owner had it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelRecord:
     """One role of one PChannel."""
 
@@ -43,6 +60,10 @@ class ChannelRecord:
     """Who had it before, and was not seen to have let go."""
     cause: str = ""
     """Why it is where it is, in a word."""
+    moves: tuple[Move, ...] = ()
+    """Oldest first, at most KEPT_MOVES."""
+    since: float = 0.0
+    """Since when it changes hands; 0: it does not."""
     revision: int = 0
     """Of its key; 0: it is not kept yet."""
 
@@ -50,7 +71,7 @@ class ChannelRecord:
     def key(self) -> str:
         return f"{CHANNELS}{self.pchannel}@{self.role}"
 
-    def assigning(self, session: str, address: str, cause: str) -> ChannelRecord:
+    def assigning(self, session: str, address: str, cause: str, at: float = 0.0) -> ChannelRecord:
         """The next term is to be of `session`."""
         term = self.term + 1
         history = self.history if self.owner is None else (*self.history, self.owner)
@@ -62,28 +83,37 @@ class ChannelRecord:
             owner=Owner(session, address, term),
             history=tuple(newest.values()),
             cause=cause,
+            since=self.since or at,
         )
 
     def without_history(self, sessions: set[str]) -> ChannelRecord:
         return replace(self, history=tuple(owner for owner in self.history if owner.session not in sessions))
 
-    def assigned(self) -> ChannelRecord:
-        return replace(self, state=State.ASSIGNED, history=())
+    def assigned(self, at: float = 0.0) -> ChannelRecord:
+        assert self.owner is not None
+        source = self.moves[-1].to if self.moves else ""
+        move = Move(self.term, source, self.owner.session, self.cause, self.since, at)
+        moves = (*self.moves, move)[-KEPT_MOVES:]
+        return replace(self, state=State.ASSIGNED, history=(), moves=moves, since=0.0)
 
-    def unavailable(self, cause: str) -> ChannelRecord:
+    def unavailable(self, cause: str, at: float = 0.0) -> ChannelRecord:
         """Its owner is gone: one that is to be seen to have let go before anybody else gets it."""
         history = self.history if self.owner is None else (*self.history, self.owner)
         newest = {owner.session: owner for owner in history}
-        return replace(self, state=State.UNAVAILABLE, owner=None, history=tuple(newest.values()), cause=cause)
+        former = tuple(newest.values())
+        return replace(self, state=State.UNAVAILABLE, owner=None, history=former, cause=cause, since=self.since or at)
 
     def encoded(self) -> bytes:
         owner = self.owner and [self.owner.session, self.owner.address, self.owner.term]
         history = [[each.session, each.address, each.term] for each in self.history]
-        return json.dumps([self.pchannel, self.role, self.state, self.term, owner, history, self.cause]).encode()
+        moves = [[each.term, each.source, each.to, each.cause, each.began, each.ended] for each in self.moves]
+        words = [self.pchannel, self.role, self.state, self.term, owner, history, self.cause, moves, self.since]
+        return json.dumps(words).encode()
 
     @classmethod
     def decoded(cls, data: bytes, revision: int) -> Self:
-        pchannel, role, state, term, owner, history, cause = json.loads(data)
+        pchannel, role, state, term, owner, history, cause, *newer = json.loads(data)
+        moves, since = newer or ((), 0.0)  # a cluster's of before there were moves
         return cls(
             pchannel,
             role,
@@ -92,5 +122,7 @@ class ChannelRecord:
             owner and Owner(*owner),
             tuple(Owner(*each) for each in history),
             cause,
+            tuple(Move(*each) for each in moves),
+            since,
             revision,
         )

@@ -1,12 +1,15 @@
-"""The REST API: the read model as JSON, a route a question. Everything is a GET; actions are runs of DAGs, by Airflow's API."""
+"""The read model as JSON, a route a question, and the metrics. Everything is a GET."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
+from millrace.access.calls import Need, Over
+from millrace.access.grants import Role
 from millrace.observe.models import (
     CheckpointsView,
     CollectionRow,
@@ -23,10 +26,8 @@ from millrace.observe.models import (
     TransactionSearch,
 )
 from millrace.observe.observer import Observer
-from millrace_airflow.ui.access import Reader, may_trigger, metrics_reader
-from millrace_airflow.ui.actions import Action, actions_for
-from millrace_airflow.ui.faults import FaultAnswer
-from millrace_airflow.ui.searching import rejection_query, transaction_query
+from millrace.service.faults import ANSWERS
+from millrace.service.searching import rejection_query, transaction_query
 
 INT64 = (1 << 63) - 1
 Limit = Annotated[int, Query(ge=1, le=200, description="Items of a page.")]
@@ -34,46 +35,58 @@ Offset = Annotated[int, Query(ge=0, le=1 << 40, description="Items to leave out.
 Before = Annotated[str, Query(max_length=200, description="`next` of the page before this one.")]
 Text = Annotated[str, Query(max_length=200)]
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    401: {"model": FaultAnswer, "description": "Not logged in."},
-    403: {"model": FaultAnswer, "description": "No permission."},
-    404: {"model": FaultAnswer, "description": "No such thing."},
-    422: {"model": FaultAnswer, "description": "A parameter that can not be right."},
+CALLS: Final[Mapping[str, Need]] = {
+    name: Need((Role.READ,), Over.EVERYTHING, words=words)
+    for name, words in {
+        "overview": "the state of the whole",
+        "history": "throughput, lag and freshness over a window",
+        "collections": "all collections",
+        "collection": "one collection: schema, partitions, VChannels, sizes",
+        "segments": "a collection's segments",
+        "files": "a collection's files",
+        "sample": "some of a collection's newest rows",
+        "rejections": "rejected messages",
+        "transactions": "transactions",
+        "message": "a message of the WAL, decoded",
+        "checkpoints": "checkpoints, and what truncation could free",
+        "maintenance": "the tables' health and the operations",
+        "quality": "results of the quality checks",
+        "metrics": "all metrics (the token of `MILLRACE_METRICS_TOKEN` opens them too)",
+    }.items()
 }
 
 
 def router(observer: Observer) -> APIRouter:
     """Routes under /api/v1."""
-    made = APIRouter(prefix="/api/v1", tags=["millrace"], responses=_ERRORS)
+    made = APIRouter(prefix="/api/v1", tags=["millrace"], responses=ANSWERS)
 
     @made.get("/overview")
-    def overview(user: Reader) -> Overview:
+    def overview() -> Overview:
         """The state of the whole: overall state, jobs, PChannels, totals."""
         return observer.overview()
 
     @made.get("/history")
-    def history(user: Reader, window: Text = "15m") -> HistoryView:
+    def history(window: Text = "15m") -> HistoryView:
         """Throughput, lag and freshness over a window: 15m, 1h, 6h or 24h."""
         return observer.history(window)
 
     @made.get("/collections")
-    def collections(user: Reader, dropped: bool = False) -> list[CollectionRow]:
+    def collections(dropped: bool = False) -> list[CollectionRow]:
         """All collections; the dropped ones too where `dropped`."""
         return observer.collections(dropped=dropped)
 
     @made.get("/collections/{name}")
-    def collection(user: Reader, name: str) -> CollectionView:
+    def collection(name: str) -> CollectionView:
         """A collection by name or id: schema, partitions, VChannels, sizes."""
         return observer.collection(name)
 
     @made.get("/collections/{name}/segments")
-    def segments(user: Reader, name: str, state: Text = "", offset: Offset = 0, limit: Limit = 50) -> SegmentPage:
+    def segments(name: str, state: Text = "", offset: Offset = 0, limit: Limit = 50) -> SegmentPage:
         """Segments, newest first; of one state (growing, flushed, dropped) or all."""
         return observer.segments(name, state=state, offset=offset, limit=limit)
 
     @made.get("/collections/{name}/files")
     def files(
-        user: Reader,
         name: str,
         deletes: bool = False,
         order: Literal["tick", "bytes", "rows"] = "tick",
@@ -85,7 +98,6 @@ def router(observer: Observer) -> APIRouter:
 
     @made.get("/collections/{name}/sample")
     def sample(
-        user: Reader,
         name: str,
         at: Annotated[int | None, Query(ge=0, le=INT64, description="A time tick; without it the newest.")] = None,
         limit: Limit = 20,
@@ -95,42 +107,37 @@ def router(observer: Observer) -> APIRouter:
 
     @made.get("/rejections")
     def rejections(
-        query: Annotated[Any, Depends(rejection_query)], user: Reader, before: Before = "", limit: Limit = 50
+        query: Annotated[Any, Depends(rejection_query)], before: Before = "", limit: Limit = 50
     ) -> RejectionSearch:
         """Rejected messages, newest first."""
         return observer.rejections(query, limit=limit, before=before)
 
     @made.get("/transactions")
     def transactions(
-        query: Annotated[Any, Depends(transaction_query)], user: Reader, before: Before = "", limit: Limit = 50
+        query: Annotated[Any, Depends(transaction_query)], before: Before = "", limit: Limit = 50
     ) -> TransactionSearch:
         """Open transactions, and those that ended, newest first."""
         return observer.transactions(query, limit=limit, before=before)
 
     @made.get("/messages/{pchannel}/{message_id}")
-    def message(user: Reader, pchannel: str, message_id: str) -> MessageView:
+    def message(pchannel: str, message_id: str) -> MessageView:
         """A message or rejection of the WAL, decoded."""
         return observer.message(pchannel, message_id)
 
     @made.get("/checkpoints")
-    def checkpoints(user: Reader) -> CheckpointsView:
+    def checkpoints() -> CheckpointsView:
         """Checkpoints of each PChannel, and what truncation could free."""
         return observer.checkpoints()
 
     @made.get("/maintenance")
-    def maintenance(user: Reader, job: Text = "", limit: Limit = 50) -> MaintenanceView:
+    def maintenance(job: Text = "", limit: Limit = 50) -> MaintenanceView:
         """The tables' health, and operations that run or ran (of one job)."""
         return observer.maintenance(job=job, limit=limit)
 
     @made.get("/quality")
-    def quality(user: Reader, limit: Limit = 100) -> QualityView:
+    def quality(limit: Limit = 100) -> QualityView:
         """Results of the data-quality checks, newest first, and what they block."""
         return observer.quality(limit=limit)
-
-    @made.get("/actions")
-    def actions(user: Reader) -> list[Action]:
-        """What can be started: DAGs of Airflow, run through its own REST API."""
-        return actions_for(lambda dag_id: may_trigger(user, dag_id))
 
     return made
 
@@ -139,7 +146,7 @@ def metrics_router(observer: Observer) -> APIRouter:
     """The route of the metrics."""
     made = APIRouter(tags=["metrics"])
 
-    @made.get("/metrics", dependencies=[Depends(metrics_reader)], response_class=Response, responses=_ERRORS)
+    @made.get("/metrics", response_class=Response, responses=ANSWERS)
     def metrics() -> Response:
         """All metrics in the Prometheus text format."""
         return Response(observer.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,9 +22,15 @@ STATUS: Final = {
     "TICK_NOT_REACHED": 409,
     "TICK_TOO_OLD": 410,
     "POSITION_TRUNCATED": 410,
+    "PERMISSION_DENIED": 403,
     "COLLECTION_NOT_FOUND": 404,
     "CHANNEL_NOT_FOUND": 404,
+    "NODE_NOT_FOUND": 404,
+    "INVALID_SETTINGS": 409,
     "LOG_UNAVAILABLE": 503,
+    "META_UNAVAILABLE": 503,
+    "META_AMBIGUOUS": 503,
+    "TOKEN_FILE_REFUSED": 503,
     "DEADLINE_EXCEEDED": 504,
 }
 """By the code of a MillraceError; any other is 500."""
@@ -43,14 +50,25 @@ class FaultAnswer(BaseModel):
     error: Fault
 
 
-def install(app: FastAPI, page: Any) -> None:
+ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    401: {"model": FaultAnswer, "description": "Not logged in."},
+    403: {"model": FaultAnswer, "description": "No permission."},
+    404: {"model": FaultAnswer, "description": "No such thing."},
+    422: {"model": FaultAnswer, "description": "A parameter that can not be right."},
+}
+"""What a route's documentation says of them."""
+
+Page: TypeAlias = Callable[[Request, int, Fault], Response]
+
+
+def install(app: FastAPI, page: Page | None) -> None:
     """Answer errors of `app`; `page(request, status, fault)` renders one for a browser."""
 
     def answer(request: Request, status: int, code: str, message: str, retriable: bool = False) -> Response:
         fault = Fault(code=code, message=message, retriable=retriable)
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-        if _is_page(request):
-            found: Response = page(request, status, fault)
+        if page is not None and _is_page(request):
+            found = page(request, status, fault)
             found.headers.update(headers or {})
             return found
         return JSONResponse(FaultAnswer(error=fault).model_dump(), status, headers)
@@ -73,7 +91,7 @@ def install(app: FastAPI, page: Any) -> None:
 
     async def unknown(request: Request, error: Exception) -> Response:
         _logger.error("%s %s", request.method, request.url.path, exc_info=error)
-        return answer(request, 500, "INTERNAL", "Something failed here; the api-server's log has the details.", True)
+        return answer(request, 500, "INTERNAL", "Something failed here; this server's log has the details.", True)
 
     app.add_exception_handler(MillraceError, ours)
     app.add_exception_handler(HTTPException, http)

@@ -1,0 +1,222 @@
+"""The cluster as it is seen: nodes, who owns what, how it came there, broadcasts. From the meta store, which is opened when it is there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+from millrace.base.closing import Closing
+from millrace.base.errors import InvalidSettings
+from millrace.base.settings import Settings
+from millrace.coord import control
+from millrace.coord.broadcast.task import TASKS, Task, TaskState
+from millrace.coord.channels.record import ChannelRecord, State
+from millrace.coord.clock import Clock
+from millrace.coord.opening import open_store, require_cluster
+from millrace.meta.store import MetaStore
+from millrace.observe.models import Big, View
+
+MOST_MOVES: Final = 200
+MOST_BROADCASTS: Final = 200
+
+
+class NodeRow(View):
+    """A node."""
+
+    name: str
+    state: Literal["up", "draining", "drained", "gone"]
+    session: str
+    """"" where it has none."""
+    address: str
+    roles: list[str]
+    pchannels: list[str]
+    """Of which it owns a role, or is to."""
+
+
+class MoveRow(View):
+    """A role of a PChannel came to be at a node."""
+
+    pchannel: str
+    role: str
+    term: int
+    source: str
+    """The node that had it before; "" for the first."""
+    to: str
+    cause: str
+    began: float
+    ended: float
+
+
+class ChannelRow(View):
+    """A role of a PChannel."""
+
+    pchannel: str
+    role: str
+    state: State
+    term: int
+    node: str
+    session: str
+    address: str
+    cause: str
+    not_let_go: list[str]
+    """Sessions that had it before, and were not seen to have let go."""
+    moves: list[MoveRow]
+    """Newest first."""
+
+
+class BroadcastRow(View):
+    """A broadcast."""
+
+    id: int
+    request: str
+    kind: str
+    state: TaskState
+    keys: list[str]
+    targets: dict[str, Big | None]
+    """By VChannel the time tick of its message, None while it is not known to be there."""
+
+
+class BalanceView(View):
+    """Who leads, and what people asked for."""
+
+    leader: str
+    """"" where nobody leads: what is assigned stays so."""
+    service: str
+    """Where the leader serves."""
+    frozen: bool
+    """Whether nothing moves for balance alone."""
+    draining: list[str]
+
+
+class ClusterView(View):
+    """All of it."""
+
+    present: bool
+    """False: one node, without a coordinator."""
+    balance: BalanceView | None = None
+    nodes: tuple[NodeRow, ...] = ()
+    channels: tuple[ChannelRow, ...] = ()
+    moves: tuple[MoveRow, ...] = ()
+    """Newest first, at most MOST_MOVES."""
+    broadcasts: tuple[BroadcastRow, ...] = ()
+
+
+class ClusterLook(Closing):
+    """The meta store of a deployment, opened once there is one. Thread-safe."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._store: Any = None
+
+    def store(self) -> MetaStore:
+        """Raises InvalidSettings where there is no cluster, MetaUnavailable, UnsupportedVersion."""
+        with self._lock:
+            if self._store is None:
+                require_cluster(self._settings)
+                self._store = open_store(self._settings, self._clock)
+            found: MetaStore = self._store
+            return found
+
+    def close(self) -> None:
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+    def view(self) -> ClusterView:
+        """Everything, or that there is no cluster. Raises MetaUnavailable, UnsupportedVersion."""
+        try:
+            store = self.store()
+        except InvalidSettings:
+            return ClusterView(present=False)
+        found = channel_rows(store)
+        return ClusterView(
+            present=True,
+            balance=balance_view(store),
+            nodes=tuple(node_rows(store)),
+            channels=tuple(found),
+            moves=tuple(moves_of(found, limit=MOST_MOVES)),
+            broadcasts=tuple(broadcast_rows(store, limit=20)),
+        )
+
+
+def node_of(session: str) -> str:
+    """The name of a session's node."""
+    return session.rpartition("@")[0]
+
+
+def node_rows(store: MetaStore) -> list[NodeRow]:
+    return [
+        NodeRow(
+            name=each.name,
+            state=each.state,
+            session=each.session,
+            address=each.address,
+            roles=list(each.roles),
+            pchannels=list(each.owns),
+        )
+        for each in control.nodes(store)
+    ]
+
+
+def channel_rows(store: MetaStore) -> list[ChannelRow]:
+    return [_channel(record) for record in control.channels(store)]
+
+
+def _channel(record: ChannelRecord) -> ChannelRow:
+    owner = record.owner
+    return ChannelRow(
+        pchannel=record.pchannel,
+        role=record.role,
+        state=record.state,
+        term=record.term,
+        node="" if owner is None else node_of(owner.session),
+        session="" if owner is None else owner.session,
+        address="" if owner is None else owner.address,
+        cause=record.cause,
+        not_let_go=[each.session for each in record.history],
+        moves=[
+            MoveRow(
+                pchannel=record.pchannel,
+                role=record.role,
+                term=move.term,
+                source=node_of(move.source),
+                to=node_of(move.to),
+                cause=move.cause,
+                began=move.began,
+                ended=move.ended,
+            )
+            for move in reversed(record.moves)
+        ],
+    )
+
+
+def moves_of(channels: Iterable[ChannelRow], *, limit: int) -> list[MoveRow]:
+    """The newest moves of all of them."""
+    found = (move for each in channels for move in each.moves)
+    return sorted(found, key=lambda move: (move.ended, move.pchannel, move.role), reverse=True)[:limit]
+
+
+def balance_view(store: MetaStore) -> BalanceView:
+    asked = control.wanted(store)
+    name, service = control.leader(store)
+    return BalanceView(leader=name, service=service, frozen=asked.frozen, draining=sorted(asked.drains))
+
+
+def broadcast_rows(store: MetaStore, *, limit: int) -> list[BroadcastRow]:
+    """The newest broadcasts, newest first."""
+    tasks = [Task.decoded(entry.value, entry.modified) for entry in store.list(TASKS).entries[-limit:]]
+    return [
+        BroadcastRow(
+            id=task.id,
+            request=task.request,
+            kind=task.kind,
+            state=task.state,
+            keys=[f"{key.domain}:{key.name}{' (shared)' if key.shared else ''}" for key in task.keys],
+            targets={name: None if tick is None else str(tick) for name, tick in task.targets.items()},
+        )
+        for task in reversed(tasks)
+    ]

@@ -1,0 +1,59 @@
+"""A coordinator as a program: it stands by or leads, and serves people and programs by HTTP meanwhile.
+
+    python -m millrace.service [--name NAME]
+
+Runs until SIGTERM or SIGINT; `millrace coord` starts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from contextlib import closing
+
+import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+from millrace.access.token_file import TokenFile
+from millrace.base.data_folder import claim
+from millrace.base.errors import MillraceError
+from millrace.base.settings import Settings
+from millrace.coord.clock import SystemClock
+from millrace.coord.opening import cluster_token, open_store
+from millrace.coord.process import coordinate
+from millrace.observe.cluster import ClusterLook
+from millrace.observe.observer import Observer
+from millrace.runtime.service import begin_service
+from millrace.service.access import token_door
+from millrace.service.application import application, parts
+from millrace.service.server import serving
+
+
+def main() -> int:
+    """Coordinate until a signal comes; 1 where the meta store cannot be opened, or its port is taken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--name", default=f"{socket.gethostname()}-{os.getpid()}", help="how it is called in `millrace balance`"
+    )
+    name = parser.parse_args().name
+    stop = begin_service()
+    try:
+        settings = Settings.load()
+        claim(settings.data_dir)
+        clock = SystemClock()
+        door = token_door([cluster_token(settings)], TokenFile(settings.data_dir))
+        with (
+            open_store(settings, clock) as store,
+            closing(Observer(settings)) as observer,
+            ClusterLook(settings, clock) as look,
+            serving(application(parts(observer, look), door), settings) as address,
+        ):
+            coordinate(settings, store, name=name, address=address, stop=stop, clock=clock)
+    except MillraceError as error:
+        sys.stderr.write(f"{error.code}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

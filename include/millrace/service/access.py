@@ -1,0 +1,63 @@
+"""Who comes in and what each call needs: a door says who calls, a table says what a route asks of its caller (millrace.access).
+
+A route is a call by the name of its function. One that stands in no table is refused to everybody.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, TypeAlias
+
+from fastapi import Depends, HTTPException, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from millrace.access.calls import Need, require
+from millrace.access.grants import MACHINE, Caller
+from millrace.access.token_file import TokenFile
+
+METRICS_TOKEN: Final = "MILLRACE_METRICS_TOKEN"
+"""Environment variable: a bearer token that reads the metrics and nothing else, for Prometheus."""
+
+_bearer = HTTPBearer(auto_error=False, description="A token (millrace tokens add; in Airflow one of POST /auth/token).")
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+Door: TypeAlias = Callable[[Request, HTTPAuthorizationCredentials | None], Awaitable[Caller]]
+"""Says who calls. Raises HTTPException 401."""
+
+
+def token_door(own: Sequence[str], tokens: TokenFile) -> Door:
+    """Whoever has one of the deployment's tokens, or of the machine's `own`, which may do everything."""
+
+    async def door(request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
+        given = "" if credentials is None else credentials.credentials
+        # Each one is compared, whichever it is, so that the time says nothing.
+        if sum(hmac.compare_digest(given.encode(), each.encode()) for each in own if each):
+            return MACHINE
+        caller = tokens.caller(given) if given else None
+        if caller is None:
+            raise HTTPException(
+                401, "Send a token of this deployment (Authorization: Bearer …): millrace tokens add makes one."
+            )
+        return caller
+
+    return door
+
+
+def checked(door: Door, calls: Mapping[str, Need]) -> Any:
+    """The dependency that lets a request of a route in, by `calls`; who it is stands in ``request.state.caller``."""
+
+    async def check(request: Request, credentials: Credentials) -> None:
+        name = str(request.scope["route"].name)
+        if name == "metrics" and credentials is not None and _scrapes(credentials.credentials):
+            return
+        caller = await door(request, credentials)
+        require(caller, name, request.path_params, calls=calls)
+        request.state.caller = caller
+
+    return Depends(check)
+
+
+def _scrapes(given: str) -> bool:
+    token = os.environ.get(METRICS_TOKEN, "")
+    return bool(token) and hmac.compare_digest(given.encode(), token.encode())
