@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from millrace.base.errors import LogUnavailable, MillraceError
-from millrace.base.process import wrote
 from millrace.catalog.records import known_collections
 from millrace.commands.parts.command_line import (
     LOOK,
@@ -109,18 +107,18 @@ def _ddl(settings: Settings) -> list[dict[str, Any]]:
 
 
 def streaming_job(settings: Settings) -> dict[str, Any]:
-    """The streaming node by its progress file: whether its process lives, and what it said last."""
-    try:
-        progress = json.loads(settings.progress_path("streaming-node").read_text(encoding="utf-8"))
-        pid, at = int(progress["pid"]), float(progress["at"])
-    except (FileNotFoundError, ValueError, KeyError):
+    """The streaming node, or the nodes of a cluster together, by their progress files: whether one lives, what was said last."""
+    from millrace.observe.jobs import read_jobs
+
+    job = read_jobs(settings)[0]
+    if job.at is None:
         return {"running": False}
     return {
-        "running": wrote(pid, at),
-        "pid": pid,
-        "last_batch": stamp(int(at * 1000)),
-        "batches": progress.get("batches", 0),
-        "rows": progress.get("rows", 0),
+        "running": job.state == "running",
+        "pid": job.pid,
+        "last_batch": stamp(int(job.at * 1000)),
+        "batches": job.batches,
+        "rows": job.rows,
     }
 
 

@@ -27,10 +27,21 @@ def pchannels(
     log: LogView,
     parked: Mapping[str, str],
     node: JobView,
+    owners: Mapping[str, str],
 ) -> list[PChannelView]:
-    """Every PChannel that any of these knows, by name."""
+    """Every PChannel that any of these knows, by name. `owners` has the nodes of a cluster; without them `node` has all."""
     names = sorted({*positions, *checkpoints, *log.channels, *parked})
-    return [_view(name, positions.get(name), checkpoints.get(name), log, parked.get(name), node) for name in names]
+    return [
+        _view(
+            name,
+            positions.get(name),
+            checkpoints.get(name),
+            log,
+            parked.get(name),
+            owners.get(name) if owners else owner(node),
+        )
+        for name in names
+    ]
 
 
 def _view(
@@ -39,7 +50,7 @@ def _view(
     checkpoint: Checkpoint | None,
     log: LogView,
     parked: str | None,
-    node: JobView,
+    owner: str | None,
 ) -> PChannelView:
     state = position.state if position is not None else None
     channel = log.channels.get(name)
@@ -50,7 +61,7 @@ def _view(
     )
     return PChannelView(
         name=name,
-        owner=owner(node),
+        owner=owner,
         term=max(state.term if state is not None else 0, channel.term if channel is not None else 0),
         time_tick=str(tick),
         time=moment(tick),

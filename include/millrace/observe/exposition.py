@@ -19,6 +19,7 @@ from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.process import wrote
 from millrace.base.settings import Settings
 from millrace.client.consume.positions import Positions
+from millrace.observe.jobs import nodes_of
 from millrace.observe.models import Overview
 from millrace.tables.wal.reader import WalSnapshot
 
@@ -78,7 +79,8 @@ def of_overview(overview: Overview) -> bytes:
 
 def job_metrics(settings: Settings) -> list[str]:
     """What the running streaming jobs report, as each left it beside its heartbeat a moment ago."""
-    return [text for path in settings.run_path.glob("*.heartbeat.json") if (text := _of_job(path))]
+    folders = [each.own_run_path for each in nodes_of(settings)]
+    return [text for each in folders for path in each.glob("*.heartbeat.json") if (text := _of_job(path))]
 
 
 def _of_job(heartbeat: Path) -> str:

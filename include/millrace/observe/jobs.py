@@ -1,20 +1,67 @@
-"""The streaming queries by their progress files: whether their process lives, what they said last."""
+"""The streaming queries by their progress files: whether their process lives, what they said last; on one node, or on several."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
+from millrace.base.errors import InvalidSettings
 from millrace.base.process import wrote
 from millrace.base.settings import Settings
+from millrace.node.range.owning import assigned_path, read_assigned
 from millrace.observe.models import JobView
 
 QUERIES: Final = ("streaming-node", "flusher")
 
 
+def nodes_of(settings: Settings) -> list[Settings]:
+    """The settings of the process without a name, and of each node of a cluster that left files here, by name."""
+    found = [replace(settings, node="")]
+    for folder in sorted((settings.run_path / "nodes").glob("*")):
+        with suppress(InvalidSettings):  # no folder of a node's
+            found.append(replace(settings, node=folder.name))
+    return found
+
+
 def read_jobs(settings: Settings) -> list[JobView]:
-    """Each streaming query."""
-    return [read_job(settings, name) for name in QUERIES]
+    """Each streaming query; where several nodes run it, as one."""
+    nodes = nodes_of(settings)
+    return [_together([read_job(each, name) for each in nodes]) for name in QUERIES]
+
+
+def _together(views: Sequence[JobView]) -> JobView:
+    """It runs where one of them does: what a node that ended had, others have."""
+    running = [each for each in views if each.state == "running"]
+    begun = running or [each for each in views if each.at is not None]
+    if len(begun) < 2:
+        return begun[0] if begun else views[0]
+    newest = max(begun, key=lambda each: each.at or 0.0)
+    seconds: dict[str, float] = {}
+    for each in begun:
+        seconds |= {part: max(seconds.get(part, 0.0), took) for part, took in each.seconds.items()}
+    return newest.model_copy(
+        update={
+            "batches": sum(each.batches for each in begun),
+            "rows": sum(each.rows for each in begun),
+            "log_bytes": sum(each.log_bytes for each in begun),
+            "seconds": seconds,
+            "failures": {name: words for each in begun for name, words in each.failures.items()},
+        }
+    )
+
+
+def owners(settings: Settings) -> dict[str, str]:
+    """By PChannel the node that has it, as the nodes that run say themselves; empty where none is of a cluster."""
+    found: dict[str, str] = {}
+    for each in nodes_of(settings)[1:]:
+        job = read_job(each, QUERIES[0])
+        if job.state == "running":
+            words = f"{each.node} (process {job.pid})"
+            found |= dict.fromkeys(read_assigned(assigned_path(each)), words)
+    return found
 
 
 def read_job(settings: Settings, name: str) -> JobView:
@@ -44,7 +91,7 @@ def read_job(settings: Settings, name: str) -> JobView:
 
 def _beat(settings: Settings, name: str, pid: int) -> dict[str, Any]:
     """What the heartbeat of the driver with this process id says of the query."""
-    for path in settings.run_path.glob("*.heartbeat.json"):
+    for path in settings.own_run_path.glob("*.heartbeat.json"):
         try:
             beat = json.loads(path.read_text(encoding="utf-8"))
             if beat["pid"] == pid and name in beat["queries"]:

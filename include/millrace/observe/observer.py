@@ -17,7 +17,7 @@ from millrace.observe import channels, checkpoints, collections, exposition, hea
 from millrace.observe import sample as samples
 from millrace.observe.cache import Cache
 from millrace.observe.collections import Flushed, Segments
-from millrace.observe.jobs import read_jobs
+from millrace.observe.jobs import QUERIES, owners, read_job, read_jobs
 from millrace.observe.log_view import LogView, LogWatch
 from millrace.observe.models import (
     CheckpointsView,
@@ -83,7 +83,7 @@ class Observer:
         jobs = read_jobs(self._settings)
         log, flushed = self._log_view(), self._flushed()
         parked = {each.pchannel: each.error().args[0] for each in read_parked(self._settings.parked_path)}
-        found = channels.pchannels(self._positions(), flushed.checkpoints, log, parked, jobs[0])
+        found = channels.pchannels(self._positions(), flushed.checkpoints, log, parked, jobs[0], owners(self._settings))
         wrong = health.findings(jobs, found, self._kept(), log_server=log.running, clock=log.clock)
         state, words = health.state_of(wrong, empty=not found)
         now = time.time()
@@ -125,7 +125,7 @@ class Observer:
 
     def _history(self, seconds: int) -> HistoryView:
         node, flusher = (
-            history.with_last_word(self._samples.points(job.name), job) for job in read_jobs(self._settings)
+            history.with_last_word(self._samples.points(name), read_job(self._settings, name)) for name in QUERIES
         )
         return history.charts(node, flusher, now=time.time(), seconds=seconds)
 
