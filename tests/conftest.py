@@ -45,7 +45,7 @@ TOGETHER = {
     "spark": (
         "docs/test_examples.py", "node/flush/test_query.py", "node/ingest/test_streaming.py", "operations/test_backfill.py",
         "operations/test_compaction_run.py", "runtime/test_launch_on_a_cluster.py",
-        "operations/test_quality_run.py", "operations/test_restore.py", "tables/read/test_spark.py", "tables/wal/test_table.py",
+        "operations/test_quality_run.py", "operations/test_restore.py", "streams/test_source.py", "tables/read/test_spark.py", "tables/wal/test_table.py",
         "test_spark.py",
     ),
     "airflow": ("dags", "plugins"),

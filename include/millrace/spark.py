@@ -1,9 +1,10 @@
-"""Collections for Spark users: read at a time tick, by name in SQL, and their changes. The one module of the face that imports Spark.
+"""Collections for Spark users: read at a time tick, by name in SQL, their changes as a batch or a stream. The one module of the face that imports Spark.
 
-from millrace.spark import read, register
+from millrace.spark import read, register, stream
 
 flights = read(spark, "flights", at="2026-11-23T10:00:00Z", where="origin = 'JFK'", columns="day, delay")
 register(spark, ["flights", "planes"])       # spark.sql("select ... from flights join planes ...")
+hourly = stream(spark, "flights", kinds="inserts").withWatermark("time_hour", "1 day").groupBy(...)
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from millrace.client.client import Client
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import Names, Selection
 from millrace.runtime.spark_session import session as session
+from millrace.streams import source
+from millrace.streams.rows import Kinds as Kinds
 from millrace.tables.read import spark as frames
 from millrace.tables.read.freshness import all_confirmed
-from millrace.tables.read.spark_changes import changes_frame
 
-__all__ = ["changes_between", "read", "register", "session"]
+__all__ = ["changes_between", "read", "register", "session", "stream"]
 
 
 def read(
@@ -81,22 +83,54 @@ def changes_between(
     after: Moment | None = None,
     until: Moment | None = None,
     *,
+    columns: Sequence[str] = (),
+    kinds: Kinds = "all",
     deadline: float | None = None,
     data: str | Path | None = None,
     settings: Settings | None = None,
 ) -> DataFrame:
     """The changes of a collection behind `after` (default: from its beginning) up to `until` (default: now), in its newest schema,
-    as :meth:`millrace.Collection.changes_between` gives them: a task a PChannel reads and decodes them. A frame has no order: sort
-    by ``_vchannel, _time_tick, _write_tick``. Raises as :func:`read`; its tasks raise PositionTruncated."""
+    as :meth:`millrace.Collection.changes_between` gives them, or only `columns` of them; tasks read and decode. A frame has no order: sort
+    by ``_vchannel, _time_tick, _write_tick``. `kinds`: "all" changes; "inserts" alone, where any other is the error ChangesRefused;
+    "skip others" gives the inserts and leaves the others out. Raises as :func:`read`; its tasks raise PositionTruncated."""
     chosen = _settings(data, settings)
-    with Client.connect(chosen) as client:
-        collection = client.collection(name)
-        tick = client.now(collection.pchannels) if until is None else resolve_tick(until)
-        seconds = chosen.read_deadline if deadline is None else deadline
-        all_confirmed(chosen, name, collection.pchannels, client.append, tick, seconds)
-        begin = 0 if after is None else resolve_tick(after)
-        number, pchannels, schema = collection.id, collection.pchannels, collection.schema
-        return changes_frame(spark, chosen, number, pchannels, schema, after_tick=begin, until_tick=tick)
+    return source.changes(
+        spark, chosen, name, after=after, until=until, columns=columns, kinds=kinds, deadline=deadline
+    )
+
+
+def stream(
+    spark: SparkSession,
+    name: str,
+    *,
+    after: Moment | None = None,
+    snapshot: Moment | None = None,
+    columns: Sequence[str] = (),
+    kinds: Kinds = "all",
+    max_bytes: int | None = None,
+    deadline: float | None = None,
+    data: str | Path | None = None,
+    settings: Settings | None = None,
+) -> DataFrame:
+    """The changes of a collection as a streaming DataFrame, with the columns and `kinds` of :func:`changes_between`.
+
+    It begins at the collection's beginning, behind a tick or moment (`after`; "now": behind all that was decided before the call), or with
+    the rows that are visible at a tick or "now" (`snapshot`), as inserts, and the changes behind it. `max_bytes` of files (default:
+    ``max_bytes_per_trigger``) are taken of each PChannel and micro-batch. The query's checkpoint keeps ticks, so that flushes and
+    compactions change nothing. Its end is an error that says why: PositionTruncated, TickTooOld, SchemaChanged (start the query
+    again: it goes on with the new one), ChangesRefused, CollectionNotFound.
+    """
+    return source.stream(
+        spark,
+        _settings(data, settings),
+        name,
+        after=after,
+        snapshot=snapshot,
+        columns=columns,
+        kinds=kinds,
+        max_bytes=max_bytes,
+        deadline=deadline,
+    )
 
 
 def _frame(

@@ -36,6 +36,10 @@ UNFOLDED = {"Settings", "Schema", "Field", "MillraceError"}
 """Classes whose members are explained elsewhere, or are of no use to a program."""
 
 
+SPARK = ("read", "register", "changes_between", "stream")
+"""Of millrace.spark: the session is explained elsewhere."""
+
+
 def page() -> str:
     """The page as the code has it."""
     parts = [HEAD]
@@ -43,10 +47,7 @@ def page() -> str:
         parts.append(f"## {heading}\n")
         parts += [_entry(f"millrace.{name}", name, getattr(millrace, name)) for name in names]
     parts.append("## millrace.spark\n")
-    parts += [
-        _entry(f"millrace.spark.{name}", name, getattr(millrace.spark, name))
-        for name in ("read", "register", "changes_between")
-    ]
+    parts += [_entry(f"millrace.spark.{name}", name, getattr(millrace.spark, name)) for name in SPARK]
     parts.append("## millrace.testing\n")
     parts += [_entry("millrace.testing.deployment", "deployment", millrace.testing.deployment)]
     parts += [_entry("millrace.testing.Deployment", "Deployment", millrace.testing.Deployment)]

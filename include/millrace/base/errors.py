@@ -314,6 +314,12 @@ class CollectionExists(MillraceError):
     """A collection of this name exists with another definition."""
 
 
+class SchemaChanged(MillraceError):
+    """A reader with a fixed schema has come to rows of a newer one: begin it again, with that one, from where it stands."""
+
+    retriable = True
+
+
 class CatalogDiverged(MillraceError):
     """The chain has another definition of a collection than the catalog, in a way that the catalog cannot follow."""
 
@@ -332,6 +338,10 @@ class RateLimited(MillraceError):
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class ChangesRefused(MillraceError):
+    """A stream that takes inserts alone met a delete or a retraction: read all changes, or say that they are left out."""
 
 
 class StreamClosed(MillraceError):

@@ -91,12 +91,14 @@ def pieces_of(
     matching: Matching | None = None,
     with_ticks: bool = False,
     most_bytes: int | None = None,
+    ticks: tuple[int, int] | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of a planned read: at once, or in pieces of about `most_bytes`; at least one, which may be empty."""
+    """The rows of a planned read: at once, or in pieces of about `most_bytes`; at least one, which may be empty. With `ticks`
+    (after, up to) only those of them that became visible in between."""
     names = selection.names(plan.schema.arrow())
     if with_ticks:
         names = [*names, *ROW_COLUMNS.names]
-    pieces = _Look(plan, selection, names, matching).rows(most_bytes)
+    pieces = _Look(plan, selection, names, matching, ticks).rows(most_bytes)
     if selection.order_by:
         pieces = iter([_sorted(pieces, selection)])
     elif selection.limit is not None:
@@ -118,9 +120,16 @@ class _Look:
     """What of a planned read's files has to be read for a selection."""
 
     def __init__(
-        self, plan: ReadPlan, selection: Selection, names: Sequence[str], matching: Matching | None = None
+        self,
+        plan: ReadPlan,
+        selection: Selection,
+        names: Sequence[str],
+        matching: Matching | None = None,
+        ticks: tuple[int, int] | None = None,
     ) -> None:
         self._plan = plan
+        self._after, until = ticks or (0, plan.tick)
+        self._until = min(until, plan.tick)
         found = selection.condition
         self._keys = plan.schema.key_arrow().names
         self._exact = selection.expression(plan.schema.arrow())
@@ -163,13 +172,14 @@ class _Look:
         stored = _table_rows(
             self._plan.rows,
             schema,
-            self._plan.tick,
+            self._until,
             most_bytes,
+            after=self._after,
             columns=self._columns,
             where=self._coarse,
             conjuncts=self._conjuncts,
         )
-        tail = (piece.select(self._columns) for piece in self._plan.tail_rows(deletes=False))
+        tail = (self._between(piece).select(self._columns) for piece in self._plan.tail_rows(deletes=False))
         whole = chain(stored, tail)
         for piece in [pa.concat_tables(whole)] if most_bytes is None else whole:
             piece = to_fields(piece, self._plan.schema, self._fields)
@@ -180,6 +190,12 @@ class _Look:
             if self._deletes.num_rows and piece.num_rows:
                 piece = piece.filter(pa.array(~deleted(piece, self._deletes, self._plan.schema.key_names)))
             yield piece
+
+    def _between(self, piece: pa.Table) -> pa.Table:
+        if self._after == 0 and self._until == self._plan.tick:
+            return piece
+        ticks = piece["_time_tick"].to_numpy()
+        return piece.filter(pa.array((ticks > self._after) & (ticks <= self._until)))
 
     def stored_rows(self) -> int | None:
         """The rows of the table by its files' statistics; None where these cannot say it."""
@@ -212,11 +228,12 @@ def _table_rows(
     tick: int,
     most_bytes: int | None,
     *,
+    after: int = 0,
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
     conjuncts: Sequence[Condition] = (),
 ) -> Iterator[pa.Table]:
-    """Rows up to `tick` of one version of a table: the files its log names, pruned by their statistics, in pieces."""
+    """Rows behind `after` and up to `tick` of one version of a table: the files its log names, pruned by their statistics, in pieces."""
     names = schema.names if columns is None else list(columns)
     target = pa.schema([schema.field(name) for name in names])
     actions = None if table is None else table.actions()
@@ -226,6 +243,10 @@ def _table_rows(
     actions = actions.filter(
         may_hold(actions, schema, [Compare("<=", Column(("_time_tick",)), Literal(tick)), *conjuncts])
     )
+    if after:
+        actions = actions.filter(may_hold(actions, schema, [Compare(">", Column(("_time_tick",)), Literal(after))]))
+        late = pc.field("_time_tick") > after
+        where = late if where is None else late & where
     latest = actions["max._time_tick"] if "max._time_tick" in actions.column_names else None
     if latest is None or latest.null_count or pc.any(pc.greater(latest, tick)).as_py():
         early = pc.field("_time_tick") <= tick

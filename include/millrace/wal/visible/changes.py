@@ -17,7 +17,7 @@ bounds, and about BATCH_BYTES of payload or one piece of a staged file beside th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.base.errors import CollectionNotFound, InvalidArgument, SchemaChanged
 from millrace.message.bodies import Imports, parse_body
 from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import needed, require_room, to_fields
@@ -108,7 +108,11 @@ class Start:
 
 
 class ChangeReader:
-    """Makes changes of visible rows, pushed in order from ``start.scan_after`` on. Owns the start's catalog."""
+    """Makes changes of visible rows, pushed in order from ``start.scan_after`` on. Owns the start's catalog.
+
+    With a `schema`, a version, all batches are of that one; without one each has that of its last row's tick. `to_its_end`: what
+    became visible under a newer one than `schema` is not given in it, but SchemaChanged.
+    """
 
     def __init__(
         self,
@@ -118,15 +122,16 @@ class ChangeReader:
         *,
         imports: Imports,
         schema: CollectionSchema | None = None,
+        to_its_end: bool = False,
     ) -> None:
-        """`schema`: a version that all batches are to have; without one each has that of its last row's tick."""
         self._pchannel = pchannel
+        self._schema = schema
+        self._to_its_end = to_its_end
         self._collection_id = collection_id
         self._after = start.after
         self._catalog = start.catalog
         self._known = start.known
         self._imports = imports
-        self._schema = schema
         self._skip = start.after.rows
         self._unit = (0, 0)
         """The tick of the last row that came by, and how many rows of that tick did."""
@@ -163,7 +168,7 @@ class ChangeReader:
         for part in pieces(messages, BATCH_BYTES):
             stop += part.num_rows
             whole = stop == len(ends) or ends[stop] > ends[stop - 1]
-            schema = self._schema or newest_schema(self._catalog.vchannels.values(), int(ends[stop - 1]))
+            schema = self._schema_at(self._catalog.vchannels.values(), int(ends[stop - 1]))
             yield from self._given(schema, self._in_order(part, schema), whole=whole)
 
     def _in_order(self, part: pa.Table, schema: CollectionSchema) -> pa.Table:
@@ -188,15 +193,15 @@ class ChangeReader:
                 pass
         if tick <= self._after.tick:
             return
-        schema = self._schema or self._info(vchannel, tick).schema_at(tick)
+        info = self._info(vchannel, tick)
         given: Pieces = iter(())
         match MessageType[row["type"]]:
             case MessageType.DROP_COLLECTION:
-                given = iter([_retraction(row, schema)])
+                given = iter([_retraction(row, self._schema_at([info], tick))])
             case MessageType.DROP_PARTITION:
-                given = iter([_retraction(row, schema, row["partition_id"])])
+                given = iter([_retraction(row, self._schema_at([info], tick), row["partition_id"])])
             case MessageType.IMPORT:
-                given = self._imported(row, schema)
+                given = self._imported(row, self._schema_at([info], tick))
         before = next(given, None)
         while before is not None:
             behind = next(given, None)  # one piece ahead, to know the last
@@ -226,6 +231,19 @@ class ChangeReader:
             position = Position(last) if whole else Position(last - 1, count)
             [batch] = rows.slice(skipped).combine_chunks().to_batches()
             yield ChangeBatch(self._pchannel, self._collection_id, schema, batch, position)
+
+    def _schema_at(self, infos: Collection[VChannelInfo], tick: int) -> CollectionSchema:
+        """The schema that what became visible at `tick` is given in."""
+        if self._schema is None:
+            return newest_schema(infos, tick)
+        for info in infos if self._to_its_end else ():
+            known = [schema for _, schema in info.schemas]
+            if self._schema in known and info.version_at(tick) > known.index(self._schema) + 1:
+                raise SchemaChanged(
+                    f"the schema of {info.name!r} was changed at tick {info.schemas[known.index(self._schema) + 1][0]}, and this"
+                    " reader has the one before: begin it again, from where it stands"
+                )
+        return self._schema
 
     def _info(self, vchannel: str, tick: int) -> VChannelInfo:
         info = self._catalog.vchannels.get(vchannel)

@@ -1,0 +1,343 @@
+"""A collection's rows by time tick, planned and read: what a batch, a stream and a snapshot of them are made of. Knows no Spark.
+
+    planner = RowsPlanner(rows)
+    for task in planner.tasks(start, end):      # plain data: a task is sent it and opens no Delta log of its own
+        for batch in rows_of(rows, task): ...   # Arrow: the columns of rows.arrow()
+
+A :class:`Place` says how far a reader has come: by PChannel a tick, and of a snapshot the tick up to which it was given. Between two
+places lie the same rows for good, whatever commits, flushes, checkpoints and compactions do meanwhile, in any number of tasks. What retention has taken is
+PositionTruncated, or TickTooOld of a snapshot; a change of the schema is SchemaChanged. Memory: that of a reader of changes
+(millrace.wal.visible.changes); of a snapshot's task, the collection's deletes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import ChangesRefused, CollectionNotFound, InvalidArgument
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
+from millrace.catalog.records import known_collections
+from millrace.message.schema import CollectionSchema
+from millrace.storage.store import store_at
+from millrace.storage.table import open_table
+from millrace.tables.collections.changes import ImportedFiles
+from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.collections.table import rows_uri
+from millrace.tables.read.arrow import PIECE_BYTES, pieces_of
+from millrace.tables.read.plan import plan_read
+from millrace.tables.wal.reader import WalRange, WalSnapshot, read_range
+from millrace.wal.txn_buffer import TxnBuffer
+from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo
+from millrace.wal.visible.changes import CHANGE_COLUMNS, ChangeReader, Position, Start, change_schema
+from millrace.wal.visible.rows import conform
+
+Kinds = Literal["all", "inserts", "skip others"]
+"""Which changes are given: all; inserts, with ChangesRefused at any other; inserts, with the others left out."""
+
+KINDS: Final[tuple[Kinds, ...]] = ("all", "inserts", "skip others")
+UNBOUNDED: Final = 1 << 62
+TASK_BYTES: Final = 64 << 20
+"""Bytes of ``wal`` files that one task reads, about: a longer stretch of a PChannel is cut into several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsOf:
+    """What is read: a collection's rows, in one schema, as some of its columns."""
+
+    settings: Settings
+    collection_id: int
+    name: str
+    pchannels: tuple[str, ...]
+    schema: CollectionSchema
+    columns: tuple[str, ...] = ()
+    """Of the fields and CHANGE_COLUMNS, in this order; none: all."""
+    kinds: Kinds = "all"
+
+    def __post_init__(self) -> None:
+        if self.kinds not in KINDS:
+            raise InvalidArgument(f"kinds is one of {', '.join(map(repr, KINDS))}, not {self.kinds!r}")
+        known = change_schema(self.schema).names
+        unknown = [name for name in self.columns if name not in known]
+        if unknown:
+            raise InvalidArgument(f"{self.name!r} has no column {unknown[0]!r}; its changes have {', '.join(known)}")
+
+    @classmethod
+    def find(cls, settings: Settings, name: str, *, columns: Iterable[str] = (), kinds: Kinds = "all") -> Self:
+        """The rows of the collection `name`, in its newest schema. Raises CollectionNotFound, InvalidArgument."""
+        found = find_collection(settings, name)
+        return cls(
+            settings=settings,
+            collection_id=found.id,
+            name=name,
+            pchannels=tuple(found.pchannels),
+            schema=found.schema,
+            columns=tuple(columns),
+            kinds=kinds,
+        )
+
+    def arrow(self) -> pa.Schema:
+        """The columns of the batches; all may be null, for a delete has its key alone and a retraction not even that."""
+        every = change_schema(self.schema)
+        place = every.get_field_index(CHANGE_COLUMNS.names[0])
+        every = every.set(place, pa.field(CHANGE_COLUMNS.names[0], pa.utf8()))
+        return pa.schema([every.field(name) for name in self.columns]) if self.columns else every
+
+
+def find_collection(settings: Settings, name: str) -> Collection:
+    """The collection `name` of a data folder. Raises CollectionNotFound."""
+    for each in known_collections(settings.data_dir):
+        if each.name == name and each.state == "active":
+            return each
+    raise CollectionNotFound(
+        f"{settings.data_dir} has no collection {name!r}: create it, or look at the setting data_dir"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a reader has come: plain data, also as JSON."""
+
+    collection_id: int
+    ticks: Mapping[str, int]
+    """By PChannel, the tick up to which changes were given."""
+    snapshot: int = 0
+    """The tick of the snapshot that comes first; 0: none. The changes behind it follow once all of it was given."""
+    given: int = 0
+    """The tick up to which the snapshot's rows were given."""
+    since: Mapping[str, int] = field(default_factory=dict)
+    """By PChannel where the reader began: Spark does not keep a query's beginning until its first micro-batch has ended."""
+
+    @classmethod
+    def behind(cls, rows: RowsOf, ticks: Mapping[str, int] | int = 0, *, snapshot: int = 0) -> Self:
+        """The beginning of a reader: behind a tick, or `ticks` by PChannel, or with the rows that are visible at `snapshot`."""
+        tick = snapshot or ticks
+        found = {name: tick if isinstance(tick, int) else tick.get(name, 0) for name in rows.pchannels}
+        return cls(rows.collection_id, found, snapshot, 0, found)
+
+    @property
+    def begins(self) -> bool:
+        return self.given == 0 and dict(self.ticks) == dict(self.since)
+
+    def start(self) -> Self:
+        """Where the reader that has come here began."""
+        return replace(self, ticks=self.since, given=0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "collection": self.collection_id,
+            "ticks": dict(self.ticks),
+            "snapshot": self.snapshot,
+            "given": self.given,
+            "since": dict(self.since),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(value["collection"], value["ticks"], value["snapshot"], value["given"], value["since"])
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A task: the changes behind `start.after` that a range of the ``wal`` table makes visible."""
+
+    pchannel: str
+    start: Start
+    range: WalRange
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """A task: of the rows that are visible at `tick`, those that became so behind `after` and up to `until`."""
+
+    tick: int
+    after: int
+    until: int
+
+
+Task = Stretch | SnapshotPart
+
+
+class RowsPlanner:
+    """Plans the reading of :class:`RowsOf` by the newest version of the tables. One thread at a time."""
+
+    def __init__(self, rows: RowsOf) -> None:
+        self._rows = rows
+        self._wal: WalSnapshot | None = None
+        self._catalogs: dict[str, tuple[int, dict[str, VChannelInfo]]] = {}
+        """By PChannel, what DDL up to a tick has made of the collection there."""
+
+    def ends(self) -> dict[str, int]:
+        """By PChannel, the tick up to which the newest version of the ``wal`` table has everything."""
+        wal = self._newest()
+        return {name: 0 if wal is None else wal.last_tick(name) for name in self._rows.pchannels}
+
+    def next(self, place: Place, *, max_bytes: int = UNBOUNDED, target: Mapping[str, int] | None = None) -> Place:
+        """How far a reader at `place` goes that takes about `max_bytes` of files of each PChannel, and goes up to `target`
+        (default: all there is); `place` itself where there is nothing.
+
+        Raises CollectionNotFound for a place in another collection of the same name.
+        """
+        if place.collection_id != self._rows.collection_id:
+            raise CollectionNotFound(
+                f"this reader stands in collection {place.collection_id}, and {self._rows.name!r} is {self._rows.collection_id}"
+                " now: it was dropped and made again. Begin a new stream"
+            )
+        if place.given < place.snapshot:
+            return replace(place, given=self._cuts(place.given, place.snapshot, max_bytes)[0])
+        ends = self.ends() if target is None else target
+        wal = self._newest() if target is None else self._wal or self._newest()
+        ticks = dict(place.ticks)
+        for name, tick in place.ticks.items():
+            end = ends.get(name, 0)
+            if wal is not None and end > tick:
+                ticks[name] = min(end, wal.plan(name, after_tick=tick, max_bytes=max_bytes).up_to_tick)
+        return place if ticks == dict(place.ticks) else replace(place, ticks=ticks)
+
+    def tasks(self, start: Place, end: Place) -> list[Task]:
+        """What is to be read between two places. Raises PositionTruncated."""
+        found: list[Task] = []
+        if start.given < end.given:
+            cuts = self._cuts(start.given, end.given, self._task_bytes(start.given, end.given))
+            found += [
+                SnapshotPart(end.snapshot, low, high) for low, high in zip([start.given, *cuts], cuts, strict=False)
+            ]
+        found += self.stretches(start.ticks, end.ticks)
+        return found
+
+    def stretches(self, after: Mapping[str, int], until: Mapping[str, int]) -> list[Stretch]:
+        """The changes behind a tick and up to another, by PChannel. Raises PositionTruncated."""
+        wal = self._newest()
+        checkpoints = read_checkpoints(open_table(self._rows.settings.checkpoints_uri))
+        found: list[Stretch] = []
+        for name, begin in after.items():
+            end = until.get(name, begin)
+            while wal is not None and begin < end:
+                start = self._start(wal, name, begin, checkpoints.get(name))
+                first = wal.confirmed_at(name, start.scan_after)
+                cut = min(end, wal.plan(name, after_tick=begin, max_bytes=TASK_BYTES).up_to_tick)
+                found.append(Stretch(name, start, wal.plan(name, start=first, up_to_tick=cut)))
+                begin = cut
+        return found
+
+    def _start(self, wal: WalSnapshot, pchannel: str, tick: int, checkpoint: Checkpoint | None) -> Start:
+        """The start behind `tick`, with a catalog that was carried up to there: nothing before the tick is read again."""
+        mine = self._rows.collection_id
+        if checkpoint is not None and checkpoint.time_tick >= tick:
+            return Start.of(Position(tick), checkpoint.time_tick, checkpoint.catalog.of_collection(mine))
+        bases = [(0, {}), self._catalogs.get(pchannel, (0, {}))]
+        if checkpoint is not None:
+            bases.append((checkpoint.time_tick, checkpoint.catalog.of_collection(mine)))
+        known, infos = max((each for each in bases if each[0] <= tick), key=lambda each: each[0])
+        catalog = Catalog(infos)
+        columns = ["time_tick", "type", "collection_id"]
+        if any(_ddl(each, mine) for each in wal.messages(pchannel, after_tick=known, up_to_tick=tick, columns=columns)):
+            for rows in wal.messages(pchannel, after_tick=known, up_to_tick=tick, types=CATALOG_TYPES):
+                for _ in catalog.apply(TxnBuffer().push(rows.filter(pc.equal(rows["collection_id"], mine)))):
+                    pass
+        self._catalogs[pchannel] = (tick, catalog.vchannels)
+        copied = Catalog.from_bytes(catalog.to_bytes())  # its reader carries it on
+        return Start(Position(tick), tick, copied, dict.fromkeys(copied.vchannels, tick))
+
+    def _newest(self) -> WalSnapshot | None:
+        self._wal = WalSnapshot.open(self._rows.settings.wal_uri) if self._wal is None else self._wal.refreshed()
+        return self._wal
+
+    def _files(self, after: int, until: int) -> list[tuple[int, int, int]]:
+        """(first tick, last tick, bytes) of the files of rows that may hold ticks in between, by their last tick."""
+        table = open_table(rows_uri(self._rows.settings, self._rows.collection_id))
+        actions = None if table is None else table.actions()
+        columns = ("min._time_tick", "max._time_tick", "size_bytes")
+        if actions is None or not actions.num_rows or not set(columns) <= set(actions.column_names):
+            return []
+        found = zip(*(actions[name].to_pylist() for name in columns), strict=True)
+        whole = [(low or 0, until if high is None else high, size) for low, high, size in found]
+        return sorted((each for each in whole if each[1] > after and each[0] <= until), key=lambda each: each[1])
+
+    def _cuts(self, after: int, until: int, most_bytes: int) -> list[int]:
+        """Ticks at which a snapshot's rows behind `after` are cut, about `most_bytes` of files apart; the last is `until`."""
+        cuts: list[int] = []
+        taken = 0
+        for _, last, size in self._files(after, until):
+            taken += size
+            if taken >= most_bytes and last < until and last > (cuts[-1] if cuts else after):
+                cuts.append(last)
+                taken = 0
+        return [*cuts, until]
+
+    def _task_bytes(self, after: int, until: int) -> int:
+        """Bytes of files for a task of a snapshot. Files that lie across each other are read by several: then one task reads all."""
+        files = self._files(after, until)
+        total = sum(size for *_, size in files)
+        least = max(8 << 20, total // (2 * self._rows.settings.cores) + 1)
+        cuts = [after, *self._cuts(after, until, least)]
+        touched = sum(
+            size
+            for low, high in itertools.pairwise(cuts)
+            for first, last, size in files
+            if last > low and first <= high
+        )
+        return least if touched <= total * 3 // 2 else UNBOUNDED
+
+
+def rows_of(rows: RowsOf, task: Task) -> Iterator[pa.RecordBatch]:
+    """What a task reads, in the order of the changes. Raises as the module says, and ChangesRefused."""
+    found = _stretch(rows, task) if isinstance(task, Stretch) else _snapshot(rows, task)
+    target = rows.arrow()
+    for table in found:
+        yield from conform(table, target).combine_chunks().to_batches()
+
+
+def _stretch(rows: RowsOf, task: Stretch) -> Iterator[pa.Table]:
+    settings = rows.settings
+    buffer = TxnBuffer(after_tick=task.start.scan_after)
+    imports = ImportedFiles.of(settings)
+    reader = ChangeReader(
+        task.pchannel, rows.collection_id, task.start, imports=imports, schema=rows.schema, to_its_end=True
+    )
+    for messages in read_range(store_at(settings.wal_uri), task.range):
+        for batch in reader.push(buffer.push(messages)):
+            table = _taken(rows, pa.Table.from_batches([batch.rows]))
+            if table.num_rows:
+                yield table
+
+
+def _taken(rows: RowsOf, table: pa.Table) -> pa.Table:
+    """The changes of a batch that are to be given."""
+    if rows.kinds == "all":
+        return table
+    inserts = pc.equal(table["_change"].cast(pa.utf8()), "insert")
+    if rows.kinds == "inserts" and not pc.all(inserts).as_py():
+        other = table.filter(pc.invert(inserts)).slice(0, 1).to_pylist()[0]
+        raise ChangesRefused(
+            f"{rows.name!r} has a {other['_change']} at tick {other['_time_tick']} on {other['_vchannel']}, and this stream takes"
+            " inserts alone: read all kinds of changes, or 'skip others' to leave them out"
+        )
+    return table.filter(inserts)
+
+
+def _snapshot(rows: RowsOf, task: SnapshotPart) -> Iterator[pa.Table]:
+    plan = plan_read(rows.settings, rows.collection_id, at=task.tick, deadline=0.0, confirmed=_whole(rows, task.tick))
+    plan = replace(plan, schema=rows.schema)
+    for piece in pieces_of(plan, with_ticks=True, most_bytes=PIECE_BYTES, ticks=(task.after, task.until)):
+        if piece.num_rows:
+            kind = pa.DictionaryArray.from_arrays(
+                pa.nulls(piece.num_rows, pa.int8()).fill_null(0), pa.array(["insert"])
+            )
+            yield piece.append_column("_change", kind)
+
+
+def _whole(rows: RowsOf, tick: int) -> dict[str, int]:
+    """A snapshot's tick was confirmed when it was chosen: an idle PChannel's table has a smaller one of its own."""
+    return dict.fromkeys(rows.pchannels, tick)
+
+
+def _ddl(rows: pa.Table, collection_id: int) -> bool:
+    mine = pc.equal(rows["collection_id"], collection_id)
+    return bool(pc.any(pc.and_(mine, pc.is_in(rows["type"].cast(pa.utf8()), pa.array(CATALOG_TYPES)))).as_py())

@@ -1,0 +1,99 @@
+"""The rows of a collection under Spark, as a batch, as a stream, and as a snapshot with what follows: Python's changes, row for row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+
+import millrace.spark as face
+from millrace.base.errors import TickNotReached
+from millrace.runtime.job import describe
+from millrace.testing import Deployment, deployment
+from tests.docs.pages import python_blocks
+from tests.docs.test_examples import run as run_block
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def python_changes(db: Deployment, **options: Any) -> Counter[tuple[Any, ...]]:
+    """What a program gets that reads the changes up to now without Spark."""
+    until = max(db.client.append.tick(name) for name in db.client.collection("people").pchannels)
+    with db.client.changes("people", until_tick=until, **options) as stream:
+        return Counter(tuple(row.values()) for batch in stream for row in batch.rows.to_pylist())
+
+
+def counted(rows: Any) -> Counter[tuple[Any, ...]]:
+    return Counter(map(tuple, rows))
+
+
+def run(frame: DataFrame, folder: Path) -> list[tuple[Any, ...]]:
+    """The rows of a stream up to now, from where its checkpoint in `folder` says."""
+    found: list[tuple[Any, ...]] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        found.extend(map(tuple, batch.collect()))
+
+    query = (
+        frame.writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(folder))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return found
+
+
+def test_a_batch_and_a_stream_that_is_started_again_are_pythons_changes(spark: SparkSession, tmp_path: Path) -> None:
+    with deployment() as db:
+        people = db.create_collection("people", {"id": "int64", "name": "string"}, key="id")
+        people.insert([{"id": number, "name": f"n{number}"} for number in range(20)])
+        people.upsert([{"id": 1, "name": "one"}])
+        people.delete([2, 3])
+        db.settle()
+        batch = face.changes_between(spark, "people", settings=db.settings)
+        assert batch.columns[:3] == ["id", "name", "_change"]
+        every = python_changes(db)
+        assert counted(batch.collect()) == every
+        first = run(face.stream(spark, "people", settings=db.settings, max_bytes=1), tmp_path / "all")
+        assert counted(first) == every
+        [tick] = batch.selectExpr("max(_time_tick)").collect()[0]
+        shown = run(face.stream(spark, "people", snapshot="now", settings=db.settings), tmp_path / "snapshot")
+        assert sorted(row[:3] for row in shown) == sorted(
+            (*row.values(), "insert") for row in people.read().to_pylist()
+        )
+        people.upsert([{"id": 4, "name": "four"}])
+        people.insert(pa.table({"id": [100], "name": ["new"]}))
+        db.settle()
+        more = python_changes(db, after=tick)
+        for folder, options in (("all", {"after": None}), ("snapshot", {"snapshot": "now"})):
+            again = run(face.stream(spark, "people", settings=db.settings, **options), tmp_path / folder)
+            assert counted(again) == more, "it goes on where it was, whatever its start says now"
+        later = face.changes_between(spark, "people", after=tick, columns=["_change", "id"], settings=db.settings)
+        assert counted(later.collect()) == Counter([("delete", 4), ("insert", 4), ("insert", 100)])
+        names: dict[str, Any] = {"settings": db.settings, "tick": tick}
+        run_block(python_blocks("docs/streams.md")[0].text, names)
+        assert names["every"].count() == sum(every.values()) + sum(more.values())
+        assert counted(names["late"].select("_change", "id").collect()) == counted(later.collect())
+        assert names["rows"].isStreaming
+        with pytest.raises(TickNotReached, match="older tick"):
+            face.changes_between(spark, "people", until="2999-01-01T00:00:00Z", deadline=0.1, settings=db.settings)
+
+
+def test_what_a_stream_cannot_give_stops_it_with_a_typed_error(spark: SparkSession, tmp_path: Path) -> None:
+    with deployment(pchannels=1) as db:
+        people = db.create_collection("people", {"id": "int64"}, key="id")
+        people.insert([{"id": 1}])
+        people.delete([1])
+        db.settle()
+        with pytest.raises(StreamingQueryException) as raised:
+            run(face.stream(spark, "people", kinds="inserts", settings=db.settings), tmp_path / "checkpoint")
+        assert describe(raised.value)["code"] == "CHANGES_REFUSED"
+        assert "read all kinds of changes" in describe(raised.value)["message"]
