@@ -27,7 +27,7 @@ from millrace.message.schema import CollectionSchema
 from millrace.node.flush.in_process import flush
 from millrace.storage.table import open_table
 from millrace.streams import rows as streamed
-from millrace.streams.rows import Place, RowsOf, RowsPlanner, Stretch, Task, rows_of
+from millrace.streams.rows import Place, RowsOf, RowsPlanner, SnapshotPart, Stretch, Task, rows_of
 from millrace.tables.collections.flush_tables import read_checkpoints
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.visible.catalog import newest_schema
@@ -138,6 +138,22 @@ def history(settings: Settings, *operations: tuple[Any, ...]) -> WalMaker:
         do(collection, operation, number)
     maker.commit()
     return maker
+
+
+@pytest.mark.parametrize("flushed", [False, True], ids=["in the tail", "in the table"])
+def test_a_snapshot_cut_at_any_ticks_has_each_row_once(settings: Settings, flushed: bool) -> None:
+    maker = history(
+        settings, ("insert", [0, 1, 2], 1, 0), ("delete", [0], 1, 0), ("insert", [3, 4], 1, 0), ("insert", [5], 2, 0)
+    )
+    if flushed:
+        flush(settings)
+    source = rows_source(maker, SCHEMA)
+    tick = min(maker.last_tick(name) for name in maker.pchannels)
+    whole = read(source, [SnapshotPart(tick, 0, tick)])
+    cuts = [0, *sorted({row["_time_tick"] for row in whole}), tick]
+    parts = read(source, [SnapshotPart(tick, low, high) for low, high in itertools.pairwise(cuts)])
+    assert len(whole) >= 3
+    assert sorted(map(str, parts)) == sorted(map(str, whole))
 
 
 def test_a_source_that_takes_inserts_alone_stops_at_any_other_change(settings: Settings) -> None:
