@@ -44,6 +44,7 @@ from bench import (
     restart_bench,
     sink_bench,
 )
+from bench.tables import reads, writes
 from millrace.rpc.discovery import read_record
 
 MIB = 1 << 20
@@ -242,6 +243,24 @@ def _coord(folder: Path, quick: bool) -> Any:
     }
 
 
+def _tables(folder: Path, quick: bool) -> Any:
+    base = 50_000 if quick else 500_000
+    return {
+        "calls": writes.calls(
+            folder / "calls", singles=4_000 if quick else 40_000, rows=100_000 if quick else 1_000_000
+        ),
+        "until readable": writes.until_readable(
+            folder / "merges",
+            base=base,
+            rows={1: base // 25, 100: base // 5, 10_000: base // 5 * 2},
+            shares=(0.1, 0.9),
+        ),
+        "merge on read": reads.merge_on_read(folder / "updated", living=base // 2),
+        "filtered": reads.filtered(folder / "filtered", rows=base * 2),
+        "shapes": reads.shapes(folder / "shapes", wide_rows=base // 10, deep_rows=base // 5),
+    }
+
+
 SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "log": _log,
     "server": _server,
@@ -266,6 +285,7 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     ),
     "beside": lambda folder, quick: compaction_bench.beside(folder, seconds=10.0 if quick else 60.0),
     "coord": _coord,
+    "tables": _tables,
     "backfill": lambda folder, quick: backfill_bench.backfill(folder, pairs=2 if quick else 7, times=1 if quick else 3),
     "checkpoint": lambda folder, quick: checkpoint_bench.checkpoints(
         folder, marks_mib=(64, 256) if quick else (64, 512, 4096), repeats=2 if quick else 5

@@ -1,0 +1,1 @@
+"""Tables as people write and read them, beside MERGE and DuckDB."""

@@ -1,0 +1,240 @@
+"""Inserts and upserts: rows/s of the calls that people make, and from the first append until all can be read, beside MERGE.
+
+Peers get the same changes to the same base table. delta-rs merges them in as many commits as our streaming node made (the same batching);
+Spark's foreachBatch merges files of FILE_ROWS rows, at the files per trigger that suit it best. Both have their input gathered in
+memory or in Parquet files before the clock starts; ours begins at the producer, with every call durable and judged on its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from delta.tables import DeltaTable as SparkTable
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.deployment import deployment, spark_job
+from bench.tables.orders import calls_of, changes, collection_of, orders
+from millrace.base.settings import Settings
+from millrace.client.client import Client
+from millrace.client.database import Collection
+from millrace.client.produce.async_producer import AsyncProducer
+from millrace.runtime.spark_session import session
+
+CALLERS = 8
+TASKS = 256
+FILE_ROWS = 10_000
+DEADLINE = 300.0
+
+
+def calls(folder: Path, *, singles: int, rows: int) -> dict[str, Any]:
+    """Rows/s of inserts and of upserts in the same calls, in turn; then a stream of inserts, updates and deletes by key.
+
+    `singles` calls of one row by CALLERS threads, through ``batch()`` and by TASKS tasks of an AsyncProducer; `rows` rows in
+    calls of 100 and 10,000.
+    """
+    found: dict[str, Any] = {}
+    with deployment(folder) as (_, client, _collection):
+        target = collection_of(client, "orders")
+        table = changes(1 << 40, max(singles, rows), updates=0.0)
+        one = list(calls_of(table.slice(0, singles), 1))
+        ways: dict[str, Callable[[str], float]] = {
+            f"{CALLERS} callers, 1 row": lambda kind: _callers(target, one[: singles // 4], kind),
+            "batch(), 1 row": lambda kind: _batched(target, one, kind),
+            f"async, {TASKS} tasks, 1 row": lambda kind: _tasks(client, target, one, kind),
+            "calls of 100": lambda kind: _calls(target, table.slice(0, rows // 4), 100, kind),
+            "calls of 10,000": lambda kind: _calls(target, table.slice(0, rows), 10_000, kind),
+        }
+        for name, way in ways.items():
+            way("insert"), way("upsert")  # what the first calls load is loaded
+            insert, upsert = (max(way(kind) for _ in range(3)) for kind in ("insert", "upsert"))
+            found[name] = {
+                "insert_rows_per_s": round(insert),
+                "upsert_rows_per_s": round(upsert),
+                "upsert_to_insert": round(upsert / insert, 2),
+            }
+        found["changes in key order"] = _captured(target, rows)
+    return found
+
+
+def _timed_rows(count: int, act: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    act()
+    return count / (time.perf_counter() - start)
+
+
+def _callers(target: Collection, pieces: list[pa.RecordBatch], kind: str) -> float:
+    with ThreadPoolExecutor(CALLERS) as pool:
+        return _timed_rows(len(pieces), lambda: list(pool.map(getattr(target, kind), pieces)))
+
+
+def _calls(target: Collection, table: pa.Table, rows: int, kind: str) -> float:
+    pieces = list(calls_of(table, rows))
+    return _timed_rows(table.num_rows, lambda: [getattr(target, kind)(piece) for piece in pieces])
+
+
+def _batched(target: Collection, pieces: list[pa.RecordBatch], kind: str) -> float:
+    producer = target.database.producer
+    with producer.batch() as batch:
+
+        def act() -> None:
+            futures = [getattr(batch, kind)(target.definition, piece) for piece in pieces]
+            batch.flush()
+            for future in futures:
+                future.result().checked()
+
+        return _timed_rows(len(pieces), act)
+
+
+def _tasks(client: Client, target: Collection, pieces: list[pa.RecordBatch], kind: str) -> float:
+    async def one(producer: AsyncProducer, share: list[pa.RecordBatch]) -> None:
+        for piece in share:
+            await getattr(producer, kind)(target.definition, piece)
+
+    async def run() -> float:
+        async with AsyncProducer(client.producer()) as producer:
+            start = time.perf_counter()
+            await asyncio.gather(*(one(producer, pieces[task::TASKS]) for task in range(TASKS)))
+            return len(pieces) / (time.perf_counter() - start)
+
+    return asyncio.run(run())
+
+
+def _captured(target: Collection, rows: int) -> dict[str, int]:
+    """As a database's log gives them: in key order, 4 of 10 new, 4 changed, 2 deleted; runs of one kind of about 500 rows."""
+    table = orders(np.arange(rows), version=2)
+
+    def act() -> None:
+        with target.database.producer.batch() as batch:
+            for number, piece in enumerate(calls_of(table, 500)):
+                if number % 5 == 4:
+                    batch.delete(target.definition, piece.column("id"))
+                else:
+                    batch.upsert(target.definition, piece)
+
+    return {"rows_per_s": round(max(_timed_rows(rows, act) for _ in range(3)))}
+
+
+# --- until they can be read --------------------------------------------------------------------------------------------------
+
+
+def until_readable(folder: Path, *, base: int, rows: dict[int, int], shares: tuple[float, ...]) -> dict[str, Any]:
+    """Rows/s from the first append until a read at the last one's tick answers, by calls of so many rows, and of both peers.
+
+    `rows` says how many rows go in by calls of how many; `shares` of them are updates of the `base` rows.
+    """
+    found: dict[str, Any] = {}
+    ours = {
+        (share, call): _ours(folder / f"ours-{call}-{share}", base, changes(base, count, updates=share), call)
+        for share in shares
+        for call, count in rows.items()
+    }
+    spark = session("bench-tables", settings=Settings(data_dir=folder))
+    try:
+        _spark_merge(spark, folder / "warm", 1000, changes(1000, 2000, updates=0.1), 1)
+        for (share, call), (seconds, commits) in ours.items():
+            count = rows[call]
+            table = changes(base, count, updates=share)
+            batch = max(call, -(-count // commits))
+            delta_rs = _delta_rs_merge(folder / f"rs-{call}-{share}", base, table, batch)
+            files = -(-count // FILE_ROWS)
+            merges = {
+                each: count / _spark_merge(spark, folder / f"spark-{call}-{share}-{each}", base, table, each)
+                for each in sorted({1, files})
+            }
+            speed = count / seconds
+            found[f"{share:.0%} updates, calls of {call:,}"] = {
+                "rows": count,
+                "rows_per_s": round(speed),
+                "commits": commits,
+                "delta_rs_rows_a_merge": batch,
+                "delta_rs_rows_per_s": round(delta_rs),
+                "to_delta_rs": round(speed / delta_rs, 2),
+                "spark_rows_per_s_by_files": {str(each): round(value) for each, value in merges.items()},
+                "to_spark": round(speed / max(merges.values()), 2),
+            }
+    finally:
+        spark.stop()
+    return found
+
+
+def _ours(folder: Path, base: int, table: pa.Table, call: int) -> tuple[float, int]:
+    """Seconds, and how many commits ``wal`` got meanwhile."""
+    with deployment(folder) as (settings, client, _), spark_job(settings, "--with-flusher"):
+        target = collection_of(client, "orders", base=base)
+        assert target.count(deadline=DEADLINE) == base
+        before = DeltaTable(settings.wal_uri).version()
+        new = len(set(range(base, base + table.num_rows)) & set(table.column("id").to_pylist()))
+        start = time.perf_counter()
+        if call < FILE_ROWS:
+            with target.database.producer.batch() as batch:
+                futures = [batch.upsert(target.definition, piece) for piece in calls_of(table, call)]
+            tick = max(future.result().checked().last_tick for future in futures)
+        else:
+            tick = max(target.upsert(piece).last_tick for piece in calls_of(table, call))
+        assert (
+            target.read(at=tick, where=f"id = {int(table.column('id')[-1].as_py())}", deadline=DEADLINE).num_rows == 1
+        )
+        seconds = time.perf_counter() - start
+        commits = DeltaTable(settings.wal_uri).version() - before
+        assert target.count(at=tick, deadline=DEADLINE) == base + new
+        return seconds, max(1, commits)
+
+
+def _delta_rs_merge(folder: Path, base: int, table: pa.Table, rows: int, *, most: float = 60.0) -> float:
+    """Rows/s of merges of `rows` rows each, for at most about `most` seconds."""
+    write_deltalake(str(folder), orders(np.arange(base)))
+    done, start = 0, time.perf_counter()
+    for piece in calls_of(table, rows):
+        (
+            DeltaTable(str(folder))
+            .merge(pa.table(piece), "t.id = s.id", source_alias="s", target_alias="t")
+            .when_matched_update_all()
+            .when_not_matched_insert_all()
+            .execute()
+        )
+        done += piece.num_rows
+        if time.perf_counter() - start > most:
+            break
+    return done / (time.perf_counter() - start)
+
+
+def _spark_merge(spark: SparkSession, folder: Path, base: int, table: pa.Table, files: int) -> float:
+    """Seconds of a stream of Parquet files whose foreachBatch merges `files` of them at a time."""
+    inbox, target = folder / "inbox", folder / "table"
+    inbox.mkdir(parents=True)
+    write_deltalake(str(target), orders(np.arange(base)))
+    for number, piece in enumerate(calls_of(table, FILE_ROWS)):
+        pq.write_table(pa.table(piece), inbox / f"{number:06}.parquet")
+
+    def merge(frame: DataFrame, _number: int) -> None:
+        (
+            SparkTable.forPath(spark, str(target))
+            .alias("t")
+            .merge(frame.alias("s"), "t.id = s.id")
+            .whenMatchedUpdateAll()
+            .whenNotMatchedInsertAll()
+            .execute()
+        )
+
+    stream = spark.readStream.schema(spark.read.parquet(str(inbox)).schema).option("maxFilesPerTrigger", files)
+    start = time.perf_counter()
+    query = (
+        stream.parquet(str(inbox))
+        .writeStream.foreachBatch(merge)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    if not query.awaitTermination(int(DEADLINE)):
+        query.stop()
+        raise TimeoutError(f"Spark's merges took longer than {DEADLINE} s")
+    return time.perf_counter() - start
