@@ -8,6 +8,7 @@ PYTHON ?=
 ARGS ?=
 LOG ?=
 NODES ?=
+META ?=
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,7 +40,11 @@ jars: java ## Fetch Delta's jars into the cache, once
 
 .PHONY: broker-jars
 broker-jars: java ## Fetch the jars of the brokers that tests start into the cache, once
-	@$(BIN)/python -m millrace.brokers.jars kafka pulsar
+	@$(BIN)/python -m millrace.brokers.jars kafka pulsar opensearch
+
+.PHONY: servers
+servers: $(STAMP) ## Find etcd and MariaDB, which tests and demos start, or install them where this user may
+	@$(BIN)/python -m millrace.brokers.programs etcd mariadb
 
 # --- use -------------------------------------------------------------------------------------------------------
 
@@ -56,8 +61,8 @@ status: $(STAMP) ## Show how it is: components, rows/s, lag, memory
 demo: jars ## Put a year of flights through the running system (started if it is not), and say where to look
 	@$(BIN)/python -m millrace.demo.running $(ARGS)
 
-run: jars ## The demo without Airflow: a year of flights through the whole flow (LOG=kafka|pulsar; NODES=3; ARGS="--fresh", "--help")
-	@$(BIN)/python -m millrace.demo $(if $(LOG),--log $(LOG)) $(if $(NODES),--nodes $(NODES)) $(ARGS)
+run: jars ## The demo without Airflow: a year of flights through the whole flow (LOG=kafka|pulsar; NODES=3 META=etcd|mariadb; PIPELINE=1; ARGS="--fresh", "--help")
+	@$(BIN)/python -m millrace.demo $(if $(LOG),--log $(LOG)) $(if $(NODES),--nodes $(NODES)) $(if $(META),--meta $(META)) $(if $(PIPELINE),--pipeline) $(ARGS)
 
 # --- check -----------------------------------------------------------------------------------------------------
 
@@ -72,24 +77,24 @@ format: $(STAMP) ## Format, and fix what the linter can
 	@$(BIN)/ruff check --quiet --fix --exit-zero
 	@$(BIN)/ruff format
 
-test: lint jars broker-jars ## The test suite: lint, types, tests that are not slow (ARGS="-k name" chooses; WORKERS=0: one process)
+test: lint jars broker-jars servers ## The test suite: lint, types, tests that are not slow (ARGS="-k name" chooses; WORKERS=0: one process)
 	@$(PYTEST) -m "not slow and not soak" $(ARGS)
 
 test-all: test-slow test-system ## The slow tests too
 
-test-slow: lint jars broker-jars ## All tests but those that start the whole system
+test-slow: lint jars broker-jars servers ## All tests but those that start the whole system
 	@$(PYTEST) -m "not soak and not system" $(ARGS)
 
-test-system: lint jars broker-jars ## The tests that start the whole system, alone: each needs the machine for itself
+test-system: lint jars broker-jars servers ## The tests that start the whole system, alone: each needs the machine for itself
 	@$(BIN)/python -m pytest -q -m system $(ARGS)
 
-soak: jars broker-jars ## Minutes of load, kills and random cases
+soak: jars broker-jars servers ## Minutes of load, kills and random cases
 	@TEST_PROFILE=soak $(BIN)/python -m pytest -q -m "soak or slow" $(ARGS)
 
 mutants: $(STAMP) ## Put single faults into a copy of the code, each of which its test has to find (ARGS="-k name")
 	@$(BIN)/python -m pytest -q tests/mutants -m soak $(ARGS)
 
-bench: jars broker-jars ## Measure against baselines of the same run (docs/performance.md)
+bench: jars broker-jars servers ## Measure against baselines of the same run (docs/performance.md)
 	@$(BIN)/python -m bench $(ARGS)
 
 # --- keep ------------------------------------------------------------------------------------------------------
@@ -102,7 +107,7 @@ docs: $(STAMP) ## Make the pages into a site in build/site, where no link leads 
 	@$(BIN)/python -m tests.docs.api >/dev/null
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
-wheel: $(STAMP) ## Build dist/millrace-*.whl, with the extras spark, kafka, pulsar, airflow, coord, all
+wheel: $(STAMP) ## Build dist/millrace-*.whl, with the extras spark, kafka, pulsar, airflow, coord, streams, all
 	@$(BIN)/uv build -q --wheel --out-dir dist
 
 sbom: $(STAMP) ## Write dist/sbom.cdx.json (CycloneDX) and dist/licences.md: what is installed, from the locks

@@ -33,6 +33,7 @@ from bench import (
     commit_bench,
     compaction_bench,
     coord_bench,
+    coord_scale,
     flusher_bench,
     freshness_bench,
     kafka_bench,
@@ -40,6 +41,7 @@ from bench import (
     log_server_bench,
     msgstream_bench,
     node_bench,
+    pipelines_bench,
     pulsar_bench,
     restart_bench,
     sink_bench,
@@ -239,6 +241,7 @@ def _coord(folder: Path, quick: bool) -> Any:
     return {
         "moves": coord_bench.moves(folder / "moves", rounds=1 if quick else 5),
         "broadcast": coord_bench.broadcast(folder / "broadcast", times=3 if quick else 20),
+        "losing_nodes": coord_scale.losing(pchannels=1_000 if quick else 10_000, nodes=100 if quick else 1_000),
         "discovery": coord_bench.discovery(folder / "discovery", times=30 if quick else 300),
     }
 
@@ -289,6 +292,9 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "backfill": lambda folder, quick: backfill_bench.backfill(folder, pairs=2 if quick else 7, times=1 if quick else 3),
     "checkpoint": lambda folder, quick: checkpoint_bench.checkpoints(
         folder, marks_mib=(64, 256) if quick else (64, 512, 4096), repeats=2 if quick else 5
+    ),
+    "pipelines": lambda folder, quick: pipelines_bench.run_all(
+        folder, documents=20_000 if quick else 100_000, pairs=2 if quick else 5, seconds=8.0 if quick else 30.0
     ),
     "restarts": lambda folder, quick: restart_bench.restarts(
         folder, marks_mib=(64, 256) if quick else (64, 1024, 10_240), repeats=2 if quick else 5

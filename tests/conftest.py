@@ -45,11 +45,11 @@ TOGETHER = {
     "spark": (
         "docs/test_examples.py", "node/flush/test_query.py", "node/ingest/test_streaming.py", "operations/test_backfill.py",
         "operations/test_compaction_run.py", "runtime/test_launch_on_a_cluster.py",
-        "operations/test_quality_run.py", "operations/test_restore.py", "streams/test_source.py", "tables/read/test_spark.py", "tables/wal/test_table.py",
+        "operations/test_quality_run.py", "operations/test_restore.py", "pipelines/test_on_spark.py", "streams/keyed/test_frames.py", "streams/test_source.py", "streams/sinks/test_frames.py", "streams/running/test_running.py", "tables/read/test_spark.py", "tables/wal/test_table.py",
         "test_spark.py",
     ),
     "airflow": ("dags", "plugins"),
-    "brokers": ("conformance", "log/kafka/test_service.py", "log/kafka/test_markers.py", "log/kafka/test_partitions.py", "log/kafka/test_records.py", "log/pulsar/test_service.py", "crash/test_log_switch"),
+    "brokers": ("conformance", "log/kafka/test_service.py", "log/kafka/test_markers.py", "log/kafka/test_partitions.py", "log/kafka/test_records.py", "log/pulsar/test_service.py", "crash/test_log_switch", "pipelines/deploy/test_real_kafka.py", "pipelines/sinks", "pipelines/store", "pipelines/worker"),
 }  # fmt: skip
 """Folders and modules that share what is slow to start: where several processes share a run, each group stays in one."""
 

@@ -12,7 +12,10 @@ from pathlib import Path
 
 from millrace.base.settings import Settings
 from millrace.brokers.broker import Broker
+from millrace.brokers.etcd import EtcdServer
 from millrace.brokers.kafka import KafkaBroker
+from millrace.brokers.mariadb import MariaDbServer
+from millrace.brokers.opensearch import OpenSearchServer
 from millrace.brokers.pulsar import PulsarBroker
 
 _RUNNING: dict[str, Broker] = {}
@@ -34,6 +37,33 @@ def pulsar() -> PulsarBroker:
     if found is None:
         found = _RUNNING["pulsar"] = PulsarBroker(_folder("pulsar"), settings=Settings()).start()
     assert isinstance(found, PulsarBroker)
+    return found
+
+
+def etcd() -> EtcdServer:
+    """An etcd for this run."""
+    found = _RUNNING.get("etcd")
+    if found is None:
+        found = _RUNNING["etcd"] = EtcdServer(_folder("etcd"), settings=Settings()).start()
+    assert isinstance(found, EtcdServer)
+    return found
+
+
+def mariadb() -> MariaDbServer:
+    """A MariaDB for this run. A test makes databases of its own on it."""
+    found = _RUNNING.get("mariadb")
+    if found is None:
+        found = _RUNNING["mariadb"] = MariaDbServer(_folder("mariadb"), settings=Settings()).start()
+    assert isinstance(found, MariaDbServer)
+    return found
+
+
+def opensearch() -> OpenSearchServer:
+    """An OpenSearch for this run. A test takes indices of its own on it."""
+    found = _RUNNING.get("opensearch")
+    if found is None:
+        found = _RUNNING["opensearch"] = OpenSearchServer(_folder("opensearch"), settings=Settings()).start()
+    assert isinstance(found, OpenSearchServer)
     return found
 
 

@@ -100,6 +100,6 @@ def test_a_user_whose_sudo_would_ask_installs_nothing(tmp_path: Path, monkeypatc
     program(tmp_path, "apt-get", f'echo "$*" >>"{calls}"')
     program(tmp_path, "sudo", "exit 1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("millrace.runtime.java.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("millrace.runtime.debian.os.geteuid", lambda: 1000)
     assert not install_java()
     assert not calls.exists()

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from millrace.client.schemas import schema as schema
     from millrace.message.schema import CollectionSchema as Schema
     from millrace.message.schema import FieldSpec as Field
+    from millrace.streams.patterns.builder import permute as permute
+    from millrace.streams.patterns.builder import row as row
+    from millrace.streams.patterns.table import match_recognize as match_recognize
     from millrace.wal.scanner import All as All
     from millrace.wal.scanner import Latest as Latest
     from millrace.wal.scanner import StartAfter as StartAfter
@@ -68,6 +71,9 @@ _FACE = {
     "Written": "millrace.client.produce.written",
     "connect": "millrace.client.database",
     "errors": "millrace.base",
+    "match_recognize": "millrace.streams.patterns.table",
+    "permute": "millrace.streams.patterns.builder",
+    "row": "millrace.streams.patterns.builder",
     "schema": "millrace.client.schemas",
 }
 
@@ -87,9 +93,12 @@ __all__ = [
     "errors",
     "Field",
     "Latest",
+    "match_recognize",
     "MillraceError",
     "ParallelConsumer",
+    "permute",
     "Producer",
+    "row",
     "Schema",
     "schema",
     "Settings",

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
@@ -22,11 +24,17 @@ from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import Names, Selection
 from millrace.runtime.spark_session import session as session
 from millrace.streams import source
+from millrace.streams.keyed.frames import KeyedFrames
+from millrace.streams.keyed.operator import Operator
 from millrace.streams.rows import Kinds as Kinds
+from millrace.streams.sinks import frames as sinks
+from millrace.streams.sinks.collection.sink import CollectionSink
+from millrace.streams.sinks.collection.sink import Mode as Mode
+from millrace.streams.sinks.guarantee import Guarantee as Guarantee
 from millrace.tables.read import spark as frames
 from millrace.tables.read.freshness import all_confirmed
 
-__all__ = ["changes_between", "read", "register", "session", "stream"]
+__all__ = ["changes_between", "operate", "read", "register", "session", "stream", "write_stream"]
 
 
 def read(
@@ -131,6 +139,72 @@ def stream(
         max_bytes=max_bytes,
         deadline=deadline,
     )
+
+
+def write_stream(
+    frame: DataFrame,
+    name: str,
+    *,
+    checkpoint: str | Path,
+    mode: Mode = "append",
+    guarantee: Guarantee = "exactly once",
+    partition: str | None = None,
+    partition_by: str | None = None,
+    dead_letters: str | None = None,
+    seconds: float | None = None,
+    available_now: bool = False,
+    output_mode: str | None = None,
+    query: str | None = None,
+    data: str | Path | None = None,
+    settings: Settings | None = None,
+) -> StreamingQuery:
+    """Start a query that writes a streaming DataFrame into the collection `name`: see :mod:`millrace.streams.sinks.collection.sink`.
+
+    `mode` is "append", "upsert", or "changes" (what the column ``_change`` says); `guarantee` "exactly once", "at least once" or "at most
+    once". `checkpoint` is the query's folder, with what the sink remembers in it: remove it as a whole, or not at all. Rows that do not fit go to the
+    collection `dead_letters`, or stop the stream. A micro-batch begins every `seconds` (default: when there is something), or
+    the query ends at what there is (`available_now`). Raises CollectionNotFound, InvalidArgument for columns that do not fit, StreamBusy.
+    """
+    chosen, place = _settings(data, settings), Path(checkpoint)
+    sink = CollectionSink(
+        chosen,
+        sinks.sink_folder(place),
+        name,
+        mode=mode,
+        guarantee=guarantee,
+        partition=partition,
+        partition_by=partition_by,
+        dead_letters=dead_letters,
+        stream=query or name,
+    )
+    return sinks.start(
+        frame, sink, place, name=query, seconds=seconds, available_now=available_now, output_mode=output_mode
+    )
+
+
+def operate(
+    frame: DataFrame,
+    operator: Operator,
+    *,
+    table: str,
+    checkpoint: str | Path,
+    delay: timedelta | int,
+    shards: int = 2,
+    seconds: float | None = None,
+    available_now: bool = False,
+    query: str | None = None,
+) -> StreamingQuery:
+    """Start a query that runs an operator of docs/operators.md (patterns, windows, joins by time, deduplication) over a streaming DataFrame.
+
+    Answers, late rows and the keys' state become the Delta table at the URI `table`, exactly once: ``kind`` is ``output``, ``late`` or
+    ``state``. The watermark is `delay` behind the newest event time of the micro-batches before (a timedelta for times, a number for numbers); keys
+    lie in `shards`, a task each, which stays as it is for this table. `checkpoint` is the query's folder: table and checkpoint belong together. Raises
+    InvalidArgument: columns that the operator does not take, or a table of another query.
+    """
+    place = Path(checkpoint)
+    schema = sinks.columns_of(frame)
+    taken = KeyedFrames(sinks.sink_folder(place), table, operator, schema, delay=delay, shards=shards)
+    return sinks.start(frame, taken, place, name=query, seconds=seconds, available_now=available_now)
 
 
 def _frame(

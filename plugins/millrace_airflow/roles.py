@@ -16,12 +16,14 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
 from millrace.access.grants import Role
 from millrace.operations.registry import operations
+from millrace.streams.running.status import DAG_PREFIX
 
 DAGS: Final = {
     "streaming": Role.OPERATE,
     **{operation.dag_id: operation.role for operation in operations().values()},
 }
-"""By DAG of Millrace the role that starts it: who may *produce* may check, and rebuild what is derived."""
+"""By DAG of Millrace the role that starts it: who may *produce* may check, and rebuild what is derived. Those of declared streams, whose
+ids begin with DAG_PREFIX, need *op*, as `streaming` does."""
 
 AIRFLOW: Final = {
     Role.READ: SimpleAuthManagerRole.VIEWER,
@@ -47,5 +49,5 @@ class RolesAuthManager(SimpleAuthManager):
         if not allowed or method == "GET":
             return bool(allowed)
         dag_id = details.id if details is not None else None
-        needed = Role.OPERATE if dag_id is None else DAGS.get(dag_id, Role.PRODUCE)
+        needed = Role.OPERATE if dag_id is None or dag_id.startswith(DAG_PREFIX) else DAGS.get(dag_id, Role.PRODUCE)
         return bool(self._is_authorized(method=method, allow_role=AIRFLOW[needed], user=user))

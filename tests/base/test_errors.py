@@ -18,6 +18,7 @@ FACTS = {
     "retry_after": 0.5,
     "pack": [b"x"],
     "blocks": ("a",),
+    "problems": [{"field": "name"}],
 }
 
 

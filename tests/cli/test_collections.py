@@ -167,3 +167,22 @@ def test_a_generated_key_is_asked_for_by_name(shared: Deployment) -> None:
         "INVALID_ARGUMENT", "collections", "create", "c", "--from", str(csv), "--generated-key", "a", "--key", "ms"
     )
     shared.ok("collections", "drop", "clicks", "--yes")
+
+
+def test_a_collection_is_made_and_altered_with_rules_that_describe_shows(shared: Deployment) -> None:
+    fields = ["--field", "id:int64", "--field", "qty:int32", "--field", "twice:int64"]
+    rules = ["--default", "qty=1", "--computed", "twice=qty * 2", "--check", "some=qty > 0"]
+    shared.ok("collections", "create", "ruled", *fields, "--key", "id", *rules)
+    shared.ok(
+        "collections", "alter", "ruled", "--drop-check", "some", "--add-check", "few=qty < 9", "--set-default", "qty=2"
+    )
+    told = shared.as_json("collections", "describe", "ruled")
+    assert [told[name] for name in ("default qty", "computed twice", "check few")] == ["2", "qty * 2", "qty < 9"]
+    assert "check some" not in told
+    for wrong in (
+        ["--add-check", "few"],
+        ["--add-check", "few=qty <"],
+        ["--set-default", "qty=much"],
+        ["--drop-check", "no"],
+    ):
+        shared.fails("INVALID_ARGUMENT", "collections", "alter", "ruled", *wrong)

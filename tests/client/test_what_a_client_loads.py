@@ -26,8 +26,8 @@ HEAVY = {
     "pulsar",
 }
 SERVERS = ("node", "coord", "tables", "storage", "operations", "observe", "installation", "commands", "log.server")
-MOST_MODULES = 103
-"""Of our own; 111 before the contract between client and server had a room of its own."""
+MOST_MODULES = 106
+"""Of our own; 111 before the contract between client and server had a room of its own. Two say where appends go in a cluster."""
 
 PRODUCER = """
 import sys

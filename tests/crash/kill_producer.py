@@ -2,7 +2,7 @@
 
     python kill_producer.py <journal file> <first row> <rows a call>
 
-The data folder comes from the environment (MILLRACE_DATA). Row ids are `<first row> + n`, in the order of the calls: plain inserts,
+The data folder comes from the environment (MILLRACE_DATA). Row ids are `<first row> + n`, in the order of the calls: plain inserts, upserts
 and transactions that commit or roll back. A line of the journal is one call: what became of it, then the ids it was about.
 
     acknowledged  every row is in the collection once
@@ -73,7 +73,7 @@ def main() -> None:
                 if call % 3:
                     result = transaction(producer, collection, ids, commit=call % 3 == 1)
                 else:
-                    producer.insert(collection, rows_of(ids))
+                    (producer.upsert if call % 2 else producer.insert)(collection, rows_of(ids))
                     result = "acknowledged"
             except MillraceError as error:
                 if not error.retriable and not isinstance(error, AppendUnresolved):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import psutil
@@ -19,6 +21,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
 from millrace.coord import control
+from millrace.coord.session import APPEND
 from millrace.demo.cluster import Cluster, Moves
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.operations.verify.run import verify_channel, verify_collections
@@ -27,6 +30,7 @@ from millrace.tables.collections.flush_tables import read_checkpoints
 from millrace.tables.collections.table import rows_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
+from tests import running_brokers
 from tests.crash.kill_rig import ROOT, end_server
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("word", "string", True)), "id")
@@ -44,12 +48,28 @@ class Stream(threading.Thread):
         self._collection = collection
         self._ended = threading.Event()
         self.count = 0
+        self.waited: list[float] = []
+        """Seconds that each insert took."""
+        self.failures: list[BaseException] = []
 
     def run(self) -> None:
-        while not self._ended.wait(0.02):
-            ids = range(self.count, self.count + 20)
-            self._producer.insert(self._collection, pa.table({"id": ids, "word": [f"row {each}" for each in ids]}))
-            self.count += 20
+        try:
+            while not self._ended.wait(0.02):
+                self._insert(range(self.count, self.count + 20))
+        except BaseException as error:  # the test looks at it
+            self.failures.append(error)
+
+    def _insert(self, ids: range) -> None:
+        begun = time.monotonic()
+        self._producer.insert(self._collection, pa.table({"id": ids, "word": [f"row {each}" for each in ids]}))
+        self.waited.append(time.monotonic() - begun)
+        self.count = ids.stop
+
+    def failed(self) -> bool:
+        """Raises what ended it."""
+        for failure in self.failures:
+            raise failure
+        return False
 
     def stop(self) -> None:
         self._ended.set()
@@ -58,9 +78,16 @@ class Stream(threading.Thread):
 
 
 @contextmanager
-def streaming(folder: Path, pchannels: int) -> Iterator[tuple[Settings, Client, Collection, Cluster, Stream]]:
+def streaming(
+    folder: Path, pchannels: int, **more: Any
+) -> Iterator[tuple[Settings, Client, Collection, Cluster, Stream]]:
     settings = Settings(
-        data_dir=folder / "data", session_seconds=3.0, balance_interval=1.0, flush_interval=0.5, pchannels=pchannels
+        data_dir=folder / "data",
+        session_seconds=3.0,
+        balance_interval=1.0,
+        flush_interval=0.5,
+        pchannels=pchannels,
+        **more,
     )
     try:
         with Client.connect(settings) as client, Cluster(settings) as cluster:
@@ -146,6 +173,74 @@ def test_nodes_are_killed_suspended_drained_and_added_and_every_row_is_there_onc
         found = list(moves.found())
         assert {"lost", "drain", "balance"} <= {move.cause for move in found}
         assert any(move.stood is not None for move in found)
+
+
+@contextmanager
+def appending_nodes(folder: Path) -> Iterator[tuple[Settings, Client, Collection, Cluster, Stream]]:
+    """A stream of rows on Kafka whose PChannels two nodes, n1 and n2, have come to have, with etcd as the meta store."""
+    url = f"kafka://{running_brokers.kafka().address}/{uuid.uuid4().hex}"
+    meta = f"{running_brokers.etcd().url}/{uuid.uuid4().hex}"
+    with streaming(folder, 4, log=url, meta_store=meta) as (settings, client, collection, cluster, stream):
+        until(lambda: stream.failed() or stream.count > 0, cluster)
+        assert client.append.places.known() == {}  # a deployment of one node: everything goes to the log's server
+        cluster.coordinator()
+        for name in ("n1", "n2"):
+            cluster.node(name)
+        cluster.wait_owned({"n1", "n2"}, pchannels=4, deadline=WAIT)
+        until(lambda: stream.failed() or len(set(client.append.places.known().values())) == 2, cluster)
+        yield settings, client, collection, cluster, stream
+
+
+def goes_on(stream: Stream, cluster: Cluster) -> None:
+    before = stream.count
+    until(lambda: stream.failed() or stream.count > before + 100, cluster)
+
+
+@pytest.mark.timeout(400)
+def test_on_a_broker_the_appends_move_too_and_a_producer_sees_latency_alone(tmp_path: Path) -> None:
+    with appending_nodes(tmp_path) as (settings, client, collection, cluster, stream):
+        terms = {each.name: each.term for each in client.catalog.pchannels()}
+        assert min(terms.values()) > 1  # each owner opened one
+        cluster.jobs.pop("n1").kill()
+        cluster.wait_owned({"n2"}, pchannels=4, deadline=WAIT)
+        goes_on(stream, cluster)
+        until(lambda: stream.failed() or len(set(client.append.places.known().values())) == 1, cluster)
+        stream.stop()
+        wait_flushed(settings, client, cluster)
+        assert set(cluster.stop().values()) == {0}, cluster.tails()
+        assert stream.failures == []
+        check(settings, client, collection, stream.count)
+        # With no node left the log's server appends by itself again.
+        client.producer().insert(collection, pa.table({"id": [-1], "word": ["afterwards"]}))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_nodes_that_append_are_suspended_drained_and_added(tmp_path: Path) -> None:
+    with appending_nodes(tmp_path) as (settings, client, collection, cluster, stream):
+        moves = Moves(settings, cluster.store, role=APPEND)
+        moves.start()
+        cluster.jobs.pop("n1").kill()
+        cluster.wait_owned({"n2"}, pchannels=4, deadline=WAIT)
+        goes_on(stream, cluster)
+        cluster.node("n3")
+        cluster.wait_owned({"n2", "n3"}, pchannels=4, deadline=WAIT)
+        session = cluster.session("n2")
+        cluster.suspend("n2")
+        cluster.wait_owned({"n3"}, pchannels=4, deadline=WAIT)
+        goes_on(stream, cluster)
+        cluster.wake("n2")
+        until(lambda: cluster.session("n2") not in ("", session), cluster)
+        control.drain(cluster.store, "n3")
+        cluster.wait_owned({"n2"}, pchannels=4, deadline=WAIT)
+        goes_on(stream, cluster)
+        stream.stop()
+        wait_flushed(settings, client, cluster)
+        moves.stop()
+        assert set(cluster.stop().values()) == {0}, cluster.tails()
+        assert stream.failures == []
+        check(settings, client, collection, stream.count)
+        assert {"lost", "drain"} <= {move.cause for move in moves.found()}
 
 
 @pytest.mark.timeout(500)

@@ -22,6 +22,7 @@ PARTS: dict[str, list[str]] = {
         "Change", "ChangeStream", "Consumer", "Delivery", "AsyncConsumer", "ParallelConsumer",
         "All", "Latest", "StartFrom", "StartAfter", "StartAfterTick",
     ],
+    "Patterns": ["match_recognize", "row", "permute"],
     "Errors": ["MillraceError", "errors"],
 }  # fmt: skip
 

@@ -54,7 +54,7 @@ _BY_PROPERTY = {"spark_cores": "cores"} | dict.fromkeys(("log_tls_cert", "log_tl
 def settings_read() -> set[str]:
     """Settings that some module reads as an attribute."""
     used: set[str] = set()
-    for names in map(_names, _modules(without="settings.py")):
+    for names in map(_names, _modules(without="base/settings/__init__.py")):
         if "millrace.base.settings" in names.imports:  # other objects have fields of the same names
             used |= names.attributes
     return {name for name, *_ in describe() if _BY_PROPERTY.get(name, name) in used}
@@ -63,7 +63,9 @@ def settings_read() -> set[str]:
 def metrics_reported() -> set[str]:
     """Families that some module touches."""
     return {
-        name for names in map(_names, _modules(without="metrics.py")) for name in names.attributes & FAMILIES.keys()
+        name
+        for names in map(_names, _modules(without="base/metrics.py"))
+        for name in names.attributes & FAMILIES.keys()
     }
 
 

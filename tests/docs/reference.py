@@ -11,6 +11,7 @@ from millrace.access.calls import CALLS, MESSAGES, Need, Over
 from millrace.access.grants import Kind
 from millrace.base.metrics import FAMILIES, NAMESPACE
 from millrace.base.settings import describe
+from millrace.pipelines.api import routes as pipelines
 from millrace.service import cluster, reading
 from millrace.service.application import DESCRIPTION
 from millrace.wal.config import BOUNDS, ChainConfig
@@ -61,7 +62,7 @@ def calls_table() -> str:
 def service_table() -> str:
     """A row a route of the service."""
     text = _row("route", "role", "over", "what it does") + "|---|---|---|---|\n"
-    for name, need in {**DESCRIPTION, **reading.CALLS, **cluster.CALLS}.items():
+    for name, need in {**DESCRIPTION, **reading.CALLS, **cluster.CALLS, **pipelines.CALLS}.items():
         text += _row(f"`{name}`", _roles(need), _over(need), need.words)
     return text
 

@@ -28,6 +28,7 @@ SAID = {
     "dataclass_rows": ["Order(number=1, customer='Ada'", "lines=['tea', 'cake'], note=None)"],
     "dataframes": ["BOS", "mean of the warm ones: 3.33"],
     "offline_producer": ["rows taken: 1", "meter 7: True"],
+    "patterns": ["N101: 0 -> 20 minutes in 6:00:00"],
     "quickstart": ["now: ['Cyd', 'Dan']", "before the transaction: ['Ada', 'Cyd'"],
     "schema_change": ["'weight': None", "'weight': 2.5", "then: ['id', 'city']"],
     "time_travel": [

@@ -59,15 +59,15 @@ GROUP = "readers"
 STREAMS = StreamSettings(timeout=20.0)
 
 
-def unpacked(folder: Path) -> Path:
-    """A copy of the deployment in `folder`."""
-    with tarfile.open(ARCHIVE) as archive:
+def unpacked(folder: Path, archive_of: Path = ARCHIVE) -> Path:
+    """A copy of a deployment in `folder`."""
+    with tarfile.open(archive_of) as archive:
         archive.extractall(folder, filter="data")
     return folder
 
 
-def facts() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(FACTS.read_text(encoding="utf-8"))
+def facts(of: Path = FACTS) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(of.read_text(encoding="utf-8"))
     return found
 
 

@@ -423,7 +423,7 @@ def main() -> None:
     FACTS.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def put_away(root: Path) -> None:
+def put_away(root: Path, into: Path = ARCHIVE) -> None:
     """The archive, without what belongs to a run: addresses, locks, output."""
     for pattern in ("**/*.lock", "**/server.*", "**/run", "cache", "**/lock", "**/index/LOG*"):
         for path in sorted(root.glob(pattern)):
@@ -435,7 +435,7 @@ def put_away(root: Path) -> None:
         # Delta's commitInfo says where a table was made, a load where its input was: nobody goes by either.
         if path.parent.name != "_delta_log" and path.name != "manifest.json":
             assert str(root).encode() not in path.read_bytes(), f"{path} holds a path of this machine"
-    with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
+    with tarfile.open(into, "w:xz", preset=9) as archive:
         for name in sorted(each.name for each in root.iterdir()):
             archive.add(root / name, name, filter=_anonymous)
 

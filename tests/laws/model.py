@@ -30,6 +30,7 @@ from tests.laws.parts import (
     is_int,
     splitmix64,
 )
+from tests.laws.rules import first_rules, judge, ruled
 
 
 class Model(Machine):
@@ -103,6 +104,9 @@ class Model(Machine):
                 raise ValueError
             if (replaces or len(names_of_key) > 1) and self.chain_version < 4:
                 raise ValueError
+            rules = first_rules(schema)
+            if (rules.checks or rules.defaults or rules.computed) and self.chain_version < 4:
+                raise ValueError
         except (KeyError, TypeError, ValueError):
             raise Refused(Reason.MALFORMED) from None
         if message.collection_id == 0:
@@ -116,7 +120,7 @@ class Model(Machine):
         if len(self.vchannels) >= self.config["max_vchannels"]:
             raise Refused(Reason.LIMIT_EXCEEDED)
         self.vchannels[message.vchannel] = VChannel(
-            message.collection_id, names, {1: names_of_key}, {1: fields}, partitions, replaces
+            message.collection_id, names, {1: names_of_key}, {1: fields}, partitions, {1: rules}, replaces
         )
         self.accept_ddl(message)
 
@@ -157,13 +161,16 @@ class Model(Machine):
         current = max(vchannel.schemas)
         if message.schema_version != current + 1:
             raise Refused(Reason.SCHEMA_MISMATCH)
-        schema, key = vchannel.schemas[current], vchannel.primary_keys[current]
+        schema, key, rules = vchannel.schemas[current], vchannel.primary_keys[current], vchannel.rules[current]
         for change in wanted:
+            kinds = {name: kind for name, kind, _ in schema}
             schema, key = changed(schema, key, change)
+            rules = ruled(rules, kinds, change)
         self.barrier(message.vchannel)
         for segment in self.growing(message.vchannel):
             self.seal(segment, "schema_change")
         vchannel.schemas[current + 1], vchannel.primary_keys[current + 1] = schema, key
+        vchannel.rules[current + 1] = rules
         self.accept_ddl(message)
 
     # -- types: rows ------------------------------------------------------------------------------------------------
@@ -193,6 +200,8 @@ class Model(Machine):
         names = vchannel.vchannels
         if any(names[home(key, len(names))] != message.vchannel for key in batch.keys):
             raise Refused(Reason.WRONG_VCHANNEL)
+        if message.type != T.DELETE:
+            judge(batch, vchannel.rules[message.schema_version], vchannel.rules[max(vchannel.rules)])
         return vchannel, txn
 
     def judged_as(self, message: Msg, vchannel: VChannel) -> T:
@@ -261,6 +270,9 @@ class Model(Machine):
         if any(number not in vchannel.partitions.values() for number in partitions):
             raise Refused(Reason.PARTITION_NOT_FOUND)
         if message.schema_version not in vchannel.schemas:
+            raise Refused(Reason.SCHEMA_MISMATCH)
+        newest = max(vchannel.rules)
+        if (vchannel.rules[newest].checks or vchannel.rules[newest].computed) and message.schema_version != newest:
             raise Refused(Reason.SCHEMA_MISMATCH)
         if vchannel.replaces and not body["replace"]:
             raise Refused(Reason.SCHEMA_MISMATCH)

@@ -67,11 +67,16 @@ TXN = weighted(
 )
 DDL = weighted(
     (3, st.tuples(st.just("manual_flush"), FRAMES, PARTITION, mostly(1, 2, 3, weight=3))),
-    (2, st.tuples(st.just("create_collection"), FRAMES, mostly(1, 2, 3, 3, 4, 4, 5, 5, 6))),
+    (2, st.tuples(st.just("create_collection"), FRAMES, mostly(1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7, 7, 8, 9))),
     (1, st.tuples(st.just("drop_collection"), FRAMES)),
     (2, st.tuples(st.just("create_partition"), FRAMES, st.integers(1, 4), mostly(1))),
     (1, st.tuples(st.just("drop_partition"), FRAMES, PARTITION)),
-    (3, st.tuples(st.just("schema_change"), FRAMES, mostly(1, 2, 3, 4, *range(5, 16), *range(8, 11), weight=4))),
+    (
+        3,
+        st.tuples(
+            st.just("schema_change"), FRAMES, mostly(1, 2, 3, 4, *range(5, 27), *range(8, 11), *range(16, 21), weight=4)
+        ),
+    ),
     (1, st.tuples(st.just("flush_all"), FRAMES, mostly(1, weight=5))),
     (
         3,
@@ -134,7 +139,7 @@ ENTRIES = st.tuples(
     weighted((30, st.lists(OPS, min_size=1, max_size=9)), (1, GARBAGE)),
 )
 SCRIPTS = st.tuples(
-    st.sampled_from(["keep"] * 16 + ["replace"] * 8 + ["two keys"] * 8 + [""]),
+    st.sampled_from(["keep"] * 16 + ["replace"] * 8 + ["two keys"] * 8 + ["rules"] * 8 + [""]),
     st.lists(ENTRIES, min_size=1, max_size=24),
 )
 """A log before it is written: whether it begins with the usual opening, its collection 2 with what on_duplicate, its collection 1 with what key; its entries."""

@@ -52,6 +52,10 @@ class Batch:
     rows: int
     keys: tuple[Key, ...]
     nulls: frozenset[str] = frozenset()
+    numbers: tuple[int, ...] = ()
+    """By row what its numbers are, but for computed ones, which are twice as much."""
+    computed_as: int | None = None
+    """What computed fields are all the same."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,8 @@ class VChannel:
     """The key's names by schema version."""
     schemas: dict[int, list[Field]]
     partitions: dict[str, int]
+    rules: dict[int, Any] = field(default_factory=dict)
+    """By schema version (rules.py)."""
     replaces: bool = False
     mvcc: int = 0
     deletes: int = 0
@@ -204,7 +210,9 @@ def changes_of(body: dict[str, Any], *, several: bool) -> list[dict[str, Any]]:
         if not said or said != SAYS[each["op"]]:
             raise Refused(Reason.MALFORMED, "change")
         if each["op"] == "add" and not (
-            isinstance(each["field"], dict) and set(each["field"]) == {"name", "type", "nullable"}
+            isinstance(each["field"], dict)
+            and set(each["field"]) - ({"default", "computed"} if several else set()) == {"name", "type", "nullable"}
+            and len(each["field"]) < 5
         ):
             raise Refused(Reason.MALFORMED, "field")
     return wanted
@@ -217,16 +225,22 @@ SAYS: dict[str, set[str]] = {
     "reorder": {"names"},
     "widen": {"name", "type"},
     "relax": {"name"},
+    "set_default": {"name", "default"},
+    "drop_default": {"name"},
+    "add_check": {"name", "condition"},
+    "drop_check": {"name"},
 }
 
 
 def changed(fields: list[Field], key: tuple[str, ...], change: dict[str, Any]) -> tuple[list[Field], tuple[str, ...]]:
     """The fields and the key's names after one change; refuses one that cannot be."""
     named = {field[0]: field for field in fields}
+    if change["op"] in ("add_check", "drop_check"):
+        return fields, key
     wanted = change.get("names", [change["name"]] if "name" in change else [])
     if not set(wanted) <= set(named) or len(set(wanted)) < len(wanted):
         raise Refused(Reason.SCHEMA_MISMATCH, "no such field")
-    if set(key) & set(wanted) and change["op"] not in ("rename", "reorder"):
+    if set(key) & set(wanted) and change["op"] not in ("rename", "reorder", "set_default", "drop_default"):
         raise Refused(Reason.SCHEMA_MISMATCH, "key")
     match change:
         case {"op": "add", "field": {"name": name, "type": kind, "nullable": nullable}}:

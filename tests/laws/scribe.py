@@ -22,6 +22,7 @@ from millrace.message.wire.encode import encode_entry
 from tests.laws.model import Model
 from tests.laws.ops import SCRIPTS, Frame
 from tests.laws.parts import CHAIN_VERSIONS, GENERATION, Batch, Key, Msg, Row, VChannel, home
+from tests.laws.rules import FACTOR, Rules, less_than, ruling, twice
 
 PCHANNEL = "p0"
 START_MS = 1_700_000_000_000
@@ -70,13 +71,21 @@ def kinds_of(fields: Fields, key: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def rows_payload(
-    fields: Fields, keys: list[int], nulls: str = "", key: tuple[str, ...] = ("id",)
+    fields: Fields,
+    keys: list[int],
+    nulls: str = "",
+    key: tuple[str, ...] = ("id",),
+    computed: frozenset[str] = frozenset(),
+    computed_as: int | None = None,
 ) -> tuple[bytes, Batch]:
-    """An encoded record batch and what it means; the field `nulls`, where it is there, is null in the first row."""
+    """An encoded record batch and what it means; the field `nulls`, where it is there, is null in the first row, `computed` ones are
+    twice the number of their row, or `computed_as`."""
     nulls = nulls if nulls in [name for name, _, _ in fields] else ""
     columns: list[pa.Array] = []
     for name, kind, _ in fields:
         values: list[Any] = list(keys) if kind != "string" else [f"n{number}" for number in keys]
+        if name in computed:
+            values = [FACTOR * number if computed_as is None else computed_as for number in keys]
         if name == nulls:
             values[0] = None
         columns.append(pa.array(values, ARROW[kind]))
@@ -84,20 +93,32 @@ def rows_payload(
     payload = pa.RecordBatch.from_arrays(columns, schema=schema).serialize().to_pybytes()
     kinds = kinds_of(fields, key)
     known = tuple(key_of(number, kinds) for place, number in enumerate(keys) if nulls not in key or place)
-    return payload, Batch(fields, len(keys), known, frozenset({nulls} - {""}))
+    return payload, Batch(fields, len(keys), known, frozenset({nulls} - {""}), tuple(keys), computed_as)
 
 
 def body(**values: object) -> bytes:
     return json.dumps(values).encode()
 
 
-def create_body(collection_id: int, partitions: int = 1, *, replaces: bool = False, key: Any = "id") -> bytes:
+def create_body(
+    collection_id: int, partitions: int = 1, *, replaces: bool = False, key: Any = "id", rules: int = 0
+) -> bytes:
+    """With `rules` 1 some that hold of most rows, with 2 a computed field of no field, with 3 a check of a string."""
     schema: dict[str, Any] = {
         "fields": [{"name": name, "type": kind, "nullable": null} for name, kind, null in FIELDS],
         "primary_key": key,
         "event_time": None,
         **({"on_duplicate": "replace"} if replaces else {}),
     }
+    if rules:
+        schema["fields"] += [
+            {"name": "level", "type": "int32", "nullable": True, "default": [["literal", "int64", "3"]]},
+            {"name": "double", "type": "int64", "nullable": True, "computed": twice("id" if rules != 2 else "nothing")},
+        ]
+        schema["checks"] = [
+            {"name": "small", "condition": less_than("id" if rules != 3 else "name", 30)},
+            {"name": "halves", "condition": less_than("double", 100)},
+        ]
     names = {f"part{place}": place for place in range(1, partitions + 1)}
     return body(name=f"c{collection_id}", vchannels=COLLECTIONS[collection_id], schema=schema, partitions=names)
 
@@ -195,9 +216,9 @@ class Scribe:
         self.written.rows.append(self.model.rows)
         self.written.snapshots.append(self.model.snapshot())
 
-    def usual_opening(self, *, replaces: bool = False, key: Any = "id") -> None:
-        """Term 1 with the small limits, collections 1 (two VChannels, two partitions; `key`) and 2 (one of each)."""
-        first = create_body(1, 2, key=key)
+    def usual_opening(self, *, replaces: bool = False, key: Any = "id", rules: int = 0) -> None:
+        """Term 1 with the small limits, collections 1 (two VChannels, two partitions; `key`, `rules`) and 2 (one of each)."""
+        first = create_body(1, 2, key=key, rules=rules)
         creates = [Msg(T.CREATE_COLLECTION, name, collection_id=1, payload=first) for name in COLLECTIONS[1]]
         creates.append(Msg(T.CREATE_COLLECTION, "p0_2v0", collection_id=2, payload=create_body(2, replaces=replaces)))
         self.append([opening(1), *creates])
@@ -283,8 +304,10 @@ class Scribe:
         if flaw == 7 and kind != T.DELETE:
             keys = keys_at(place, len(names), kinds, 400)
         nulls = {4: key[0], 5: "name"}.get(flaw, "") if kind != T.DELETE else ""
-        payload, batch = rows_payload(fields, keys, nulls, key)
-        said = len(keys) + (flaw == 6)
+        rules = state.rules.get(schema_version, Rules()) if state else Rules()
+        computed = frozenset(rules.computed) & {name for name, _, _ in fields}
+        payload, batch = rows_payload(fields, keys, nulls, key, computed, 1 if flaw == 6 else None)
+        said = len(keys) + (flaw == 6 and not computed)
         more: dict[str, Any] = {"rows": said, "schema_version": schema_version}
         more["partition_id"] = self.partition_of(header["vchannel"], partition)
         more["txn_id"] = self.txn_id_of(header["vchannel"], txn - 1) if txn else 0
@@ -316,8 +339,9 @@ class Scribe:
         collection_id = collection_of(header["vchannel"]) or 1
         usual, replacing = create_body(collection_id), create_body(collection_id, replaces=True)
         several = create_body(collection_id, replaces=True, key=["id", "name"])
-        twice = create_body(collection_id, key=["id", "id"])
-        payload = [usual, b"{", body(name="c"), usual, replacing, several, twice][choice]
+        twice_there = create_body(collection_id, key=["id", "id"])
+        ruled = [create_body(collection_id, replaces=place == 1, rules=place) for place in (1, 2, 3)]
+        payload = [usual, b"{", body(name="c"), usual, replacing, several, twice_there, *ruled][choice]
         return Msg(T.CREATE_COLLECTION, **header, payload=payload)
 
     def make_drop_collection(self, header: dict[str, Any]) -> Msg:
@@ -346,6 +370,7 @@ class Scribe:
         fields = state.schemas[newest] if state else list(FIELDS)
         keys = state.primary_keys[newest] if state else ("id",)
         key, others = keys[-1], [name for name, _, _ in fields if name not in keys] or ["nothing"]
+        kinds = [(name, kind) for name, kind, _ in fields]
         narrow = next((name for name, kind, _ in fields if kind == "int32"), f"narrow{version}")
         added = {"op": "add", "field": {"name": f"narrow{version}", "type": "int32", "nullable": True}}
         rename = {"op": "rename", "name": others[-1], "to": f"other{version}"}
@@ -361,6 +386,12 @@ class Scribe:
             [rename, {"op": "drop", "name": others[-1]}],
             [{"op": "rename", "name": others[-1], "to": key.upper()}],
             [{"op": "drop", "name": others[0], "to": "?"}],
+            *ruling(
+                state.rules[newest] if state else Rules(),
+                version,
+                narrow,
+                next((name for name in keys if dict(kinds)[name] != "string"), key),
+            ),
         ][choice]
 
     def make_import(self, header: dict[str, Any], partitions: list[int], replace: bool, version: int, flaw: int) -> Msg:
@@ -441,7 +472,8 @@ def write(script: tuple[str, list[tuple[int, list[tuple[Any, ...]] | bytes]]]) -
     usual, entries = script
     scribe = Scribe()
     if usual:
-        scribe.usual_opening(replaces=usual == "replace", key=["name", "id"] if usual == "two keys" else "id")
+        key = ["name", "id"] if usual == "two keys" else "id"
+        scribe.usual_opening(replaces=usual == "replace", key=key, rules=int(usual == "rules"))
     for after_ms, ops in entries:
         if isinstance(ops, bytes):
             scribe.append(ops, after_ms=after_ms)

@@ -408,9 +408,6 @@ def test_operations_go_on_over_a_changed_schema(db: Deployment) -> None:
     restored = RestoreParams(collection="kept_up", into="again", at=str(first))
     assert restore(here, restored, progress).rows == 8
     assert by_id(db.collection("again").read()) == [row(number) for number in range(8)]
-    in_place = RestoreParams(collection="kept_up", in_place=True, at=str(first))
-    with pytest.raises(InvalidArgument, match="renamed, dropped or widened"):
-        restore(here, in_place, progress)
     shown = sample(here, made.id, "kept_up", at=None, limit=20)
     assert shown.columns[3:] == [each.name for each in made.schema.fields]
     assert sorted(int(each[3]) for each in shown.rows) == [each["key"] for each in wanted]
@@ -430,3 +427,29 @@ def test_operations_go_on_over_a_changed_schema(db: Deployment) -> None:
     assert all(each.ok for each in verify_collections(here).values())
     made.insert([{"key": 12, "cents": 12}])
     assert by_id(made.read(where="key < 12"), "key") == wanted
+
+
+def test_a_restore_in_place_brings_rows_in_the_fields_of_today(db: Deployment) -> None:
+    made = db.create_collection("in_place", FIRST, key="id")
+    first = made.insert([row(number) for number in range(8)]).last_tick
+    db.settle()
+    wide = {"cents": "int64", "weight": "float64", "day": "timestamp", "at": "struct<x: int16>"}
+    made.alter(drop="note", rename={"id": "key", "price": "cents"}, widen=wide, add={"note": "int64"})
+    made.delete([3])
+    last = made.insert([{"key": 11, "cents": 1 << 40, "note": 7}]).last_tick
+    wanted = by_id(made.read(), "key")
+    assert [each["key"] for each in wanted] == [0, 1, 2, 4, 5, 6, 7, 11]
+
+    def back_to(tick: int) -> list[dict[str, Any]]:
+        restore(db.settings, RestoreParams(collection="in_place", in_place=True, at=str(tick)), Progress())
+        return by_id(made.read(), "key")
+
+    then = [row(number) for number in range(8)]
+    found = back_to(first)
+    assert [(each["key"], each["cents"], each["note"]) for each in found] == [
+        (each["id"], each["price"], None) for each in then
+    ]
+    assert [each["weight"] for each in found] == [each["weight"] for each in then]
+    assert back_to(last) == wanted
+    db.settle()
+    assert by_id(made.read(), "key") == wanted

@@ -95,6 +95,7 @@ CALLS: Final[Mapping[str, Need]] = {
         _READ, Kind.GROUP, "group", "take a consumer group's place on a PChannel, and move the group there"
     ),
     "append/drop_group": Need(_ADMIN, Kind.GROUP, "group", "forget a consumer group and where it stands"),
+    "append/assignments": Need(_ANY, Over.ANYTHING, words="which nodes take the appends of which PChannels"),
     "append/tick": Need(_ANY, Over.ANYTHING, words="have a time tick appended"),
     "append/confirm": Need(_ANY, Over.ANYTHING, words="wait until a tick is decided"),
     "append/mvcc": Need(_READ, Over.ANYTHING, words="up to where a VChannel can be read, of those that one may read"),

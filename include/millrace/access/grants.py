@@ -58,6 +58,8 @@ class Kind(StrEnum):
     VCHANNEL = "vchannel"
     GROUP = "group"
     """A consumer group of the log."""
+    PIPELINE = "pipeline"
+    """A pipeline of the pipeline service."""
 
 
 class Resource(NamedTuple):
@@ -156,7 +158,7 @@ def _pattern(text: str) -> str:
     if kind not in Kind.__members__.values() or not name or len(name) > _LONGEST or not name.isprintable():
         raise InvalidArgument(
             f"{text[:80]!r} is no pattern of resources: write * for everything, NAME or collection:NAME for collections,"
-            f" pchannel:NAME, vchannel:NAME or group:NAME, with *, ? and [...] in the name (at most {_LONGEST} characters)"
+            f" pchannel:NAME, vchannel:NAME, group:NAME or pipeline:NAME, with *, ? and [...] in the name (at most {_LONGEST} characters)"
         )
     return f"{kind}:{name}"
 

@@ -26,6 +26,7 @@ NAMES: Final = frozenset(
         "inbox",
         "log",
         "parked",
+        "pipelines",
         "quality",
         "recovery_checkpoints",
         "restores",
@@ -33,6 +34,7 @@ NAMES: Final = frozenset(
         "segments",
         "spark",
         "staged",
+        "streams",
         "wal",
         "wal_trims",
     }

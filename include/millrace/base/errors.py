@@ -36,6 +36,10 @@ class InvalidArgument(MillraceError):
     """A caller passed a value that can never be right."""
 
 
+class CheckViolated(InvalidArgument):
+    """Rows make a check of their collection false, or say another value than a computed field has: nothing of the call was sent."""
+
+
 class NotSupportedRemotely(MillraceError):
     """The server is of an older build and cannot do this: update it, or do it with a client of the data folder, on its host."""
 
@@ -344,6 +348,20 @@ class ChangesRefused(MillraceError):
     """A stream that takes inserts alone met a delete or a retraction: read all changes, or say that they are left out."""
 
 
+class StreamBusy(MillraceError):
+    """Another process runs this stream, or writes from the folder of its sink: end it first."""
+
+    retriable = True
+
+
+class StreamNotFound(MillraceError):
+    """No stream of this name is declared: `millrace streams list` shows those there are."""
+
+
+class InvalidStream(MillraceError):
+    """A stream's declaration cannot run as it stands; the message names each field and what is wrong with it."""
+
+
 class StreamClosed(MillraceError):
     """A message stream that was closed, before the call or while it waited: make another."""
 
@@ -407,3 +425,53 @@ class BackupDamaged(MillraceError):
 
 class BackupRefused(MillraceError):
     """What is asked for would not give a consistent deployment; nothing was done, and the message says what is possible."""
+
+
+class PipelineInvalid(MillraceError):
+    """A pipeline's declaration is wrong; nothing was made of it. ``problems`` has the field, what it takes, and the kind of each fault."""
+
+    def __init__(self, message: str, *, problems: list[dict[str, str]]) -> None:
+        super().__init__(message)
+        self.problems = problems
+
+
+class SinkBusy(MillraceError):
+    """A pipeline's sink takes no more now, or does not answer; what it took may be sent again. Try again in ``retry_after`` seconds."""
+
+    retriable = True
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class SinkRefused(MillraceError):
+    """A pipeline's sink is not there, or refuses the pipeline as a whole (rights, a missing index): mend it; the message says what."""
+
+
+class MemoryExceeded(MillraceError):
+    """A pipeline's worker takes more memory than its resources allow: it ended behind a range, and is started again, later and later."""
+
+
+class PipelineNotFound(MillraceError):
+    """No pipeline of this id, or none that the caller may know of."""
+
+
+class PipelineExists(MillraceError):
+    """There is a pipeline of this id already: change that one, or take another id."""
+
+
+class PipelineConflict(MillraceError):
+    """Somebody else changed the pipeline meanwhile: read it again (its version), then decide. Nothing was done."""
+
+
+class PipelineBusy(MillraceError):
+    """Not in the state that the pipeline is in; nothing was done, and the message says which state it takes."""
+
+
+class QuotaExceeded(MillraceError):
+    """An account's pipelines would take more than its quota allows: nothing was made. Ask whoever runs the deployment."""
+
+
+class SecretUnreadable(MillraceError):
+    """No key of today decrypts a pipeline's secret: bring the key back that encrypted it, or give the secret anew."""

@@ -16,6 +16,9 @@ nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore 
 ``clock.kept`` (what the stamps' clock believes is kept, the append that looked at it is not),
 ``spool.sent`` and ``spool.settled`` (around the note that a spooled entry was sent),
 ``produce.sent`` and ``produce.kept`` (around the note that a batch of a load was sent),
+``sink.journaled``, ``sink.renumbered``, ``sink.sent``, ``sink.done`` (millrace.streams.sinks.collection: behind its steps),
+``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.pipelines.worker: behind the sink, behind
+the error topic, before and behind the commit of positions),
 ``import.noted`` and ``import.appended`` (around the Imports of one VChannel),
 ``backfill.written`` (a slice of a derived table is committed, not recorded),
 ``switch.created``, ``switch.listed``, ``switch.appended``, ``switch.passed``, ``switch.closed`` (millrace.coord.switch_log: behind
@@ -23,6 +26,7 @@ its steps),
 ``tombstone.proposed``, ``tombstone.fenced``, ``tombstone.placed`` (millrace.node.append.tombstones: behind its steps),
 ``ddl.planned``, ``ddl.kept``, ``ddl.sent``, ``ddl.acknowledged`` (millrace.coord.coordinator: nothing is kept yet; a broadcast is
 kept; a message is appended, not acknowledged; all are, and the catalog is as it was),
+``keyed.written`` and ``keyed.committed`` (a shard's files of a keyed stream's batch are on disk; the batch is committed),
 ``compact.*`` (millrace.operations.compaction: ``written``, a file that replaces others is on disk; ``base``, behind
 the raising of the base tick; ``replaced``, ``folded``, ``segments``, behind that commit).
 """

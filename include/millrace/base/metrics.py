@@ -122,6 +122,17 @@ FAMILIES: Final[dict[str, Family]] = {
         "counter", "Messages out of time-tick order; any is a defect.", ("pchannel",)
     ),
     "wal_scanner_txn_buf_bytes": Family("gauge", "Bytes of transactions that scanners assemble.", ("pchannel",)),
+    "stream_rows_total": Family(
+        "counter",
+        "Rows of a declared stream: in, out (to its sink), rejected (dead letters), late (dropped).",
+        ("stream", "outcome"),
+    ),
+    "stream_batches_total": Family("counter", "Micro-batches of a declared stream.", ("stream",)),
+    "stream_lag_seconds": Family(
+        "gauge", "How far a declared stream is behind the wal table, in log time.", ("stream",)
+    ),
+    "stream_watermark_seconds": Family("gauge", "The watermark of a declared stream, in Unix seconds.", ("stream",)),
+    "stream_state_rows": Family("gauge", "Rows that the operators of a declared stream keep as state.", ("stream",)),
     "read_duration_seconds": Family("histogram", "A client's read at a time tick, its wait included.", (), SLOW),
     # Sync: flusher, checkpoints, recovery.
     "flusher_time_tick": Family("gauge", "Everything up to here is in its collection.", ("vchannel",)),
@@ -132,6 +143,19 @@ FAMILIES: Final[dict[str, Family]] = {
     "recovery_duration_seconds": Family("histogram", "From start to the end of the replay.", ("pchannel",), SLOW),
     "recovery_replayed_message_total": Family("counter", "Messages replayed after a checkpoint.", ("pchannel",)),
     "truncated_bytes_total": Family("counter", "Log bytes given up behind the checkpoints.", ("pchannel",)),
+    # Pipelines: topics -> transform -> sink.
+    "pipeline_records_total": Family(
+        "counter", "Records of a pipeline, by what became of them.", ("pipeline", "task", "outcome")
+    ),
+    "pipeline_lag_records": Family("gauge", "Records behind a task's position.", ("pipeline", "task")),
+    "pipeline_latency_seconds": Family(
+        "histogram", "From a record's timestamp to its acknowledgement by the sink.", ("pipeline", "task"), SLOW
+    ),
+    "pipeline_bulks_total": Family("counter", "Bulk requests to a pipeline's sink.", ("pipeline", "task")),
+    "pipeline_retries_total": Family("counter", "Documents that were sent to the sink again.", ("pipeline", "task")),
+    "pipeline_failures_total": Family(
+        "counter", "Ranges of a task that failed, by error.", ("pipeline", "task", "code")
+    ),
     # What is where.
     "pchannel_info": Family("gauge", "1 for each PChannel this process serves.", ("pchannel", "term", "role")),
     "vchannel_total": Family("gauge", "VChannels on the PChannel.", ("pchannel",)),
@@ -209,6 +233,11 @@ class Metrics:
         self.wal_scan_pass_message_total = counter("wal_scan_pass_message_total")
         self.wal_scan_time_tick_violation_message_total = counter("wal_scan_time_tick_violation_message_total")
         self.wal_scanner_txn_buf_bytes = gauge("wal_scanner_txn_buf_bytes")
+        self.stream_rows_total = counter("stream_rows_total")
+        self.stream_batches_total = counter("stream_batches_total")
+        self.stream_lag_seconds = gauge("stream_lag_seconds")
+        self.stream_watermark_seconds = gauge("stream_watermark_seconds")
+        self.stream_state_rows = gauge("stream_state_rows")
         self.read_duration_seconds = histogram("read_duration_seconds")
 
         self.flusher_time_tick = gauge("flusher_time_tick")
@@ -219,6 +248,13 @@ class Metrics:
         self.recovery_duration_seconds = histogram("recovery_duration_seconds")
         self.recovery_replayed_message_total = counter("recovery_replayed_message_total")
         self.truncated_bytes_total = counter("truncated_bytes_total")
+
+        self.pipeline_records_total = counter("pipeline_records_total")
+        self.pipeline_lag_records = gauge("pipeline_lag_records")
+        self.pipeline_latency_seconds = histogram("pipeline_latency_seconds")
+        self.pipeline_bulks_total = counter("pipeline_bulks_total")
+        self.pipeline_retries_total = counter("pipeline_retries_total")
+        self.pipeline_failures_total = counter("pipeline_failures_total")
 
         self.pchannel_info = gauge("pchannel_info")
         self.vchannel_total = gauge("vchannel_total")

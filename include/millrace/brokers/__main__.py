@@ -1,6 +1,6 @@
 """``python -m millrace.brokers kafka --data <folder>``: run a broker in the foreground until SIGTERM or SIGINT.
 
-Its first line is the URL for the setting `log`. With ``--sasl`` clients need the user and password that it generates and keeps
+Its first line is the URL for the setting `log` (etcd, mariadb: `meta_store`). With ``--sasl`` clients need the user and password that it generates and keeps
 in the folder (file `password`): hand them on as MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD.
 """
 
@@ -14,14 +14,14 @@ from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
 from millrace.brokers.broker import Broker
 from millrace.brokers.kafka import KafkaBroker
-from millrace.brokers.kinds import KINDS, broker
+from millrace.brokers.kinds import KINDS, SINKS, STORES, broker
 from millrace.runtime.service import stop_at_signal
 
 
 def main() -> int:
     """Run one; 0 after a stop that was asked for, 1 where it could not start or ended by itself."""
     parser = argparse.ArgumentParser(prog="python -m millrace.brokers", description=__doc__.splitlines()[0])
-    parser.add_argument("broker", choices=sorted(KINDS))
+    parser.add_argument("broker", choices=sorted(KINDS | STORES | SINKS))
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="where it keeps its data and ports")
     parser.add_argument("--sasl", action="store_true", help="(kafka) clients log in by SASL/PLAIN, generated password")
     options = parser.parse_args()

@@ -43,7 +43,7 @@ class Broker(ABC):
     ports: ClassVar[tuple[str, ...]]
     """Names of the ports that it listens on; the first one, ``client``, says when it is up."""
     heap: ClassVar[str]
-    """Java's heap where none is given."""
+    """Java's heap where none is given; "" for what is no Java."""
 
     def __init__(
         self,
@@ -64,11 +64,16 @@ class Broker(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Its address for the setting `log` (millrace.log.registry)."""
+        """Its address for the setting `log` (millrace.log.registry), or `meta_store`."""
 
     @abstractmethod
     def prepare(self) -> list[str]:
         """Write what it needs into `data`, for the ports in `port`; the command that runs it."""
+
+    @property
+    def login(self) -> dict[str, str]:
+        """What its clients log in with, as variables of Millrace's processes; nothing where it takes everybody of this host."""
+        return {}
 
     @property
     def address(self) -> str:
@@ -100,7 +105,7 @@ class Broker(ABC):
                 return self
             except JobFailed as error:
                 # Between our look and its bind another process may have taken a port.
-                if known or attempt + 1 == _STARTS or "Address already in use" not in str(error):
+                if known or attempt + 1 == _STARTS or "address already in use" not in str(error).lower():
                     raise
         raise AssertionError("the last attempt returns or raises")
 

@@ -1,4 +1,4 @@
-"""The brokers that can be started here, by name; a module is imported when its broker is asked for."""
+"""The servers that can be started here, by name; a module is imported when its server is asked for."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ KINDS: Final[dict[str, str]] = {
     "kafka": "millrace.brokers.kafka:KafkaBroker",
     "pulsar": "millrace.brokers.pulsar:PulsarBroker",
 }
-"""Name -> ``module:class``, each a Broker made from its data folder and the settings."""
+"""Brokers that a log lies on: name -> ``module:class``, each a Broker made from its data folder and the settings."""
+
+STORES: Final[dict[str, str]] = {
+    "etcd": "millrace.brokers.etcd:EtcdServer",
+    "mariadb": "millrace.brokers.mariadb:MariaDbServer",
+}
+"""Servers that hold what a cluster agrees on, the same way."""
+
+SINKS: Final[dict[str, str]] = {"opensearch": "millrace.brokers.opensearch:OpenSearchServer"}
+"""Servers that pipelines write to, the same way."""
 
 
 def broker(name: str, data: Path, *, settings: Settings) -> Broker:
     """A broker over the folder `data`, not started. Raises InvalidSettings."""
-    if name not in KINDS:
-        raise InvalidSettings(f"there is no broker {name!r} to start; known are {', '.join(sorted(KINDS))}")
-    module, _, kind = KINDS[name].partition(":")
+    known = KINDS | STORES | SINKS
+    if name not in known:
+        raise InvalidSettings(f"there is no broker {name!r} to start; known are {', '.join(sorted(known))}")
+    module, _, kind = known[name].partition(":")
     found: Broker = getattr(import_module(module), kind)(data, settings=settings)
     return found

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -27,6 +27,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError, NotSupportedRemotely, ServerFull
 from millrace.base.pauses import jittered
 from millrace.catalog.collection import Collection
+from millrace.client.placing import Places
 from millrace.message.ids import LogId
 from millrace.message.tombstones import Tombstone
 from millrace.rpc.launch import LAUNCH, ServerLaunch
@@ -56,6 +57,8 @@ class AppendClient(Closing):
 
     def __init__(self, service: RemoteLogService) -> None:
         self.service = service
+        self.places = Places(service)
+        """Where appends go: each PChannel's to whoever has it."""
         self._idle: dict[tuple[int, str], list[_Stream]] = {}
         self._lock = threading.Lock()
 
@@ -128,8 +131,9 @@ class AppendClient(Closing):
         def stream(link: Link) -> _Stream:
             return _Stream(link, pchannel, pipelined=True)
 
-        service = self.service if deadline is None else _Bounded(self.service, deadline)
-        return Pipeline(service, stream, appends=appends, bytes=bytes, margin=_MARGIN)
+        return Pipeline(
+            self.places.at(pchannel, deadline=deadline), stream, appends=appends, bytes=bytes, margin=_MARGIN
+        )
 
     def tick(self, pchannel: str, *, persist: bool = True, deadline: float = DEFAULT_DEADLINE) -> int:
         """Append a time tick; a tick up to which every earlier append is decided. Without `persist` nothing is appended."""
@@ -316,6 +320,7 @@ class AppendClient(Closing):
         for streams in idle.values():
             for stream in streams:
                 stream.close()
+        self.places.close()
         self.service.close()
 
     def _act(self, name: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -331,7 +336,7 @@ class AppendClient(Closing):
                 idle = self._idle.get(key)
                 stream = idle.pop() if idle else None
             if stream is None:
-                self._forget_others(link)
+                self._forget_closed()
                 stream = _Stream(link, pchannel, pipelined=False)
             keep = False
             try:
@@ -349,31 +354,17 @@ class AppendClient(Closing):
                 else:
                     stream.close()
 
-        return self.service.sent_once(
+        return self.places.at(pchannel).sent_once(
             call, seconds=seconds, what=f"whether this append to {pchannel} is in the log is unknown"
         )
 
-    def _forget_others(self, link: Link) -> None:
-        """Close idle streams to servers that were found before `link`."""
+    def _forget_closed(self) -> None:
+        """Close idle streams of connections that were given up."""
         with self._lock:
-            old = [stream for streams in self._idle.values() for stream in streams if stream.link is not link]
-            self._idle = {key: streams for key, streams in self._idle.items() if streams and streams[0].link is link}
+            old = [stream for streams in self._idle.values() for stream in streams if stream.link.closed]
+            self._idle = {key: streams for key, streams in self._idle.items() if streams and not streams[0].link.closed}
         for stream in old:
             stream.close()
-
-
-@dataclass(slots=True)
-class _Bounded:
-    """The service as a pipeline sees it, with another deadline."""
-
-    service: RemoteLogService
-    deadline: float
-
-    def link(self, deadline: Deadline) -> Link:
-        return self.service.link(deadline)
-
-    def drop_link(self, link: Link) -> None:
-        self.service.drop_link(link)
 
 
 class _Stream(ExchangeStream):

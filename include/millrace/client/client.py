@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, Unpack
@@ -283,6 +283,11 @@ class Client(Closing):
         if found is None or found.schema_version < version:
             raise CollectionNotFound(f"the catalog has no schema version {version} of collection {collection_id}")
         return found
+
+    def forget(self, stream: ChangeStream) -> None:
+        """Let go of a stream that its user has closed: who opens many keeps none of them here."""
+        with suppress(ValueError):
+            self._consumers.remove(stream)
 
     def now(self, pchannels: Iterable[str]) -> int:
         """A tick behind every append to these PChannels that was answered."""

@@ -117,11 +117,14 @@ class Database(Closing):
         event_time: str | None = None,
         on_duplicate: OnDuplicate = "keep",
         generated_key: str | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        computed: Mapping[str, str] | None = None,
+        checks: Mapping[str, str] | None = None,
         partitions: Sequence[str] = ("_default",),
         vchannels: int = 1,
         exist_ok: bool = False,
     ) -> Collection:
-        """Make a collection; done when it can be written to. `schema_of` and what follows it up to `generated_key` are what
+        """Make a collection; done when it can be written to. `schema_of` and what follows it up to `checks` are what
         :func:`schema` takes.
 
         Its rows are spread over `vchannels` by key: as many can be written beside each other. With `exist_ok` one of that name
@@ -129,7 +132,16 @@ class Database(Closing):
         """
         made = self.client.catalog.create_collection(
             name,
-            schema(schema_of, key=key, event_time=event_time, on_duplicate=on_duplicate, generated_key=generated_key),
+            schema(
+                schema_of,
+                key=key,
+                event_time=event_time,
+                on_duplicate=on_duplicate,
+                generated_key=generated_key,
+                defaults=defaults,
+                computed=computed,
+                checks=checks,
+            ),
             vchannels=vchannels,
             partitions=partitions,
             exist_ok=exist_ok,
@@ -356,6 +368,7 @@ class Collection:
         ) as consumer:
             for delivery in consumer:
                 yield from delivery.changes()
+                consumer.acknowledge(delivery)
 
     def consume(
         self, *, group: str | None = None, start: DeliverPolicy | None = None, until: Moment | None = None
@@ -392,20 +405,37 @@ class Collection:
     def alter(
         self,
         *,
+        drop_check: Names = (),
+        drop_default: Names = (),
         drop: Names = (),
         rename: Mapping[str, str] | None = None,
         widen: Mapping[str, str] | None = None,
         relax: Names = (),
         add: SchemaSource | None = None,
+        computed: Mapping[str, str] | None = None,
         order: Names = (),
+        set_default: Mapping[str, Any] | None = None,
+        add_check: Mapping[str, str] | None = None,
     ) -> int:
         """Change the schema, all of it at one tick, in the order of these names; the new version. `rename` and `widen` map a column
         to its new name and type, `relax` lets columns be null, `add` takes what :func:`schema` does, `order` names the first columns.
-        A field inside of a struct is added and widened by its path: ``add={"address.zip": "string"}``.
-        Raises InvalidArgument for what cannot be."""
+        A field inside of a struct is added and widened by its path: ``add={"address.zip": "string"}``; `computed` says of what an added
+        field is made. Checks and defaults go first, and come last. Raises InvalidArgument for what cannot be."""
         from millrace.client.nested_changes import resolved
 
-        made = changes(drop=drop, rename=rename, widen=widen, relax=relax, add=add, order=order)
+        made = changes(
+            drop_check=drop_check,
+            drop_default=drop_default,
+            drop=drop,
+            rename=rename,
+            widen=widen,
+            relax=relax,
+            add=add,
+            computed=computed,
+            order=order,
+            set_default=set_default,
+            add_check=add_check,
+        )
         made = resolved(made, lambda: self.refresh().schema)
         version = self.database.client.catalog.alter(self.name, made)
         self.refresh()

@@ -13,13 +13,13 @@ from typing import NoReturn
 from millrace.base.errors import InvalidArgument
 from millrace.message.field_types import FieldType, parse_type
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add, Change, Drop, Relax, Rename, Widen, apply
+from millrace.message.schema_changes import Add, AddCheck, Change, Drop, Relax, Rename, SetDefault, Widen, apply
 
 
 def resolved(changes: Sequence[Change], newest: Callable[[], CollectionSchema]) -> list[Change]:
     """`changes` with whole fields in the place of paths, of the `newest` schema, which is asked for where there is any. Raises
     InvalidArgument."""
-    if not any("." in (_name(change) or "") for change in changes):
+    if not any("." in (_name(change) or "") or _is_draft(change) for change in changes):
         return list(changes)
     made: list[Change] = []
     schema = newest()
@@ -30,8 +30,28 @@ def resolved(changes: Sequence[Change], newest: Callable[[], CollectionSchema]) 
             if outer is not None:
                 change = _whole(change, outer, name[len(outer.name) + 1 :].split("."))
         schema = apply(schema, change)
-        made.append(change)
+        made.append(_typed(change, schema))
     return made
+
+
+def _is_draft(change: Change) -> bool:
+    """Whether it has an expression, which the schema that it comes to gives its types, or a default."""
+    return isinstance(change, AddCheck | SetDefault) or (isinstance(change, Add) and change.field.computed is not None)
+
+
+def _typed(change: Change, schema: CollectionSchema) -> Change:
+    """`change` as the schema behind it has it: with its expression typed."""
+    if not _is_draft(change):
+        return change
+    match change:
+        case AddCheck(name):
+            return AddCheck(name, next(each.condition for each in schema.checks if each.name == name))
+        case SetDefault(name):
+            return SetDefault(name, next(each.default for each in schema.fields if each.name == name))
+        case Add(field):
+            computed = next(each.computed for each in schema.fields if each.name == field.name)
+            return Add(replace(field, computed=computed))
+    return change
 
 
 def _name(change: Change) -> str | None:

@@ -25,6 +25,7 @@ from millrace.message.types import OnDuplicate
 from millrace.rpc.selection import Names, names
 
 if TYPE_CHECKING:  # a program that changes no schema does without
+    from millrace.message.expression.rules import Draft
     from millrace.message.schema_changes import Change
 
 SchemaSource: TypeAlias = CollectionSchema | Mapping[str, str] | pa.Schema | type | Any
@@ -51,6 +52,9 @@ def schema(
     event_time: str | None = None,
     on_duplicate: OnDuplicate = "keep",
     generated_key: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    computed: Mapping[str, str] | None = None,
+    checks: Mapping[str, str] | None = None,
 ) -> CollectionSchema:
     """The schema of a collection; `key` names its primary key (several names: in its order), `event_time` the timestamp or date of its rows.
 
@@ -58,9 +62,57 @@ def schema(
     key of their own `generated_key`, in the place of `key`, names a uuid field, added in front, that producers fill where a row has none.
 
     `source` is a dict of types by column (``"int64"``; ``"string?"`` may be null), a pyarrow schema, a dataclass or a model of
-    pydantic (a field that is ``X | None`` may be null), a DataFrame, or a schema, which is taken as it is. The key may not be null. Raises
-    InvalidArgument that names the column and says what is taken.
+    pydantic (a field that is ``X | None`` may be null), a DataFrame, or a schema, which is taken as it is. The key may not be null.
+
+    `defaults` says by column what a row has that does not say it, a value or ``"now()"`` of a date or timestamp; `computed` by column
+    of what its value is made; `checks` by a name of their own what holds of every row (docs/expressions.md). Raises InvalidArgument that
+    names the column and says what is taken.
     """
+    found = _schema(source, key, event_time, on_duplicate, generated_key)
+    return with_rules(found, defaults or {}, computed or {}, checks or {})
+
+
+def with_rules(
+    found: CollectionSchema, defaults: Mapping[str, Any], computed: Mapping[str, str], checks: Mapping[str, str]
+) -> CollectionSchema:
+    """A schema with defaults, computed fields and checks beside those that it has. Raises InvalidArgument."""
+    if not (defaults or computed or checks):
+        return found
+    from millrace.message.expression.rules import Check
+
+    names_known = {field.name for field in found.fields}
+    for name in (*defaults, *computed):
+        if name not in names_known:
+            raise InvalidArgument(
+                f"there is no column {name!r}; there are {', '.join(field.name for field in found.fields)}"
+            )
+    fields = tuple(
+        dataclasses.replace(
+            field,
+            default=defaults.get(field.name, field.default),
+            computed=_draft(computed[field.name], "a computed column") if field.name in computed else field.computed,
+        )
+        for field in found.fields
+    )
+    more = tuple(Check(name, _draft(text, "a check")) for name, text in checks.items())
+    return dataclasses.replace(found, fields=fields, checks=(*found.checks, *more))
+
+
+def _draft(text: object, what: str) -> Draft:
+    from millrace.message.expression.rules import Draft
+
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{what} is an expression as text, not {type(text).__name__}")
+    return Draft(text)
+
+
+def _schema(
+    source: SchemaSource,
+    key: str | Sequence[str] | None,
+    event_time: str | None,
+    on_duplicate: OnDuplicate,
+    generated_key: str | None,
+) -> CollectionSchema:
     if isinstance(source, CollectionSchema):
         given = (one_or_several(key or source.primary_key), event_time or source.event_time)
         if given != (source.primary_key, source.event_time) or on_duplicate not in ("keep", source.on_duplicate):
@@ -82,27 +134,58 @@ def schema(
 
 def changes(
     *,
+    drop_check: Names = (),
+    drop_default: Names = (),
     drop: Names = (),
     rename: Mapping[str, str] | None = None,
     widen: Mapping[str, str] | None = None,
     relax: Names = (),
     add: SchemaSource | None = None,
+    computed: Mapping[str, str] | None = None,
     order: Names = (),
+    set_default: Mapping[str, Any] | None = None,
+    add_check: Mapping[str, str] | None = None,
 ) -> list[Change]:
     """Changes of a schema from what people have, in the order of these names: what comes later knows fields by their new names.
 
-    `add` is what :func:`schema` takes; each field of it may be null, with a question mark or without. Raises InvalidArgument.
+    `add` is what :func:`schema` takes; each field of it may be null, with a question mark or without; one that `computed` names is
+    made of others. Raises InvalidArgument.
     """
-    from millrace.message.schema_changes import Add, Drop, Relax, Rename, Reorder, Widen
+    from millrace.message.schema_changes import (
+        Add,
+        AddCheck,
+        Drop,
+        DropCheck,
+        DropDefault,
+        Relax,
+        Rename,
+        Reorder,
+        SetDefault,
+        Widen,
+    )
 
-    made: list[Change] = [Drop(name) for name in names(drop)]
+    made: list[Change] = [DropCheck(name) for name in names(drop_check)]
+    made += [DropDefault(name) for name in names(drop_default)]
+    made += [Drop(name) for name in names(drop)]
     made += [Rename(name, to) for name, to in (rename or {}).items()]
     made += [Widen(name, kind.removesuffix("?")) for name, kind in (widen or {}).items()]
     made += [Relax(name) for name in names(relax)]
-    made += [Add(dataclasses.replace(field, nullable=True)) for field in (_fields(add) if add is not None else ())]
+    added, rules = _fields(add) if add is not None else [], computed or {}
+    unknown = set(rules) - {field.name for field in added}
+    if unknown:
+        raise InvalidArgument(
+            f"{min(unknown)!r} is computed, and not among the columns that are added: add={{{min(unknown)!r}: its type}}"
+        )
+    for field in added:
+        rule = _draft(rules[field.name], "a computed column") if field.name in rules else None
+        made.append(Add(dataclasses.replace(field, nullable=True, computed=rule)))
     made += [Reorder(tuple(names(order)))] if names(order) else []
+    made += [SetDefault(name, value) for name, value in (set_default or {}).items()]
+    made += [AddCheck(name, _draft(text, "a check")) for name, text in (add_check or {}).items()]
     if not made:
-        raise InvalidArgument("say what is to change: drop, rename, widen, relax, add, order")
+        raise InvalidArgument(
+            "say what is to change: drop_check, drop_default, drop, rename, widen, relax, add, computed, order, set_default, add_check"
+        )
     return made
 
 

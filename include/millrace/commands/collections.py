@@ -77,6 +77,16 @@ def create(
             metavar="FIELD", help="In the place of --key: a uuid field that producers fill where a row has none."
         ),
     ] = None,
+    default: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="What a row has that does not say it; now() is its time. Repeat it."),
+    ] = None,
+    computed: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Of what a field is made, of others. Repeat it.")
+    ] = None,
+    check: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=CONDITION", help="What no row makes false. Repeat it.")
+    ] = None,
     vchannels: Annotated[int, typer.Option(min=1, help="VChannels that the rows are spread over.")] = 1,
     partition: Annotated[
         list[str] | None, typer.Option("--partition", metavar="NAME", help="A partition. Repeat it.")
@@ -91,10 +101,13 @@ def create(
 
     Example: `millrace collections create users --field id:int64 --field 'name:string?' --key id`
 
+    Example: `millrace collections create orders --field id:int64 --field qty:int32 --default qty=1 --check 'some=qty > 0' --key id`
+
     Example: `millrace collections create flights --from flights.csv --key id --vchannels 4 --partition EWR --partition JFK`
     """
     from millrace.client.client import Client
-    from millrace.commands.parts.collection_schema import make_schema
+    from millrace.client.schemas import with_rules
+    from millrace.commands.parts.collection_schema import make_schema, parse_rules
 
     schema = make_schema(
         fields=field or [],
@@ -104,6 +117,7 @@ def create(
         on_duplicate=on_duplicate,
         generated_key=generated_key,
     )
+    schema = with_rules(schema, parse_rules(default), parse_rules(computed), parse_rules(check))
     with Client.connect(load_settings(data)) as client:
         made = client.catalog.create_collection(name, schema, vchannels=vchannels, partitions=partition or ["_default"])
     if as_json:
@@ -126,6 +140,7 @@ def describe(name: CollectionName, data: DataFolder = None, as_json: AsJson = Fa
         "event_time": found.schema.event_time,
         "on_duplicate": found.schema.on_duplicate,
         "generated_key": found.schema.generated_key,
+        **_rules(found),
         "table": str(rows_uri(settings, found.id)),
     }
     if as_json:
@@ -224,28 +239,45 @@ def alter(
         list[str] | None, typer.Option(metavar="FIELD", help="A field that may be null from now on.")
     ] = None,
     add: Annotated[list[str] | None, typer.Option(metavar="NAME:TYPE", help="A new field, which may be null.")] = None,
+    computed: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Of what an added field is made, of others.")
+    ] = None,
     order: Annotated[
         str | None, typer.Option(metavar="FIELD,…", help="The fields that come first, in this order.")
     ] = None,
+    set_default: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="What a row has that does not say it; now() is its time."),
+    ] = None,
+    drop_default: Annotated[list[str] | None, typer.Option(metavar="FIELD", help="A field without a default.")] = None,
+    add_check: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=CONDITION", help="What no later row makes false.")
+    ] = None,
+    drop_check: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A check that goes.")] = None,
     data: DataFolder = None,
 ) -> None:
     """Change the schema, all of it at one tick: drop, rename, widen, relax, add, order, applied in this order.
 
-    Reads of the past have the older schema; producers that know it go on.
+    Checks and defaults are dropped before all else, and added behind it. Reads of the past have the older schema; producers that know it go on.
 
     Example: `millrace collections alter users --rename mail:email --widen age:int64 --add 'city:string' --drop note`
     """
     from millrace.client.nested_changes import resolved
     from millrace.client.schemas import changes
-    from millrace.commands.parts.collection_schema import parse_field, parse_pair
+    from millrace.commands.parts.collection_schema import parse_field, parse_pair, parse_rules
 
     made = changes(
+        drop_check=drop_check or (),
+        drop_default=drop_default or (),
         drop=drop or (),
         rename=dict(map(parse_pair, rename or ())),
         widen=dict(map(parse_pair, widen or ())),
         relax=relax or (),
         add={spec.name: spec.type for spec in map(parse_field, add or ())} or None,
+        computed=parse_rules(computed),
         order=order or (),
+        set_default=parse_rules(set_default),
+        add_check=parse_rules(add_check),
     )
     settings = load_settings(data)
     find_collection(settings, name)
@@ -310,6 +342,15 @@ def _summary(found: Collection) -> dict[str, Any]:
         "primary_key": found.schema.to_json()["primary_key"],
         "schema_version": found.schema_version,
     }
+
+
+def _rules(found: Collection) -> dict[str, str]:
+    """Defaults, computed fields and checks as text, where there are any."""
+    if not (found.schema.fills or found.schema.judges):
+        return {}
+    from millrace.message.expression.rules import texts_of
+
+    return texts_of(found.schema)
 
 
 def _wait_flushed(settings: Settings, ticks: dict[str, int], timeout: float) -> None:

@@ -28,4 +28,4 @@ def _assignment(entry: Entry) -> Assignment:
     owner = record.owner
     if record.state is not State.ASSIGNED or owner is None:
         return Assignment(record.pchannel, record.role, record.term, "", "")
-    return Assignment(record.pchannel, record.role, record.term, owner.session, owner.address)
+    return Assignment(record.pchannel, record.role, record.term, owner.session, owner.serves or owner.address)

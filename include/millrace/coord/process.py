@@ -20,7 +20,7 @@ from millrace.coord.balancer.policies import policy
 from millrace.coord.clock import Clock
 from millrace.coord.leadership import Leadership
 from millrace.coord.orders import FlightOrders
-from millrace.coord.session import INGEST
+from millrace.coord.session import moving_roles
 from millrace.meta.store import MetaStore
 
 ROUND_SECONDS: Final = 0.25
@@ -81,7 +81,7 @@ def _lead(
         stats=CatalogStats(settings),
         guards=Guards(min_interval=settings.balance_interval, refused_for=seconds / 2, patience=1.5 * seconds),
         session_seconds=seconds,
-        roles=(INGEST,),
+        roles=moving_roles(settings.log),
     )
     while leadership.epoch == epoch:
         try:

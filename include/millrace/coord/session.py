@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from millrace.base.errors import SessionEnded
+from millrace.base.log_backends import backend_of
 from millrace.coord.clock import Clock
 from millrace.coord.tenure import Tenure
 from millrace.meta.store import MetaStore
@@ -27,15 +28,25 @@ class NodeInfo:
 
     name: str
     address: str
+    """Where it takes orders."""
     roles: tuple[str, ...] = ROLES
+    serves: str = ""
+    """Where it takes appends; "": at its address."""
 
     def encoded(self) -> bytes:
-        return json.dumps([self.name, self.address, self.roles]).encode()
+        return json.dumps([self.name, self.address, self.roles, self.serves]).encode()
 
     @classmethod
     def decoded(cls, data: bytes) -> Self:
-        name, address, roles = json.loads(data)
-        return cls(name, address, tuple(roles))
+        name, address, roles, *newer = json.loads(data)
+        return cls(name, address, tuple(roles), *newer)
+
+
+def moving_roles(log: str) -> tuple[str, ...]:
+    """The roles that move between nodes on the log at the URL `log`: appends do where several processes may append, and the
+    chain's terms alone decide between them."""
+    backend = backend_of(log)
+    return (INGEST,) if backend.local or backend.fences else ROLES
 
 
 class Session:

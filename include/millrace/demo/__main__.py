@@ -9,11 +9,14 @@ this host, over a folder of its own in the data folder, unless the setting names
 
 With ``--nodes 3`` (``make run NODES=3``) a coordinator and that many nodes share the work, and one of them is killed, one suspended
 beyond its lease and woken, one drained and one added while the rows stream.
+
+With ``--pipeline`` (``make run PIPELINE=1``) the flights go from a topic of Kafka's into OpenSearch instead, and a search is answered.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import threading
@@ -28,7 +31,7 @@ from millrace.base.data_folder import private, strange
 from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
 from millrace.base.log_backends import EMBEDDED, in_own_folder
 from millrace.base.settings import Settings
-from millrace.brokers.kinds import KINDS, broker
+from millrace.brokers.kinds import KINDS, STORES, broker
 from millrace.client.client import Client
 from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
 from millrace.demo.flights import flights
@@ -58,7 +61,14 @@ def main() -> int:
             _refuse_beside_the_system(settings)
             if options.fresh:
                 _start_afresh(settings, console)
-            with logged(settings, options.log, console) as settings:
+            if options.pipeline:
+                from millrace.demo.pipeline import run_pipeline
+
+                return run_pipeline(settings, options.rows, console, stop)
+            with (
+                logged(settings, options.log, console) as settings,
+                agreed(settings, options.meta, console) as settings,
+            ):
                 return (_run_cluster if options.nodes else _run)(settings, options, console, stop)
         except Interrupted:
             console.print(
@@ -101,6 +111,21 @@ def logged(settings: Settings, kind: str, console: Console) -> Iterator[Settings
     with broker(kind, folder / kind, settings=settings) as running:
         console.print(f"Log: [bold]{running.url}[/]")
         yield replace(settings, log=running.url)
+
+
+@contextmanager
+def agreed(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
+    """The settings with a meta store of `kind` ("": as they are), on a server that runs meanwhile."""
+    if not kind:
+        yield settings
+        return
+    if settings.meta_store:
+        raise InvalidSettings(f"META={kind}, but MILLRACE_META_STORE is {settings.meta_store}: choose one of them")
+    console.print(f"Starting {kind} on this host …")
+    with broker(kind, settings.data_dir / BROKERS / kind, settings=settings) as running:
+        console.print(f"Meta store: [bold]{running.url}[/]")
+        os.environ.update(running.login)  # for the processes that this one starts
+        yield replace(settings, meta_store=running.url)
 
 
 def _run(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
@@ -165,9 +190,20 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--fresh", action="store_true", help="remove the data folder first (default: continue in it)")
     parser.add_argument("--nodes", type=int, default=0, help=f"a cluster of so many nodes ({LEAST_NODES} or more)")
+    parser.add_argument(
+        "--pipeline", action="store_true", help="a pipeline from Kafka to OpenSearch, both started here"
+    )
+    parser.add_argument(
+        "--meta",
+        choices=sorted(STORES),
+        default="",
+        help="the cluster's meta store (default: what MILLRACE_META_STORE says)",
+    )
     add_load_options(parser)
     options = parser.parse_args()
     check_load_options(parser, options)
+    if options.meta and not options.nodes:
+        parser.error("--meta is a cluster's: give --nodes as well")
     if options.nodes and options.nodes < LEAST_NODES:
         parser.error(f"--nodes takes {LEAST_NODES} or more: one is killed while another one sleeps")
     return options

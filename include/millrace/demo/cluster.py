@@ -26,6 +26,7 @@ from millrace.coord import control
 from millrace.coord.channels.record import CHANNELS, ChannelRecord, State
 from millrace.coord.clock import SystemClock
 from millrace.coord.opening import STORE_FILE, open_store
+from millrace.coord.session import INGEST, moving_roles
 from millrace.meta.store import MetaStore
 from millrace.runtime.child_processes import Job
 from millrace.storage.log import METADATA_KEY, actions_of
@@ -74,7 +75,9 @@ class Cluster(Closing):
                 raise DeadlineExceeded(f"{name} was writing to the meta store for {SUSPEND_SECONDS:.0f} s")
 
     def store_is_free(self) -> bool:
-        """Whether the embedded meta store takes a write now."""
+        """Whether the embedded meta store takes a write now; a server's does not wait for who sleeps."""
+        if self._settings.meta_store:
+            return True
         path = self._settings.data_dir / "coord" / STORE_FILE
         with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as db:
             try:
@@ -91,21 +94,24 @@ class Cluster(Closing):
         """The node's session; "" where it has none."""
         return next((each.session for each in control.nodes(self.store) if each.name == name), "")
 
-    def owners(self) -> dict[str, str]:
-        """By PChannel the name of the node that has it for certain."""
+    def owners(self, role: str = INGEST) -> dict[str, str]:
+        """By PChannel the name of the node that has the role for certain."""
         return {
             record.pchannel: record.owner.session.rpartition("@")[0]
             for record in control.channels(self.store)
-            if record.state is State.ASSIGNED and record.owner is not None
+            if record.state is State.ASSIGNED and record.owner is not None and record.role == role
         }
 
     def wait_owned(self, names: set[str], *, pchannels: int, deadline: float) -> dict[str, str]:
-        """Wait until exactly the nodes `names` own all PChannels; who has which. Raises DeadlineExceeded."""
+        """Wait until exactly the nodes `names` own all PChannels, in each role that moves; who has which to ingest. Raises
+        DeadlineExceeded."""
         end = Deadline.after(deadline)
+        roles = moving_roles(self._settings.log)
         while True:
             with suppress(MillraceError):
                 found = self.owners()
-                if len(found) == pchannels and set(found.values()) == names:
+                owned = [found, *(self.owners(role) for role in roles if role != INGEST)]
+                if all(len(each) == pchannels and set(each.values()) == names for each in owned):
                     return found
             if not end.pause(POLL_SECONDS):
                 raise DeadlineExceeded(f"after {deadline:.0f} s not {sorted(names)} own all: {found}\n{self.tails()}")
@@ -127,7 +133,7 @@ class Cluster(Closing):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A PChannel's ingest went from one node to another. Times are Unix seconds."""
+    """A role of a PChannel, its ingest or its appends, went from one node to another. Times are Unix seconds."""
 
     pchannel: str
     term: int
@@ -140,14 +146,15 @@ class Move:
     ended: float
     """When the new owner had it."""
     stood: float | None = None
-    """Seconds between the last commit before and the first one behind; None where one of them was not seen."""
+    """Seconds between the last commit before and the first one behind; None where one of them was not seen, and for appends."""
 
 
 class Moves(threading.Thread):
-    """Watches the records and the commits of `wal`, from its start until it is stopped."""
+    """Watches the records of one role, and the commits of `wal`, from its start until it is stopped."""
 
-    def __init__(self, settings: Settings, store: MetaStore) -> None:
-        super().__init__(name="moves", daemon=True)
+    def __init__(self, settings: Settings, store: MetaStore, *, role: str = INGEST) -> None:
+        super().__init__(name=f"moves-{role}", daemon=True)
+        self._role = role
         self._wal = settings.wal_uri
         self._store = store
         self._ended = threading.Event()
@@ -159,22 +166,29 @@ class Moves(threading.Thread):
         """Of `wal`, up to which its commits were read."""
 
     def run(self) -> None:
-        revision = 0
+        revision = -1
         while not self._ended.wait(POLL_SECONDS):
             with suppress(MillraceError):
-                found = self._store.changes(CHANNELS, after=revision)
-                for event in found.events:
-                    if event.entry is not None:
-                        self._saw(ChannelRecord.decoded(event.entry.value, event.entry.modified), time.time())
-                revision = found.revision
-                self._read_commits()
+                if revision < 0:
+                    listed = self._store.list(CHANNELS)
+                    revision, entries = listed.revision, list(listed.entries)
+                else:
+                    found = self._store.changes(CHANNELS, after=revision)
+                    revision, entries = found.revision, [event.entry for event in found.events if event.entry]
+                for entry in entries:
+                    self._saw(ChannelRecord.decoded(entry.value, entry.modified), time.time())
+                if self._role == INGEST:
+                    self._read_commits()
 
     def stop(self) -> None:
         self._ended.set()
         self.join()
-        self._read_commits()
+        if self._role == INGEST:
+            self._read_commits()
 
     def _saw(self, record: ChannelRecord, now: float) -> None:
+        if record.role != self._role:
+            return
         name = record.pchannel
         if record.state in (State.ASSIGNING, State.UNAVAILABLE):
             self._begun.setdefault(name, (now, record.cause))

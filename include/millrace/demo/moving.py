@@ -22,6 +22,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, MillraceError
 from millrace.base.settings import Settings
 from millrace.coord import control
+from millrace.coord.session import moving_roles
 from millrace.demo.cluster import POLL_SECONDS, Cluster, Moves
 from millrace.demo.summary import Watch
 
@@ -58,7 +59,8 @@ class Troubled(threading.Thread):
         self._pchannels = 0
         self._ended = threading.Event()
         self._failure: Exception | None = None
-        self.moves = Moves(settings, cluster.store)
+        self._roles = moving_roles(settings.log)
+        self.moves = {role: Moves(settings, cluster.store, role=role) for role in self._roles}
 
     def begin(self, watch: Watch, *, pchannels: int) -> None:
         """Start coordinator and nodes, and wait until they share all PChannels."""
@@ -69,15 +71,19 @@ class Troubled(threading.Thread):
         for name in names:
             cluster.node(name)
         watch.wait_until(lambda: set(self._owners().values()) == {"n1", *names}, self, START_DEADLINE)
-        self.moves.start()
+        for moves in self.moves.values():
+            moves.start()
         self._say(f"{pchannels} PChannels on n1 (Spark), {', '.join(names)}")
 
     def _owners(self) -> dict[str, str]:
+        """By PChannel and role the node that has it; empty while anything has none."""
         try:
-            found = self._cluster.owners()
+            found = {
+                f"{name} ({role})": owner for role in self._roles for name, owner in self._cluster.owners(role).items()
+            }
         except MillraceError:
             return {}
-        return found if len(found) == self._pchannels else {}
+        return found if len(found) == self._pchannels * len(self._roles) else {}
 
     def run(self) -> None:
         try:
@@ -147,7 +153,8 @@ class Troubled(threading.Thread):
         self.join(4 * MOVE_DEADLINE)
         if self._failure is not None:
             raise self._failure
-        self.moves.stop()
+        for moves in self.moves.values():
+            moves.stop()
 
     def stop(self) -> None:
         """Make no more trouble. Idempotent."""
@@ -157,18 +164,19 @@ class Troubled(threading.Thread):
 
     def print_moves(self) -> None:
         """How each PChannel moved."""
-        table = Table(
-            "PChannel", "Term", "Why", "From", "To", "Handed over", "Stood still", title="Moves", title_justify="left"
-        )
-        for column in (1, 5, 6):
+        columns = ("PChannel", "Role", "Term", "Why", "From", "To", "Handed over", "Stood still")
+        table = Table(*columns, title="Moves", title_justify="left")
+        for column in (2, 6, 7):
             table.columns[column].justify = "right"
-        for move in self.moves.found():
-            stood = "-" if move.stood is None else f"{move.stood:.2f} s"
-            handed = f"{move.ended - move.began:.2f} s"
-            table.add_row(move.pchannel, str(move.term), move.cause, move.source, move.to, handed, stood)
+        for role, moves in self.moves.items():
+            for move in moves.found():
+                stood = "-" if move.stood is None else f"{move.stood:.2f} s"
+                handed = f"{move.ended - move.began:.2f} s"
+                table.add_row(move.pchannel, role, str(move.term), move.cause, move.source, move.to, handed, stood)
         self._console.print(table)
         self._console.print(
-            "Handed over: from the decision on. Stood still: between two commits to the WAL, as far as rows came."
+            "Handed over: from the decision on; so long producers waited, where appends moved. Stood still: between two commits"
+            " to the WAL, as far as rows came."
         )
 
 

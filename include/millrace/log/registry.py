@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.log_backends import backend_of
-from millrace.base.settings import without_credentials
+from millrace.base.settings.value import without_credentials
 from millrace.log.protocol import LogService
 
 Opener = Callable[[str, Mapping[str, object]], LogService]

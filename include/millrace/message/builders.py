@@ -195,7 +195,7 @@ def schema_change(
                 f"field {each.field.name!r}: only a nullable field can be added, for the rows that are there have none"
             )
     match changes:
-        case [Add(field)]:
+        case [Add(field)] if field.default is None and field.computed is None:
             body: dict[str, object] = {"add": field.to_json()}
         case _:
             body = {"changes": [to_json(each) for each in changes]}

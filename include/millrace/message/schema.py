@@ -12,13 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.field_types import MAX_LEAVES, TYPE_FORMS, FieldType, check_name, parse_type, type_of_arrow
 from millrace.message.types import ON_DUPLICATE, OnDuplicate
+
+if TYPE_CHECKING:  # most schemas have none of these
+    from millrace.message.expression.rules import Check, Draft
+    from millrace.message.expression.tree import Node
 
 MAX_FIELDS: Final = 1_000
 
@@ -30,6 +34,7 @@ KEY_TYPES: Final = FIRST_KEY_TYPES | {"int8", "int16", "int32", "date", "timesta
 """Kinds of types that a key's field has."""
 EVENT_TIME_TYPES: Final = frozenset({"timestamp", "date"})
 _FIELD_KEYS: Final = {"name", "type", "nullable"}
+_FIELD_RULES: Final = {"default", "computed"}
 
 
 class StoredColumn(NamedTuple):
@@ -40,7 +45,7 @@ class StoredColumn(NamedTuple):
 
 
 _ALWAYS: Final = {"fields", "primary_key"}
-_PERHAPS: Final = {"event_time", "on_duplicate", "generated_key"}
+_PERHAPS: Final = {"event_time", "on_duplicate", "generated_key", "checks"}
 """Keys of a schema's JSON."""
 
 
@@ -54,6 +59,10 @@ class FieldSpec:
     nullable: bool
     columns: tuple[StoredColumn, ...] = dataclass_field(default=(), repr=False)
     """The columns that its values stand in, each value in one of them, the newest last; empty: in one of its name and type."""
+    default: Any = None
+    """What a row has that says nothing of it: a value, or ``now()`` of a date or timestamp; None: null. As a tree once it is checked."""
+    computed: Node | Draft | None = None
+    """What its value is made of; given as text (docs/expressions.md), typed by the schema that it becomes part of."""
 
     def __post_init__(self) -> None:
         # Held as objects: callers without a type checker pass anything.
@@ -69,6 +78,19 @@ class FieldSpec:
             raise InvalidArgument(f"field {self.name!r}: nullable is true or false, not {self.nullable!r}")
         if self.columns == ((self.name, self.type),):
             object.__setattr__(self, "columns", ())
+        if self.default is not None or self.computed is not None:
+            self._check_rules()
+
+    def _check_rules(self) -> None:
+        from millrace.message.expression.rules import Draft, default_of
+
+        if self.default is not None and self.computed is not None:
+            raise InvalidArgument(f"field {self.name!r} is computed: it has no default")
+        if self.default is not None:
+            object.__setattr__(self, "default", default_of(self.default, self.name, self.tree))
+        computed = cast(object, self.computed)
+        if isinstance(computed, str):
+            object.__setattr__(self, "computed", Draft(computed))
 
     @property
     def stored(self) -> tuple[StoredColumn, ...]:
@@ -85,8 +107,14 @@ class FieldSpec:
         return pa.field(self.name, self.tree.arrow, nullable=self.nullable)
 
     def to_json(self) -> dict[str, object]:
-        """``{"name", "type", "nullable"}``, as the bodies of DDL messages carry it, and ``columns`` where it has any."""
+        """``{"name", "type", "nullable"}``, as the bodies of DDL messages carry it, and what else it has of ``columns``, ``default`` and
+        ``computed``."""
         found: dict[str, object] = {"name": self.name, "type": self.type, "nullable": self.nullable}
+        if self.default is not None or self.computed is not None:
+            from millrace.message.expression.rules import expression_json
+
+            rules = {"default": self.default, "computed": self.computed}
+            found |= {name: expression_json(rule) for name, rule in rules.items() if rule is not None}
         return found | ({"columns": [list(each) for each in self.columns]} if self.columns else {})
 
     @classmethod
@@ -95,12 +123,13 @@ class FieldSpec:
 
         `declared`: it comes from who wants the field, and says nothing of columns.
         """
-        if not isinstance(value, Mapping) or set(value) - ({"columns"} if not declared else set()) != _FIELD_KEYS:
+        perhaps = _FIELD_RULES if declared else _FIELD_RULES | {"columns"}
+        if not isinstance(value, Mapping) or set(value) - perhaps != _FIELD_KEYS:
             raise Malformed("a field is an object with name, type and nullable")
         name, kind, nullable = value["name"], value["type"], value["nullable"]
         if not isinstance(name, str) or not isinstance(kind, str) or not isinstance(nullable, bool):
             raise Malformed("a field's name and type are strings, its nullable a boolean")
-        found = cls(name, kind, nullable, _columns(value.get("columns", [])))
+        found = cls(name, kind, nullable, _columns(value.get("columns", [])), **_rules(value))
         if found.type != kind:
             raise InvalidArgument(f"field {name!r}: the type {kind!r} is written {found.type!r}")
         return found
@@ -125,6 +154,8 @@ class CollectionSchema:
     """Whether producers make the key of a row that has none: of one field, a uuid."""
     retired: tuple[StoredColumn, ...] = dataclass_field(default=(), repr=False)
     """Columns of its tables that belong to no field any more: those of fields that were dropped."""
+    checks: tuple[Check, ...] = ()
+    """Conditions that no row makes false."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
@@ -143,6 +174,12 @@ class CollectionSchema:
             if folded in seen:
                 raise InvalidArgument(f"field {field.name!r} stands twice (names differ by more than case)")
             seen.add(folded)
+        if self.checks or any(field.computed is not None for field in self.fields):
+            from millrace.message.expression.rules import bound
+
+            fields, checks = bound(self.fields, self.checks)
+            object.__setattr__(self, "fields", fields)
+            object.__setattr__(self, "checks", checks)
         names = self.key_names
         if not 1 <= len(names) <= MAX_KEY_FIELDS or len(set(names)) < len(names):
             raise InvalidArgument(f"a primary key has 1 to {MAX_KEY_FIELDS} fields, none twice, not {names!r}")
@@ -171,6 +208,16 @@ class CollectionSchema:
         """Whether an insert replaces the row of its key."""
         return self.on_duplicate == "replace"
 
+    @cached_property
+    def judges(self) -> bool:
+        """Whether rows are looked at beside their types: it has checks or computed fields."""
+        return bool(self.checks) or any(field.computed is not None for field in self.fields)
+
+    @cached_property
+    def fills(self) -> bool:
+        """Whether a row that lacks a field may have a value in it: some have defaults, or are computed."""
+        return any(field.default is not None or field.computed is not None for field in self.fields)
+
     @property
     def key_names(self) -> tuple[str, ...]:
         """The primary key's names, in its order; mostly one."""
@@ -191,6 +238,7 @@ class CollectionSchema:
             **({"on_duplicate": self.on_duplicate} if self.replaces else {}),
             **({"generated_key": True} if self.generated_key else {}),
             **({"retired": [list(each) for each in self.retired]} if self.retired else {}),
+            **({"checks": [each.to_json() for each in self.checks]} if self.checks else {}),
         }
 
     @classmethod
@@ -202,7 +250,7 @@ class CollectionSchema:
         perhaps = _PERHAPS if declared else _PERHAPS | {"retired"}
         if not isinstance(value, Mapping) or not _ALWAYS <= set(value) <= _ALWAYS | perhaps:
             raise Malformed(
-                "a schema is an object with fields, primary_key and, perhaps, event_time, on_duplicate and generated_key"
+                "a schema is an object with fields, primary_key and, perhaps, event_time, on_duplicate, generated_key and checks"
             )
         if value.get("on_duplicate", "replace") != "replace" or value.get("generated_key", True) is not True:
             raise Malformed("a schema's on_duplicate is replace and its generated_key true, or they are left out")
@@ -217,7 +265,7 @@ class CollectionSchema:
         found = tuple(FieldSpec.from_json(field, declared=declared) for field in fields)
         replaces: OnDuplicate = "replace" if "on_duplicate" in value else "keep"
         key, retired = tuple(key) if several else key, _columns(value.get("retired", []))
-        return cls(found, key, event, replaces, "generated_key" in value, retired)
+        return cls(found, key, event, replaces, "generated_key" in value, retired, _checks(value))
 
     def arrow(self) -> pa.Schema:
         """The Arrow schema of an INSERT's rows."""
@@ -257,6 +305,25 @@ class CollectionSchema:
         fields = [FieldSpec.from_arrow(field) for field in schema]
         key = one_or_several(primary_key)
         return cls(with_key(fields, key), key, event_time, on_duplicate)
+
+
+def _rules(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The default and the computed value of a field's JSON, where it has any."""
+    if not _FIELD_RULES & set(value):
+        return {}
+    from millrace.message.expression.rules import Draft
+
+    return {name: Draft.of_json(value[name]) for name in _FIELD_RULES if name in value}
+
+
+def _checks(value: Mapping[str, Any]) -> tuple[Check, ...]:
+    if "checks" not in value:
+        return ()
+    from millrace.message.expression.rules import Check
+
+    if not isinstance(value["checks"], list) or not value["checks"]:
+        raise Malformed("checks are a list of one or more, or they are left out")
+    return tuple(Check.from_json(each) for each in value["checks"])
 
 
 def _columns(value: Any) -> tuple[StoredColumn, ...]:

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.field_types import FieldType, parse_type
 from millrace.message.schema import MAX_FIELDS, CollectionSchema, FieldSpec, StoredColumn
+
+if TYPE_CHECKING:  # most schemas have no expressions
+    from millrace.message.expression.rules import Draft
+    from millrace.message.expression.tree import Node
 
 MAX_CHANGES: Final = 1_000
 """Of one message."""
@@ -69,7 +73,33 @@ class Relax(NamedTuple):
     name: str
 
 
-Change: TypeAlias = Add | Drop | Rename | Reorder | Widen | Relax
+class SetDefault(NamedTuple):
+    """A field, which is not computed, has a default, in the place of the one it had: a value or ``now()``."""
+
+    name: str
+    default: Any
+
+
+class DropDefault(NamedTuple):
+    """A field has no default any more."""
+
+    name: str
+
+
+class AddCheck(NamedTuple):
+    """No row behind it makes a condition false; those that are there are not looked at."""
+
+    name: str
+    condition: Node | Draft
+
+
+class DropCheck(NamedTuple):
+    """A check goes."""
+
+    name: str
+
+
+Change: TypeAlias = Add | Drop | Rename | Reorder | Widen | Relax | SetDefault | DropDefault | AddCheck | DropCheck
 
 
 def apply(schema: CollectionSchema, change: Change) -> CollectionSchema:
@@ -88,6 +118,27 @@ def apply(schema: CollectionSchema, change: Change) -> CollectionSchema:
         case Relax(name):
             field = _no_key(schema, name, "be null")
             return _with(schema, field, replace(field, nullable=True))
+        case SetDefault(name, default):
+            from millrace.message.expression.rules import default_of
+
+            field = _field(schema, name)
+            return _with(schema, field, replace(field, default=default_of(default, name, field.tree)))
+        case DropDefault(name):
+            field = _field(schema, name)
+            if field.default is None:
+                raise InvalidArgument(f"field {name!r} has no default")
+            return _with(schema, field, replace(field, default=None))
+        case AddCheck(name, condition):
+            from millrace.message.expression.rules import Check
+
+            return replace(schema, checks=(*schema.checks, Check(name, condition)))
+        case DropCheck(name):
+            left = tuple(each for each in schema.checks if each.name != name)
+            if len(left) == len(schema.checks):
+                raise InvalidArgument(
+                    f"there is no check {name!r}; there are {', '.join(each.name for each in schema.checks) or 'none'}"
+                )
+            return replace(schema, checks=left)
 
 
 def apply_all(schema: CollectionSchema, changes: Iterable[Change]) -> CollectionSchema:
@@ -104,6 +155,10 @@ def to_json(change: Change) -> dict[str, Any]:
         said["field"] = change.field.to_json()
     if isinstance(change, Reorder):
         said["names"] = list(change.names)
+    for rule in {"default", "condition"} & set(said):
+        from millrace.message.expression.rules import expression_json
+
+        said[rule] = expression_json(said[rule])
     return {"op": _OPS[type(change)], **said}
 
 
@@ -116,6 +171,11 @@ def from_json(value: object) -> Change:
         return Add(FieldSpec.from_json(value["field"], declared=True))
     if kind is Reorder:
         return Reorder(tuple(_texts(value["names"])))
+    if kind in (SetDefault, AddCheck):
+        from millrace.message.expression.rules import Draft
+
+        name, rule = (value[each] for each in kind._fields)
+        return kind(*_texts([name]), Draft.of_json(rule))
     return kind(*_texts([value[name] for name in kind._fields]))
 
 
@@ -155,6 +215,10 @@ _OPS: Final[dict[type, str]] = {
     Reorder: "reorder",
     Widen: "widen",
     Relax: "relax",
+    SetDefault: "set_default",
+    DropDefault: "drop_default",
+    AddCheck: "add_check",
+    DropCheck: "drop_check",
 }
 _KINDS: Final[dict[str, Any]] = {op: kind for kind, op in _OPS.items()}
 
@@ -194,6 +258,10 @@ def _drop(schema: CollectionSchema, name: str) -> CollectionSchema:
     field = _no_key(schema, name, "be dropped")
     if name == schema.event_time:
         raise InvalidArgument(f"field {name!r} is the event time: it cannot be dropped")
+    if schema.judges:
+        from millrace.message.expression.rules import require_unused
+
+        require_unused(name, schema)
     left = tuple(each for each in schema.fields if each is not field)
     return replace(schema, fields=left, retired=(*schema.retired, *field.stored))
 
@@ -202,8 +270,12 @@ def _rename(schema: CollectionSchema, name: str, to: str) -> CollectionSchema:
     field = _field(schema, name)
     changed = replace(field, name=to, columns=field.stored)
     fields = tuple(changed if each is field else each for each in schema.fields)
-    event = to if schema.event_time == name else schema.event_time
-    return replace(schema, fields=fields, event_time=event, **_renamed_key(schema, name, to))
+    event, checks = to if schema.event_time == name else schema.event_time, schema.checks
+    if schema.judges:
+        from millrace.message.expression.rules import with_renamed
+
+        fields, checks = with_renamed(fields, checks, name, to)
+    return replace(schema, fields=fields, event_time=event, checks=checks, **_renamed_key(schema, name, to))
 
 
 def _renamed_key(schema: CollectionSchema, name: str, to: str) -> dict[str, Any]:
@@ -226,7 +298,12 @@ def _widen(schema: CollectionSchema, name: str, kind: str) -> CollectionSchema:
             " a struct with more fields)"
         )
     column = StoredColumn(_free(schema, field.stored[0].name), wide.text)
-    return _with(schema, field, replace(field, type=wide.text, columns=(*field.stored, column)))
+    default = field.default
+    if default is not None:
+        from millrace.message.expression.rules import widened_default
+
+        default = widened_default(default, wide)
+    return _with(schema, field, replace(field, type=wide.text, columns=(*field.stored, column), default=default))
 
 
 def _free(schema: CollectionSchema, name: str) -> str:

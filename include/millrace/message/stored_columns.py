@@ -8,7 +8,7 @@ Promises: of a schema that was never changed but by added fields, columns are th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -70,7 +70,7 @@ def folded(rows: pa.Table, chains: Chains) -> pa.Table:
     for *older, newest in chains:
         place = rows.schema.get_field_index(newest)
         field = rows.schema.field(place)
-        values = pc.coalesce(rows[newest], *(_widened(rows[name], field.type) for name in reversed(older)))
+        values = pc.coalesce(rows[newest], *(widened(rows[name], field.type) for name in reversed(older)))
         rows = rows.set_column(place, field, values)
         for name in older:
             at = rows.schema.get_field_index(name)
@@ -136,12 +136,13 @@ def _quoted(name: str) -> str:
 
 def _values(rows: pa.Table, field: FieldSpec) -> pa.ChunkedArray:
     wide = field.tree.arrow
-    parts = [_widened(rows[name], wide) for name, _ in field.stored]
+    parts = [widened(rows[name], wide) for name, _ in field.stored]
     # Each value stands in one column: the newest is asked first, for most are there.
     return parts[0] if len(parts) == 1 else pc.coalesce(*reversed(parts))
 
 
-def _widened(values: pa.ChunkedArray, wide: pa.DataType) -> pa.ChunkedArray:
+def widened(values: Any, wide: pa.DataType) -> Any:
+    """A column of a type as one of a wider type; a date is its midnight."""
     if values.type == wide:
         return values
     if pa.types.is_date32(values.type):

@@ -1,4 +1,5 @@
-"""A meta store in a SQL database by SQLAlchemy: SQLite embedded, in one file that several processes of a machine share.
+"""A meta store in a SQL database by SQLAlchemy: SQLite embedded, in one file that several processes of a machine share, or a
+MariaDB. Those that write take turns: in SQLite by its own lock, in MariaDB by that of the one row of `meta_state`.
 
 A lease ends by no wall clock. Each renewal counts up; whoever holds a store open watches the counts, and takes a lease away
 whose count stood still for its whole length by his own monotonic clock. So a lease lives at least as long as it says, whatever
@@ -8,15 +9,16 @@ the clocks of the machine do, and somewhat longer where nobody was watching.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from millrace.base.closing import Closing
-from millrace.base.errors import LeaseNotFound, MetaAmbiguous, MetaUnavailable
+from millrace.base.errors import LeaseNotFound
+from millrace.meta.databases import mariadb, prepare, sqlite, transaction
 from millrace.meta.store import (
     KEPT_REVISIONS,
     Change,
@@ -32,37 +34,40 @@ from millrace.meta.store import (
     check_seconds,
 )
 from millrace.meta.tables import ENTRY, HISTORY, LEASE, STATE
-from millrace.meta.upgrading import upgrade
 
-BUSY_SECONDS: Final = 10.0
-"""How long a writer waits for another process's transaction."""
 WATCH_SECONDS: Final = 0.1
 """The counts of leases are looked at no more often."""
 _COMPACT_EVERY: Final = 256
 """Revisions between two looks at what is too old."""
 
-_READS: Final = {"millrace_reads": True}
-
 
 class SqlStore(Closing):
     """The protocol MetaStore. Thread-safe; each call is one transaction."""
 
-    def __init__(self, url: str, monotonic: Callable[[], float], *, kept: int = KEPT_REVISIONS) -> None:
-        """Open the store at the SQLAlchemy `url`, and make or migrate its tables. Raises MetaUnavailable, UnsupportedVersion
-        (a newer build's)."""
+    def __init__(
+        self,
+        url: str,
+        monotonic: Callable[[], float],
+        *,
+        username: str = "",
+        password: str = "",
+        kept: int = KEPT_REVISIONS,
+    ) -> None:
+        """Open the store at `url` (``sqlite:////path`` or ``mariadb://host:port/database``), and make or migrate its tables.
+        Raises MetaUnavailable, UnsupportedVersion (a newer build's)."""
         self._monotonic = monotonic
         self._kept = kept
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[int, float]] = {}
         """By lease: the count of its renewals, and since when it stands at that."""
         self._watch_at = monotonic()
-        arguments = {"timeout": BUSY_SECONDS} if url.startswith("sqlite") else {}
-        self._engine = sa.create_engine(url, connect_args=arguments)
-        if self._engine.dialect.name == "sqlite":
-            sa.event.listen(self._engine, "connect", _durable)
-            sa.event.listen(self._engine, "begin", _begin)
-        with self._transaction() as db:
-            upgrade(db)
+        self._engine = sqlite(url) if url.startswith("sqlite") else mariadb(url, username, password)
+        try:
+            with self._transaction(reads=self._engine.dialect.name != "sqlite") as db:
+                prepare(db)
+        except BaseException:
+            self._engine.dispose()
+            raise
 
     @classmethod
     def in_file(cls, path: Path, monotonic: Callable[[], float], *, kept: int = KEPT_REVISIONS) -> SqlStore:
@@ -73,29 +78,8 @@ class SqlStore(Closing):
     def close(self) -> None:
         self._engine.dispose()
 
-    @contextmanager
-    def _transaction(self, *, reads: bool = False) -> Iterator[sa.Connection]:
-        """One transaction. What fails before its commit was not done; what fails in it may stand."""
-        try:
-            connection = self._engine.connect().execution_options(**(_READS if reads else {}))
-            with connection:
-                transaction = connection.begin()
-                try:
-                    yield connection
-                except BaseException:
-                    transaction.rollback()
-                    raise
-                try:
-                    transaction.commit()
-                except sa.exc.DBAPIError as error:
-                    connection.invalidate()  # nobody knows what it is in the middle of
-                    if reads:
-                        raise
-                    raise MetaAmbiguous(
-                        f"the meta store's commit got no answer ({error.orig}): read before you repeat"
-                    ) from error
-        except sa.exc.DBAPIError as error:
-            raise MetaUnavailable(f"the meta store cannot be used now ({error.orig}); nothing was done") from error
+    def _transaction(self, *, reads: bool = False) -> AbstractContextManager[sa.Connection]:
+        return transaction(self._engine, reads=reads)
 
     def get(self, key: str) -> Entry | None:
         self._watch_leases()
@@ -219,19 +203,6 @@ class SqlStore(Closing):
             if revision > state.compacted:
                 check_revision(revision, newest=state.revision, compacted=state.compacted)
                 _compact(db, revision)
-
-
-def _durable(connection: Any, _record: Any) -> None:
-    """SQLite as it must be: transactions are ours to begin, readers go beside a writer, a commit is on the disk."""
-    connection.isolation_level = None
-    for pragma in ("journal_mode=wal", "synchronous=full"):
-        connection.execute(f"pragma {pragma}").close()
-
-
-def _begin(connection: sa.Connection) -> None:
-    """A writer takes its turn before it reads: otherwise what it read may be old when it writes, and SQLite fails it."""
-    reads = connection.get_execution_options().get("millrace_reads")
-    connection.exec_driver_sql("begin" if reads else "begin immediate")
 
 
 def _under(table: sa.Table, prefix: str) -> list[sa.ColumnElement[bool]]:

@@ -21,6 +21,8 @@ MAX_KEY: Final = 256
 """Characters of a key: letters, digits and ``._:/@-``."""
 MAX_VALUE: Final = 512 * 1024
 """Bytes of a value."""
+MAX_BYTES: Final = 1 << 20
+"""Bytes of all values of one commit: etcd takes 1.5 MiB by default."""
 MAX_CHANGES: Final = 128
 """Puts and deletes of one commit, as etcd has it."""
 KEPT_REVISIONS: Final = 10_000
@@ -141,6 +143,8 @@ def check_commit(then: Sequence[Change], when: Sequence[Is]) -> None:
     for key in [*keys, *(each.key for each in when)]:
         if _KEY.fullmatch(key) is None:
             raise InvalidArgument(f"{key[:80]!r} is no key: 1 to {MAX_KEY} letters, digits and ._:/@-")
+    if (size := sum(len(change.value) for change in then if isinstance(change, Put))) > MAX_BYTES:
+        raise InvalidArgument(f"a commit's values have {size:,} bytes; at most {MAX_BYTES:,}")
     for change in then:
         if isinstance(change, Put) and len(change.value) > MAX_VALUE:
             raise InvalidArgument(f"the value of {change.key} has {len(change.value):,} bytes; at most {MAX_VALUE:,}")

@@ -5,15 +5,23 @@ from __future__ import annotations
 from typing import Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
 from millrace.meta.store import MAX_KEY, MAX_VALUE
 
 METADATA: Final = sa.MetaData()
 
+KEY: Final = sa.String(MAX_KEY).with_variant(
+    mysql.VARCHAR(MAX_KEY, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
+)
+"""Keys are told apart, and ordered, by their bytes: SQLite does so by itself."""
+VALUE: Final = sa.LargeBinary(MAX_VALUE)
+SECONDS: Final = sa.Float().with_variant(mysql.DOUBLE(), "mysql", "mariadb")
+
 
 def _entry_columns() -> list[sa.Column[object]]:
     return [
-        sa.Column("value", sa.LargeBinary(MAX_VALUE)),
+        sa.Column("value", VALUE),
         sa.Column("created", sa.BigInteger, nullable=False),
         sa.Column("lease", sa.BigInteger, nullable=False),
     ]
@@ -32,7 +40,7 @@ STATE: Final = sa.Table(
 ENTRY: Final = sa.Table(
     "meta_entry",
     METADATA,
-    sa.Column("key", sa.String(MAX_KEY), primary_key=True),
+    sa.Column("key", KEY, primary_key=True),
     sa.Column("modified", sa.BigInteger, nullable=False),
     *_entry_columns(),
     sa.Index("meta_entry_lease", "lease"),
@@ -42,7 +50,7 @@ ENTRY: Final = sa.Table(
 HISTORY: Final = sa.Table(
     "meta_history",
     METADATA,
-    sa.Column("key", sa.String(MAX_KEY), primary_key=True),
+    sa.Column("key", KEY, primary_key=True),
     sa.Column("modified", sa.BigInteger, primary_key=True),
     *_entry_columns(),
     sa.Index("meta_history_modified", "modified"),
@@ -53,6 +61,6 @@ LEASE: Final = sa.Table(
     "meta_lease",
     METADATA,
     sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("seconds", sa.Float, nullable=False),
+    sa.Column("seconds", SECONDS, nullable=False),
     sa.Column("renewals", sa.BigInteger, nullable=False),
 )

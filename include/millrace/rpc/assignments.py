@@ -66,6 +66,10 @@ class Assignments:
             self._known[each.pchannel, each.role] = each
         self.version = update.version
 
+    def forget(self) -> None:
+        """Ask for everything in the next step: what is known may not be so any more, and nobody would say so."""
+        self.version = -1
+
     def get(self, pchannel: str, role: str) -> Assignment | None:
         """Who serves the role, None where nobody is known to: wait for the next step."""
         found = self._known.get((pchannel, role))

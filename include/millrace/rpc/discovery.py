@@ -182,6 +182,7 @@ def _spawn(folder: Path, output: Path, launch: ServerLaunch) -> int:
     package_root = str(ROOT)
     inherited = os.environ.get("PYTHONPATH")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (package_root, inherited)))}
+    environment |= dict(launch.environment)
     shell = subprocess.run(
         ["/bin/sh", "-c", '"$@" </dev/null >>"$0" 2>&1 & echo $!', str(output.absolute()), *command],
         stdin=subprocess.DEVNULL,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from millrace.base.log_backends import in_own_folder
+from millrace.base.log_backends import backend_of, in_own_folder
 from millrace.base.settings import Settings
 from millrace.message.log_entries import DEFAULT_MAX_ENTRY_BYTES
 
 APPEND_HOST: Final = "millrace.node.append.server:append_extension"
 """What a log server is given as --extension to host the append role: the one call upward, by name."""
+CLUSTER_APPEND_HOST: Final = "millrace.node.cluster.elsewhere:append_extension"
+"""The same where nodes of a cluster may have the append role: it knows who does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,9 @@ class ServerLaunch:
     """Of the backend (RocksMQSettings for the embedded log), by name."""
     extensions: tuple[str, ...] = ()
     """What else it hosts: `module:function`, each of which takes the LogService and the folder and returns an Extension."""
+
+    environment: tuple[tuple[str, str], ...] = ()
+    """Settings of the deployment that it is handed, as variables: what hosts it is has them from its environment."""
 
     def arguments(self) -> list[str]:
         """As the server's command line takes them."""
@@ -60,6 +65,7 @@ LAUNCH: Final = ServerLaunch(extensions=(APPEND_HOST,))
 def launch_of(settings: Settings) -> ServerLaunch:
     """How the log's server of a deployment is started: over the backend of the setting `log`, with the append host in it."""
     embedded = in_own_folder(settings.log)
+    backend = backend_of(settings.log)
     given: dict[str, str] = {}
     if embedded:
         given |= {"segment_bytes": str(settings.log_file_bytes), "clock_leap": str(settings.log_clock_leap)}
@@ -75,4 +81,6 @@ def launch_of(settings: Settings) -> ServerLaunch:
         connections=settings.log_connections,
         streams=settings.log_streams,
         settings=tuple(given.items()),
+        environment=(("MILLRACE_META_STORE", settings.meta_store),) if settings.meta_store else (),
+        extensions=(APPEND_HOST if backend.local or backend.fences else CLUSTER_APPEND_HOST,),
     )

@@ -163,6 +163,10 @@ class Link:
         self._server = Liveness(record)
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def options(self, timeout: float | None) -> flight.FlightCallOptions:
         """Options of a call: its token and, unless None, its deadline in seconds from now."""
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)

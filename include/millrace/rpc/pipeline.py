@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError
+from millrace.base.errors import AssignmentStale, InvalidArgument, LogUnavailable, MillraceError
 from millrace.rpc.link import ConnectionLost, Link, NotTaken
 
 PIPELINE_APPENDS: Final = 256
@@ -27,13 +27,17 @@ _Answer = TypeVar("_Answer", covariant=True)
 
 
 class Connector(Protocol):
-    """What finds the server: RemoteLogService."""
+    """What finds the server: RemoteLogService, or a Place (millrace.client.placing)."""
 
     deadline: float
 
     def link(self, deadline: Deadline) -> Link: ...
 
     def drop_link(self, link: Link) -> None: ...
+
+    def moved(self) -> None:
+        """The server that was found last does not have it any more: find out who has. Raises LogUnavailable."""
+        ...
 
 
 class Stream(Protocol[_Answer]):
@@ -113,6 +117,8 @@ class Pipeline(Generic[T]):
         self._stream: Stream[T] | None = None
         self._answered = False
         """Whether the stream had an answer yet."""
+        self._stale = False
+        """Whether the server of the last stream said that another one has it."""
 
     def submit(self, values: bytes | Sequence[bytes] | pa.LargeBinaryArray) -> Pending[T]:
         """Send one atomic batch; waits only while the pipeline is full. Failures come out of `result`, but LogUnavailable
@@ -172,6 +178,9 @@ class Pipeline(Generic[T]):
             except ConnectionLost as error:
                 self._break(error)
         while self._stream is None:
+            if self._stale:
+                self._service.moved()
+                self._stale = False
             link = self._service.link(deadline)
             try:
                 link.check()
@@ -193,6 +202,12 @@ class Pipeline(Generic[T]):
             self._oldest().fail(LogUnavailable("the log server is stopping: this batch is not in the log"))
             if not self._pending:
                 self._break(ConnectionLost("the log server is stopping"))
+        except AssignmentStale as error:
+            # What is in flight behind it may be refused too, or not: its caller sends it again with the same sequences.
+            self._oldest().fail(error)
+            self._link = None  # the connection is good, and others may use it
+            self._break(ConnectionLost(str(error)))
+            self._stale = True
         except Exception as error:
             if self._stream.over:
                 self._ended(error)

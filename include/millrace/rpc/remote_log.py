@@ -29,7 +29,7 @@ from millrace.rpc.clock import ClockView
 from millrace.rpc.discovery import ServerRecord, locate, read_record
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.link import AppendStream, ConnectionLost, Link, NotTaken, Watchdog
-from millrace.rpc.pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Pipeline, as_values
+from millrace.rpc.pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Connector, Pipeline, as_values
 from millrace.rpc.wire import DEFAULT_DEADLINE, log_id, optional_log_id
 
 _PAUSE: Final = 0.02
@@ -232,20 +232,10 @@ class RemoteLogService(Closing):
 
     def sent_once(self, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
         """`call(link, deadline)`, repeated only while it is certain that the server took nothing of it."""
-        deadline = Deadline.after(seconds)
-        while True:
-            link = self.link(deadline)
-            try:
-                link.check()
-                return call(link, deadline)
-            except (ConnectionLost, NotTaken) as error:
-                self.drop_link(link)
-                if isinstance(error, ConnectionLost) and error.sent:
-                    raise LogUnavailable(
-                        f"{what}: the connection to the log server broke before its answer ({error})"
-                    ) from error
-                if deadline.over():
-                    raise LogUnavailable(f"{what}: not done, no log server took it within {seconds:.1f} s") from error
+        return sent_once(self, call, seconds=seconds, what=what)
+
+    def moved(self) -> None:
+        """There is one server: it is asked again (the protocol Connector)."""
 
     def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         return self.repeated(
@@ -259,6 +249,24 @@ class RemoteLogService(Closing):
             seconds=self.deadline,
             what=what,
         )
+
+
+def sent_once(connector: Connector, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
+    """`call(link, deadline)`, repeated only while it is certain that the server took nothing of it."""
+    deadline = Deadline.after(seconds)
+    while True:
+        link = connector.link(deadline)
+        try:
+            link.check()
+            return call(link, deadline)
+        except (ConnectionLost, NotTaken) as error:
+            connector.drop_link(link)
+            if isinstance(error, ConnectionLost) and error.sent:
+                raise LogUnavailable(
+                    f"{what}: the connection to the log server broke before its answer ({error})"
+                ) from error
+            if deadline.over():
+                raise LogUnavailable(f"{what}: not done, no log server took it within {seconds:.1f} s") from error
 
 
 class RemoteLog:

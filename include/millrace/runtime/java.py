@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from millrace.base.errors import InvalidSettings
+from millrace.runtime.debian import installer
 
 SUPPORTED: Final = (17, 21)
 PACKAGES: Final = tuple(f"openjdk-{version}-jre-headless" for version in SUPPORTED)
@@ -76,25 +77,11 @@ def install_java(*, timeout: float = 600) -> bool:
 
     A package that is installed already is left at its version: other programs may be running on it.
     """
-    apt = shutil.which("apt-get")
+    apt = installer(timeout=timeout)
     if apt is None:
         return False
-    prefix: list[str] = []
-    if os.geteuid() != 0:
-        sudo = shutil.which("sudo")
-        if sudo is None or subprocess.run([sudo, "-n", "true"], capture_output=True, check=False).returncode != 0:
-            return False
-        prefix = [sudo, "-n"]
-
-    def run(*arguments: str) -> bool:
-        command = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", apt, "-q", "-y", *arguments]
-        try:
-            return subprocess.run(command, stdout=sys.stderr, timeout=timeout, check=False).returncode == 0
-        except subprocess.TimeoutExpired:
-            return False
-
-    run("update")  # a stale or partly failing package list may still know the package
-    return any(run("install", "--no-install-recommends", "--no-upgrade", package) for package in PACKAGES)
+    apt.update()
+    return any(apt.install(package) for package in PACKAGES)
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import Depends, HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from millrace.access.calls import Need, require
@@ -44,15 +45,23 @@ def token_door(own: Sequence[str], tokens: TokenFile) -> Door:
     return door
 
 
-def checked(door: Door, calls: Mapping[str, Need]) -> Any:
-    """The dependency that lets a request of a route in, by `calls`; who it is stands in ``request.state.caller``."""
+Admit: TypeAlias = Callable[[Caller, str, Mapping[str, Any]], Caller]
+"""Lets a caller into a call with those path parameters, with what a part knows of him besides; raises a MillraceError."""
+
+
+def checked(door: Door, calls: Mapping[str, Need], admit: Admit | None = None) -> Any:
+    """The dependency that lets a request of a route in, by `calls` or by a part's own `admit`; who it is stands in
+    ``request.state.caller``."""
 
     async def check(request: Request, credentials: Credentials) -> None:
         name = str(request.scope["route"].name)
         if name == "metrics" and credentials is not None and _scrapes(credentials.credentials):
             return
         caller = await door(request, credentials)
-        require(caller, name, request.path_params, calls=calls)
+        if admit is None:
+            require(caller, name, request.path_params, calls=calls)
+        else:
+            caller = await run_in_threadpool(admit, caller, name, request.path_params)
         request.state.caller = caller
 
     return Depends(check)

@@ -17,7 +17,7 @@ from millrace.base.package import VERSION
 from millrace.observe.cluster import ClusterLook
 from millrace.observe.observer import Observer
 from millrace.service import cluster, faults, reading
-from millrace.service.access import Door, checked
+from millrace.service.access import Admit, Door, checked
 from millrace.service.answers import GuardedAnswers
 
 DESCRIPTION: Final[Mapping[str, Need]] = {
@@ -30,6 +30,8 @@ class Part(NamedTuple):
 
     router: APIRouter
     calls: Mapping[str, Need]
+    admit: Admit | None = None
+    """Who comes in, where more than `calls` says it."""
 
 
 def parts(observer: Observer, look: ClusterLook) -> list[Part]:
@@ -60,5 +62,5 @@ def application(parts: Sequence[Part], door: Door, *, page: faults.Page | None =
 
     app.get("/openapi.json", include_in_schema=False, dependencies=[checked(door, DESCRIPTION)])(openapi)
     for part in parts:
-        app.include_router(part.router, dependencies=[checked(door, part.calls)])
+        app.include_router(part.router, dependencies=[checked(door, part.calls, part.admit)])
     return app

@@ -27,6 +27,16 @@ STATUS: Final = {
     "CHANNEL_NOT_FOUND": 404,
     "NODE_NOT_FOUND": 404,
     "INVALID_SETTINGS": 409,
+    "PIPELINE_INVALID": 422,
+    "PIPELINE_NOT_FOUND": 404,
+    "PIPELINE_EXISTS": 409,
+    "PIPELINE_CONFLICT": 409,
+    "PIPELINE_BUSY": 409,
+    "QUOTA_EXCEEDED": 409,
+    "SECRET_UNREADABLE": 409,
+    "SINK_REFUSED": 409,
+    "COMMIT_FENCED": 409,
+    "SINK_BUSY": 503,
     "LOG_UNAVAILABLE": 503,
     "META_UNAVAILABLE": 503,
     "META_AMBIGUOUS": 503,
@@ -42,6 +52,8 @@ class Fault(BaseModel):
     code: str
     message: str
     retriable: bool
+    problems: list[dict[str, str]] | None = None
+    """What is wrong with a declaration: field, message and kind of each fault."""
 
 
 class FaultAnswer(BaseModel):
@@ -64,21 +76,23 @@ Page: TypeAlias = Callable[[Request, int, Fault], Response]
 def install(app: FastAPI, page: Page | None) -> None:
     """Answer errors of `app`; `page(request, status, fault)` renders one for a browser."""
 
-    def answer(request: Request, status: int, code: str, message: str, retriable: bool = False) -> Response:
-        fault = Fault(code=code, message=message, retriable=retriable)
+    def answer(
+        request: Request, status: int, code: str, message: str, retriable: bool = False, problems: Any = None
+    ) -> Response:
+        fault = Fault(code=code, message=message, retriable=retriable, problems=problems)
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
         if page is not None and _is_page(request):
             found = page(request, status, fault)
             found.headers.update(headers or {})
             return found
-        return JSONResponse(FaultAnswer(error=fault).model_dump(), status, headers)
+        return JSONResponse(FaultAnswer(error=fault).model_dump(exclude_none=True), status, headers)
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, MillraceError)
         status = STATUS.get(error.code, 500)
         if status == 500:
             _logger.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
-        return answer(request, status, error.code, str(error), error.retriable)
+        return answer(request, status, error.code, str(error), error.retriable, getattr(error, "problems", None))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -58,16 +58,19 @@ def stream(
     *,
     after: Moment | None = None,
     snapshot: Moment | None = None,
+    ticks: Mapping[str, int] | None = None,
     columns: Sequence[str] = (),
     kinds: Kinds = "all",
     max_bytes: int | None = None,
     deadline: float | None = None,
 ) -> DataFrame:
-    """The changes of a collection as a stream: see :func:`millrace.spark.stream`."""
+    """The changes of a collection as a stream: see :func:`millrace.spark.stream`. `ticks` is where it begins by PChannel."""
     rows = RowsOf.find(settings, name, columns=columns, kinds=kinds)
-    if snapshot is not None:
-        ticks = _confirmed(rows, None if snapshot == "now" else snapshot, deadline)
-        place = Place.behind(rows, snapshot=min(ticks.values()))
+    if ticks is not None:
+        place = Place.behind(rows, ticks)
+    elif snapshot is not None:
+        found = _confirmed(rows, None if snapshot == "now" else snapshot, deadline)
+        place = Place.behind(rows, snapshot=min(found.values()))
     elif after == "now":
         place = Place.behind(rows, _confirmed(rows, None, deadline))
     else:

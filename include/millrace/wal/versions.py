@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 TABLES: Final = 4
-"""Tables of the real world: UPSERT, composite keys, more field types."""
+"""Tables of the real world: UPSERT, composite keys, more field types, changed schemas, checks, defaults, computed fields."""
 
 CHAIN_VERSION: Final = TABLES
 """For new terms: it enters a log by the term's opening."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidSettings
 from millrace.coord.balancer.policies import policy
-from millrace.coord.balancer.vchannelfair import TOLERANCE, Layout, affinity, vchannel_fair
+from millrace.coord.balancer.vchannelfair import TOLERANCE, Layout, Places, affinity, vchannel_fair
 from millrace.coord.balancer.view import ChannelView, View
 from tests.laws.profile import examples
 
@@ -120,6 +120,21 @@ def test_channels_that_share_collections_come_together_where_the_load_is_the_sam
     assert (at["p0"], at["p1"]) == (at["p2"], at["p3"])
     assert affinity(channels[0], channels[2]) == 1.0
     assert affinity(ChannelView("x", None), channels[0]) == 0.0
+
+
+@examples(200)
+@given(views(most=14))
+def test_the_cheapest_place_is_that_of_all_nodes_though_few_are_looked_at(view: View) -> None:
+    layout = Layout(view)
+    homeless = [channel for channel in view.channels if channel.owner not in layout.nodes]
+    for channel in view.channels:
+        if channel.owner in layout.nodes:
+            layout.put(channel, channel.owner)
+    places = Places(layout)
+    for channel in homeless:
+        best = min(layout.nodes, key=lambda name: (round(layout.dearer(channel, name), 12), name))
+        assert places.cheapest(channel) == best
+        places.put(channel, best)
 
 
 def test_without_nodes_nothing_moves() -> None:

@@ -12,7 +12,7 @@ from millrace.base.errors import MillraceError, TableUnavailable
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.message.ids import LogId
-from millrace.node.range.definition import CommitResult, Definition, Pending, Planner
+from millrace.node.range.definition import CommitResult, Definition, Holds, Pending, Planner, always
 from millrace.node.range.failure import Failure
 
 
@@ -178,7 +178,7 @@ class Lists(Definition[Work, Moved]):
                 return replace(report, numbers=tuple(numbers[: place - plan.start]), tick=place, failure=failure)
         return report
 
-    def committer(self, metrics: Metrics | None) -> ListCommitter:
+    def committer(self, metrics: Metrics | None, *, holds: Holds = always) -> ListCommitter:
         return ListCommitter(self.world)
 
 

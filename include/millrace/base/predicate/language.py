@@ -41,6 +41,16 @@ class Literal:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A value made of others; conditions over rows that are read have none (:mod:`millrace.base.predicate.values` reads them)."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kind: str = ""
+    """Of a cast the type's text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Compare:
     """`left` `op` `right`; `op` is one of ``= != < <= > >=``."""
 
@@ -94,13 +104,14 @@ class Some:
 
 
 Condition: TypeAlias = Column | Literal | Compare | In | Like | IsNull | Not | All | Some
+Operand: TypeAlias = Column | Literal
 
 
 def condition(text: str) -> Condition:
     """The condition that `text` stands for. Raises InvalidArgument that says what is wrong, and where."""
     if len(text) > MAX_LENGTH:
         raise InvalidArgument(f"a predicate has at most {MAX_LENGTH} characters")
-    return _Parser(text).whole()
+    return Parser(text).whole()
 
 
 def columns(found: Condition) -> set[str]:
@@ -157,10 +168,10 @@ _TOKEN: Final = re.compile(
     |(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
     |(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)
     |(?P<name>[^\W\d]\w*|`(?:[^`]|``)+`)
-    |(?P<mark>==|!=|<>|<=|>=|[=<>(){}\[\],.+-])""",
+    |(?P<mark>==|!=|<>|<=|>=|\|\||[=<>(){}\[\],.+*/%-])""",
     re.VERBOSE | re.DOTALL,
 )
-_WORDS: Final = frozenset({"and", "or", "not", "in", "is", "null", "none", "true", "false", "between", "like"})
+RESERVED: Final = frozenset({"and", "or", "not", "in", "is", "null", "none", "true", "false", "between", "like"})
 _OPERATORS: Final = {"=": "=", "==": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _ENDS: Final = {"(": ")", "[": "]", "{": "}"}
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
@@ -177,7 +188,9 @@ class _Token:
         return self.text.lower() if self.kind == "name" else self.text if self.kind == "mark" else ""
 
 
-class _Parser:
+class Parser:
+    """Recursive descent over the tokens of one text; a subclass may know more values."""
+
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
@@ -237,11 +250,11 @@ class _Parser:
         return found
 
     def _compared(self) -> Condition:
-        left = self._primary()
+        left = self._value()
         found: list[Condition] = []
         while (op := _OPERATORS.get(self._now.word)) is not None:
             self._at += 1
-            right = self._primary()
+            right = self._value()
             found.append(Compare(op, self._operand(left), self._operand(right)))
             left = right
         if found:
@@ -255,24 +268,27 @@ class _Parser:
         if self._take("in"):
             return _denied(In(self._operand(left), self._list()), denied)
         if self._take("between"):
-            low = self._operand(self._primary())
+            low = self._operand(self._value())
             if not self._take("and"):
                 raise self._wrong("BETWEEN takes two values with AND between them")
-            high = self._operand(self._primary())
+            high = self._operand(self._value())
             subject = self._operand(left)
             return _denied(All((Compare(">=", subject, low), Compare("<=", subject, high))), denied)
         if self._take("like"):
-            pattern, subject = self._primary(), self._operand(left)
-            if (
-                not isinstance(subject, Column)
-                or not isinstance(pattern, Literal)
-                or not isinstance(pattern.value, str)
-            ):
-                raise self._wrong("LIKE takes a column and a pattern in quotes")
-            return _denied(Like(subject, pattern.value), denied)
+            return _denied(self._like(left), denied)
         if denied:
             raise self._wrong("behind NOT comes IN, BETWEEN or LIKE here")
         return left
+
+    def _value(self) -> Any:
+        """What may be compared: here a column or a literal, or a condition in parentheses."""
+        return self._primary()
+
+    def _like(self, left: Condition) -> Condition:
+        pattern, subject = self._primary(), self._operand(left)
+        if not isinstance(subject, Column) or not isinstance(pattern, Literal) or not isinstance(pattern.value, str):
+            raise self._wrong("LIKE takes a column and a pattern in quotes")
+        return Like(subject, pattern.value)
 
     def _operand(self, found: Condition) -> Column | Literal:
         if not isinstance(found, Column | Literal):
@@ -320,7 +336,7 @@ class _Parser:
                 return self._primary()
             case "name", word if word in {"null", "none"}:
                 raise self._wrong("nothing compares with NULL: write IS NULL or IS NOT NULL", token.place)
-            case "name", word if word not in _WORDS:
+            case "name", word if word not in RESERVED:
                 path = [_name(token.text)]
                 while self._take("."):
                     if self._now.kind != "name":

@@ -26,7 +26,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.pauses import jittered
-from millrace.client.consume.delivery import Definitions, Delivery
+from millrace.client.consume.delivery import Definitions, Delivery, Mark
 from millrace.client.consume.scan import Histories, Scan, TailSource, scan
 from millrace.message.bodies import Imports
 from millrace.message.model import ImmutableMessage
@@ -67,7 +67,7 @@ class _Place:
     """One PChannel: what was delivered and is not done, in order, and the position below that."""
 
     tick: int
-    out: deque[Delivery] = field(default_factory=deque)
+    out: deque[Mark] = field(default_factory=deque)
     seen: int = 0
     """Everything up to here was read and handed out."""
     committed: int = -1
@@ -212,7 +212,7 @@ class Consumer(Closing):
     def acknowledge(self, delivery: Delivery) -> None:
         """The unit is done: it is not delivered to this group again, once everything before it is done and committed."""
         with self._changed:
-            delivery.done = True
+            delivery.mark.done = True
             place = self._places[delivery.pchannel]
             place.settle()
             self._gauge(delivery.pchannel, place)
@@ -264,7 +264,7 @@ class Consumer(Closing):
         self._held -= delivery.bytes
         self._changed.notify_all()
         place = self._places[delivery.pchannel]
-        place.out.append(delivery)
+        place.out.append(delivery.mark)  # not the delivery: one that nobody acknowledges holds no rows here
         physical = delivery.unit.commit if isinstance(delivery.unit, ImmutableTxn) else delivery.unit
         self._newest_ms = physical.physical_ms
         delivery.lag = max(0.0, time.time() - physical.physical_ms / 1000)

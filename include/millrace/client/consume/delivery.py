@@ -8,7 +8,7 @@ that whoever applies them in order has the collection. Memory: one message, or o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -53,6 +53,14 @@ class Change:
     """The name of the primary key, or its names."""
 
 
+@dataclass(slots=True)
+class Mark:
+    """What a consumer remembers of a unit that it delivered."""
+
+    tick: int
+    done: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Delivery:
     """A unit that was delivered: visible at `tick` on `pchannel`, `lag` seconds after it was appended to the log."""
@@ -60,9 +68,17 @@ class Delivery:
     pchannel: str
     unit: ImmutableMessage | ImmutableTxn
     lag: float = 0.0
-    done: bool = False
     _definitions: Definitions | None = None
     _files: Imports | None = None
+    mark: Mark = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mark = Mark(self.unit.time_tick)
+
+    @property
+    def done(self) -> bool:
+        """Whether it was acknowledged."""
+        return self.mark.done
 
     @property
     def tick(self) -> int:

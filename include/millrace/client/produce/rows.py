@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -56,7 +56,7 @@ def table_of(rows: Rows, schema: CollectionSchema | None = None) -> pa.Table:
     if isinstance(rows, Mapping):
         return _columns(rows, schema)
     if isinstance(rows, list | tuple) and not any(isinstance(each, pa.RecordBatch | pa.Table) for each in rows):
-        return _columns(by_column(rows), schema)
+        return _columns(by_column(rows, schema), schema)
     batches = list(batches_of(rows, schema))
     if not batches:
         raise InvalidArgument("the stream of Arrow batches has none: nothing says what its columns are")
@@ -69,8 +69,8 @@ def is_whole(rows: Rows) -> bool:
     return isinstance(rows, held) or type(rows).__module__.partition(".")[0] in ("pandas", "polars")
 
 
-def by_column(rows: Sequence[Any]) -> dict[str, list[Any]]:
-    """Rows one by one as columns; what one row lacks and another has is null there."""
+def by_column(rows: Sequence[Any], schema: CollectionSchema | None = None) -> dict[str, list[Any]]:
+    """Rows one by one as columns; what one row lacks and another has is null there, or the default that `schema` has for it."""
     found: list[Mapping[str, Any]] = []
     for place, row in enumerate(rows):
         mapping = members(row)
@@ -81,7 +81,14 @@ def by_column(rows: Sequence[Any]) -> dict[str, list[Any]]:
             )
         found.append(mapping)
     names = dict.fromkeys(name for row in found for name in row)
-    return {name: [row.get(name) for row in found] for name in names}
+    absent = _defaults(schema, names) if schema is not None and schema.fills else {}
+    return {name: [row.get(name, absent.get(name)) for row in found] for name in names}
+
+
+def _defaults(schema: CollectionSchema, names: Iterable[str]) -> dict[str, Any]:
+    from millrace.client.produce.ruled import default_value
+
+    return {each.name: default_value(each) for each in schema.fields if each.default is not None and each.name in names}
 
 
 def _columns(columns: Mapping[str, Sequence[Any]], schema: CollectionSchema | None) -> pa.Table:
@@ -104,10 +111,12 @@ def _columns(columns: Mapping[str, Sequence[Any]], schema: CollectionSchema | No
         raise InvalidArgument(f"these columns make no table: {error}") from None
 
 
-def conform(rows: Rows, collection: Collection) -> pa.Table:
-    """`rows` with the collection's columns, in its order and types; a nullable column that is absent is null, a generated key made.
+def conform(rows: Rows, collection: Collection, *, ruled: bool = True) -> pa.Table:
+    """`rows` with the collection's columns, in its order and types; a column that is absent has its default or computed value, else
+    it is null, a generated key is made.
 
-    Raises InvalidArgument that names the column, or says what is taken where these are no rows or no collection.
+    Rows that were there before are not `ruled`: they have nulls in the place of defaults and computed values, and no check is put to them.
+    Raises InvalidArgument that names the column, or says what is taken where these are no rows or no collection; CheckViolated.
     """
     require_collection(collection)
     table = table_of(rows, collection.schema)
@@ -123,15 +132,24 @@ def conform(rows: Rows, collection: Collection) -> pa.Table:
             f"collection {collection.name!r} has no column {unknown[0]!r}; it has {', '.join(schema.names)}"
         )
     table = with_keys(table, collection.schema)
+    if ruled and collection.schema.fills:
+        from millrace.client.produce.ruled import with_defaults
+
+        table = with_defaults(table, collection.schema)
     columns: list[Any] = []
     for column, field in zip(schema, collection.schema.fields, strict=True):
         if column.name not in table.column_names:
-            if not column.nullable:
+            if not column.nullable and field.computed is None:
                 raise InvalidArgument(f"the column {column.name!r} is missing, and it is not nullable")
             columns.append(pa.nulls(len(table), column.type))
             continue
         columns.append(_fitted(table.column(column.name), field))
-    return pa.Table.from_arrays(columns, schema=schema)
+    found = pa.Table.from_arrays(columns, schema=schema)
+    if ruled and collection.schema.judges:
+        from millrace.client.produce.ruled import judged
+
+        return judged(found, collection.schema, set(table.column_names))
+    return found
 
 
 def with_keys(table: pa.Table, schema: CollectionSchema) -> pa.Table:
@@ -167,7 +185,7 @@ def _fitted(values: pa.ChunkedArray, field: FieldSpec) -> Any:
         found = from_arrow(values, field.tree)
     except REFUSALS as error:
         raise InvalidArgument(f"the column {field.name!r} is no {field.type}: {error}") from None
-    if not field.nullable and values.null_count:
+    if not field.nullable and values.null_count and field.computed is None:
         raise InvalidArgument(f"the column {field.name!r} has nulls, and it is not nullable")
     return found
 

@@ -16,6 +16,7 @@ from millrace.base.errors import (
     AppendDenied,
     AppendRejected,
     AppendUnresolved,
+    AssignmentStale,
     EntryTooLarge,
     LogRegressed,
     MillraceError,
@@ -39,10 +40,13 @@ _UNNUMBERED: Final = frozenset({Reason.MALFORMED, Reason.UNSUPPORTED_TYPE, Reaso
 """Final verdicts that leave the sequence where it was, so that what follows needs new numbers."""
 
 
+_MOVING_PAUSE: Final = 0.1
+"""Seconds between two attempts while the PChannel goes from one node to another."""
+
 _REFUSED: Final = EntryTooLarge("an entry was refused for good, and settled as such: what follows goes on")
 """Stands for such a refusal, whatever it was; never raised."""
 
-_NOT_TAKEN: Final = (RateLimited, EntryTooLarge, PermissionDenied, ServerFull)
+_NOT_TAKEN: Final = (AssignmentStale, RateLimited, EntryTooLarge, PermissionDenied, ServerFull)
 """Refusals of the server that prove that nothing was appended."""
 
 
@@ -319,7 +323,8 @@ class Sequencer:
         vchannel, judged = self._verdict
         if judged.reason in _TERMS:
             term = _given((yield AskTerm()))
-            if term == self.term:  # an opening is under way, or the log is not the coordinator's
+            older = any(each.messages[place].term != term for each in again for place in each.open)
+            if term == self.term and not older:  # an opening is under way, or the log is not the coordinator's
                 if failures < attempts:
                     return judged
                 yield from self._give_up(again, judged, None)
@@ -378,6 +383,9 @@ class Sequencer:
         attempts, delay = patience.attempts, patience.pause
         if isinstance(failure, RateLimited):
             delay = failure.retry_after
+            attempts = max(attempts, int(patience.limited / max(delay, 0.001)))
+        if isinstance(failure, AssignmentStale):  # the PChannel moves, which ends by itself
+            delay = min(delay, _MOVING_PAUSE)
             attempts = max(attempts, int(patience.limited / max(delay, 0.001)))
         verdict = isinstance(failure, AppendRejected)
         if not failure.retriable and not verdict:

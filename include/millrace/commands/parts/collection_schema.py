@@ -40,6 +40,17 @@ def parse_pair(text: str) -> tuple[str, str]:
     return name, what
 
 
+def parse_rules(texts: Sequence[str] | None) -> dict[str, str]:
+    """``name=what`` each, as a dict. Raises InvalidArgument."""
+    found: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, what = text.partition("=")
+        if not equals or not name.strip() or not what.strip() or name.strip() in found:
+            raise InvalidArgument(f"{text!r} is no rule: write NAME=WHAT, each name once")
+        found[name.strip()] = what.strip()
+    return found
+
+
 def file_changes(sources: Sequence[Path], schema: CollectionSchema) -> list[Change]:
     """What `schema` lacks for the columns of some files. Raises InvalidArgument for a file that cannot be read, and for stdin."""
     from millrace.client.produce.evolving import of_fields

@@ -121,9 +121,13 @@ class Balancer:
         self.manager.settle()
         self.manager.add(self._pchannels(), self._roles)
         self._see_nodes()
-        for record in list(self.manager.records.values()):
-            if record.owner is not None and record.owner.session not in self.nodes:
-                self.manager.change(record.unavailable("lost", self._clock.wall()))
+        self.manager.change_all(
+            [
+                record.unavailable("lost", self._clock.wall())
+                for record in self.manager.records.values()
+                if record.owner is not None and record.owner.session not in self.nodes
+            ]
+        )
         for role in self._roles:
             self._plan(role)
         waiting = [key for key, record in self.manager.records.items() if record.state is State.ASSIGNING]
@@ -181,17 +185,22 @@ class Balancer:
         moves = self._policy(view)
         if not moves:
             self._rests[role] = view
+        wanted = []
         for move in moves:
             record = records[move.pchannel]
             to = self._instead(record, move.to, able, now)
             if record.owner is not None and to == record.owner.session and record.state is not State.UNAVAILABLE:
                 continue
             cause = record.cause if record.state is State.UNAVAILABLE else move.cause
-            changed = self.manager.change(record.assigning(to, able[to].address, cause, self._clock.wall()))
-            progress = self._progress.setdefault(record.key, Progress())
-            progress.term, progress.since = changed.term, now
+            wanted.append(record.assigning(to, able[to].address, cause, self._clock.wall(), serves=able[to].serves))
             if move.cause == "balance":
-                progress.moved_at = now
+                self._progress.setdefault(record.key, Progress()).moved_at = now
+        try:
+            self.manager.change_all(wanted)
+        finally:
+            for record in wanted:
+                progress = self._progress.setdefault(record.key, Progress())
+                progress.term, progress.since = self.manager.records[record.key].term, now
 
     def _channel(self, record: ChannelRecord, stats: Mapping[str, Stats], now: float) -> ChannelView:
         progress = self._progress.setdefault(record.key, Progress())

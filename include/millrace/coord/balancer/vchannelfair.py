@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import combinations
 from typing import Final
 
@@ -85,8 +86,49 @@ class Layout:
         apart = node.apart + self._apart(channel, node)
         return self.node_cost(len(node.channels) + 1, node.vchannels + channel.vchannels, apart) - self.cost_of(name)
 
+
+class Places:
+    """Where channels without a home cost least, on top of a layout: it looks at one node for each load, not at all."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._alike: dict[tuple[int, int], list[str]] = {}
+        """By PChannels and VChannels a heap of the nodes that have so many, and of some that had when they were counted."""
+        self._homes: dict[int, set[str]] = {}
+        """By collection the nodes with PChannels of it."""
+        for name, node in layout.nodes.items():
+            self._count(name)
+            for channel in node.channels.values():
+                self._at(channel, name)
+
     def cheapest(self, channel: ChannelView) -> str:
-        return min(self.nodes, key=lambda name: (self.dearer(channel, name), name))
+        """Of nodes with as many PChannels and VChannels those that share no collection with `channel` cost the same: the first by name
+        stands for them. Beside these all that share one are looked at."""
+        near = {name for collection in channel.collections for name in self._homes.get(collection, ())}
+        for load, names in list(self._alike.items()):
+            while names and self._load(names[0]) != load:
+                heappop(names)
+            if names:
+                near.add(names[0])
+            else:
+                del self._alike[load]
+        return min(near, key=lambda name: (round(self._layout.dearer(channel, name), 12), name))
+
+    def put(self, channel: ChannelView, name: str) -> None:
+        self._layout.put(channel, name)
+        self._count(name)
+        self._at(channel, name)
+
+    def _load(self, name: str) -> tuple[int, int]:
+        node = self._layout.nodes[name]
+        return len(node.channels), node.vchannels
+
+    def _count(self, name: str) -> None:
+        heappush(self._alike.setdefault(self._load(name), []), name)
+
+    def _at(self, channel: ChannelView, name: str) -> None:
+        for collection in channel.collections:
+            self._homes.setdefault(collection, set()).add(name)
 
 
 def vchannel_fair(view: View) -> list[Move]:
@@ -103,10 +145,12 @@ def vchannel_fair(view: View) -> list[Move]:
             (homeless if channel.owner is None else leaving).append(channel)
     moves: list[Move] = []
     largest_first = sorted(homeless, key=_size), sorted(leaving, key=_size)[: view.max_moves]
+    places = Places(layout) if homeless or leaving else None
     for cause, channels in zip(("place", "drain"), largest_first, strict=True):
         for channel in channels:
-            to = layout.cheapest(channel)
-            layout.put(channel, to)
+            assert places is not None
+            to = places.cheapest(channel)
+            places.put(channel, to)
             moves.append(Move(channel.pchannel, to, cause))
     if view.allow_rebalance and not moves:
         moves = _rebalance(view, layout)
@@ -120,22 +164,24 @@ def _size(channel: ChannelView) -> tuple[int, str]:
 def _rebalance(view: View, layout: Layout) -> list[Move]:
     home = {channel.pchannel: channel.owner for channel in view.channels}
     at = dict(home)
+    away: set[str] = set()
+    """Who is not at home any more."""
     while True:
         best: tuple[float, tuple[tuple[ChannelView, str, str], ...]] | None = None
         for change in _changes(layout):
             moved = {channel.pchannel: to for channel, _, to in change}
-            after = at | moved
-            if sum(after[each] != home[each] for each in after) > view.max_moves:
+            if len(away - moved.keys()) + sum(to != home[name] for name, to in moved.items()) > view.max_moves:
                 continue
             gain = _gain(layout, change)
             if gain > TOLERANCE and (best is None or gain > best[0] + 1e-12):
                 best = gain, change
         if best is None:
-            return [Move(name, to, "balance") for name, to in at.items() if to is not None and to != home[name]]
+            return [Move(name, to, "balance") for name, to in at.items() if name in away and to is not None]
         for channel, source, to in best[1]:
             layout.take(channel, source)
             layout.put(channel, to)
             at[channel.pchannel] = to
+            (away.discard if to == home[channel.pchannel] else away.add)(channel.pchannel)
 
 
 def _gain(layout: Layout, change: tuple[tuple[ChannelView, str, str], ...]) -> float:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from millrace.base.errors import MetaAmbiguous
 from millrace.coord.channels.record import CHANNELS, ChannelRecord
 from millrace.coord.leadership import Leadership
-from millrace.meta.store import Is, Put
+from millrace.meta.store import MAX_CHANGES, Is, Put
+
+_AT_ONCE = MAX_CHANGES - 1
+"""Records of one commit: one condition more is the leader's."""
 
 
 class ChannelManager:
@@ -24,7 +28,6 @@ class ChannelManager:
     def settle(self) -> None:
         """Write what may still change by itself once more: what comes late then finds another revision, and does nothing."""
         for key in sorted(self._unsure & self.records.keys()):
-            self._unsure.discard(key)
             self.change(self.records[key])
 
     def load(self) -> None:
@@ -33,11 +36,31 @@ class ChannelManager:
 
     def add(self, pchannels: Iterable[str], roles: Iterable[str]) -> None:
         """Keep a record for each role of each PChannel that has none."""
-        for pchannel in pchannels:
-            for role in roles:
-                record = ChannelRecord(pchannel, role)
-                if record.key not in self.records:
-                    self.change(record)
+        roles = list(roles)
+        found = (ChannelRecord(pchannel, role) for pchannel in pchannels for role in roles)
+        self.change_all([record for record in found if record.key not in self.records])
+
+    def change_all(self, records: Sequence[ChannelRecord]) -> None:
+        """:meth:`change` for each of them, many in one commit: what a thousand lost roles take is a few round trips to the store."""
+        left = iter(records)
+        while together := list(islice(left, _AT_ONCE)):
+            try:
+                revision = self._leadership.commit(
+                    self._epoch,
+                    [Put(each.key, each.encoded()) for each in together],
+                    when=[Is(each.key, each.revision) for each in together],
+                )
+            except MetaAmbiguous:
+                self._unsure.update(each.key for each in together)
+                for each in together:
+                    self._look(each.key)
+                continue
+            if revision is None:  # one of them had changed
+                for each in together:
+                    self.change(each)
+                continue
+            self.records |= {each.key: replace(each, revision=revision) for each in together}
+            self._unsure.difference_update(each.key for each in together)
 
     def change(self, record: ChannelRecord) -> ChannelRecord:
         """Keep `record` in the place of the one that it was made from; what stands then, which is another one where that
@@ -51,9 +74,12 @@ class ChannelManager:
             self._unsure.add(key)
             return self._look(key)
         if revision is None:
-            return self._look(key)
-        self.records[key] = replace(record, revision=revision)
-        return self.records[key]
+            self._unsure.add(key)  # until it was seen what stands
+            found = self._look(key)
+        else:
+            found = self.records[key] = replace(record, revision=revision)
+        self._unsure.discard(key)  # its revision moved on: a write that is still under way does nothing any more
+        return found
 
     def _look(self, key: str) -> ChannelRecord:
         entry = self._leadership.store.get(key)

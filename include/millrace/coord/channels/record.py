@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, Self
+from typing import Any, Final, Self
 
 CHANNELS: Final = "channels/"
 KEPT_MOVES: Final = 16
@@ -30,6 +30,11 @@ class Owner:
     session: str
     address: str
     term: int
+    serves: str = ""
+    """Where clients find it; "": at its address."""
+
+    def to_json(self) -> list[Any]:
+        return [self.session, self.address, self.term, *([self.serves] if self.serves else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class ChannelRecord:
     def key(self) -> str:
         return f"{CHANNELS}{self.pchannel}@{self.role}"
 
-    def assigning(self, session: str, address: str, cause: str, at: float = 0.0) -> ChannelRecord:
+    def assigning(self, session: str, address: str, cause: str, at: float = 0.0, *, serves: str = "") -> ChannelRecord:
         """The next term is to be of `session`."""
         term = self.term + 1
         history = self.history if self.owner is None else (*self.history, self.owner)
@@ -80,7 +85,7 @@ class ChannelRecord:
             self,
             state=State.ASSIGNING,
             term=term,
-            owner=Owner(session, address, term),
+            owner=Owner(session, address, term, serves),
             history=tuple(newest.values()),
             cause=cause,
             since=self.since or at,
@@ -104,8 +109,8 @@ class ChannelRecord:
         return replace(self, state=State.UNAVAILABLE, owner=None, history=former, cause=cause, since=self.since or at)
 
     def encoded(self) -> bytes:
-        owner = self.owner and [self.owner.session, self.owner.address, self.owner.term]
-        history = [[each.session, each.address, each.term] for each in self.history]
+        owner = self.owner and self.owner.to_json()
+        history = [each.to_json() for each in self.history]
         moves = [[each.term, each.source, each.to, each.cause, each.began, each.ended] for each in self.moves]
         words = [self.pchannel, self.role, self.state, self.term, owner, history, self.cause, moves, self.since]
         return json.dumps(words).encode()

@@ -106,6 +106,11 @@ class Connections:
         self._closed.set()
         self._thread.join(5.0)
 
+    def shut_all(self) -> None:
+        """Shut what is still connected, behind :meth:`close`: streams that clients hold open end."""
+        for descriptor in list(self._open):
+            self._shut_descriptor(descriptor, "the server has stopped")
+
     # --- the watching thread ----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:

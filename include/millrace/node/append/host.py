@@ -247,6 +247,19 @@ class AppendHost(Closing):
             follower.close()
         self._follower(pchannel)
 
+    def leave(self, pchannel: str, *, deadline: float) -> None:
+        """Follow a PChannel no more, once everything that its log holds now is decided or `deadline` seconds are over: what was
+        appended here has its answer then. The next call for it follows it anew."""
+        follower = self._followers.get(pchannel)
+        if follower is None:
+            return
+        with suppress(MillraceError):  # who waits is told what became of it
+            follower.reach_end(timeout=deadline)
+        with self._lock:
+            if self._followers.get(pchannel) is follower:
+                del self._followers[pchannel]
+        follower.close()
+
     @contextmanager
     def hold(self, pchannel: str, *, deadline: float) -> Iterator[Follower | None]:
         """No follower of the PChannel starts inside. The one there is, once it is parked or has decided what the log holds.

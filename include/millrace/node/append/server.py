@@ -14,6 +14,7 @@ What crosses the wire, beside what the log's server says (millrace.log.server.ma
   and `"imported": <pchannel>`: messages of the ``wal`` table piece by piece, and an Import's rows (millrace.node.append.history).
 - Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control;
   append/catalog `{"call", "arguments"}`: the catalog and DDL (millrace.catalog.calls).
+- Action append/assignments `{"after"}`: who takes the appends of which PChannel, where nodes do (Placing).
 - Actions append/tick `{"pchannel", "deadline", "persist"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/definitions
   `{"pchannel", "collection_id", "deadline"}` (millrace.wal.definitions), append/describe and append/restart `{"pchannel"}`,
   append/history `{"pchannel", "confirmed_at"}`, append/checkpointed `{"pchannel", "collection_id"}` (millrace.node.append.history),
@@ -23,23 +24,21 @@ What crosses the wire, beside what the log's server says (millrace.log.server.ma
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from prometheus_client import ProcessCollector
 from pyarrow import flight
 
 from millrace.access.grants import MACHINE, Caller, Kind, Resource, Role
-from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError, PermissionDenied, TableNotFound
+from millrace.base.errors import InvalidArgument, LogUnavailable, PermissionDenied, TableNotFound
 from millrace.base.metrics import NAMESPACE, Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.calls import call
@@ -49,6 +48,7 @@ from millrace.coord.coordinator import Coordinator
 from millrace.log.generations.service import GenerationsService
 from millrace.log.protocol import LogService
 from millrace.node.append.door import EntryDoor, readable, vchannel_resources
+from millrace.node.append.exchange import MAX_OUTCOME_WAIT, Pipelined, next_append, settled, write_answer
 from millrace.node.append.flow_monitor import FlowMonitor
 from millrace.node.append.groups import Groups
 from millrace.node.append.history import Histories
@@ -62,13 +62,10 @@ from millrace.rpc.tail import TAIL_SCHEMA, Evicted, wire_rows
 from millrace.rpc.wire import (
     APPEND_ROLE,
     DEFAULT_DEADLINE,
-    TIMEOUT,
     NotTaken,
-    failure_to_bytes,
     from_json,
     log_id,
     number,
-    sound,
     to_json,
 )
 from millrace.tables.wal.state_check import sound_state
@@ -76,15 +73,24 @@ from millrace.tables.wal.table import WalTable
 from millrace.wal.state import ChannelState
 
 MAX_TAIL_WAIT: Final = 10.0
-MAX_OUTCOME_WAIT: Final = 86400.0
 MAX_WAITING: Final = 256
 """Tail readers that may wait at once, each in a thread of the server; one more is answered at once."""
-MERGE_BYTES: Final = 1 << 20
-"""Waiting appends of one stream are joined up to this many bytes: beyond, the copy costs more than the disk's answer."""
-INBOX_BYTES: Final = 32 << 20
-"""What is held of one stream's appends before it is read no further."""
-_UNANSWERED: Final = 1024
 _SWITCH_SECONDS: Final = 0.0005
+
+
+class Placing(Protocol):
+    """Where the appends of each PChannel go, in a cluster whose nodes take them."""
+
+    def appending(self, pchannel: str) -> AbstractContextManager[None]:
+        """Append to the PChannel inside. Raises AssignmentStale where that is not for this process to do."""
+        ...
+
+    def assignments(self, *, after: int, trusted: bool) -> dict[str, Any]:
+        """Who serves which PChannel (millrace.rpc.assignments.Update, as JSON), behind the version `after`, or all for one below
+        0; for a `trusted` caller the token that nodes take, too."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class AppendExtension:
@@ -103,12 +109,14 @@ class AppendExtension:
         reads: Reads | None = None,
         histories: Histories | None = None,
         groups: Groups | None = None,
+        placing: Placing | None = None,
     ) -> None:
         self._histories = histories
         self._streams = {} if reads is None else {"read": reads.stream}
         if histories is not None:
             self._streams |= {"history": histories.stream, "imported": histories.imported}
         self._groups = groups
+        self._placing = placing
         self._host = host
         self._catalog = catalog
         self._tombstones = tombstones
@@ -129,25 +137,28 @@ class AppendExtension:
         door = EntryDoor(caller, self._collection_of)
         writer.begin(OUTCOME_SCHEMA)
         if command.get("pipelined"):
-            _Pipelined(self, door, pchannel, reader, writer).serve()
+            Pipelined(partial(self.submit, pchannel, door=door), reader, writer).serve()
             return
-        while (request := _next(reader)) is not None:
+        while (request := next_append(reader)) is not None:
             values, timeout = request
-            _write(writer, _settled(partial(self.submit_one, pchannel, values, door)), timeout)
+            write_answer(writer, settled(partial(self.submit_one, pchannel, values, door)), timeout)
 
     def submit_one(self, pchannel: str, values: pa.LargeBinaryArray, door: EntryDoor) -> PendingOutcome:
         """Append one batch. Raises NotTaken once the server stops."""
         return self.submit(pchannel, [values], door)[0]
 
     def submit(self, pchannel: str, appends: Sequence[pa.LargeBinaryArray], door: EntryDoor) -> list[PendingOutcome]:
-        """Append several batches as one; each one's pending outcome. Raises NotTaken once the server stops, RateLimited, and
-        what the door raises."""
+        """Append several batches as one; each one's pending outcome. Raises NotTaken once the server stops, AssignmentStale
+        where a node has the PChannel, RateLimited, and what the door raises."""
         if self._closing:
             raise NotTaken
         if self._flow is not None:
             self._flow.admit(appends)
         try:
-            return self._host.submit_all(pchannel, appends, door=door.check)
+            if self._placing is None:
+                return self._host.submit_all(pchannel, appends, door=door.check)
+            with self._placing.appending(pchannel):
+                return self._host.submit_all(pchannel, appends, door=door.check)
         except PermissionDenied:
             if len(appends) == 1:  # of several each is handed over again
                 self.denied(f"{APPEND_ROLE}/do_exchange")
@@ -199,6 +210,11 @@ class AppendExtension:
             caller.principal.require((Role.READ,), vchannel_resources(vchannel, self._collection_of), action.type)
             with self._open():
                 return [to_json(self._host.mvcc(vchannel)._asdict())]
+        if action.type == f"{APPEND_ROLE}/assignments":
+            if self._placing is None:
+                return [to_json({"version": 0, "whole": True, "assignments": []})]
+            with self._open():
+                return [to_json(self._placing.assignments(after=_version(request), trusted=caller is MACHINE))]
         if action.type == f"{APPEND_ROLE}/group" and self._groups is not None:
             with self._open():
                 return [to_json(self._groups.answer(request))]
@@ -268,110 +284,17 @@ class AppendExtension:
 
     def close(self) -> None:
         self._closing = True
-        for helper in (self._retention, self._flow, self._catalog, self._groups):
+        for helper in (self._retention, self._flow, self._catalog, self._groups, self._placing):
             if helper is not None:
                 helper.close()
         self._host.close()
 
 
-class _Pipelined:
-    """One pipelined stream: a thread reads ahead, this one appends, a third answers in order."""
-
-    def __init__(
-        self,
-        extension: AppendExtension,
-        door: EntryDoor,
-        pchannel: str,
-        reader: flight.MetadataRecordBatchReader,
-        writer: flight.MetadataRecordBatchWriter,
-    ) -> None:
-        self._extension = extension
-        self._door = door
-        self._pchannel = pchannel
-        self._reader = reader
-        self._writer = writer
-        self._changed = threading.Condition()
-        self._inbox: deque[tuple[pa.LargeBinaryArray, float]] = deque()
-        self._bytes = 0
-        self._ended = False
-        self._fault: MillraceError | None = None
-        self._answers: queue.Queue[tuple[PendingOutcome | bytes, float] | None] = queue.Queue(_UNANSWERED)
-
-    def serve(self) -> None:
-        """Serve the stream until its client ends it or goes away. Raises InvalidArgument behind the answers to what was right."""
-        ahead = threading.Thread(target=self._read_ahead, name="append-stream-in", daemon=True)
-        answering = threading.Thread(target=self._answer, name="append-stream-out", daemon=True)
-        ahead.start()
-        answering.start()
-        try:
-            while requests := self._take():
-                pendings = self._submitted([values for values, _ in requests])
-                for pending, (_, timeout) in zip(pendings, requests, strict=True):
-                    self._answers.put((pending, timeout))
-        finally:
-            self._answers.put(None)
-            answering.join()
-            ahead.join()
-        if self._fault is not None:
-            raise self._fault
-
-    def _submitted(self, appends: list[pa.LargeBinaryArray]) -> Sequence[PendingOutcome | bytes]:
-        """Append what has gathered as one; where one of it is at fault, each by itself. Never appends anything twice."""
-        try:
-            return self._extension.submit(self._pchannel, appends, self._door)
-        except MillraceError as error:
-            if error.retriable or len(appends) == 1:
-                return [failure_to_bytes(error)] * len(appends)
-            # Too large, empty, no entry or not allowed: nothing was appended.
-            one = self._extension.submit_one
-            return [_settled(partial(one, self._pchannel, values, self._door)) for values in appends]
-        except Exception as error:
-            return [failure_to_bytes(error)] * len(appends)
-
-    def _read_ahead(self) -> None:
-        try:
-            while (request := _next(self._reader)) is not None:
-                size = request[0].nbytes
-                with self._changed:
-                    while self._bytes > INBOX_BYTES and not self._ended:
-                        self._changed.wait(1.0)
-                    self._inbox.append(request)
-                    self._bytes += size
-                    self._changed.notify_all()
-        except MillraceError as error:
-            self._fault = error
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
-
-    def _take(self) -> list[tuple[pa.LargeBinaryArray, float]]:
-        """What has arrived, up to MERGE_BYTES but at least one append; empty at the stream's end."""
-        with self._changed:
-            while not self._inbox and not self._ended:
-                self._changed.wait(1.0)
-            taken: list[tuple[pa.LargeBinaryArray, float]] = []
-            size = 0
-            while self._inbox and (not taken or size + self._inbox[0][0].nbytes <= MERGE_BYTES):
-                taken.append(self._inbox.popleft())
-                size += taken[-1][0].nbytes
-            self._bytes -= size
-            self._changed.notify_all()
-            return taken
-
-    def _answer(self) -> None:
-        gone = False
-        while (item := self._answers.get()) is not None:
-            if gone:
-                continue  # the client went away: what it has no answer for is ambiguous to it, as it should be
-            try:
-                _write(self._writer, *item)
-            except (flight.FlightError, pa.ArrowException, OSError):
-                gone = True
-
-
-def append_extension(service: LogService, folder: Path) -> AppendExtension:
-    """The extension of a log server's process: follows from the newest state that the ``wal`` table has."""
+def append_extension(
+    service: LogService, folder: Path, *, placing: Callable[[Settings], Placing] | None = None
+) -> AppendExtension:
+    """The extension of a log server's process: follows from the newest state that the ``wal`` table has. `placing` makes what
+    says where appends go, in a cluster whose nodes take them."""
     settings = replace(Settings.load(), data_dir=folder.absolute().parent)
     wal = settings.wal_uri
     # The chain works in many short steps; with the default of 5 ms a thread that waits for an answer would get its turn late.
@@ -406,6 +329,7 @@ def append_extension(service: LogService, folder: Path) -> AppendExtension:
         reads=Reads(settings, catalog, host, service),
         histories=Histories(settings, catalog, host),
         groups=Groups(settings.data_dir, partial(pchannel_names, settings.data_dir)),
+        placing=None if placing is None else placing(settings),
     )
 
 
@@ -439,48 +363,11 @@ def _pchannel(request: dict[str, Any], key: str = "pchannel") -> str:
     return value
 
 
-def _next(reader: flight.MetadataRecordBatchReader) -> tuple[pa.LargeBinaryArray, float] | None:
-    """The next append of a stream and its seconds to wait; None at its end. Raises InvalidArgument."""
-    try:
-        chunk = reader.read_chunk()
-    except (StopIteration, flight.FlightError, pa.ArrowException, OSError):
-        return None  # ended, or the client went away
-    timeout = DEFAULT_DEADLINE if chunk.app_metadata is None else _timeout(chunk.app_metadata.to_pybytes())
-    batch = chunk.data
-    values = batch.column(0) if batch is not None and sound(batch) and batch.num_columns else None
-    if not isinstance(values, pa.LargeBinaryArray):
-        values = pa.array([], pa.large_binary())  # refused like an append of no entries, which it is
-    return values, timeout
-
-
-def _timeout(metadata: bytes) -> float:
-    seconds: float = TIMEOUT.unpack(metadata)[0] if len(metadata) == TIMEOUT.size else -1.0
-    if not 0 <= seconds <= MAX_OUTCOME_WAIT:
-        raise InvalidArgument(
-            f"the metadata of an append is its seconds to wait, 0 to {MAX_OUTCOME_WAIT:g}, as a little-endian double of "
-            f"{TIMEOUT.size} bytes; these are {len(metadata)} bytes"
-        )
-    return seconds
-
-
-def _settled(submit: Callable[[], PendingOutcome]) -> PendingOutcome | bytes:
-    """What `submit` gives, or its failure for the wire."""
-    try:
-        return submit()
-    except Exception as error:
-        return failure_to_bytes(error)
-
-
-def _write(writer: flight.MetadataRecordBatchWriter, answer: PendingOutcome | bytes, timeout: float) -> None:
-    if not isinstance(answer, bytes):
-        try:
-            rows = answer.outcome(timeout=timeout).rows
-        except Exception as error:
-            answer = failure_to_bytes(error)
-        else:
-            writer.write_batch(rows)
-            return
-    writer.write_metadata(pa.py_buffer(answer))
+def _version(request: dict[str, Any]) -> int:
+    value = request.get("after", -1)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument("'after' of the request is a version, a whole number")
+    return value
 
 
 def _rows(batches: Sequence[pa.RecordBatch], last: dict[str, Any]) -> flight.GeneratorStream:

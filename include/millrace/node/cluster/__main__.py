@@ -8,6 +8,8 @@ as well where MILLRACE_NODE names it (jobs/streaming_node.py).
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import threading
 from contextlib import suppress
@@ -79,4 +81,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Clients may hold streams of appends open, whose threads would keep the interpreter; nothing is left to wait for.
+    os._exit(code)

@@ -12,19 +12,42 @@ from typing import Any, Final
 
 from millrace.base.closing import Closing
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidSettings
+from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.file_lock import held
 from millrace.base.settings import Settings
 from millrace.coord.clock import Clock, SystemClock
 from millrace.coord.hosting import Hosting
 from millrace.coord.opening import open_store
 from millrace.coord.orders import ASSIGN, STATUS
-from millrace.coord.session import INGEST, NodeInfo, Session
+from millrace.coord.session import APPEND, INGEST, NodeInfo, Session, moving_roles
+from millrace.node.cluster.appends import AppendServer
 from millrace.node.cluster.owned import Owned
 from millrace.node.cluster.server import NodeServer, order_of
 from millrace.node.range.owning import assigned_path
 
 _log: Final = logging.getLogger(__name__)
+
+
+class _Roles:
+    """The protocol Opener: to each role what hosts it."""
+
+    def __init__(self, owned: Owned, appends: AppendServer | None) -> None:
+        self._owned = owned
+        self._appends = appends
+
+    def open(self, pchannel: str, role: str, term: int, session: str) -> None:
+        if role == INGEST:
+            self._owned.open(pchannel, role, term, session)
+        elif self._appends is not None:
+            self._appends.open(pchannel, session)
+        else:
+            raise InvalidArgument(f"this node has no role {role!r}")
+
+    def close(self, pchannel: str, role: str, term: int) -> None:
+        if role == INGEST:
+            self._owned.close(pchannel, role, term)
+        elif self._appends is not None:
+            self._appends.let_go(pchannel)
 
 
 class Member(Closing):
@@ -46,10 +69,16 @@ class Member(Closing):
             store = opened.enter_context(open_store(settings, clock))
             server = NodeServer(settings, self._act)
             opened.callback(server.shutdown)
-            info = NodeInfo(settings.node, server.address, (INGEST,))
+            roles = moving_roles(settings.log)
+            appends: AppendServer | None = None
+            if APPEND in roles:
+                appends = AppendServer(settings, held=self._holds, drain_seconds=seconds / 4)
+                opened.callback(appends.close)
+            serves = "" if appends is None else appends.address
+            info = NodeInfo(settings.node, server.address, roles, serves)
             self.session = Session(store, clock, info, on_end=self._ended, seconds=seconds)
             self.owned = Owned(assigned_path(settings), held=self.session.held, drain_seconds=seconds / 4)
-            self.hosting = Hosting(self.session, self.owned)
+            self.hosting = Hosting(self.session, _Roles(self.owned, appends))
             self._keeping = threading.Thread(target=self._keep, name="session", daemon=True)
             self._opened = opened.pop_all()
         self._address = server.address
@@ -62,6 +91,9 @@ class Member(Closing):
     def _keep(self) -> None:
         while not self._stop.wait(self.session.step()):
             pass
+
+    def _holds(self, session: str) -> bool:
+        return self.session.held(session)
 
     def _ended(self) -> None:
         if not self._stop.is_set():

@@ -78,6 +78,10 @@ class Owned:
                 self._committing.subtract(mine)
                 self._changed.notify_all()
 
+    def holds(self, channel: str, /) -> bool:
+        with self._changed:
+            return self._may(channel)
+
     def _may(self, pchannel: str) -> bool:
         session = self._open.get(pchannel)
         return session is not None and self._held(session)

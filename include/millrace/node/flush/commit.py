@@ -19,7 +19,7 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
 from millrace.node.flush.flusher import DELETES, ROWS, FlushReport, TablePart
-from millrace.node.range.definition import CommitResult
+from millrace.node.range.definition import CommitResult, Holds, always
 from millrace.storage.commit import AppMove, Part, commit_fenced
 from millrace.storage.files import drop_files
 from millrace.storage.store import store_at
@@ -42,10 +42,18 @@ class FlushCommitter:
     """
 
     def __init__(
-        self, settings: Settings, *, metrics: Metrics | None = None, seam: Callable[[str], None] = hit
+        self,
+        settings: Settings,
+        *,
+        metrics: Metrics | None = None,
+        holds: Holds = always,
+        seam: Callable[[str], None] = hit,
     ) -> None:
+        """`holds`: whether something of a PChannel may be committed this moment; asked before each of a flush's commits. What may
+        not any more counts as fenced, and its next owner goes on behind what is in the tables."""
         self._settings = settings
         self._metrics = metrics
+        self._holds = holds
         self._seam = seam
         self._handles: dict[str, Table] = {}
         self._known: dict[int, set[pa.Field]] = {}
@@ -124,6 +132,12 @@ class FlushCommitter:
         fenced: list[FlushReport],
     ) -> list[FlushReport]:
         """Commit the parts of one table together; the reports that go on. Those that are fenced leave nothing more."""
+        lost = [report for report, _ in parts if not self._holds(report.channel)]
+        for report in lost:
+            self._drop(report, None)
+        fenced.extend(lost)
+        reports = [report for report in reports if report not in lost]
+        parts = [(report, part) for report, part in parts if report not in lost]
         if not parts:
             return reports
         started = time.perf_counter()

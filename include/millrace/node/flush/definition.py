@@ -13,7 +13,7 @@ from millrace.node.flush.commit import FlushCommitter
 from millrace.node.flush.flushed import FlushedSegments
 from millrace.node.flush.flusher import FlushPlan, FlushReport, run_flush
 from millrace.node.flush.planner import FlushPlanner
-from millrace.node.range.definition import Definition
+from millrace.node.range.definition import Definition, Holds, always
 from millrace.tables.wal.reader import MAX_TICK
 
 RANGE_FACTOR: Final = 4
@@ -42,8 +42,8 @@ class Flush(Definition[FlushPlan, FlushReport]):
     def run(self, plan: FlushPlan) -> FlushReport:
         return run_flush(self.settings, plan)
 
-    def committer(self, metrics: Metrics | None) -> FlushCommitter:
-        return FlushCommitter(self.settings, metrics=metrics)
+    def committer(self, metrics: Metrics | None, *, holds: Holds = always) -> FlushCommitter:
+        return FlushCommitter(self.settings, metrics=metrics, holds=holds)
 
     def watch(self) -> Callable[[Sequence[FlushReport]], None]:
         return FlushedSegments(self.settings).note

@@ -16,7 +16,7 @@ from millrace.node.ingest.committer import Committer
 from millrace.node.ingest.connection import Connection, worker_connection
 from millrace.node.ingest.planner import LogPlanner
 from millrace.node.ingest.ranges import RangePlan, RangeReport, run_range
-from millrace.node.range.definition import Definition
+from millrace.node.range.definition import Definition, Holds, always
 from millrace.node.range.failure import Failure
 from millrace.node.range.owning import read_assigned
 from millrace.rpc.launch import launch_of
@@ -77,7 +77,8 @@ class Ingest(Definition[RangePlan, RangeReport]):
         finally:
             log.close()
 
-    def committer(self, metrics: Metrics | None) -> Committer:
+    def committer(self, metrics: Metrics | None, *, holds: Holds = always) -> Committer:
+        """There is one commit a micro-batch, before which its caller has asked."""
         assigned = self.assigned
         return Committer(
             self.table or WalTable.create(self.settings.wal_uri),

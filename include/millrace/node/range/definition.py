@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from millrace.base.errors import MillraceError
 from millrace.base.metrics import Metrics
@@ -124,6 +124,14 @@ class Committer(Protocol[R]):
         """Commit every report that still follows what the tables hold; at most one of each channel."""
 
 
+Holds: TypeAlias = Callable[[str], bool]
+
+
+def always(channel: str) -> bool:
+    """One node has all channels."""
+    return True
+
+
 class Definition(ABC, Generic[P, R]):
     """One user of the loop. It pickles: the driver, its planner and each task have a copy, in processes of their own."""
 
@@ -163,8 +171,9 @@ class Definition(ABC, Generic[P, R]):
         """In a task. What it raises is the range's :class:`Failed`; no file that it wrote may be named anywhere then."""
 
     @abstractmethod
-    def committer(self, metrics: Metrics | None) -> Committer[R]:
-        """In the driver."""
+    def committer(self, metrics: Metrics | None, *, holds: Holds = always) -> Committer[R]:
+        """In the driver. `holds`: whether something of a channel may be committed this moment; who commits several times in one
+        go asks before each."""
 
     def watch(self) -> Callable[[Sequence[R]], None]:
         """In the driver of a supervised query: what is told of the reports that were committed."""

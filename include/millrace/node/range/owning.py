@@ -25,7 +25,11 @@ class Owning(Protocol):
         ...
 
     def committing(self, channels: AbstractSet[str], /) -> AbstractContextManager[AbstractSet[str]]:
-        """Around a commit: those of `channels` of which something may be committed now. None of them is given up meanwhile."""
+        """Around a commit: those of `channels` of which something may be committed now. Who gives one up waits for its end."""
+        ...
+
+    def holds(self, channel: str, /) -> bool:
+        """Whether something of the channel may be committed this moment: for who commits several times in one go."""
         ...
 
 
@@ -37,6 +41,9 @@ class Everything:
 
     def committing(self, channels: AbstractSet[str], /) -> AbstractContextManager[AbstractSet[str]]:
         return nullcontext(channels)
+
+    def holds(self, channel: str, /) -> bool:
+        return True
 
 
 def assigned_path(settings: Settings) -> Path:

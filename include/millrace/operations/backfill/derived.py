@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from millrace.catalog.collection import Collection
+    from millrace.streams.declare.declaration import Stream
 
 DATE: Final = "date"
 """The partition column that every derived table gets: the UTC day of its bucket."""
@@ -81,6 +82,33 @@ class DerivedTable:
                 f"{self.name}: the event time {name!r} is no timestamp or date of {collection.name!r}"
             )
         return F.col(f"`{name}`").cast("timestamp")
+
+
+def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "hour") -> DerivedTable:
+    """A declared stream as a table that is rebuilt in slices: its source, its transform, its watermark's column as the event time.
+
+    What is declared once runs as a stream and as a batch, and both have equal rows. Raises InvalidArgument for a stream without a transform.
+    """
+    if stream.transform is None:
+        raise InvalidArgument(f"the stream {stream.name!r} has no transform: a derived table is made by a function")
+    mark = stream.source.watermark
+
+    def build(rows: DataFrame) -> DataFrame:
+        from millrace.streams.declare.declaration import function_of
+
+        found: DataFrame = function_of(stream.transform)(rows)
+        return found
+
+    return DerivedTable(
+        name=stream.name,
+        source=stream.source.collection,
+        build=build,
+        bucket=bucket,
+        grain=grain,
+        event_time=None if mark is None else mark.column,
+        version=stream.version,
+        words=stream.words,
+    )
 
 
 def derived_tables(settings: Settings) -> dict[str, DerivedTable]:

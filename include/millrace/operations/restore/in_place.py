@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.base.errors import CollectionNotFound
 from millrace.base.failpoint import hit
 from millrace.catalog.collection import Collection
 from millrace.client.client import Client
 from millrace.client.produce.rows import conform, split_rows
-from millrace.message.schema import FieldSpec
+from millrace.message.schema import CollectionSchema
+from millrace.message.stored_columns import in_schema
 from millrace.operations.backfill.importing import append_imports
 from millrace.operations.backfill.staged import Manifest, StagingFolder, staged_folder
 from millrace.operations.restore.declaration import RestoreParams
@@ -68,12 +69,6 @@ def replace(
     """
     if collection.state != "active":
         raise CollectionNotFound(f"{params.collection} was dropped: restore it into a new collection")
-    changed = sorted({each.name for each in plan.schema.fields} - {each.name for each in _same(plan, collection)})
-    if changed:
-        raise InvalidArgument(
-            f"fields of {params.collection} were renamed, dropped or widened since tick {plan.tick} ({', '.join(changed)}): restore"
-            " it into a new collection"
-        )
     settings, name = client.settings, record_name(collection)
     record: dict[str, Any] = {
         "collection": collection.name,
@@ -90,18 +85,16 @@ def replace(
     hit("restore.recorded")
     manifest = Manifest.read(staged_folder(settings, record["import_id"]))
     if manifest is None:
-        manifest = _stage(client, collection, record["import_id"], parts)
+        manifest = _stage(client, collection, record["import_id"], plan.schema, parts)
     done = append_imports(client, manifest, replace=True, everywhere=collection.vchannels, progress=progress)
     return Replaced(manifest.import_id, {each.vchannel: each.time_tick for each in done})
 
 
-def _same(plan: ReadPlan, collection: Collection) -> list[FieldSpec]:
-    """The fields at the plan's tick that the collection still has, of the same type and in the same columns."""
-    return [
-        each
-        for each in plan.schema.fields
-        if (each.name, each.type, each.stored) in {(now.name, now.type, now.stored) for now in collection.schema.fields}
-    ]
+def shared(then: CollectionSchema, now: CollectionSchema) -> list[tuple[str, str]]:
+    """The fields that rows of one schema and of a later one have alike, of the same type: their names then and now."""
+    known = {field.stored[0].name: field for field in now.fields}
+    pairs = [(field, known.get(field.stored[0].name)) for field in then.fields]
+    return [(old.name, new.name) for old, new in pairs if new is not None and new.type == old.type]
 
 
 def finish(client: Client, collection: Collection, replaced: Replaced) -> None:
@@ -111,7 +104,10 @@ def finish(client: Client, collection: Collection, replaced: Replaced) -> None:
     write_record(client.settings, name, {**record, "state": DONE, "ticks": replaced.ticks})
 
 
-def _stage(client: Client, collection: Collection, import_id: str, parts: Iterable[pa.Table]) -> Manifest:
+def _stage(
+    client: Client, collection: Collection, import_id: str, then: CollectionSchema, parts: Iterable[pa.Table]
+) -> Manifest:
+    """Stage rows of the schema of `then` as the collection has them now: renamed, without what was dropped, in wider types."""
     target = StagingFolder(client.settings, import_id, collection, slice_bytes=None)
     try:
         for part in parts:
@@ -120,8 +116,8 @@ def _stage(client: Client, collection: Collection, import_id: str, parts: Iterab
                     client.catalog.create_partition(collection.name, name, restored=True)
                     collection = client.collection(collection.name)
                 chosen = part.filter(pc.equal(part["_partition"], name))
-                fields = [each for each in collection.schema.arrow().names if each in chosen.column_names]
-                rows = conform(chosen.select(fields), collection)
+                now = in_schema(chosen.select(then.arrow().names), then, collection.schema)
+                rows = conform(now, collection, ruled=False)
                 for vchannel, partition, batch in split_rows(rows, collection, name, None):
                     target.add(vchannel, partition, batch)
         return target.publish({})

@@ -28,6 +28,7 @@ from millrace.operations.restore import in_place
 from millrace.operations.restore.declaration import RestoreParams
 from millrace.operations.restore.records import DONE, LOADING, RestoreState, read_record, write_record
 from millrace.operations.restore.rows import SMALL_BYTES, Digest, Reader, Rows, Sessions, reader_for
+from millrace.operations.restore.rules import loadable
 from millrace.runtime.progress import Progress
 from millrace.tables.read.freshness import confirm
 from millrace.tables.read.plan import ReadPlan, plan_read
@@ -83,9 +84,11 @@ def run(
             if params.in_place and not params.dry_run:
                 replaced = in_place.known(client, source, params)
                 if replaced is None:
+                    alike = in_place.shared(plan.schema, source.schema)
+                    then = rows.digest([old for old, _ in alike])
                     replaced = in_place.replace(client, source, params, plan, parts, progress)
                     progress.say("comparing")
-                    _compare_in_place(read, client, source, plan, replaced, wanted)
+                    _compare_in_place(read, client, source, plan, replaced, then, [new for _, new in alike])
                     in_place.finish(client, source, replaced)
             elif not params.dry_run:
                 made = _load(settings, client, params, plan, parts)
@@ -124,6 +127,7 @@ def _compare_in_place(
     plan: ReadPlan,
     replaced: in_place.Replaced,
     wanted: Digest,
+    names: list[str],
 ) -> None:
     """What each VChannel holds at the tick of its Import must be what was restored, whoever writes behind it."""
     settings = client.settings
@@ -131,7 +135,7 @@ def _compare_in_place(
     found = Digest(0, 0, 0)
     for vchannel, tick in sorted(replaced.ticks.items()):
         rows = read(collection.id, at=tick, confirmed=reached)
-        found = found.plus(rows.on(vchannel).digest(plan.schema.arrow().names))
+        found = found.plus(rows.on(vchannel).digest(names))
         rows.release()
     if str(found) != str(wanted):
         raise Malformed(
@@ -186,9 +190,10 @@ def _load(
     hit("restore.recorded")
     channels = plan.vchannels.values()
     names = sorted({name for info in channels for number, name in info.partitions.items() if _stands(plan, number)})
+    schema, later = loadable(plan)
     made = client.catalog.create_collection(
         params.into,
-        plan.schema,
+        schema,
         partitions=names or ["_default"],
         vchannels=len(next(iter(channels)).vchannels),
         restored=True,
@@ -199,7 +204,9 @@ def _load(
             chosen = part.filter(pc.equal(part["_partition"], name))
             producer.insert(made, chosen.drop_columns(["_partition"]), partition=name)
             hit("restore.inserted")
-    return made
+    if later:
+        client.catalog.alter(made.name, later)
+    return client.collection(made.name)
 
 
 def _stands(plan: ReadPlan, number: int) -> bool:

@@ -70,13 +70,30 @@ def collection_rows(
         info = catalog.vchannels[part["vchannel"][0].as_py()]
         schema = info.schemas[int(version[places[0]]) - 1][1]
         kind_here = part["type"][0].as_py()
-        for piece in pieces(part, DECODE_BYTES):
-            wholly = kind_here in _ROWS
-            rows = _decode(piece, schema, catalog, rows=wholly, keys_alone=deletes is True or not wholly)
+        wholly = kind_here in _ROWS
+        keys_alone = deletes is True or not wholly
+        for newest, piece in _as_of(part, catalog, schema, keys_alone=keys_alone):
+            rows = _decode(piece, schema, catalog, rows=wholly, keys_alone=keys_alone, newest=newest)
             if deletes is not False and kind_here in _DELETES:
                 yield CollectionRows(collection_id, True, schema, _keys(rows, schema) if wholly else rows)
             if deletes is not True and wholly:
                 yield CollectionRows(collection_id, False, schema, rows)
+
+
+def _as_of(
+    part: pa.Table, catalog: Catalog, schema: CollectionSchema, *, keys_alone: bool
+) -> Iterator[tuple[CollectionSchema | None, pa.Table]]:
+    """`part` in pieces, each with the later schema that says values for fields which `schema` lacks, where there is one at its place."""
+    if keys_alone or catalog.vchannels[part["vchannel"][0].as_py()].newest_schema == schema:
+        yield from ((None, piece) for piece in pieces(part, DECODE_BYTES))
+        return
+    from millrace.message.expression.rows import lacking
+
+    names = part["vchannel"].cast(pa.utf8())
+    for name in pc.unique(names).to_pylist():  # a change may have come to some of them alone
+        mine = part.filter(pc.equal(names, name))
+        newest = catalog.vchannels[name].schema_at(mine[VISIBLE_TICK][0].as_py())
+        yield from ((newest if lacking(schema, newest) else None, piece) for piece in pieces(mine, DECODE_BYTES))
 
 
 def imported_rows(row: dict[str, Any], catalog: Catalog, imports: Imports) -> Iterator[CollectionRows]:
@@ -84,6 +101,7 @@ def imported_rows(row: dict[str, Any], catalog: Catalog, imports: Imports) -> It
     body, info = parse_body(MessageType.IMPORT, row["payload"]), catalog.vchannels[row["vchannel"]]
     schema = info.schemas[row["schema_version"] - 1][1]
     segments = import_segments(row["segment_id"], body)
+    newest = info.schema_at(row[VISIBLE_TICK])
     target = file_schema(schema)
     named = Import(row["vchannel"], row["time_tick"], body["files"], schema, info.vchannels)
     for partition_id, rows in imports.rows(named):
@@ -96,8 +114,23 @@ def imported_rows(row: dict[str, Any], catalog: Catalog, imports: Imports) -> It
             "_write_tick": row["time_tick"],
         }
         places = [pa.repeat(pa.scalar(placed[each.name], each.type), rows.num_rows) for each in ROW_COLUMNS]
-        columns = [*rows.columns, *places]
-        yield CollectionRows(row["collection_id"], False, schema, pa.Table.from_arrays(columns, schema=target))
+        found = pa.Table.from_arrays([*rows.columns, *places], schema=target)
+        if newest is not schema:
+            found = _filled(found, rows, schema, newest, row["physical_ms"] * 1_000)
+        yield CollectionRows(row["collection_id"], False, schema, found)
+
+
+def _filled(
+    found: pa.Table, rows: pa.RecordBatch, schema: CollectionSchema, newest: CollectionSchema, now: Any
+) -> pa.Table:
+    """`found` with columns for the fields that `newest` has values for and `schema` lacks, of which `rows` are the fields."""
+    from millrace.message.expression.rows import lacking, values_for
+
+    fields = lacking(schema, newest)
+    for field, column in zip(fields, values_for(rows, schema, newest, now, fields), strict=True):
+        spec = pa.field(field.stored[-1].name, column.type)
+        found = found.add_column(found.num_columns - len(ROW_COLUMNS), spec, column)
+    return found
 
 
 def by_date(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -154,8 +187,19 @@ def pieces(part: pa.Table, max_bytes: int) -> Iterator[pa.Table]:
         start = stop
 
 
-def _decode(part: pa.Table, schema: CollectionSchema, catalog: Catalog, *, rows: bool, keys_alone: bool) -> pa.Table:
-    """What messages of whole rows (`rows`) or of keys hold, with what places it: rows, or the keys alone."""
+def _decode(
+    part: pa.Table,
+    schema: CollectionSchema,
+    catalog: Catalog,
+    *,
+    rows: bool,
+    keys_alone: bool,
+    newest: CollectionSchema | None,
+) -> pa.Table:
+    """What messages of whole rows (`rows`) or of keys hold, with what places it: rows, or the keys alone.
+
+    With `newest` the fields that it has values for, and these rows lack, have them.
+    """
     payloads = part["payload"].combine_chunks()
     if isinstance(payloads, pa.ChunkedArray):
         payloads = payloads.chunk(0)
@@ -191,7 +235,10 @@ def _decode(part: pa.Table, schema: CollectionSchema, catalog: Catalog, *, rows:
     target = delete_file_schema(schema) if keys_alone else file_schema(schema)
     fields = schema.key_arrow().names if keys_alone else schema.arrow().names
     places = [placed[name] for name in target.names[len(fields) :]]
-    return pa.Table.from_arrays([*(decoded.rows.column(name) for name in fields), *places], schema=target)
+    found = pa.Table.from_arrays([*(decoded.rows.column(name) for name in fields), *places], schema=target)
+    if newest is None:
+        return found
+    return _filled(found, decoded.rows, schema, newest, spread("physical_ms") * 1_000)
 
 
 def _keys(rows: pa.Table, schema: CollectionSchema) -> pa.Table:

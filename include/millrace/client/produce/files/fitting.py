@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -63,10 +65,19 @@ def shown(value: object, quote: bool) -> str:
     return "that is in the file" if not quote else text if len(text) <= 60 else text[:57] + "..."
 
 
+RowRules = Callable[[pa.Table], tuple[pa.Table, dict[int, str]]]
+"""Rows -> the same with what their schema fills, and by place why a row breaks its rules."""
+
+
 def fit(
-    raw: Raw, fields: Sequence[FieldSpec], convert: Converter, allowed: tuple[str, list[str]] | None, quote: bool
+    raw: Raw,
+    fields: Sequence[FieldSpec],
+    convert: Converter,
+    allowed: tuple[str, list[str]] | None,
+    quote: bool,
+    rules: RowRules | None = None,
 ) -> Batch:
-    """The columns of `fields`, with their types; rows with a value that does not fit are bad ones."""
+    """The columns of `fields`, with their types; rows with a value that does not fit, or that break `rules`, are bad ones."""
     wanted = pa.schema([field.arrow() for field in fields])
     lines, bad = raw.lines, raw.bad
     wrong: dict[int, BadRow] = {}
@@ -93,6 +104,10 @@ def fit(
         for place in np.flatnonzero(outside.to_numpy()).tolist():
             value = table[name][place].as_py()
             blame(place, name, f"there is no partition {shown(value, quote)}", str(value) if quote else None)
+    if rules is not None:
+        table, broken = rules(table)
+        for place, why in broken.items():
+            wrong.setdefault(place, BadRow(int(lines[place]), why))
     if wrong:
         bad = sorted([*bad, *wrong.values()], key=lambda each: each.line)
         keep = np.ones(len(lines), dtype=bool)
@@ -132,6 +147,13 @@ _JSON_TAKES: Final[dict[str, frozenset[type]]] = {
 def from_json(values: list[Any], target: FieldType) -> pa.Array:
     """JSON's values: strictly of the type that JSON has for `target`. Raises what values.REFUSALS names."""
     return build(values, target, _json_leaf, _json_key)
+
+
+def json_value(value: Any) -> Any:
+    """A Python value as JSON has it for :func:`from_json`."""
+    if isinstance(value, date):  # a datetime is one, too
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value
 
 
 def _json_key(values: list[Any], target: FieldType) -> pa.Array:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, InvalidSettings
-from millrace.client.produce.files.fitting import Batch, Converter, Raw, fit, from_json
+from millrace.client.produce.files.fitting import Batch, Converter, Raw, RowRules, fit, from_json, json_value
 from millrace.client.produce.files.kinds import CsvForm, InputFormat, unpacked
 from millrace.client.produce.files.text_rows import (
     begins_array,
@@ -54,6 +54,16 @@ def read_batches(
     """
     generated = schema.generated_key and not keys_only
     fields = schema.key_fields if keys_only else schema.fields
+    ruled = not keys_only and (schema.fills or schema.judges)
+    absent: dict[str, Any] = {}
+    if ruled:
+        from millrace.client.produce.ruled import default_value
+
+        absent = {field.name: default_value(field) for field in fields if field.default is not None}
+        fields = tuple(
+            replace(field, nullable=field.nullable or field.default is not None or field.computed is not None)
+            for field in fields
+        )
     if generated:  # a row that has none gets one behind this
         fields = tuple(replace(field, nullable=field.nullable or field in schema.key_fields) for field in fields)
     wanted = pa.schema([field.arrow() for field in fields])
@@ -67,21 +77,32 @@ def read_batches(
                     convert = partial(from_cells, form=chosen)
                 case InputFormat.JSONL | InputFormat.JSON:
                     array = kind is InputFormat.JSON and begins_array(plain)
-                    raws = (json_array if array else json_lines)(plain, wanted, batch_rows, keys_only, quote)
+                    texts = {name: json_value(value) for name, value in absent.items()}
+                    raws = (json_array if array else json_lines)(plain, wanted, batch_rows, keys_only, quote, texts)
                     convert = from_json
                 case InputFormat.PARQUET:
                     raws = _parquet(plain, wanted, batch_rows, keys_only, quote)
                 case InputFormat.ARROW:
                     raws = _arrow(plain, wanted, batch_rows, keys_only, quote)
                 case InputFormat.AVRO:
-                    raws, convert = _avro(plain, wanted, batch_rows, keys_only, quote), from_python
+                    raws, convert = _avro(plain, wanted, batch_rows, keys_only, quote, absent), from_python
             for raw in raws:
-                found = fit(raw, fields, convert, allowed, quote)
-                yield (
-                    found if not generated else replace(found, rows=with_keys(found.rows, schema).cast(schema.arrow()))
-                )
+                found = fit(raw, fields, convert, allowed, quote, _rules(raw, schema) if ruled else None)
+                if generated and not ruled:
+                    found = replace(found, rows=with_keys(found.rows, schema))
+                yield found if not (generated or ruled) else replace(found, rows=found.rows.cast(schema.arrow()))
     except (EOFError, OSError, pa.ArrowException) as error:
         raise InvalidArgument(f"the file does not read{f': {error}' if quote else ''}") from None
+
+
+def _rules(raw: Raw, schema: CollectionSchema) -> RowRules:
+    """What a file's rows are filled with and judged by; a column is absent that stands for one which the file does not have."""
+    from millrace.client.produce.ruled import file_rows
+
+    absent = {
+        name for name, values in raw.columns.items() if isinstance(values, pa.Array) and pa.types.is_null(values.type)
+    }
+    return lambda table: file_rows(with_keys(table, schema), schema, absent)
 
 
 def _seekable(source: BinaryIO) -> BinaryIO:
@@ -129,7 +150,9 @@ def _columns(batches: Iterable[pa.RecordBatch], wanted: pa.Schema) -> Iterator[R
         first += batch.num_rows
 
 
-def _avro(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[Raw]:
+def _avro(
+    source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool, absent: dict[str, Any]
+) -> Iterator[Raw]:
     try:
         fastavro: Any = importlib.import_module("fastavro")
     except ImportError:
@@ -144,14 +167,13 @@ def _avro(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool,
         for record in reader:
             held.append(record)
             if len(held) == batch_rows:
-                yield _records(held, wanted, first)
+                yield _records(held, wanted, first, absent)
                 first, held = first + len(held), []
-        yield _records(held, wanted, first)
+        yield _records(held, wanted, first, absent)
     except (ValueError, EOFError, IndexError, KeyError, TypeError) as error:
         raise InvalidArgument(f"the Avro file cannot be read{f': {error}' if quote else ''}") from None
 
 
-def _records(rows: list[dict[str, Any]], wanted: pa.Schema, first: int) -> Raw:
-    return Raw(
-        np.arange(first, first + len(rows)), {name: [row.get(name) for row in rows] for name in wanted.names}, []
-    )
+def _records(rows: list[dict[str, Any]], wanted: pa.Schema, first: int, absent: dict[str, Any]) -> Raw:
+    columns: dict[str, Any] = {name: [row.get(name, absent.get(name)) for row in rows] for name in wanted.names}
+    return Raw(np.arange(first, first + len(rows)), columns, [])

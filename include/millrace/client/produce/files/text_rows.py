@@ -10,7 +10,7 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, BinaryIO, Final, Literal
 
@@ -49,8 +49,10 @@ def _text(line: bytes, *, first: bool) -> str:
         raise ValueError(f"byte {error.start + 1} is no UTF-8") from None
 
 
-def json_lines(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[Raw]:
-    """An object a line."""
+def json_lines(
+    source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool, absent: Mapping[str, Any]
+) -> Iterator[Raw]:
+    """An object a line; `absent` are values of names that one does not have."""
     names = frozenset(wanted.names)
     numbered = enumerate(source, 1)
     while taken := list(itertools.islice(numbered, batch_rows)):
@@ -61,10 +63,12 @@ def json_lines(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: 
                     found.append((number, json_object(_text(line, first=number == 1))))
                 except ValueError as error:
                     found.append((number, error))
-        yield _objects(found, wanted, names, keys_only, quote)
+        yield _objects(found, wanted, names, keys_only, quote, absent)
 
 
-def json_array(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[Raw]:
+def json_array(
+    source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool, absent: Mapping[str, Any]
+) -> Iterator[Raw]:
     """The objects of one array, one by one, each with the line it begins on: in memory are a batch and one MiB of text.
 
     Raises InvalidArgument where the text is no JSON: what comes behind that cannot be told from what came before.
@@ -76,7 +80,7 @@ def json_array(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: 
             (line, value if isinstance(value, dict) else ValueError(f"it is no object but {type(value).__name__}"))
             for line, value in taken
         ]
-        yield _objects(found, wanted, names, keys_only, quote)
+        yield _objects(found, wanted, names, keys_only, quote, absent)
 
 
 def begins_array(source: BinaryIO) -> bool:
@@ -142,6 +146,7 @@ def _objects(
     names: frozenset[str],
     keys_only: bool,
     quote: bool,
+    absent: Mapping[str, Any],
 ) -> Raw:
     lines: list[int] = []
     rows: list[dict[str, Any]] = []
@@ -155,7 +160,7 @@ def _objects(
         else:
             lines.append(number)
             rows.append(row)
-    return Raw(np.array(lines, np.int64), {name: [row.get(name) for row in rows] for name in wanted.names}, bad)
+    return Raw(np.array(lines, np.int64), {n: [row.get(n, absent.get(n)) for row in rows] for n in wanted.names}, bad)
 
 
 def csv_rows(
@@ -197,7 +202,7 @@ def csv_rows(
         columns: dict[str, Any] = {}
         for field in wanted:
             if field.name not in cells:
-                columns[field.name] = pa.nulls(len(rows), pa.utf8())
+                columns[field.name] = pa.nulls(len(rows))
             elif field.nullable:
                 columns[field.name] = [None if cell in nulls else cell for cell in cells[field.name]]
             else:
@@ -208,8 +213,8 @@ def csv_rows(
 
 def from_cells(values: Any, target: FieldType, form: CsvForm) -> pa.Array:
     """CSV's cells."""
-    if isinstance(values, pa.Array):
-        return from_text(values, target)
+    if isinstance(values, pa.Array):  # the file has no such column
+        return pa.nulls(len(values), target.arrow)
     if form.decimal == "," and target.kind in ("float32", "float64", "decimal"):
         values = [None if each is None else each.replace(".", "").replace(",", ".") for each in values]
     pattern = {"date": form.dates, "timestamp": form.timestamps, "timestamp_ntz": form.timestamps}.get(target.kind)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.keys import key_column, vchannel_index
-from millrace.message.payload.rows import decode_many
+from millrace.message.payload.rows import DecodedRows, decode_many
 from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import Change, apply_all
 from millrace.message.types import BRINGS_ROWS, DML, MessageType
@@ -120,7 +120,14 @@ class Shard:
         channel = state.vchannels[columns.vchannel_name(row)]
         schema = channel.schemas[int(columns.schema_version[row]) - 1]
         arrow = schema.arrow() if columns.type[row] in BRINGS_ROWS else schema.key_arrow()
-        decoded = decode_many(_select(columns.payloads, run.start + rows), arrow, columns=list(schema.key_names))
+        newest = channel.schemas[-1]
+        judged = newest.judges and columns.type[row] in BRINGS_ROWS
+        wanted = list(schema.key_names)
+        if judged:
+            from millrace.message.expression.rows import looked_at
+
+            wanted = list(dict.fromkeys([*wanted, *looked_at(schema, newest)]))
+        decoded = decode_many(_select(columns.payloads, run.start + rows), arrow, columns=wanted)
         for place, words in decoded.errors.items():
             run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
         claimed = run.view(columns.rows)[rows]
@@ -145,8 +152,32 @@ class Shard:
                     run.reject(
                         wrong, Reason.WRONG_VCHANNEL, "a primary key belongs to another VChannel of the collection"
                     )
+        if judged:
+            self._judge_rules(run, rows, decoded, schema, newest)
         if replaces:
             run.becomes(rows[run.reason[rows] == ACCEPTED], MessageType.UPSERT)
+
+    def _judge_rules(
+        self,
+        run: Run,
+        rows: npt.NDArray[np.intp],
+        decoded: DecodedRows,
+        schema: CollectionSchema,
+        newest: CollectionSchema,
+    ) -> None:
+        """Reject messages with a row that makes a check false, or that has another value than a computed field."""
+        from millrace.message.expression.rows import broken
+
+        owner = np.repeat(np.arange(len(rows)), decoded.counts)
+        now = run.view(run.columns.physical_ms)[rows][owner] * 1_000
+        first = np.cumsum(decoded.counts) - decoded.counts
+        for rule in broken(decoded.rows, schema, newest, now):
+            bad = np.flatnonzero(rule.rows)
+            mine, places, counts = np.unique(owner[bad], return_index=True, return_counts=True)
+            for message, place, count in zip(mine.tolist(), places.tolist(), counts.tolist(), strict=True):
+                if run.reason[rows[message]] == ACCEPTED:
+                    words = f"{rule.words} in {count} of its rows, the first is row {bad[place] - first[message]}"
+                    run.reject(int(rows[message]), Reason.CHECK_VIOLATED, words)
 
     def _judge_keys(self, run: Run, rows: npt.NDArray[np.intp], counts: npt.NDArray[Any], keys: pa.Array) -> None:
         """Reject upserts with a key twice: neither of its rows is the newer one."""
@@ -240,6 +271,9 @@ class Shard:
         newest = len(channel.schemas)
         if not 1 <= version <= newest:
             words = f"schema version {version} is not known; the newest is {newest}"
+            raise _Refused(Reason.SCHEMA_MISMATCH, words)
+        if channel.schemas[-1].judges and version != newest:
+            words = f"an Import has the newest schema, {newest}, where rows are judged: stage its files by that one"
             raise _Refused(Reason.SCHEMA_MISMATCH, words)
         if channel.schemas[version - 1].replaces and not body["replace"]:
             words = (

@@ -195,13 +195,15 @@ def _check_first_types(number: int, body: Any) -> None:
     if number == MessageType.CREATE_COLLECTION:
         fields = body["schema"].fields
         schema: CollectionSchema = body["schema"]
-        if schema.replaces:
+        if schema.replaces or schema.checks:
             raise Malformed("a schema is an object with fields, primary_key and, perhaps, event_time")
         if len(schema.key_names) > 1 or schema.key_fields[0].type not in FIRST_KEY_TYPES:
             raise Malformed("the primary key is one field of type int64 or string")
     elif number == MessageType.SCHEMA_CHANGE:
         fields = tuple(each.field for each in body["changes"] if isinstance(each, Add))
     for field in fields:
+        if field.default is not None or field.computed is not None:
+            raise Malformed("a field is an object with name, type and nullable")
         if field.type not in FIRST_TYPES:
             raise Malformed(f"field {field.name!r}: unknown type {field.type!r}; one of {', '.join(FIRST_TYPES)}")
 

@@ -13,14 +13,14 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
-from urllib.parse import unquote
+from typing import Any, Final, Self
 
 from millrace.base.errors import InvalidSettings
-from millrace.base.log_backends import EMBEDDED, check_setting, find_backend
-from millrace.base.settings_file import read_table
+from millrace.base.log_backends import EMBEDDED
+from millrace.base.settings.file import read_table
+from millrace.base.settings.value import SettingSpec, check, parse, setting
 
 PREFIX: Final = "MILLRACE_"
 
@@ -35,51 +35,26 @@ RESERVED: Final = frozenset(
         "MILLRACE_LOG_USERNAME",
         "MILLRACE_LOG_PASSWORD",
         "MILLRACE_LOG_TOKEN",
+        "MILLRACE_META_USERNAME",
+        "MILLRACE_META_PASSWORD",
+        "MILLRACE_PIPELINE_KEYS",
     }
 )
 """Not settings: the settings file to read, the checkout (airflow.cfg finds its folders by it), a launched job's folder, the
 installation that a process belongs to, and secrets, which no file and no listing has: the tokens that read the metrics and that
-reach the log, and what logs in to its brokers."""
+reach the log, what logs in to its brokers, and the keys that pipelines' secrets are encrypted with."""
 
 TEST_PREFIX: Final = "MILLRACE_TEST_"
 """Names that tests and the benchmark keep for themselves; never settings."""
 
-_UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_BYTES: Final = re.compile(r"(\d+)\s*([KMGT]iB|B)?", re.IGNORECASE)
-_TRUE: Final = frozenset({"1", "true", "yes", "on"})
-_FALSE: Final = frozenset({"0", "false", "no", "off"})
-_URLS: Final = frozenset({"log", "spark_master", "meta_store"})
-_SECRET: Final = re.compile(r"[?&][^=&]*(passw|secret|token|username|jaas|credential|key\.pem)", re.IGNORECASE)
 _TABLES: Final = re.compile(r"|(?:/|[a-z][a-z0-9+.-]*://).*[^/]")
 _SPARK_MASTER: Final = re.compile(r"|(spark|k8s)://\S+|yarn")
 _FOLDERS: Final = re.compile(r"|/[^:]*(:/[^:]*)*")
 _MEMORY: Final = re.compile(r"\d+[mg]")
-_META_STORE: Final = re.compile(r"|sqlite:////\S+")
+_META_STORE: Final = re.compile(
+    r"|sqlite:////\S+|mariadb://[^/@?\s]+/\w+|etcds?://[^/@?\s]+(/[\w./-]*)?(\?ca=/[^&\s]+)?", re.ASCII
+)
 _NODE: Final = re.compile(r"|[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-
-
-def _setting(
-    default: Any,
-    words: str,
-    *,
-    env: str | None = None,
-    low: float | None = None,
-    high: float | None = None,
-    pattern: re.Pattern[str] | None = None,
-    allowed: str | None = None,
-    is_bytes: bool = False,
-) -> Any:
-    """A field of Settings with what `Settings.load` checks and `describe` prints. `allowed` puts `pattern` in words."""
-    metadata = {
-        "words": words,
-        "env": env,
-        "low": low,
-        "high": high,
-        "pattern": pattern,
-        "allowed": allowed,
-        "bytes": is_bytes,
-    }
-    return field(default=default, metadata=metadata)
 
 
 def _user_folders(env: Mapping[str, str]) -> dict[str, Path]:
@@ -96,187 +71,190 @@ def _user_folders(env: Mapping[str, str]) -> dict[str, Path]:
 class Settings:
     """Every setting of Millrace. Sizes are bytes, times are seconds. Derived places are properties."""
 
-    data_dir: Path = _setting(None, "Where log, tables and checkpoints live.", env="MILLRACE_DATA")
-    tables: str = _setting(
+    data_dir: Path = setting(None, "Where log, tables and checkpoints live.", env="MILLRACE_DATA")
+    tables: str = setting(
         "",
         "Where the tables lie, if not in the data folder: a folder, or the URI of a store.",
         pattern=_TABLES,
         allowed="nothing, an absolute path or a URI, without a / at its end",
     )
-    cache_dir: Path = _setting(None, "What can be fetched again (Spark's jars).", env="MILLRACE_CACHE")
+    cache_dir: Path = setting(None, "What can be fetched again (Spark's jars).", env="MILLRACE_CACHE")
 
-    log: str = _setting(
+    log: str = setting(
         EMBEDDED,
         "The ingress log: embedded, or on brokers (docs/brokers.md).",
     )
-    log_host: str = _setting("127.0.0.1", "Address that the servers of this host bind.")
-    log_port: int = _setting(0, "Port of the embedded log's server; 0 takes a free one.", low=0, high=65535)
-    log_tls_cert: str = _setting("", "Certificate chain (PEM) of the log's server; empty: no TLS.")
-    log_tls_key: str = _setting("", "Key (PEM) of that certificate.")
-    log_tls_name: str = _setting("localhost", "A name in that certificate, which clients on this host look for.")
-    log_connections: int = _setting(512, "Connections that the log's server takes.", low=8, high=65536)
-    log_streams: int = _setting(256, "Streams of appends that the log's server serves at once.", low=4, high=65536)
-    log_file_bytes: int = _setting(
+    log_host: str = setting("127.0.0.1", "Address that the servers of this host bind.")
+    log_port: int = setting(0, "Port of the embedded log's server; 0 takes a free one.", low=0, high=65535)
+    log_tls_cert: str = setting("", "Certificate chain (PEM) of the log's server; empty: no TLS.")
+    log_tls_key: str = setting("", "Key (PEM) of that certificate.")
+    log_tls_name: str = setting("localhost", "A name in that certificate, which clients on this host look for.")
+    log_connections: int = setting(512, "Connections that the log's server takes.", low=8, high=65536)
+    log_streams: int = setting(256, "Streams of appends that the log's server serves at once.", low=4, high=65536)
+    log_file_bytes: int = setting(
         64 << 20, "Size of one file of the embedded log.", low=1 << 20, high=4 << 30, is_bytes=True
     )
-    log_retention_bytes: int = _setting(
+    log_retention_bytes: int = setting(
         0,
         "What the embedded log keeps of a PChannel that the tables hold durably; 0 keeps all of it.",
         low=0,
         high=1 << 50,
         is_bytes=True,
     )
-    log_retention_seconds: float = _setting(
+    log_retention_seconds: float = setting(
         0.0,
         "Time that the embedded log keeps what the tables hold durably; 0 keeps all of it.",
         low=0,
         high=3_153_600_000,
     )
-    log_clock_leap: float = _setting(
+    log_clock_leap: float = setting(
         300.0,
         "How far the wall clock may leap ahead and be believed by the embedded log; 0: however far.",
         low=0,
         high=31_536_000,
     )
-    pchannels: int = _setting(2, "PChannels that a new deployment gets.", low=1, high=1024)
-    max_entry_bytes: int = _setting(
+    pchannels: int = setting(2, "PChannels that a new deployment gets.", low=1, high=1024)
+    max_entry_bytes: int = setting(
         16 << 20, "Largest log entry that is taken.", low=1 << 10, high=1 << 30, is_bytes=True
     )
 
-    append_attempts: int = _setting(3, "Attempts of one append before its error is the caller's.", low=1, high=1000)
-    append_retry_delay: float = _setting(1.0, "Pause between two attempts of an append.", low=0, high=3600)
-    append_deadline: float = _setting(30.0, "Longest wait for an append's result.", low=0.001, high=86400)
+    append_attempts: int = setting(3, "Attempts of one append before its error is the caller's.", low=1, high=1000)
+    append_retry_delay: float = setting(1.0, "Pause between two attempts of an append.", low=0, high=3600)
+    append_deadline: float = setting(30.0, "Longest wait for an append's result.", low=0.001, high=86400)
 
-    max_bytes_per_trigger: int = _setting(
+    max_bytes_per_trigger: int = setting(
         256 << 20, "Log bytes that one micro-batch takes from a PChannel.", low=1 << 10, high=16 << 30, is_bytes=True
     )
-    trigger_interval: float = _setting(
+    trigger_interval: float = setting(
         0.0, "Least time between two micro-batches of the streaming node; 0 runs on.", low=0, high=86400
     )
-    flush_interval: float = _setting(
+    flush_interval: float = setting(
         2.0,
         "Least time between two micro-batches of the flusher; reads see the WAL's tail meanwhile.",
         low=0,
         high=86400,
     )
-    tick_interval: float = _setting(10.0, "Pause after which an idle PChannel gets a time tick.", low=0.01, high=3600)
+    tick_interval: float = setting(10.0, "Pause after which an idle PChannel gets a time tick.", low=0.01, high=3600)
 
-    start_deadline: float = _setting(120.0, "Longest wait for a process of ours to come up.", low=1, high=86400)
-    stop_deadline: float = _setting(30.0, "Longest wait for a clean stop before a kill.", low=0.1, high=86400)
-    read_deadline: float = _setting(30.0, "Longest wait of a read for its time tick.", low=0.001, high=86400)
+    start_deadline: float = setting(120.0, "Longest wait for a process of ours to come up.", low=1, high=86400)
+    stop_deadline: float = setting(30.0, "Longest wait for a clean stop before a kill.", low=0.1, high=86400)
+    read_deadline: float = setting(30.0, "Longest wait of a read for its time tick.", low=0.001, high=86400)
 
-    flow_memory_slow: float = _setting(
+    flow_memory_slow: float = setting(
         0.9, "Part of this host's memory in use above which appends are slowed; 0 does not look at it.", low=0, high=1
     )
-    flow_memory_reject: float = _setting(
+    flow_memory_reject: float = setting(
         0.97, "Part of this host's memory in use above which appends are refused.", low=0, high=1
     )
-    flow_disk_slow: int = _setting(
+    flow_disk_slow: int = setting(
         2 << 30,
         "Free space of the data folder's disk below which it is relieved and appends are slowed; 0 does not look at it.",
         low=0,
         high=1 << 50,
         is_bytes=True,
     )
-    flow_disk_reject: int = _setting(
+    flow_disk_reject: int = setting(
         512 << 20, "Free space below which appends are refused.", low=0, high=1 << 50, is_bytes=True
     )
-    flow_lag_slow: float = _setting(
+    flow_lag_slow: float = setting(
         0.0,
         "Wait of a row for the flusher above which appends are slowed; 0 does not look at it.",
         low=0,
         high=31_536_000,
     )
-    flow_lag_reject: float = _setting(
+    flow_lag_reject: float = setting(
         0.0, "Wait of a row for the flusher above which appends are refused.", low=0, high=31_536_000
     )
-    flow_start_rate: int = _setting(
+    flow_start_rate: int = setting(
         64 << 20, "Bytes a second at which a slowdown starts.", low=1 << 10, high=1 << 40, is_bytes=True
     )
-    flow_least_rate: int = _setting(
+    flow_least_rate: int = setting(
         256 << 10, "Bytes a second that a slowdown leaves at least.", low=1 << 10, high=1 << 40, is_bytes=True
     )
 
-    node: str = _setting(
+    node: str = setting(
         "",
         "Name of this node in a cluster; empty: the one node, which has all PChannels.",
         pattern=_NODE,
         allowed="nothing, or letters, digits and ._- (at most 63)",
     )
-    meta_store: str = _setting(
+    meta_store: str = setting(
         "",
         "URL of the cluster's meta store; empty: SQLite in the data folder.",
         pattern=_META_STORE,
-        allowed="nothing, or sqlite:////path",
+        allowed="nothing, sqlite:////path, mariadb://host:port/database or etcd://host:port[,…][/prefix]",
     )
-    session_seconds: float = _setting(
+    session_seconds: float = setting(
         10.0, "How long a node, or the leading coordinator, may be silent before others take over.", low=1, high=300
     )
-    service_port: int = _setting(0, "Port of a coordinator's HTTP service; 0 takes a free one.", low=0, high=65535)
-    balance_interval: float = _setting(
+    service_port: int = setting(0, "Port of a coordinator's HTTP service; 0 takes a free one.", low=0, high=65535)
+    balance_interval: float = setting(
         300.0, "Least time between two moves of a PChannel for balance alone.", low=0, high=86400
     )
 
-    backfill_parallel: int = _setting(2, "Slices of a backfill that are rebuilt at once.", low=1, high=64)
-    derived_modules: str = _setting("", "Modules with derived tables of your own, separated by commas.")
+    backfill_parallel: int = setting(2, "Slices of a backfill that are rebuilt at once.", low=1, high=64)
+    derived_modules: str = setting("", "Modules with derived tables of your own, separated by commas.")
+    stream_declarations: str = setting(
+        "", "Modules with STREAMS and YAML files of declared streams, separated by commas."
+    )
 
-    history_hours: float = _setting(
+    history_hours: float = setting(
         168.0,
         "Hours back that reads at a time tick reach for certain; compaction folds in older deletes.",
         low=0,
         high=876000,
     )
 
-    wal_retention: float = _setting(
+    wal_retention: float = setting(
         0.0,
         "Time that the WAL keeps rows which the collections hold, verified; 0 keeps all.",
         low=0,
         high=3_153_600_000,
     )
-    quality_dir: str = _setting("", "Folder of your own expectation suites; empty: quality in the data folder.")
+    quality_dir: str = setting("", "Folder of your own expectation suites; empty: quality in the data folder.")
 
-    load_roots: str = _setting(
+    load_roots: str = setting(
         "",
         "Folders that loads started through Airflow may read, separated by colons; empty: inbox in the data folder.",
         pattern=_FOLDERS,
         allowed="absolute paths, separated by colons",
     )
 
-    backup_dir: str = _setting("", "Folder that backups go to; set, the DAG backup makes one a day.")
+    backup_dir: str = setting("", "Folder that backups go to; set, the DAG backup makes one a day.")
 
-    backup_roots: str = _setting(
+    backup_roots: str = setting(
         "",
         "Further folders, separated by colons, that a backup started through Airflow may be told to go to.",
         pattern=_FOLDERS,
         allowed="absolute paths, separated by colons",
     )
 
-    metrics_port: int = _setting(0, "Port of the metrics endpoint; 0 serves none.", low=0, high=65535)
+    metrics_port: int = setting(0, "Port of the metrics endpoint; 0 serves none.", low=0, high=65535)
 
-    spark_master: str = _setting(
+    spark_master: str = setting(
         "",
         "Master that jobs submit to, in client mode; empty runs Spark in the job's own process.",
         pattern=_SPARK_MASTER,
         allowed="nothing, spark://host:port, k8s://... or yarn",
     )
-    spark_cores: int = _setting(
+    spark_cores: int = setting(
         0, "Cores that a Spark driver uses; 0 takes what this process may use.", low=0, high=1024
     )
-    spark_memory: str = _setting(
+    spark_memory: str = setting(
         "1g", "Heap of a Spark driver.", pattern=_MEMORY, allowed="a number with m or g, such as 800m or 2g"
     )
-    operations_at_once: int = _setting(
+    operations_at_once: int = setting(
         0, "Operations that may run Spark at once; the others wait in turn. 0: one for two cores.", low=0, high=1024
     )
-    spark_ui: bool = _setting(False, "Serve Spark's own web interface.")
-    ivy_settings: str = _setting("", "Ivy settings file for fetching Spark's jars from a repository of your own.")
+    spark_ui: bool = setting(False, "Serve Spark's own web interface.")
+    ivy_settings: str = setting("", "Ivy settings file for fetching Spark's jars from a repository of your own.")
 
     def __post_init__(self) -> None:
         for name, folder in _user_folders(os.environ).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, folder)
         for spec in _SPECS.values():
-            _check(spec, getattr(self, spec.name), spec.env)
+            check(spec, getattr(self, spec.name), spec.env)
         if bool(self.log_tls_cert) != bool(self.log_tls_key):
             raise InvalidSettings("MILLRACE_LOG_TLS_CERT and MILLRACE_LOG_TLS_KEY belong together: give both, or none")
 
@@ -295,7 +273,7 @@ class Settings:
                 where = f"{path.name}: [millrace] {key}"
                 if key not in _SPECS:
                     raise InvalidSettings(f"{where} is no setting{_closest(key, _SPECS)}")
-                values[key] = _parse(_SPECS[key], raw, where)
+                values[key] = parse(_SPECS[key], raw, where)
         by_env = {spec.env: spec for spec in _SPECS.values()}
         for variable in sorted(env):
             if not variable.startswith(PREFIX) or variable in RESERVED or variable.startswith(TEST_PREFIX):
@@ -303,7 +281,7 @@ class Settings:
             if variable not in by_env:
                 raise InvalidSettings(f"{variable} is no setting{_closest(variable, by_env)}")
             spec = by_env[variable]
-            values[spec.name] = _parse(spec, env[variable], variable)
+            values[spec.name] = parse(spec, env[variable], variable)
         return cls(**values)
 
     def environment(self) -> dict[str, str]:
@@ -395,16 +373,6 @@ class Settings:
         return self.operations_at_once or max(1, self.cores // 2)
 
 
-class SettingSpec(NamedTuple):
-    """What is known about one setting besides its value."""
-
-    name: str
-    env: str
-    type: str
-    default: Any
-    metadata: Mapping[str, Any]
-
-
 _SPECS: Final[dict[str, SettingSpec]] = {
     item.name: SettingSpec(
         item.name, item.metadata["env"] or PREFIX + item.name.upper(), str(item.type), item.default, item.metadata
@@ -438,62 +406,3 @@ def changed(settings: Settings) -> dict[str, Any]:
 def _closest(name: str, names: Mapping[str, SettingSpec]) -> str:
     found = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {found[0]}?" if found else f"; settings are {', '.join(sorted(names))}"
-
-
-def _parse(spec: SettingSpec, raw: Any, where: str) -> Any:
-    """The value of `spec` that `raw` (text, or what TOML gives) stands for. Raises InvalidSettings."""
-    text = str(raw).strip()
-    value: Any = None
-    if spec.type == "Path":
-        value = Path(text).expanduser() if text else None
-        if value is None or not value.is_absolute():
-            raise InvalidSettings(f"{where} = {text!r}: give an absolute path")
-    elif spec.type == "bool":
-        value = True if text.lower() in _TRUE else False if text.lower() in _FALSE else None
-        if value is None:
-            raise InvalidSettings(f"{where} = {text!r}: give true or false")
-    elif spec.metadata["bytes"]:
-        match = _BYTES.fullmatch(text)
-        if match is None:
-            raise InvalidSettings(f"{where} = {text!r}: give bytes, such as 65536, 512KiB or 64MiB")
-        value = int(match[1]) * _UNITS[(match[2] or "").upper()]
-    elif spec.type == "int":
-        if re.fullmatch(r"-?\d{1,18}", text, re.ASCII) is None:
-            raise InvalidSettings(f"{where} = {text!r}: give a whole number")
-        value = int(text)
-    elif spec.type == "float":
-        try:
-            value = float(text)
-        except ValueError:
-            raise InvalidSettings(f"{where} = {text!r}: give a number of seconds") from None
-    else:
-        value = text
-    _check(spec, value, where)
-    return value
-
-
-def without_credentials(url: str, where: str) -> str:
-    """`url`, which holds no credentials: it goes into errors, listings, backups. Raises InvalidSettings that shows nothing of it."""
-    scheme, _, rest = url.partition("://")
-    place = unquote(rest.partition("?")[0])
-    if (backend := find_backend(scheme)) is not None and backend.local:
-        place = place.partition("/")[0]  # a folder may be called as it likes
-    if "@" in place or _SECRET.search(unquote(rest)):
-        raise InvalidSettings(
-            f"{where} holds credentials, which no URL may: take them out, and set MILLRACE_LOG_USERNAME"
-            " and MILLRACE_LOG_PASSWORD, or MILLRACE_LOG_TOKEN; who may have seen them should not be able to use them any more"
-        )
-    return url
-
-
-def _check(spec: SettingSpec, value: Any, where: str) -> None:
-    """Raises InvalidSettings where `value` lies outside what the setting allows (NaN lies outside everything)."""
-    if spec.name in _URLS:
-        without_credentials(value, where)
-    if spec.name == "log":
-        check_setting(value, where)
-    low, high, pattern = spec.metadata["low"], spec.metadata["high"], spec.metadata["pattern"]
-    if low is not None and not low <= value <= high:
-        raise InvalidSettings(f"{where} = {value}: allowed is {low} to {high}")
-    if pattern is not None and not pattern.fullmatch(value):
-        raise InvalidSettings(f"{where} = {value!r}: allowed is {spec.metadata['allowed']}")

@@ -1,0 +1,164 @@
+"""The balancer at the size of a large cluster, in virtual time: nodes are lost, and their PChannels come to others.
+
+Leadership, channel manager, balancer and policy are the real ones, over the meta store in memory; what is modelled is how long a
+write to the meta store and an order to a node take (as measured on etcd and on a node that is at rest). The processor's time that
+the leader takes is added as it is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from millrace.coord.balancer.balancer import Balancer, Guards, Stats
+from millrace.coord.balancer.policies import policy
+from millrace.coord.channels.record import CHANNELS, ChannelRecord, Owner, State
+from millrace.coord.leadership import Leadership
+from millrace.coord.process import ORDERS_AT_ONCE, ROUND_SECONDS
+from millrace.coord.session import INGEST, NODES, NodeInfo
+from millrace.meta.memory import MemoryStore
+from millrace.meta.store import Change, Delete, Is, Put
+
+WRITE_SECONDS = 0.0015
+"""A commit to etcd on one host."""
+ORDER_SECONDS = 0.005
+"""A node opens a PChannel to ingest."""
+
+
+@dataclass
+class Virtual:
+    """The protocol Clock: it goes on by what is charged to it, and by the processor's time."""
+
+    charged: float = 0.0
+    began: float = field(default_factory=time.process_time)
+
+    def monotonic(self) -> float:
+        return self.charged + time.process_time() - self.began
+
+    def wall(self) -> float:
+        return self.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        self.charged += seconds
+
+    def together(self, calls: Sequence[Callable[[], None]]) -> None:
+        """As a pool of ORDERS_AT_ONCE threads would: what is charged inside goes on beside each other."""
+        start = self.charged
+        free = [start] * ORDERS_AT_ONCE
+        for call in calls:
+            self.charged = heapq.heappop(free)
+            call()
+            heapq.heappush(free, self.charged)
+        self.charged = max(free)
+
+
+class Timed(MemoryStore):
+    """Each commit takes its time."""
+
+    def __init__(self, clock: Virtual) -> None:
+        super().__init__(clock.monotonic, kept=100_000)
+        self._clock = clock
+
+    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+        self._clock.sleep(WRITE_SECONDS)
+        return super().commit(then, when=when)
+
+
+class Obedient:
+    """The protocol Orders: nodes that do what they are told."""
+
+    def __init__(self, clock: Virtual) -> None:
+        self._clock = clock
+        self.assigned = 0
+
+    def assign(self, owner: Owner, pchannel: str, role: str) -> None:
+        self._clock.sleep(ORDER_SECONDS)
+        self.assigned += 1
+
+    def remove(self, owner: Owner, pchannel: str, role: str) -> None:
+        self._clock.sleep(ORDER_SECONDS)
+
+
+def batched(changes: Sequence[Change], size: int) -> Iterator[list[Change]]:
+    """As itertools has it from Python 3.12 on."""
+    rest = iter(changes)
+    while some := list(islice(rest, size)):
+        yield some
+
+
+def losing(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
+    """`share` of the nodes go at once, seen by the leader at second 0 (their sessions' length later): moves and seconds until every PChannel is assigned and
+    nothing moves any more. The lower bound: what the lost had, each with one order, ORDERS_AT_ONCE at a time, and two writes one
+    after the other."""
+    clock = Virtual()
+    store = Timed(clock)
+    leadership = Leadership(store, clock, "bench", seconds=86_400.0)
+    leadership.step()
+    sessions = [f"n{number:04}@{number}" for number in range(nodes)]
+    names = [f"dml_{number}" for number in range(pchannels)]
+    records = [
+        ChannelRecord(name, INGEST).assigning(sessions[place % nodes], "grpc://there", "place").assigned()
+        for place, name in enumerate(names)
+    ]
+    registered = [
+        Put(NODES + each, NodeInfo(each.partition("@")[0], "grpc://there", (INGEST,)).encoded()) for each in sessions
+    ]
+    for some in batched([*registered, *(Put(each.key, each.encoded()) for each in records)], 100):
+        MemoryStore.commit(store, some)
+    stats = dict.fromkeys(names, Stats(vchannels=2))  # alike: what moves beside the lost moves for numbers alone
+    orders = Obedient(clock)
+    balancer = Balancer(
+        leadership,
+        clock,
+        orders,
+        policy("vchannelfair"),
+        pchannels=lambda: names,
+        together=clock.together,
+        stats=lambda: stats,
+        guards=Guards(),
+        roles=(INGEST,),
+    )
+    before = time.process_time()
+    balancer.step()  # knows what there is
+    first_look = time.process_time() - before
+    gone = sessions[:: round(1 / share)]
+    for some_gone in batched([Delete(NODES + each) for each in gone], 100):
+        MemoryStore.commit(store, some_gone)
+    lost = sum(record.owner is not None and record.owner.session in set(gone) for record in records)
+    moved_before, began, cpu = orders.assigned, clock.monotonic(), time.process_time()
+    rounds, settled = 0, 0.0
+    while True:
+        made = orders.assigned
+        balancer.step()
+        rounds += 1
+        whole = all(each.state is State.ASSIGNED for each in balancer.manager.records.values())
+        if whole and not settled:
+            settled = clock.monotonic() - began
+        if whole and orders.assigned == made:
+            break
+        clock.sleep(ROUND_SECONDS)
+    owned = Counter(
+        record.owner.session
+        for entry in store.list(CHANNELS).entries
+        if (record := ChannelRecord.decoded(entry.value, entry.modified)).owner is not None
+    )
+    moves = orders.assigned - moved_before
+    return {
+        "pchannels": pchannels,
+        "nodes": nodes,
+        "nodes_lost": len(gone),
+        "moves": moves,
+        "moves_at_least": lost,
+        "seconds": round(settled, 2),
+        "seconds_at_least": round(lost * (ORDER_SECONDS / ORDERS_AT_ONCE + 2 * WRITE_SECONDS), 2),
+        "leaders_processor_s": round(time.process_time() - cpu, 2),
+        "moves_per_second": round(moves / settled, 1),
+        "rounds": rounds,
+        "first_look_s": round(first_look, 2),
+        "owned": {"least": min(owned.values()), "most": max(owned.values()), "by": len(owned)},
+    }

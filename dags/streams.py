@@ -1,0 +1,10 @@
+"""Streams: a DAG for each declared stream, or group of streams, which keeps its job alive (docs/declared-streams.md).
+
+Which there are is declared in the modules and YAML files of the setting `stream_declarations`.
+"""
+
+from __future__ import annotations
+
+from millrace_airflow.streams import stream_dags
+
+globals().update(stream_dags())

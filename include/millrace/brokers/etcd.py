@@ -1,0 +1,65 @@
+"""etcd: one member on the loopback interface, for its JSON gateway. It takes every client of this host.
+
+Without an fsync of its own, unless asked for (`durable`): what it acknowledged survives its SIGKILL, not a power loss.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from millrace.base.settings import Settings
+from millrace.brokers.broker import Broker
+from millrace.brokers.programs import program
+
+
+class EtcdServer(Broker):
+    """An etcd of one member over the folder `data`."""
+
+    ports = ("client", "peer")
+    heap = ""
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        settings: Settings | None = None,
+        properties: Mapping[str, str] | None = None,
+        durable: bool = False,
+    ) -> None:
+        """`properties` are further flags of etcd, without their dashes; `durable`: it syncs before it answers."""
+        super().__init__(data, settings=settings, properties=properties)
+        self._durable = durable
+
+    @property
+    def url(self) -> str:
+        """For the setting `meta_store`."""
+        return f"etcd://{self.address}"
+
+    def ready(self) -> bool:
+        """Whether it has a leader, and serves."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port["client"], timeout=2.0)
+        try:
+            connection.request("GET", "/health")
+            return str(json.loads(connection.getresponse().read()).get("health")) == "true"
+        except (OSError, http.client.HTTPException, ValueError, AttributeError):
+            return False
+        finally:
+            connection.close()
+
+    def prepare(self) -> list[str]:
+        client, peer = (f"http://127.0.0.1:{self.port[name]}" for name in self.ports)
+        flags = {
+            "name": "one",
+            "data-dir": str(self.data / "member"),
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"one={peer}",
+            "log-level": "warn",
+        } | self._properties
+        command = [program("etcd", "etcd"), *(f"--{name}={value}" for name, value in flags.items())]
+        return command if self._durable else [*command, "--unsafe-no-fsync"]

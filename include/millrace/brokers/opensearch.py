@@ -1,0 +1,81 @@
+"""OpenSearch 2.19: one node on the loopback interface, from its jars alone. It takes every client of this host.
+
+What it acknowledged survives its own SIGKILL (its translog is synced before each answer). It has the core's analysers, aggregations,
+external versions and dynamic mappings, and reindex's delete and update by query; neither scripts nor security.
+"""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+from importlib.resources import files
+from typing import Final
+
+from millrace.base.errors import InvalidSettings
+from millrace.brokers.broker import Broker, java_command
+from millrace.brokers.jars import broker_jars
+from millrace.runtime.java import find_java
+
+_PLUGINS: Final = "org.opensearch.transport.Netty4Plugin,org.opensearch.index.reindex.ReindexPlugin"
+_SOURCE: Final = "OpenSearchNode.java"
+_LOOK_SECONDS: Final = 60.0
+
+
+class OpenSearchServer(Broker):
+    """An OpenSearch of one node over the folder `data`."""
+
+    ports = ("client", "transport")
+
+    heap = "448m"
+
+    @property
+    def url(self) -> str:
+        """For clients, and for a pipeline's `sink.hosts`."""
+        return f"http://{self.address}"
+
+    def ready(self) -> bool:
+        """Whether its cluster takes writes: every index that it has is there."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port["client"], timeout=5.0)
+        try:
+            connection.request("GET", "/_cluster/health?wait_for_status=yellow&timeout=2s")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def prepare(self) -> list[str]:
+        jars = broker_jars("opensearch", self._settings)
+        _needs_compiler()
+        source = self.data / _SOURCE
+        source.write_text((files("millrace.brokers") / _SOURCE).read_text(encoding="utf-8"), encoding="utf-8")
+        settings = {
+            "node.name": "one",
+            "cluster.name": "millrace",
+            "discovery.type": "single-node",
+            "network.host": "127.0.0.1",
+            "http.port": str(self.port["client"]),
+            "transport.port": str(self.port["transport"]),
+            "node.processors": "2",
+            # A test's disk may be nearly full; a read-only index is set by those that test it.
+            "cluster.routing.allocation.disk.threshold_enabled": "false",
+        } | self._properties
+        options = ["-Dlog4j2.level=WARN", "-Dopensearch.set.netty.runtime.available.processors=false"]
+        return [
+            *java_command(jars, heap=self._heap, main=str(source), options=options),
+            *(str(self.data / "home"), _PLUGINS),
+            *(f"{name}={value}" for name, value in settings.items()),
+        ]
+
+
+def _needs_compiler() -> None:
+    """Raises InvalidSettings where this Java has no compiler within; Debian's runtimes have it, some others' have not."""
+    java = find_java()
+    modules = subprocess.run(
+        [java / "bin" / "java", "--list-modules"], capture_output=True, text=True, timeout=_LOOK_SECONDS, check=False
+    )
+    if "jdk.compiler@" not in modules.stdout:
+        raise InvalidSettings(
+            f"OpenSearch is started by a small Java source, and the Java in {java} has no compiler: install a JDK"
+            " (Debian, Ubuntu: `sudo apt-get install openjdk-17-jdk-headless`) or point JAVA_HOME to one"
+        )

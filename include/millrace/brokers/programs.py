@@ -1,0 +1,67 @@
+"""Servers that are programs of the system, from Debian's packages: found, or installed where this user may.
+
+``python -m millrace.brokers.programs etcd mariadb`` is what `make servers` runs: it installs what is missing, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Final
+
+from millrace.base.errors import InvalidSettings
+from millrace.runtime.debian import installer
+
+PACKAGES: Final[dict[str, tuple[str, ...]]] = {
+    "etcd": ("etcd-server",),
+    "mariadb": ("mariadb-server-core", "mariadb-client-core"),
+}
+"""Debian's packages of each server. None of them starts a service by itself where the core packages are taken; a service that
+etcd's starts is another etcd, at other ports than ours."""
+PROGRAMS: Final[dict[str, tuple[str, ...]]] = {"etcd": ("etcd",), "mariadb": ("mariadbd", "mariadb-install-db")}
+"""What each server needs of them."""
+
+_SYSTEM: Final = "/usr/local/sbin:/usr/sbin:/sbin"
+"""Where servers lie that a user's PATH may lack."""
+
+
+def program(server: str, name: str) -> str:
+    """Path of the program `name` of `server`. Raises InvalidSettings that says what to install."""
+    found = _find(name)
+    if found is None:
+        packages = " ".join(PACKAGES[server])
+        raise InvalidSettings(
+            f"{server} cannot be started: the program {name} is missing. Run `make servers`, or install it (Debian, Ubuntu:"
+            f" `sudo apt-get install --no-install-recommends {packages}`; other systems: {name} on the PATH)"
+        )
+    return found
+
+
+def _find(name: str) -> str | None:
+    return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), _SYSTEM)))
+
+
+def install(servers: list[str]) -> None:
+    """Install what is missing of `servers`; does nothing where all is there. Raises InvalidSettings."""
+    missing = [server for server in servers if not all(map(_find, PROGRAMS[server]))]
+    if missing and (apt := installer()) is not None:
+        apt.update()
+        apt.install(*(package for server in missing for package in PACKAGES[server]))
+    for server in missing:
+        for name in PROGRAMS[server]:
+            program(server, name)
+
+
+def main() -> int:
+    """Exit status 1, with one sentence, where a server is missing and cannot be installed."""
+    try:
+        install(sys.argv[1:] or sorted(PROGRAMS))
+    except InvalidSettings as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""``millrace streams``: declared streams, looked at without running them, run, stopped, paused, replayed, upgraded, redriven."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millrace.base.errors import InvalidArgument, InvalidStream, RunNotFound
+from millrace.commands.parts.becoming import become
+from millrace.commands.parts.command_line import (
+    RUN,
+    AsJson,
+    DataFolder,
+    command_group,
+    load_settings,
+    print_facts,
+    print_rows,
+)
+
+if TYPE_CHECKING:
+    from millrace.base.settings import Settings
+
+app = command_group("streams", RUN, "Declared streams: list, validate, explain, run, pause, replay, upgrade.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream, as it is declared.")]
+
+
+@app.command("list")
+def list_streams(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """List the declared streams: where their rows come from and go to, and how they are doing.
+
+    Example: `millrace streams list`
+    """
+    from millrace.streams.running.status import statuses
+
+    rows = [each.to_json() for each in statuses(load_settings(data))]
+    shown = ("name", "source", "sink", "guarantee", "job", "state", "rows", "lag_seconds")
+    print_rows(rows, columns=shown, as_json=as_json, empty="No streams are declared.")
+
+
+@app.command()
+def validate(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The stream; without one, all of them.")] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether declared streams can run, by the catalog alone: no Java, nothing is started. Exit code 1 where one cannot.
+
+    `millrace streams explain` asks Spark too: for the columns that a transform gives, and for state without a bound.
+
+    Example: `millrace streams validate`
+    """
+    from millrace.streams.declare.checks import checked
+    from millrace.streams.declare.found import declared_stream, declared_streams
+
+    settings = load_settings(data)
+    chosen = list(declared_streams(settings).values()) if name is None else [declared_stream(settings, name)]
+    rows: list[dict[str, Any]] = []
+    for stream in chosen:
+        found = checked(settings, stream)
+        rows += [
+            {"stream": stream.name, "level": each.level, "field": each.field, "words": each.words} for each in found
+        ] or [{"stream": stream.name, "level": "ok", "field": "", "words": ""}]
+    columns = ("stream", "level", "field", "words")
+    print_rows(rows, columns=columns, as_json=as_json, empty="No streams are declared.")
+    wrong = sorted({row["stream"] for row in rows if row["level"] == "error"})
+    if wrong:
+        raise InvalidStream(f"cannot run: {', '.join(wrong)}")
+
+
+@app.command()
+def explain(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Say what a stream does: its declaration, its state, the plan of its query, and all that is found in them. Needs Java.
+
+    Example: `millrace streams explain flights_hourly`
+    """
+    from millrace.runtime.spark_session import session
+    from millrace.streams.declare.checks import checked
+    from millrace.streams.declare.found import declared_stream
+    from millrace.streams.running.frames import found_by_spark
+    from millrace.streams.running.status import status
+
+    settings = load_settings(data)
+    stream = declared_stream(settings, name)
+    findings, plan = checked(settings, stream), ""
+    if not any(each.level == "error" for each in findings):
+        spark = session("millrace-explain", settings=settings)
+        try:
+            plan, more = found_by_spark(spark, settings, stream)
+        finally:
+            spark.stop()
+        findings += [each for each in more if each not in findings]
+    facts: dict[str, Any] = {
+        **status(settings, stream).to_json(),
+        "declaration": stream.model_dump(mode="json", exclude_defaults=True),
+        "findings": [f"{each.level}: {each}" for each in findings],
+        "plan": plan,
+    }
+    print_facts(facts, as_json=as_json)
+
+
+@app.command()
+def run(
+    name: Name,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="End where the source stands now, instead of going on.")
+    ] = False,
+    data: DataFolder = None,
+) -> None:
+    """Run a stream, or a group's, here until Ctrl-C or SIGTERM (it ends behind the batch that it is at). Needs Java.
+
+    Example: `millrace streams run flights_hourly --available-now`
+    """
+    from millrace.runtime.launch.command import jobs_folder
+    from millrace.streams.running.query import streams_of
+
+    settings = load_settings(data)
+    streams_of(settings, name)
+    become([str(jobs_folder() / "stream.py"), name, *(["--available-now"] if available_now else [])], settings)
+
+
+@app.command()
+def start(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Start a stream's job detached, or find the one that runs. Under Airflow its DAG does that, and starts it again where it ends.
+
+    Example: `millrace streams start flights_hourly`
+    """
+    from millrace.runtime.launch.launcher import Launcher
+    from millrace.streams.running.query import streams_of
+    from millrace.streams.running.status import run_id
+
+    settings = load_settings(data)
+    streams_of(settings, name)
+    found = Launcher(settings).start(run_id(name), "stream", arguments=[name])
+    print_facts({"run_id": found.run_id, "state": str(found.state), "log": str(found.log)}, as_json=as_json)
+
+
+@app.command()
+def stop(name: Name, data: DataFolder = None) -> None:
+    """Stop a stream's job between two micro-batches. Nothing is lost: it goes on where it was when it is started again.
+
+    Example: `millrace streams stop flights_hourly`
+    """
+    typer.echo(f"{name} is {_stopped(load_settings(data), name)}.")
+
+
+@app.command()
+def pause(name: Name, data: DataFolder = None) -> None:
+    """Stop a stream, and have nobody start it, Airflow neither, until it is resumed. Of a group the others stop with it, and go on.
+
+    Example: `millrace streams pause flights_hourly`
+    """
+    from millrace.streams.declare.found import declared_stream
+    from millrace.streams.declare.kept import Kept
+
+    settings = load_settings(data)
+    stream = declared_stream(settings, name)
+    Kept(settings, name).pause(paused=True)
+    typer.echo(f"{name} is paused ({_stopped(settings, stream.job)}).")
+
+
+@app.command()
+def resume(name: Name, data: DataFolder = None) -> None:
+    """Let a paused stream run again.
+
+    Example: `millrace streams resume flights_hourly`
+    """
+    from millrace.streams.declare.found import declared_stream
+    from millrace.streams.declare.kept import Kept
+
+    settings = load_settings(data)
+    declared_stream(settings, name)
+    Kept(settings, name).pause(paused=False)
+    typer.echo(f"{name} may run: start it, or wait for its DAG.")
+
+
+@app.command()
+def replay(
+    name: Name,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="TICK", help="Begin behind this tick or moment; 0: at the beginning."),
+    ] = None,
+    snapshot: Annotated[
+        str | None,
+        typer.Option("--snapshot", metavar="TICK", help="Begin with the rows visible at it; now: those of now."),
+    ] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a stopped stream begin anew, from a tick or with a snapshot, with a new checkpoint.
+
+    Its sink keeps what it has: rows that are upserted or applied as changes come to the same again; appended ones are there
+    twice, unless you delete them first.
+
+    Example: `millrace streams replay flights_hourly --after 0`
+    """
+    from millrace.message.ids import resolve_tick
+    from millrace.streams.declare.found import declared_stream
+    from millrace.streams.declare.kept import Begun, Kept
+
+    if (after is None) == (snapshot is None):
+        raise InvalidArgument("say where it begins: --after or --snapshot")
+
+    def place(text: str | None) -> int | str | None:
+        return text if text in (None, "now") else resolve_tick(int(text) if text.isdigit() else text)
+
+    settings = load_settings(data)
+    stream = declared_stream(settings, name)
+    state = Kept(settings, name).replay(stream, Begun(after=place(after), snapshot=place(snapshot)))
+    print_facts({"stream": name, "incarnation": state.incarnation}, as_json=as_json)
+
+
+@app.command()
+def upgrade(
+    name: Name,
+    keep_state: Annotated[
+        bool,
+        typer.Option(
+            "--keep-state/--fresh-state", help="Go on with the checkpoint, or from its place without its state."
+        ),
+    ],
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a stopped stream run as it is declared now, after its declaration has changed.
+
+    Example: `millrace streams upgrade flights_hourly --keep-state`
+    """
+    from millrace.streams.declare.found import declared_stream
+    from millrace.streams.declare.kept import Kept
+
+    settings = load_settings(data)
+    state = Kept(settings, name).upgrade(declared_stream(settings, name), keep_state=keep_state)
+    print_facts({"stream": name, "incarnation": state.incarnation}, as_json=as_json)
+
+
+@app.command()
+def letters(
+    name: Annotated[str, typer.Argument(metavar="COLLECTION", help="The collection to make.")], data: DataFolder = None
+) -> None:
+    """Make a collection for dead letters: rows of streams that no message can carry.
+
+    Example: `millrace streams letters dead_letters`
+    """
+    from millrace.client.client import Client
+    from millrace.streams.sinks.collection.poison import LETTERS
+
+    with Client.connect(load_settings(data)) as client:
+        client.catalog.create_collection(name, LETTERS)
+    typer.echo(f"{name} takes dead letters.")
+
+
+@app.command()
+def redrive(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Send the dead letters of a stopped stream to its sink again, and remove those that it takes.
+
+    Example: `millrace streams redrive flights_hourly`
+    """
+    from millrace.streams.declare.found import declared_stream
+    from millrace.streams.running.redrive import redrive as redriven
+
+    settings = load_settings(data)
+    print_facts(redriven(settings, declared_stream(settings, name)), as_json=as_json)
+
+
+def _stopped(settings: Settings, job: str) -> str:
+    from millrace.runtime.launch.launcher import Launcher
+    from millrace.streams.running.status import run_id
+
+    try:
+        return str(Launcher(settings).stop(run_id(job)).state)
+    except RunNotFound:
+        return "not running"

@@ -1,0 +1,201 @@
+"""``make run PIPELINE=1``: Kafka and OpenSearch on this host, without docker; the flights of 2013 through a pipeline, and a search answered.
+
+The flights go into a topic as JSON, a few of them spoilt. The worker runs supervised by the declaration that is left in the data
+folder (``flights.yaml``), and what the index and the error topic hold is held against what was sent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from rich.console import Console
+
+from millrace.base.errors import LogUnavailable
+from millrace.base.files import replace_file
+from millrace.base.settings import Settings
+from millrace.brokers.kafka import KafkaBroker
+from millrace.brokers.opensearch import OpenSearchServer
+from millrace.demo.flights import flights
+from millrace.demo.summary import Interrupted
+from millrace.pipelines.model.configuration import Configuration
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.sinks import OpenSearchSink
+from millrace.pipelines.sinks.opensearch.sink import client_of
+from millrace.pipelines.worker.declared import read_pipeline
+from millrace.pipelines.worker.positions import positions_of
+from millrace.runtime.child_processes import Job
+
+TOPIC: Final = "flights"
+PARTITIONS: Final = 2
+SPOILT: Final = 10_000
+"""One in so many flights has a distance that is no number."""
+_DECLARED: Final = """\
+id: flights
+source:
+  kind: kafka
+  bootstrap: ["{brokers}"]
+  topics: [flights]
+steps:
+  - {{kind: cast, fields: {{distance: int, air_time: float}}}}
+  - {{kind: filter, keep: doc.origin != 'LGA'}}
+  - {{kind: rename, fields: {{dep_delay: delay.departure, arr_delay: delay.arrival}}}}
+  - {{kind: drop, fields: [year, month, day, hour, minute]}}
+sink:
+  kind: opensearch
+  hosts: ["{opensearch}"]
+  index_base: flights
+  create_index: true
+  ids: key
+resources: {{cpus: 2, tasks: 2}}
+"""
+
+
+def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: threading.Event) -> int:
+    """The demo; 0 where everything that was sent is accounted for. What an earlier run left in the folder is begun anew."""
+    table = flights().slice(0, rows)
+    folder = settings.data_dir / "pipeline"
+    console.print(f"Data folder: [bold]{folder}[/]\nStarting Kafka and OpenSearch on this host …")
+    with (
+        KafkaBroker(folder / "kafka", settings=settings) as kafka,
+        OpenSearchServer(folder / "opensearch", settings=settings) as opensearch,
+    ):
+        console.print(f"Kafka: [bold]{kafka.address}[/]  OpenSearch: [bold]{opensearch.url}[/]")
+        file = folder / "flights.yaml"
+        replace_file(file, _DECLARED.format(brokers=kafka.address, opensearch=opensearch.url))
+        pipeline = read_pipeline(file, Configuration())
+        _topics(kafka)
+        before = sum(each.position for each in positions_of(settings, pipeline.id).values())
+        sent, spoilt, filtered = _send(kafka, table, stop)
+        console.print(
+            f"{sent:,} flights are in the topic, {spoilt} of them spoilt. The pipeline runs: [bold]millrace pipelines run {file}[/]"
+        )
+        begun = time.perf_counter()
+        _run(settings, file, before + sent, pipeline, stop)
+        seconds = time.perf_counter() - begun
+        return _summary(
+            settings,
+            pipeline,
+            sent=sent,
+            spoilt=spoilt,
+            filtered=filtered,
+            before=before,
+            seconds=seconds,
+            console=console,
+        )
+
+
+def _topics(kafka: KafkaBroker) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    if TOPIC not in admin.list_topics(timeout=30).topics:
+        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
+
+
+def _documents(table: pa.Table) -> Iterator[tuple[str, dict[str, Any]]]:
+    for batch in table.to_batches(max_chunksize=10_000):
+        for row in batch.to_pylist():
+            yield row["id"], row
+
+
+def _send(kafka: KafkaBroker, table: pa.Table, stop: threading.Event) -> tuple[int, int, int]:
+    """All flights by their id, acknowledged: how many, how many spoilt, how many that the filter leaves out."""
+    producer = Producer(
+        {"bootstrap.servers": kafka.address, "acks": "all", "enable.idempotence": True, "linger.ms": 20}
+    )
+    trouble: list[str] = []
+    sent = spoilt = filtered = 0
+
+    def told(error: Any, _: Any) -> None:
+        if error is not None:
+            trouble.append(error.str())
+
+    for key, row in _documents(table):
+        if stop.is_set():
+            raise Interrupted
+        if sent % SPOILT == SPOILT - 1:
+            row["distance"] = "far"
+            spoilt += 1
+        else:
+            filtered += row["origin"] == "LGA"
+        while True:
+            try:
+                producer.produce(TOPIC, msgspec.json.encode(row), key, on_delivery=told)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        sent += 1
+        if sent % 1000 == 0:
+            producer.poll(0)
+    if producer.flush(60) or trouble:
+        raise LogUnavailable(f"Kafka did not take all flights: {trouble[:1]}")
+    return sent, spoilt, filtered
+
+
+def _run(settings: Settings, file: Path, end: int, pipeline: Pipeline, stop: threading.Event) -> None:
+    import sys
+
+    command = [sys.executable, "-m", "millrace", "pipelines", "run", str(file), "--data", str(settings.data_dir)]
+    job = Job(command, log_file=settings.run_path / "pipeline.log", env=settings.environment())
+    try:
+        while sum(each.position for each in positions_of(settings, pipeline.id).values()) < end:
+            if stop.wait(0.2):
+                raise Interrupted
+            if not job.running():
+                raise LogUnavailable(f"the pipeline ended by itself:\n{job.tail()}")
+    finally:
+        job.stop(deadline=settings.stop_deadline)
+
+
+def _summary(
+    settings: Settings,
+    pipeline: Pipeline,
+    *,
+    sent: int,
+    spoilt: int,
+    filtered: int,
+    before: int,
+    seconds: float,
+    console: Console,
+) -> int:
+    sink = pipeline.sink
+    assert isinstance(sink, OpenSearchSink), "so it is declared above"
+    client = client_of(sink)
+    client.indices.refresh(index=sink.index_base)
+    count = int(client.count(index=sink.index_base)["count"])
+    places = positions_of(settings, pipeline.id).values()
+    totals = {
+        name: sum(getattr(each, f"records_{name}") for each in places) for name in ("in", "out", "error", "filtered")
+    }
+    begun = time.perf_counter()
+    answer = client.search(
+        index=sink.index_base,
+        body={
+            "size": 0,
+            "track_total_hits": True,
+            "query": {"range": {"delay.departure": {"gte": 60}}},
+            "aggs": {"carriers": {"terms": {"field": "carrier.keyword", "size": 3}}},
+        },
+    )
+    took = 1000 * (time.perf_counter() - begun)
+    late = ", ".join(f"{each['key']} {each['doc_count']:,}" for each in answer["aggregations"]["carriers"]["buckets"])
+    console.print(f"{sent:,} in {seconds:.1f} s: {sent / seconds:,.0f} flights/s, the worker's start included")
+    console.print(
+        f"In {totals['in']:,} = out {totals['out']:,} + errors {totals['error']:,} + filtered {totals['filtered']:,}; documents {count:,}"
+    )
+    console.print(
+        f"Search: {answer['hits']['total']['value']:,} flights left an hour late or more; most of {late} ({took:.0f} ms)"
+    )
+    whole = totals["in"] == before + sent == totals["out"] + totals["error"] + totals["filtered"]
+    right = before > 0 or (totals["error"] == spoilt and totals["filtered"] == filtered and count == totals["out"])
+    console.print(
+        "[bold green]Everything is accounted for.[/]" if whole and right else "[bold red]The counts do not add up.[/]"
+    )
+    return 0 if whole and right else 1

@@ -1,0 +1,66 @@
+"""The declared streams of the demo, over the flights of 2013."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from millrace.streams.declare.declaration import From, Into, Stream, Watermark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+LATE_MINUTES: Final = 15
+"""A departure counts as late from here on, as the airlines' own statistics have it."""
+
+HOURLY: Final[dict[str, str]] = {
+    "origin": "string",
+    "hour": "timestamp",
+    "scheduled": "int64?",
+    "departed": "int64?",
+    "cancelled": "int64?",
+    "late": "int64?",
+    "mean_dep_delay": "float64?",
+    "max_dep_delay": "float64?",
+    "mean_arr_delay": "float64?",
+    "carriers": "int64?",
+}
+"""The columns of what :func:`flights_hourly` gives."""
+
+
+def flights_hourly(flights: DataFrame) -> DataFrame:
+    """Of the flights that were due to depart in an hour from an origin: how many did, and how late they were (minutes).
+
+    The same of a stream and of a batch: the hour is a window, so that a stream forgets it once the watermark has passed.
+    """
+    from pyspark.sql import functions as F
+
+    late = F.col("dep_delay") >= LATE_MINUTES
+    grouped = flights.groupBy("origin", F.window("time_hour", "1 hour").alias("window")).agg(
+        F.count("*").alias("scheduled"),
+        F.count("dep_time").alias("departed"),
+        (F.count("*") - F.count("dep_time")).alias("cancelled"),
+        F.count(F.when(late, 1)).alias("late"),
+        F.avg("dep_delay").alias("mean_dep_delay"),
+        F.max("dep_delay").alias("max_dep_delay"),
+        F.avg("arr_delay").alias("mean_arr_delay"),
+        F.size(F.collect_set("carrier")).cast("long").alias("carriers"),
+    )
+    columns: list[Any] = [F.col("window.start").alias("hour") if name == "hour" else F.col(name) for name in HOURLY]
+    return grouped.select(*columns)
+
+
+STREAMS: Final = [
+    Stream(
+        name="flights_hourly",
+        source=From(
+            collection="flights",
+            columns=("origin", "time_hour", "dep_delay", "dep_time", "arr_delay", "carrier"),
+            # The demo sends the year again and again: a row may be as late as that.
+            watermark=Watermark(column="time_hour", delay="400 days"),
+        ),
+        transform=flights_hourly,
+        sink=Into(collection="flights_by_hour", mode="upsert"),
+        output_mode="update",
+        words="Departures and delays by origin and hour, over the flights' own times.",
+    )
+]

@@ -1,0 +1,319 @@
+"""From what people write to typed trees: names are looked up, literals take the type of what stands beside them, casts that lose
+nothing are put in. Programs that write schemas do this; who judges rows has the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+from millrace.base.errors import InvalidArgument
+from millrace.base.predicate.language import All, Call, Column, Compare, In, IsNull, Like, Literal, Not, Some
+from millrace.base.predicate.values import value as parsed
+from millrace.message.expression.tree import (
+    COMPARISONS,
+    INSTANTS,
+    Fields,
+    Node,
+    check_size,
+    common_decimal,
+    literal_text,
+    made,
+    value_kind,
+)
+from millrace.message.field_types import FieldType, parse_type
+
+_INT64_DECIMAL: Final = "decimal(19,0)"
+_ALIASES: Final = {"int": "int64", "bigint": "int64", "double": "float64", "float": "float64", "text": "string"}
+
+
+def condition(text: str, fields: Fields) -> Node:
+    """The condition that `text` is over `fields`. Raises InvalidArgument."""
+    return check_size(_Binder(fields).typed(parsed(text), "bool"))
+
+
+def computed(text: str, fields: Fields, kind: FieldType) -> Node:
+    """The value that `text` is over `fields`, for a field of type `kind`. Raises InvalidArgument."""
+    return check_size(_Binder(fields).typed(parsed(text), value_kind(kind)))
+
+
+def default(value: object, kind: FieldType) -> Node:
+    """A field's default: a value of it, or ``now()`` of a date or timestamp. Raises InvalidArgument."""
+    wanted = value_kind(kind)
+    if wanted in (*INSTANTS, "date") and isinstance(value, str) and value.strip().lower() == "now()":
+        now = made("now", (), (), {})
+        return now if wanted == "timestamp" else made("cast", (now,), (wanted,), {})
+    if kind.kind in ("uuid", "json", "binary") or kind.is_nested:
+        raise InvalidArgument(f"a field of type {kind.text} has no default")
+    if isinstance(value, str):
+        value = _of_text(value, wanted)
+    if isinstance(value, bool | int | str):
+        return _literal(value, wanted)
+    if isinstance(value, float | Decimal):
+        return _literal(Decimal(repr(value)) if isinstance(value, float) else value, wanted)
+    if isinstance(value, datetime):
+        return _literal((value.astimezone(UTC) if value.tzinfo else value).replace(tzinfo=None).isoformat(), wanted)
+    if isinstance(value, date):
+        return _literal(value.isoformat(), wanted)
+    raise InvalidArgument(f"{value!r:.60} is no default of a field of type {kind.text}")
+
+
+def _of_text(text: str, kind: str) -> Any:
+    """A text as a value of a number or bool; of other types as it is."""
+    if kind == "bool" and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if kind in ("int64", "float64") or kind.startswith("decimal("):
+        try:
+            return Decimal(text)
+        except InvalidOperation:
+            raise InvalidArgument(f"{text!r:.60} is no {kind}") from None
+    return text
+
+
+def _literal(value: Any, kind: str) -> Node:
+    """A literal of one type, where the value has a place in it."""
+    plain = "decimal" if kind.startswith("decimal(") else kind
+    text: str | None = None
+    match value:
+        case bool():
+            text = literal_text("bool", value) if plain == "bool" else None
+        case int() | Decimal() if plain == "float64":
+            text = repr(float(value))
+        case int() if plain == "int64":
+            text = str(value)
+        case Decimal() if plain == "int64" and value == value.to_integral_value() and abs(value) < 1 << 63:
+            text = str(int(value))
+        case int() | Decimal() if plain == "decimal":
+            text = _decimal_text(Decimal(value), parse_type(kind))
+        case str() if plain == "string":
+            text = value
+        case str() if plain == "date":
+            text = value.strip()
+        case str() if plain in INSTANTS:
+            text = _moment_text(value)
+        case bytes() if plain == "binary":
+            text = value.hex()
+    if text is None:
+        raise InvalidArgument(f"{value!r:.60} is no {kind}")
+    return made("literal", (), (kind, text), {})
+
+
+def _decimal_text(value: Decimal, kind: FieldType) -> str | None:
+    text = f"{value:f}"
+    whole, _, behind = text.partition(".")
+    behind = behind.rstrip("0")
+    if len(behind) > kind.scale:
+        return None
+    behind = behind.ljust(kind.scale, "0")
+    text = f"{whole}.{behind}" if behind else whole
+    return text.removeprefix("-") if not any(each in "123456789" for each in text) else text
+
+
+def _moment_text(value: str) -> str | None:
+    try:
+        found = datetime.fromisoformat(value.strip())
+    except ValueError:
+        return None
+    found = (found.astimezone(UTC) if found.tzinfo else found).replace(tzinfo=None)
+    return found.isoformat(timespec="microseconds")
+
+
+def _own_kind(value: Any) -> str:
+    """The type of a literal that nothing stands beside."""
+    match value:
+        case bool():
+            return "bool"
+        case int():
+            return "int64"
+        case str():
+            return "string"
+        case bytes():
+            return "binary"
+    _, digits, exponent = value.as_tuple()
+    scale = max(0, -exponent)
+    return f"decimal({max(len(digits) + max(0, exponent), scale, 1)},{scale})"
+
+
+class _Binder:
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+
+    def typed(self, found: Any, kind: str | None) -> Node:
+        """The node of what was parsed, of type `kind` where one is wanted. Raises InvalidArgument."""
+        node = self._node(found, kind)
+        return node if kind is None else self._as(node, kind)
+
+    def _made(self, op: str, args: Sequence[Node], *given: str) -> Node:
+        return made(op, tuple(args), given, self._fields)
+
+    def _as(self, node: Node, kind: str) -> Node:
+        if node.kind == kind:
+            return node
+        pair = tuple("decimal" if each.startswith("decimal(") else each for each in (node.kind, kind))
+        if pair in (
+            ("int64", "decimal"),
+            ("int64", "float64"),
+            ("decimal", "decimal"),
+            ("date", "timestamp"),
+            ("date", "timestamp_ntz"),
+        ):
+            return self._made("cast", [node], kind)
+        raise InvalidArgument(
+            f"{node.kind} where {kind} is wanted: write cast(… AS {kind}), where there is such a cast"
+        )
+
+    def _node(self, found: Any, kind: str | None) -> Node:
+        match found:
+            case Column(path):
+                return self._made("field", [], *path)
+            case Literal(value):
+                return _literal(value, kind if kind is not None and self._fits(value, kind) else _own_kind(value))
+            case All(parts) | Some(parts):
+                op = "and" if isinstance(found, All) else "or"
+                return self._made(op, [self.typed(each, "bool") for each in parts])
+            case Not(part):
+                return self._made("not", [self.typed(part, "bool")])
+            case IsNull(subject):
+                return self._made("is_null", [self.typed(subject, None)])
+            case Compare(op, left, right):
+                return self._made(op, self._alike([left, right]))
+            case In(subject, values):
+                alike = self._alike([subject, *values])
+                return (
+                    self._made("in", alike)
+                    if len(alike) > 1
+                    else self._made("and", [self._made("literal", [], "bool", "false")])
+                )
+            case Like(subject, pattern):
+                return self._like(self.typed(subject, "string"), pattern)
+            case Call(name, args, cast_to):
+                return self._call(name, list(args), cast_to, kind)
+        raise InvalidArgument(f"{found!r:.80} is no part of an expression")
+
+    def _fits(self, value: Any, kind: str) -> bool:
+        try:
+            _literal(value, kind)
+        except InvalidArgument:
+            return False
+        return True
+
+    def _alike(self, parts: list[Any]) -> list[Node]:
+        """Values of one type: literals take the others', integers become what stands beside them."""
+        known = [self._node(each, None) for each in parts if not isinstance(each, Literal) and each != Call("null")]
+        kinds = list(dict.fromkeys(each.kind for each in known))
+        literals = [each.value for each in parts if isinstance(each, Literal)]
+        kind = self._common(kinds, literals)
+        nodes: list[Node] = []
+        for each in parts:
+            node = self._node(each, kind) if isinstance(each, Literal | Call) else self._node(each, None)
+            decimals = node.kind.startswith("decimal(") and kind is not None and kind.startswith("decimal(")
+            nodes.append(node if kind is None or decimals else self._as(node, kind))
+        return nodes
+
+    def _common(self, kinds: list[str], literals: list[Any]) -> str | None:
+        if not kinds:
+            kinds = list(dict.fromkeys(_own_kind(each) for each in literals))
+        if not kinds:
+            return None
+        if "float64" in kinds:
+            return "float64"
+        decimals = [each for each in kinds if each.startswith("decimal(")]
+        if kinds == ["int64"] and any(isinstance(each, Decimal) for each in literals):
+            decimals = [_own_kind(each) for each in literals if isinstance(each, Decimal)]
+        if decimals:
+            return (
+                decimals[0]
+                if len(decimals) == len(kinds) == 1 and "int64" not in kinds
+                else self._wide(decimals, "int64" in kinds)
+            )
+        for instant in INSTANTS:
+            if instant in kinds:
+                return instant
+        return kinds[0]
+
+    def _wide(self, decimals: list[str], integers: bool) -> str:
+        found = common_decimal([*decimals, *([_INT64_DECIMAL] if integers else [])])
+        if found is None:
+            raise InvalidArgument(
+                f"no decimal holds the values of {', '.join(decimals)}{' and int64' if integers else ''}: cast one"
+            )
+        return found.text
+
+    def _like(self, subject: Node, pattern: str) -> Node:
+        inner = pattern.strip("%")
+        if any(each in inner for each in "%_\\"):
+            raise InvalidArgument(f"LIKE {pattern!r}: here a pattern is a text with % before it, behind it or both")
+        text = self._made("literal", [], "string", inner)
+        begins, ends = pattern.startswith("%"), pattern.endswith("%")
+        if begins and ends:
+            return self._made("contains", [subject, text])
+        if begins or ends:
+            return self._made("ends_with" if begins else "starts_with", [subject, text])
+        return self._made("=", [subject, text])
+
+    def _call(self, name: str, args: list[Any], cast_to: str, kind: str | None) -> Node:
+        match name:
+            case "null":
+                return self._made("null", [], kind or "bool")
+            case "case":
+                conditions = [self.typed(each, "bool") for each in args[:-1:2]]
+                values = self._branches([*args[1::2], args[-1]], kind)
+                pairs = [each for pair in zip(conditions, values, strict=False) for each in pair]
+                return self._made("case", [*pairs, values[-1]])
+            case "coalesce":
+                return self._made("coalesce", self._branches(args, kind))
+            case "+" | "-" | "*" | "%":
+                return self._made(name, self._operands(args))
+            case "/":
+                return self._made(
+                    "/", [self._as(each, "float64") for each in (self._node(part, "float64") for part in args)]
+                )
+            case "||" | "concat":
+                return self._made("||", [self.typed(each, "string") for each in args])
+            case "cast":
+                target = parse_type(_ALIASES.get(cast_to, cast_to))
+                node = self._node(args[0], None)
+                if node.kind == value_kind(target):
+                    return node
+                return self._made("cast", [node], value_kind(target))
+            case "round":
+                return self._made(
+                    "round", [self._node(args[0], None)] if args else [], *self._numbers(args[1:] or [Literal(0)])
+                )
+            case "substring" | "substr":
+                return self._made("substring", [self._node(args[0], None)] if args else [], *self._numbers(args[1:]))
+            case "field" | "literal" | "is_null" | "and" | "or" | "not" | "in" | "now":
+                raise InvalidArgument(f"there is no function {name!r} in an expression (now() is a default alone)")
+        if name in COMPARISONS:
+            raise InvalidArgument(f"there is no function {name!r} in an expression")
+        return self._made(name, [self._node(each, None) for each in args])
+
+    def _operands(self, args: list[Any]) -> list[Node]:
+        """Both sides of an operation on numbers. A decimal keeps its own digits beside another."""
+        nodes = [self._node(each, None) for each in args]
+        if any(each.kind == "float64" for each in nodes):
+            return [self._as(self._node(each, "float64"), "float64") for each in args]
+        if any(each.kind.startswith("decimal(") for each in nodes):
+            return [
+                node if node.kind.startswith("decimal(") else self._integer(each, node)
+                for each, node in zip(args, nodes, strict=True)
+            ]
+        return nodes
+
+    def _integer(self, found: Any, node: Node) -> Node:
+        if isinstance(found, Literal) and isinstance(found.value, int):
+            return _literal(found.value, f"decimal({len(str(abs(found.value)))},0)")
+        return self._as(node, _INT64_DECIMAL)
+
+    def _branches(self, parts: list[Any], kind: str | None) -> list[Node]:
+        if kind is not None:
+            nodes = [self._node(each, kind) for each in parts]
+            if all(each.kind == kind for each in nodes):
+                return nodes
+        return self._alike(parts)
+
+    def _numbers(self, parts: list[Any]) -> list[str]:
+        if not all(isinstance(each, Literal) and type(each.value) is int for each in parts):
+            raise InvalidArgument("digits of round, and start and length of substring, are plain numbers")
+        return [str(each.value) for each in parts]

@@ -1,0 +1,384 @@
+"""What people ask of pipelines, each as one call; who may is said by `admit`. No HTTP here: routes and commands are thin over this.
+
+A pipeline that was made is STOPPED. What is asked for is kept first, and done behind that; `tend` does what a process that died left undone.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from millrace.access.calls import Need, require
+from millrace.access.grants import Caller, Kind, Principal, Resource, Role
+from millrace.base.errors import (
+    InvalidArgument,
+    MillraceError,
+    PermissionDenied,
+    PipelineBusy,
+    PipelineConflict,
+    PipelineInvalid,
+    PipelineNotFound,
+    TableNotFound,
+)
+from millrace.base.settings import Settings
+from millrace.pipelines.deploy.deployment import Deployment
+from millrace.pipelines.deploy.runner import World, run
+from millrace.pipelines.deploy.saga import Saga
+from millrace.pipelines.deploy.world import RealWorld
+from millrace.pipelines.model.configuration import Configuration
+from millrace.pipelines.model.part import Problem, invalid
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.status import PipelineStatus
+from millrace.pipelines.records import Record as TopicRecord
+from millrace.pipelines.store.records import PAUSED, RUNNING, STOPPED, Phase, PipelineRole, Record
+from millrace.pipelines.store.store import PipelineStore
+from millrace.pipelines.transform.transform import Transform
+
+MAX_SAMPLES: Final = 100
+"""Documents of one dry run."""
+_FROM_ENVIRONMENT: Final = re.compile(r"\$\{env:")
+_PATIENCE_SECONDS: Final = 60.0
+"""One that is younger may still be being made by another process of the service."""
+_HOME: Final = ("bootstrap", "hosts")
+"""Fields that say where secrets beside them are sent."""
+
+
+class Management:
+    """The calls. Thread-safe."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: PipelineStore,
+        *,
+        configuration: Configuration | None = None,
+        world: World | None = None,
+        deployment: Deployment | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`configuration` has the defaults of declarations; `world` and `deployment` are this machine's where none is given."""
+        self._settings, self._store, self._clock = settings, store, clock
+        self._configuration = configuration or Configuration()
+        self.deployment = deployment or Deployment(settings)
+        self._world = world or RealWorld(self.deployment, self._pipeline)
+        self._moving: set[str] = set()
+        """Pipelines that a call of this process is making or deleting: `tend` leaves them alone."""
+
+    def admit(self, calls: Mapping[str, Need], caller: Caller, call: str, request: Mapping[str, Any]) -> Caller:
+        """The caller with his roles on pipelines, where he may make this call. Raises PermissionDenied, or PipelineNotFound where he may not
+        even know whether there is such a pipeline."""
+        caller.require_live()
+        own = self._store.grants_of(caller.principal.name)
+        principal = Principal(caller.principal.name, (*caller.principal.grants, *own))
+        caller = Caller(principal, caller.key, caller.live)
+        name = request.get("pipeline")
+        try:
+            require(caller, call, request, calls=calls)
+        except PermissionDenied:
+            if isinstance(name, str) and not _sees(caller, name):
+                raise PipelineNotFound(f"no pipeline {name[:100]!r}") from None
+            raise
+        return caller
+
+    # --- to make, change, and look ------------------------------------------------------------------------------------------
+
+    def validate(self, pipeline: str, declared: Any) -> Pipeline:
+        """The pipeline that `declared` says, with the service's defaults; nothing is made. Raises PipelineInvalid."""
+        if not isinstance(declared, dict):
+            raise invalid([Problem("", "is an object with source and sink", "type")])
+        declared = {"id": pipeline, **declared}
+        if declared["id"] != pipeline:
+            raise invalid([Problem("id", f"is {pipeline!r}, as in the address", "id")])
+        _check_environment(declared, "")
+        return Pipeline.parse(self._configuration.with_defaults(declared))
+
+    def create(self, caller: Caller, pipeline: str, declared: Any) -> Record:
+        """Make a pipeline and all that it needs; STOPPED. Raises PipelineInvalid, PipelineExists, QuotaExceeded, and what kept a step from
+        being made: then nothing of it is left."""
+        who = caller.principal.name
+        checked = self.validate(pipeline, declared)
+        if not checked.account:
+            checked = checked.model_copy(update={"account": who})
+        self._moving.add(pipeline)
+        try:
+            record = self._store.create(
+                checked.to_json(), secrets=checked.secrets(), who=who, saga=Saga(who=who).to_json()
+            )
+        except BaseException:
+            self._moving.discard(pipeline)
+            raise
+        made = self._run(record)
+        if made is None:
+            (last,) = self._store.events(pipeline, limit=1)
+            raise InvalidArgument(f"{pipeline!r} was not made, and nothing of it is left: {last.detail.get('cause')}")
+        return made
+
+    def get(self, pipeline: str) -> Record:
+        """Raises PipelineNotFound."""
+        return self._store.get(pipeline)
+
+    def seen_by(self, caller: Caller) -> list[Record]:
+        """Those that the caller may see, by id."""
+        return [record for record in self._store.all() if _sees(caller, record.id)]
+
+    def update(self, caller: Caller, pipeline: str, declared: Any, *, version: int) -> tuple[Record, list[str]]:
+        """Put another declaration in place of that `version`; the fields for which a running worker started again. Secrets that it leaves out
+        stay, unless where they are sent to changes.
+
+        Raises PipelineInvalid, PipelineConflict, PipelineBusy, QuotaExceeded.
+        """
+        record = self._ready(pipeline)
+        was = self._pipeline(record)
+        asked = self.validate(pipeline, declared) if not was.secrets() else None
+        if asked is None:
+            declared = {"id": pipeline, **declared} if isinstance(declared, dict) else declared
+            _check_environment(declared, "")
+            with_defaults = self._configuration.with_defaults(declared) if isinstance(declared, dict) else declared
+            asked = Pipeline.parse(with_defaults, secrets=_kept(was, with_defaults))
+            if asked.id != pipeline:
+                raise invalid([Problem("id", f"is {pipeline!r}, as in the address", "id")])
+        asked = asked if asked.account else asked.model_copy(update={"account": was.account})
+        restarts = was.restarts(asked)
+        changed = self._store.update(
+            pipeline,
+            asked.to_json(),
+            version=version,
+            secrets=asked.secrets(),
+            who=caller.principal.name,
+            detail={"restarts": restarts},
+        )
+        self.deployment.write(asked)
+        if restarts and changed.wanted != STOPPED:
+            self.deployment.stop(pipeline)
+            self.deployment.start(pipeline)
+        return changed, restarts
+
+    def delete(self, caller: Caller, pipeline: str) -> None:
+        """Undo all that was made for it: its topics and index too, where they were. Raises PipelineBusy while it is not stopped."""
+        record = self._store.get(pipeline)
+        if record.phase is Phase.READY:
+            if record.wanted != STOPPED or self.deployment.running(pipeline):
+                raise PipelineBusy(f"{pipeline!r} is {record.wanted}: stop it, then delete it")
+            saga = Saga.from_json(record.saga).deleting(caller.principal.name)
+            record = self._store.move(record, phase=Phase.DELETING, saga=saga.to_json())
+            self._moving.add(pipeline)
+        elif record.phase is Phase.CREATING:
+            raise PipelineBusy(f"{pipeline!r} is being made: wait until it is, or is not")
+        self._run(record)
+
+    def _run(self, record: Record) -> Record | None:
+        try:
+            return run(self._store, record, self._world)
+        finally:
+            self._moving.discard(record.id)
+
+    def clone(self, caller: Caller, pipeline: str, to: str, changes: Mapping[str, Any]) -> Record:
+        """Another pipeline of the same declaration with `changes` over it, and of the account of whoever asks; secrets are not taken along."""
+        declared = {**self._store.get(pipeline).declaration, **changes, "id": to}
+        if "account" not in changes:
+            declared.pop("account", None)
+        return self.create(caller, to, declared)
+
+    # --- to run -------------------------------------------------------------------------------------------------------------
+
+    def status(self, pipeline: str) -> PipelineStatus:
+        """How it is, by its worker's own words."""
+        self._store.get(pipeline)
+        return self.deployment.status(pipeline)
+
+    def resume(self, caller: Caller, pipeline: str) -> Record:
+        """Have it run: its worker is started where there is none."""
+        self._ready(pipeline)
+        record = self._store.want(pipeline, RUNNING, who=caller.principal.name, what="resume")
+        self._align(record)
+        return record
+
+    def pause(self, caller: Caller, pipeline: str) -> Record:
+        """Have its worker take nothing, but stay. Raises PipelineBusy where it is stopped."""
+        if self._ready(pipeline).wanted == STOPPED:
+            raise PipelineBusy(f"{pipeline!r} is STOPPED: resume it first")
+        record = self._store.want(pipeline, PAUSED, who=caller.principal.name, what="pause")
+        self._align(record)
+        return record
+
+    def stop(self, caller: Caller, pipeline: str) -> Record:
+        """End its worker between two micro-batches. No effect where it is stopped."""
+        self._ready(pipeline)
+        record = self._store.want(pipeline, STOPPED, who=caller.principal.name, what="stop")
+        self._align(record)
+        return record
+
+    def restart(self, caller: Caller, pipeline: str, *, only_failed: bool) -> Record:
+        """Start all tasks again, or those that failed. Raises PipelineBusy where it is stopped."""
+        record = self._ready(pipeline)
+        if record.wanted == STOPPED:
+            raise PipelineBusy(f"{pipeline!r} is STOPPED: resume it")
+        self._store.note(pipeline, who=caller.principal.name, what="restart", only_failed=only_failed)
+        self.deployment.ask(pipeline, restart="failed" if only_failed else "all")
+        self._align(record)
+        return record
+
+    def tend(self) -> None:
+        """Do what is left: sagas of a process that died, workers that are not as they were asked to be. To be called again and again."""
+        for record in self._store.all():
+            with suppress(PipelineConflict, PipelineNotFound):
+                if record.phase is Phase.READY:
+                    self._align(record)
+                elif record.id not in self._moving and self._clock() - record.created_at > _PATIENCE_SECONDS:
+                    run(self._store, record, self._world)
+
+    def _align(self, record: Record) -> None:
+        runs = self.deployment.running(record.id)
+        if record.wanted == STOPPED:
+            if runs:
+                self.deployment.stop(record.id)
+            return
+        self.deployment.ask(record.id, paused=record.wanted == PAUSED)
+        if not runs:
+            self.deployment.write(self._pipeline(record))
+            self.deployment.start(record.id)
+
+    # --- offsets, samples, errors -------------------------------------------------------------------------------------------
+
+    def offsets(self, pipeline: str) -> dict[str, int]:
+        """The next offset of each task that has one."""
+        from millrace.pipelines.worker.positions import positions_of
+
+        self._store.get(pipeline)
+        try:
+            return {task: found.position for task, found in positions_of(self._settings, pipeline).items()}
+        except TableNotFound:
+            return {}
+
+    def change_offsets(self, caller: Caller, pipeline: str, offsets: Mapping[str, int]) -> dict[str, int]:
+        """Set the next offset of tasks. Raises PipelineBusy unless it is stopped, InvalidArgument for what is no task of it."""
+        from millrace.pipelines.worker.positions import change_positions
+
+        record = self._ready(pipeline)
+        if record.wanted != STOPPED or self.deployment.running(pipeline):
+            raise PipelineBusy(f"{pipeline!r} is {record.wanted}: offsets change while it is STOPPED")
+        topics = self._pipeline(record).topics()["input"]
+        for task in offsets:
+            topic, _, partition = task.rpartition("-")
+            if topic not in topics or not (partition.isascii() and partition.isdigit() and len(partition) < 7):
+                raise InvalidArgument(
+                    f"{task[:300]!r} is no task of {pipeline!r}: a topic and a partition, {topics[0]}-0"
+                    if topics
+                    else f"{pipeline!r} has no topics"
+                )
+        self._store.note(pipeline, who=caller.principal.name, what="offsets", offsets=dict(offsets))
+        found = change_positions(self._settings, pipeline, offsets)
+        return {task: position.position for task, position in found.items()}
+
+    def reset_offsets(self, caller: Caller, pipeline: str) -> dict[str, int]:
+        """Have every task that has an offset begin at the first one again. Raises PipelineBusy unless it is stopped."""
+        return self.change_offsets(caller, pipeline, dict.fromkeys(self.offsets(pipeline), 0))
+
+    def dry_run(self, pipeline: str, documents: list[Any], declared: Any = None) -> list[dict[str, Any]]:
+        """What each step makes of sample documents, by the pipeline as it is or as `declared`; nothing is written. Raises PipelineInvalid."""
+        import msgspec
+
+        if len(documents) > MAX_SAMPLES:
+            raise InvalidArgument(f"a dry run takes at most {MAX_SAMPLES} documents, not {len(documents)}")
+        known = self._store.get(pipeline)
+        made = self._pipeline(known) if declared is None else self.validate(pipeline, declared)
+        try:
+            transform = Transform(made)
+        except ValueError as error:
+            raise InvalidArgument(f"it cannot be run dry: {error}") from None
+        found = []
+        for place, document in enumerate(documents):
+            value = None if document is None else msgspec.json.encode(document)
+            sample = transform.show(TopicRecord("sample", 0, place, None, value, 0))
+            found.append({**sample._asdict(), "steps": [step._asdict() for step in sample.steps]})
+        return found
+
+    def redrive(self, caller: Caller, pipeline: str, **options: Any) -> dict[str, int]:
+        """Send what lies in the error topic through the pipeline again (millrace.pipelines.worker.redrive)."""
+        from millrace.pipelines.worker.redrive import redrive
+
+        made = self._pipeline(self._ready(pipeline))
+        self._store.note(pipeline, who=caller.principal.name, what="redrive", **options)
+        return dict(redrive(self._settings, made, **options)._asdict())
+
+    # --- people -------------------------------------------------------------------------------------------------------------
+
+    def roles(self, pipeline: str) -> dict[str, PipelineRole]:
+        return self._store.roles(pipeline)
+
+    def set_role(
+        self, caller: Caller, pipeline: str, principal: str, role: PipelineRole | None
+    ) -> dict[str, PipelineRole]:
+        return self._store.set_role(pipeline, principal, role, who=caller.principal.name)
+
+    def history(self, pipeline: str, *, before: int | None, limit: int) -> list[dict[str, Any]]:
+        """Newest first."""
+        self._store.get(pipeline)
+        found = self._store.events(pipeline, before=before, limit=limit)
+        return [{"id": e.id, "at": e.at, "who": e.who, "what": e.what, "detail": e.detail} for e in found]
+
+    def secret_names(self, pipeline: str) -> list[str]:
+        return self._store.secret_names(pipeline)
+
+    def dependencies(self) -> dict[str, str]:
+        """What the service stands on: ``ok``, or what is wrong with it."""
+        try:
+            return {"store": "ok", "pipelines": str(len(self._store.all()))}
+        except MillraceError as error:
+            return {"store": error.code}
+
+    def _ready(self, pipeline: str) -> Record:
+        record = self._store.get(pipeline)
+        if record.phase is not Phase.READY:
+            raise PipelineBusy(f"{pipeline!r} is {record.phase}")
+        return record
+
+    def _pipeline(self, record: Record) -> Pipeline:
+        return Pipeline.parse(record.declaration, secrets=self._store.secrets(record.id))
+
+
+def _sees(caller: Caller, pipeline: str) -> bool:
+    return caller.principal.has((Role.READ,), (Resource(Kind.PIPELINE, pipeline),))
+
+
+def _kept(was: Pipeline, declared: Any) -> dict[str, str]:
+    """The secrets of `was` that go on: not those of a part that is sent elsewhere, or else who may change a pipeline could read them."""
+    found = {}
+    before = was.to_json()
+    for path, text in was.secrets().items():
+        part = path.split(".")[0]
+        old, new = before.get(part), declared.get(part) if isinstance(declared, dict) else None
+        if part == "errors":
+            old, new = (each.get("cluster") if isinstance(each, dict) else None for each in (old, new))
+        if isinstance(old, dict) and isinstance(new, dict) and all(_same(old, new, name) for name in _HOME):
+            found[path] = text
+    return found
+
+
+def _same(old: dict[str, Any], new: dict[str, Any], name: str) -> bool:
+    return list(old.get(name, ())) == (
+        list(new[name])
+        if isinstance(new.get(name), list | tuple)
+        else list(old.get(name, ()))
+        if name not in new
+        else None
+    )
+
+
+def _check_environment(value: Any, path: str) -> None:
+    """Raises PipelineInvalid for what a worker would read from its own environment: that is for its operator's files alone."""
+    waiting = [(path, value)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, str) and _FROM_ENVIRONMENT.search(value):
+            raise PipelineInvalid(
+                f"{path}: ${{env:…}} is for declarations in files on the service's machine",
+                problems=[Problem(path, "takes no ${env:…} through the API", "environment")._asdict()],
+            )
+        if isinstance(value, dict):
+            waiting += [(f"{path}.{name}".lstrip("."), each) for name, each in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{path}.{place}", each) for place, each in enumerate(value)]

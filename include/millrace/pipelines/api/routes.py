@@ -1,0 +1,302 @@
+"""The calls as routes, by Kafka Connect's vocabulary, and what each needs. What changes something is a PUT or a DELETE: a browser sends neither
+for a page from elsewhere."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Body, Path, Query, Request
+from pydantic import BaseModel, Field
+
+from millrace.access.calls import Need, Over
+from millrace.access.grants import Caller, Kind, Role
+from millrace.base.package import VERSION
+from millrace.pipelines.api.management import MAX_SAMPLES, Management
+from millrace.pipelines.model.status import PipelineStatus
+from millrace.pipelines.store.records import Phase, PipelineRole, Record
+
+
+def _over(role: Role, words: str) -> Need:
+    return Need((role,), Kind.PIPELINE, "pipeline", words)
+
+
+CALLS: Final[Mapping[str, Need]] = {
+    "pipelines_health": Need(
+        (Role.READ, Role.PRODUCE), Over.ANYTHING, words="the pipeline service, and what it stands on"
+    ),
+    "pipelines": Need((Role.READ, Role.PRODUCE), Over.ANYTHING, words="the pipelines that one may read"),
+    "create_pipeline": _over(Role.OPERATE, "make a pipeline, and become its owner"),
+    "validate_pipeline": _over(Role.OPERATE, "check a declaration; nothing is made"),
+    "pipeline": _over(Role.READ, "one pipeline, without its secrets"),
+    "update_pipeline": _over(Role.OPERATE, "change a pipeline's declaration"),
+    "delete_pipeline": _over(Role.ADMIN, "delete a pipeline, and what was made for it"),
+    "pipeline_status": _over(Role.READ, "how a pipeline and its tasks are"),
+    "pause_pipeline": _over(Role.OPERATE, "take nothing for a while"),
+    "resume_pipeline": _over(Role.OPERATE, "run"),
+    "stop_pipeline": _over(Role.OPERATE, "end the worker"),
+    "restart_pipeline": _over(Role.OPERATE, "start all or only failed tasks again"),
+    "clone_pipeline": _over(Role.OPERATE, "make another pipeline of the same declaration"),
+    "pipeline_offsets": _over(Role.READ, "the next offset of each task"),
+    "change_offsets": _over(Role.OPERATE, "set offsets of a stopped pipeline"),
+    "reset_offsets": _over(Role.OPERATE, "begin a stopped pipeline anew"),
+    "dry_run": _over(Role.READ, "what each step makes of sample documents"),
+    "redrive": _over(Role.OPERATE, "send the error topic through the pipeline again"),
+    "pipeline_history": _over(Role.READ, "who did what to a pipeline"),
+    "pipeline_roles": _over(Role.READ, "who is what to a pipeline"),
+    "set_pipeline_role": _over(Role.ADMIN, "give somebody a role on a pipeline"),
+    "remove_pipeline_role": _over(Role.ADMIN, "take somebody's role on a pipeline away"),
+}
+
+Id = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="A pipeline's id.")]
+Principal = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$", description="Somebody's name.")]
+Offset = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+Name = Annotated[str, Query(max_length=100)]
+Declaration = Annotated[dict[str, Any], Body(description="A declaration (docs/pipelines.md).")]
+
+
+class PipelineRow(BaseModel):
+    """A pipeline in a list."""
+
+    id: str
+    name: str
+    account: str
+    version: int
+    phase: Phase
+    wanted: str
+    created_by: str
+    created_at: float
+    changed_at: float
+    cpus: float
+    memory_mib: int
+
+
+class PipelineView(PipelineRow):
+    """A pipeline, whole."""
+
+    declaration: dict[str, Any]
+    secrets: list[str] = Field(description="where secrets are set; what they are is never shown")
+
+
+class PipelinePage(BaseModel):
+    total: int
+    pipelines: list[PipelineRow]
+
+
+class Changed(BaseModel):
+    pipeline: PipelineView
+    restarted_for: list[str] = Field(description="fields that a running worker started again for")
+
+
+class Valid(BaseModel):
+    declaration: dict[str, Any] = Field(description="with all defaults, without secrets")
+
+
+class DryRun(BaseModel):
+    documents: list[Any] = Field(max_length=MAX_SAMPLES, description="null is a tombstone")
+    declaration: dict[str, Any] | None = Field(default=None, description="another than the pipeline's own")
+
+
+class Redrive(BaseModel):
+    step: str = Field(default="", max_length=100)
+    kind: str = Field(default="", max_length=100)
+    again: bool = False
+    dry_run: bool = False
+
+
+class Health(BaseModel):
+    service: str
+    version: str
+    language: str
+    architecture: str
+    dependencies: dict[str, str]
+
+
+def router(management: Management, answers: dict[int | str, dict[str, Any]]) -> APIRouter:
+    """Routes under /api/v1; `answers` describes what is not a success."""
+    told: dict[int | str, dict[str, Any]] = {
+        409: {**answers.get(404, {}), "description": "Not in this state, or of another version."}
+    }
+    made = APIRouter(prefix="/api/v1", tags=["pipelines"], responses={**answers, **told})
+
+    _look(made, management)
+    _declare(made, management)
+    _operate(made, management)
+    _people(made, management)
+    return made
+
+
+def _view(management: Management, record: Record) -> PipelineView:
+    secrets = management.secret_names(record.id)
+    return PipelineView(**_row(record), declaration=record.declaration, secrets=secrets)
+
+
+def _look(made: APIRouter, management: Management) -> None:
+    @made.get("/pipelines-health")
+    def pipelines_health() -> Health:
+        """Service, version, language, architecture, dependencies."""
+        return Health(
+            service="millrace-pipelines",
+            version=VERSION,
+            language=f"Python {platform.python_version()}",
+            architecture=f"{platform.system()} {platform.machine()}",
+            dependencies=management.dependencies(),
+        )
+
+    @made.get("/pipelines")
+    def pipelines(
+        request: Request,
+        text: Annotated[str, Query(max_length=200, description="in id or name")] = "",
+        account: Annotated[str | None, Query(max_length=256)] = None,
+        phase: Phase | None = None,
+        wanted: Literal["RUNNING", "PAUSED", "STOPPED"] | None = None,
+        sort: Literal["id", "name", "account", "created_at", "changed_at"] = "id",
+        descending: bool = False,
+        offset: Annotated[int, Query(ge=0, le=1 << 31)] = 0,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> PipelinePage:
+        """The pipelines that one may read, filtered, sorted, a page of them."""
+        found = [
+            each
+            for each in management.seen_by(_caller(request))
+            if (text.lower() in each.id or text.lower() in each.name.lower())
+            and account in (None, each.account)
+            and phase in (None, each.phase)
+            and wanted in (None, each.wanted)
+        ]
+        found.sort(key=lambda each: (getattr(each, sort), each.id), reverse=descending)
+        rows = [PipelineRow(**_row(each)) for each in found[offset : offset + limit]]
+        return PipelinePage(total=len(found), pipelines=rows)
+
+
+def _declare(made: APIRouter, management: Management) -> None:
+    @made.put("/pipelines/{pipeline}", status_code=201)
+    def create_pipeline(request: Request, pipeline: Id, declaration: Declaration) -> PipelineView:
+        """Make it: its index base, topics, policy and deployment; STOPPED. All of it is made, or nothing of it is left."""
+        return _view(management, management.create(_caller(request), pipeline, declaration))
+
+    @made.put("/pipelines/{pipeline}/validate")
+    def validate_pipeline(pipeline: Id, declaration: Declaration) -> Valid:
+        """Check a declaration: 422 with a problem for each wrong field. Nothing is made."""
+        return Valid(declaration=management.validate(pipeline, declaration).to_json())
+
+    @made.get("/pipelines/{pipeline}")
+    def pipeline(pipeline: Id) -> PipelineView:
+        """One pipeline."""
+        return _view(management, management.get(pipeline))
+
+    @made.put("/pipelines/{pipeline}/declaration")
+    def update_pipeline(
+        request: Request, pipeline: Id, declaration: Declaration, version: Annotated[int, Query(ge=1, le=1 << 62)]
+    ) -> Changed:
+        """Put a declaration in place of the one of `version` (409 where there is a newer one). Name, description, account and labels change
+        while it runs; for anything else its worker is started again, between two micro-batches. Secrets that are left out stay."""
+        record, restarts = management.update(_caller(request), pipeline, declaration, version=version)
+        return Changed(pipeline=_view(management, record), restarted_for=restarts)
+
+    @made.delete("/pipelines/{pipeline}", status_code=204)
+    def delete_pipeline(request: Request, pipeline: Id) -> None:
+        """Delete it with the topics and the index that were made for it; those that were there before stay. 409 unless it is STOPPED."""
+        management.delete(_caller(request), pipeline)
+
+
+def _operate(made: APIRouter, management: Management) -> None:
+    @made.get("/pipelines/{pipeline}/status")
+    def pipeline_status(pipeline: Id) -> PipelineStatus:
+        """State, tasks, lag, counts, causes."""
+        return management.status(pipeline)
+
+    @made.put("/pipelines/{pipeline}/pause")
+    def pause_pipeline(request: Request, pipeline: Id) -> PipelineView:
+        """Its worker stays and takes nothing."""
+        return _view(management, management.pause(_caller(request), pipeline))
+
+    @made.put("/pipelines/{pipeline}/resume")
+    def resume_pipeline(request: Request, pipeline: Id) -> PipelineView:
+        """Run it; its worker is started where there is none."""
+        return _view(management, management.resume(_caller(request), pipeline))
+
+    @made.put("/pipelines/{pipeline}/stop")
+    def stop_pipeline(request: Request, pipeline: Id) -> PipelineView:
+        """End its worker, between two micro-batches."""
+        return _view(management, management.stop(_caller(request), pipeline))
+
+    @made.put("/pipelines/{pipeline}/restart")
+    def restart_pipeline(request: Request, pipeline: Id, only_failed: bool = False) -> PipelineView:
+        """Start its tasks again: all, or those that failed."""
+        return _view(management, management.restart(_caller(request), pipeline, only_failed=only_failed))
+
+    @made.put("/pipelines/{pipeline}/clone/{to}", status_code=201)
+    def clone_pipeline(
+        request: Request, pipeline: Id, to: Id, changes: Annotated[dict[str, Any] | None, Body()] = None
+    ) -> PipelineView:
+        """Another one like it, with `changes` over its declaration; secrets are to be given anew."""
+        caller = _caller(request)
+        management.admit(CALLS, caller, "create_pipeline", {"pipeline": to})
+        return _view(management, management.clone(caller, pipeline, to, changes or {}))
+
+    @made.get("/pipelines/{pipeline}/offsets")
+    def pipeline_offsets(pipeline: Id) -> dict[str, int]:
+        """The next offset by task (topic-partition)."""
+        return management.offsets(pipeline)
+
+    @made.put("/pipelines/{pipeline}/offsets")
+    def change_offsets(
+        request: Request, pipeline: Id, offsets: Annotated[dict[str, Offset], Body(max_length=10_000)]
+    ) -> dict[str, int]:
+        """Set offsets; 409 unless it is STOPPED."""
+        return management.change_offsets(_caller(request), pipeline, offsets)
+
+    @made.delete("/pipelines/{pipeline}/offsets")
+    def reset_offsets(request: Request, pipeline: Id) -> dict[str, int]:
+        """Begin anew; 409 unless it is STOPPED."""
+        return management.reset_offsets(_caller(request), pipeline)
+
+    @made.put("/pipelines/{pipeline}/dry-run")
+    def dry_run(pipeline: Id, asked: DryRun) -> list[dict[str, Any]]:
+        """What each step makes of sample documents; nothing is written."""
+        return management.dry_run(pipeline, asked.documents, asked.declaration)
+
+    @made.put("/pipelines/{pipeline}/redrive")
+    def redrive(request: Request, pipeline: Id, asked: Redrive) -> dict[str, int]:
+        """Send what lies in the error topic through it again, all or a selection; twice is the same as once."""
+        return management.redrive(_caller(request), pipeline, **asked.model_dump())
+
+
+def _people(made: APIRouter, management: Management) -> None:
+    @made.get("/pipelines/{pipeline}/history")
+    def pipeline_history(
+        pipeline: Id,
+        before: Annotated[int | None, Query(ge=0, le=1 << 62)] = None,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> list[dict[str, Any]]:
+        """Who did what, newest first."""
+        return management.history(pipeline, before=before, limit=limit)
+
+    @made.get("/pipelines/{pipeline}/roles")
+    def pipeline_roles(pipeline: Id) -> dict[str, PipelineRole]:
+        """Who is what to it."""
+        return management.roles(pipeline)
+
+    @made.put("/pipelines/{pipeline}/roles/{principal}")
+    def set_pipeline_role(
+        request: Request, pipeline: Id, principal: Principal, role: PipelineRole
+    ) -> dict[str, PipelineRole]:
+        """Make somebody owner, operator or viewer."""
+        return management.set_role(_caller(request), pipeline, principal, role)
+
+    @made.delete("/pipelines/{pipeline}/roles/{principal}")
+    def remove_pipeline_role(request: Request, pipeline: Id, principal: Principal) -> dict[str, PipelineRole]:
+        """Take somebody's role away; the last owner stays."""
+        return management.set_role(_caller(request), pipeline, principal, None)
+
+
+def _caller(request: Request) -> Caller:
+    caller = request.state.caller
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def _row(record: Record) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in PipelineRow.model_fields}

@@ -1,0 +1,41 @@
+"""A pipeline's worker as a launched run: ``python -m millrace.pipelines.deploy FILE``, what millrace.runtime.launch starts, once for each run id.
+
+It supervises the worker (millrace.pipelines.worker.supervisor) and says at its end how it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from millrace.base.data_folder import private
+from millrace.base.errors import MillraceError
+from millrace.base.files import replace_json
+from millrace.base.settings import Settings
+from millrace.pipelines.worker.supervisor import supervise
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--progress", type=Path)
+    options = parser.parse_args()
+    private()
+    try:
+        code = supervise(Settings.load(), options.file)
+    except MillraceError as error:
+        told = {"code": error.code, "message": str(error)[:2000], "retriable": error.retriable}
+        replace_json(options.result, {"ok": False, "error": told})
+        return 1
+    if code:
+        told = {"code": "WORKER_ENDED", "message": f"the worker ended with {code} again and again", "retriable": True}
+        replace_json(options.result, {"ok": False, "error": told})
+    else:
+        replace_json(options.result, {"ok": True, "stopped": True, "report": {}})
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""A pipeline's worker: one run id a pipeline, started, asked and stopped through the launcher that starts all jobs of a data folder."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from typing import Any
+
+from millrace.base.errors import RunNotFound
+from millrace.base.files import replace_json
+from millrace.base.settings import Settings
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.status import PipelineStatus, State, declaration_path, pipeline_folder
+from millrace.pipelines.worker.supervision import read_status, want
+from millrace.runtime.launch.command import module_job
+from millrace.runtime.launch.launcher import Launcher, RunStatus
+
+
+def run_id(pipeline: str) -> str:
+    return f"pipeline-{pipeline}"
+
+
+def with_secrets(pipeline: Pipeline) -> dict[str, Any]:
+    """The declaration as its worker reads it, secrets in their places."""
+    found = pipeline.to_json()
+    for path, text in pipeline.secrets().items():
+        place = found
+        *folders, last = path.split(".")
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = text
+    return found
+
+
+class Deployment:
+    """The workers of one data folder. Holds nothing itself."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._launcher = Launcher(settings)
+
+    def write(self, pipeline: Pipeline) -> None:
+        """Put the declaration where its worker reads it at its start, for its owner alone."""
+        replace_json(declaration_path(self._settings, pipeline.id), with_secrets(pipeline), synced=True)
+
+    def start(self, pipeline: str) -> RunStatus:
+        """Start its worker, or find it running."""
+        job = module_job("pipeline", "millrace.pipelines.deploy", str(declaration_path(self._settings, pipeline)))
+        return self._launcher.start(run_id(pipeline), job)
+
+    def stop(self, pipeline: str) -> None:
+        """End its worker between two micro-batches; no effect where there is none."""
+        with suppress(RunNotFound):
+            self._launcher.stop(run_id(pipeline))
+
+    def ask(self, pipeline: str, *, paused: bool | None = None, restart: str = "") -> None:
+        """Have its worker pause, go on, or start tasks again."""
+        want(self._settings, pipeline, paused=paused, restart=restart)
+
+    def running(self, pipeline: str) -> bool:
+        """Whether its worker's supervisor lives."""
+        try:
+            return self._launcher.poll(run_id(pipeline)).active
+        except RunNotFound:
+            return False
+
+    def status(self, pipeline: str) -> PipelineStatus:
+        """As its worker said last; what no worker stands behind any more is STOPPED, or FAILED with how its run ended."""
+        said = read_status(self._settings, pipeline)
+        try:
+            run = self._launcher.poll(run_id(pipeline))
+        except RunNotFound:
+            return said.model_copy(update={"state": State.STOPPED})
+        if run.active:
+            fresh = said.at >= run.started_at
+            return said if fresh else PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)
+        if run.error is not None:
+            return said.model_copy(update={"state": State.FAILED, "cause": str(run.error)})
+        return said.model_copy(update={"state": State.STOPPED})
+
+    def remove(self, pipeline: str) -> None:
+        """Stop its worker, and take away its folder."""
+        self.stop(pipeline)
+        shutil.rmtree(pipeline_folder(self._settings, pipeline), ignore_errors=True)

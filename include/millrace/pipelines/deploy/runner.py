@@ -1,0 +1,55 @@
+"""A saga run against the world, each step kept in the store before the next: who comes behind a crash goes on where it was."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from millrace.base.errors import MillraceError
+from millrace.pipelines.deploy.saga import Do, Saga
+from millrace.pipelines.store.records import Phase, Record
+from millrace.pipelines.store.store import PipelineStore
+
+
+class World(Protocol):
+    """What steps do. Each call may be repeated, and has then the same effect as once. Raises MillraceError."""
+
+    def plan(self, step: str, record: Record) -> tuple[str, ...]:
+        """What the step would make: what is not there. Changes nothing."""
+        ...
+
+    def make(self, step: str, record: Record, things: tuple[str, ...]) -> None: ...
+
+    def undo(self, step: str, record: Record, things: tuple[str, ...]) -> None:
+        """Take away what is there of `things`, and nothing else."""
+        ...
+
+
+def run(store: PipelineStore, record: Record, world: World) -> Record | None:
+    """Go on to the end: the pipeline READY, or None where it is gone. An undo that fails raises, and is repeated by the next call; so does
+    PipelineConflict, where another process goes on with it meanwhile."""
+    while True:
+        saga = Saga.from_json(record.saga)
+        do = saga.next()
+        if do == "ready":
+            return store.move(record, phase=Phase.READY, saga=record.saga, who=record.created_by, what="created")
+        if not isinstance(do, Do):
+            what = "create failed" if record.phase is Phase.CREATING else "deleted"
+            store.remove(record, who=saga.who or record.created_by, what=what, cause=saga.cause)
+            return None
+        try:
+            behind = _do(world, do, record, saga)
+        except MillraceError as error:
+            if saga.back:
+                raise
+            behind = saga.failed(error.code, str(error))
+        record = store.move(record, phase=record.phase, saga=behind.to_json())
+
+
+def _do(world: World, do: Do, record: Record, saga: Saga) -> Saga:
+    if do.what == "plan":
+        return saga.done(world.plan(do.step, record))
+    if do.what == "make":
+        world.make(do.step, record, do.things)
+    else:
+        world.undo(do.step, record, do.things)
+    return saga.done()

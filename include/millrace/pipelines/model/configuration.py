@@ -1,0 +1,140 @@
+"""``pipeline-config.yaml``: what the service listens on, and the defaults of pipelines that say nothing themselves.
+
+Names and defaults are reference document 004's, section 5.1 and 7.1, as they are written there; docs/pipelines.md says where each works.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from millrace.base.errors import InvalidSettings
+from millrace.pipelines.model.part import Part, Secret, problems_of
+
+MAX_BYTES = 1 << 20
+
+
+class Server(Part):
+    """``server:``"""
+
+    httpPort: int = Field(default=13012, ge=1, le=65535)
+    flushMiB: float = Field(default=5, ge=0.001, le=100)
+    flushItems: int = Field(default=10_000, ge=1, le=1_000_000)
+    flushIntervalSec: float = Field(default=3, ge=0.01, le=3600)
+    failureThreshold: int = Field(default=10, ge=1, le=1_000_000)
+    watchWorkersIntervalMin: float = Field(default=5, ge=0.001, le=1440)
+
+
+class Kafka(Part):
+    """``kafka:``"""
+
+    sessionTimeoutMs: int = Field(default=45_000, ge=1, le=3_600_000)
+    socketTimeoutMs: int = Field(default=60_000, ge=10, le=300_000)
+    maxPollIntervalMs: int = Field(default=300_000, ge=1, le=86_400_000)
+    autoOffsetReset: Literal["earliest", "latest", "error"] = "earliest"
+
+
+class Mq(Part):
+    """``mq:`` the brokers of pipelines that name none."""
+
+    mqHost: str = Field(default="", max_length=253, pattern=r"^[A-Za-z0-9_.:-]*$")
+    mqPort: int = Field(default=9097, ge=1, le=65535)
+    username: str = Field(default="", max_length=256)
+    password: Secret = Secret("")
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
+    tls: bool = False
+
+
+class Log(Part):
+    """``log:``"""
+
+    logLevel: Literal["debug", "info", "warn", "error"] = "info"
+    developMode: bool = Field(default=False, description="lines for people, not JSON, and debug's words besides")
+    maxAge: int = Field(default=100, ge=0, le=100_000, description="days that a rotated file is kept")
+    maxBackups: int = Field(default=20, ge=0, le=100_000, description="rotated files that are kept")
+    maxSize: int = Field(default=100, ge=1, le=100_000, description="MB of a file before it is rotated")
+
+
+class Configuration(Part):
+    """The file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    server: Server = Field(default_factory=Server)
+    kafka: Kafka = Field(default_factory=Kafka)
+    mq: Mq = Field(default_factory=Mq)
+    log: Log = Field(default_factory=Log)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the file. Raises InvalidSettings that names each wrong key."""
+        return cls.parse(read_yaml(path), where=path.name)
+
+    @classmethod
+    def parse(cls, value: Any, *, where: str = "pipeline-config.yaml") -> Self:
+        """Check what such a file holds. Raises InvalidSettings."""
+        try:
+            return cls.model_validate({} if value is None else value)
+        except ValidationError as error:
+            wrong = "; ".join(f"{each.field or 'the file'}: {each.message}" for each in problems_of(error, value))
+            raise InvalidSettings(f"{where}: {wrong}") from None
+
+    def with_defaults(self, declared: dict[str, Any]) -> dict[str, Any]:
+        """A declaration (JSON) with this file's values where it says nothing itself."""
+        server, kafka = self.server, self.kafka
+        found = {"failure_threshold": server.failureThreshold, **declared}
+        flush = {"mib": server.flushMiB, "items": server.flushItems, "seconds": server.flushIntervalSec}
+        found["flush"] = _over(flush, declared.get("flush"))
+        found["recovery"] = _over({"interval_minutes": server.watchWorkersIntervalMin}, declared.get("recovery"))
+        source = declared.get("source")
+        if isinstance(source, dict) and source.get("kind") == "kafka":
+            found["source"] = {
+                "session_timeout_ms": kafka.sessionTimeoutMs,
+                "socket_timeout_ms": kafka.socketTimeoutMs,
+                "max_poll_interval_ms": kafka.maxPollIntervalMs,
+                "offset_reset": kafka.autoOffsetReset,
+                **({} if "bootstrap" in source else self.brokers()),
+                **source,
+            }
+        sink = declared.get("sink")
+        if isinstance(sink, dict) and sink.get("kind") == "kafka":
+            ours = {} if "bootstrap" in sink else self.brokers()
+            found["sink"] = {"socket_timeout_ms": kafka.socketTimeoutMs, **ours, **sink}
+        return found
+
+    def brokers(self) -> dict[str, Any]:
+        """`mq` as a KafkaCluster is declared; nothing where no host is named."""
+        mq = self.mq
+        if not mq.mqHost:
+            return {}
+        security: dict[str, Any] = {"protocol": "SSL" if mq.tls else "PLAINTEXT"}
+        if mq.username:
+            security = {
+                "protocol": "SASL_SSL" if mq.tls else "SASL_PLAINTEXT",
+                "mechanism": mq.mechanism,
+                "username": mq.username,
+                "password": mq.password.get_secret_value(),
+            }
+        return {"bootstrap": [f"{mq.mqHost}:{mq.mqPort}"], "security": security}
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML (or JSON) file holds, plain values alone. Raises InvalidSettings."""
+    import yaml
+
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InvalidSettings(f"{path.name} is larger than {MAX_BYTES >> 20} MiB")
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSettings(f"{path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise InvalidSettings(f"{path.name} is no YAML: {' '.join(str(error).split())}") from None
+
+
+def _over(defaults: dict[str, Any], declared: Any) -> Any:
+    if declared is None:
+        return defaults
+    return {**defaults, **declared} if isinstance(declared, dict) else declared

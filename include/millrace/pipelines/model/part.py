@@ -1,0 +1,138 @@
+"""What all parts of a declaration have in common, and how what is wrong with one is told: an error a field, by the path a user wrote.
+
+A part is frozen, takes no field it does not know, and has a description and bounds for each field, so that its JSON schema makes the form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
+
+from millrace.base.errors import PipelineInvalid
+
+KIND: Final = "kind"
+"""The field by which parts of one place are told apart (source, step, sink)."""
+
+MAX_DEPTH: Final = 64
+"""Of nested values in a declaration."""
+
+
+class Part(BaseModel):
+    """A part of a declaration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+def _topic(name: str) -> str:
+    if name in (".", ".."):
+        raise ValueError("is no name of a topic")
+    return name
+
+
+TopicName: TypeAlias = Annotated[
+    str, StringConstraints(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$"), AfterValidator(_topic)
+]
+"""Of a Kafka topic, by Kafka's own rule."""
+
+Address: TypeAlias = Annotated[
+    str, StringConstraints(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):\d{1,5}$", max_length=300)
+]
+"""``host:port``."""
+
+Secret: TypeAlias = SecretStr
+"""Written once and never shown: it prints as stars, and `Pipeline.to_json` leaves it out."""
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with a declaration."""
+
+    field: str
+    """Where: ``source.topics.0``; "" for the whole."""
+    message: str
+    """What it takes, in words."""
+    kind: str
+    """pydantic's name of the fault (``missing``, ``extra_forbidden``, ...), or one of ours."""
+
+
+def invalid(problems: Sequence[Problem], *, what: str = "the pipeline") -> PipelineInvalid:
+    """The error that lists them."""
+    return PipelineInvalid(
+        f"{what}: " + "; ".join(f"{each.field or 'it'}: {each.message}" for each in problems),
+        problems=[each._asdict() for each in problems],
+    )
+
+
+def problems_of(error: ValidationError, value: Any) -> list[Problem]:
+    """What pydantic found in `value`, each at the path that its writer knows: without pydantic's tags for the kinds of a union."""
+    found = []
+    for each in error.errors(include_url=False, include_context=False, include_input=False):
+        message = each["msg"].removeprefix("Value error, ")
+        found.append(Problem(".".join(_told(each["loc"], value)), message, each["type"]))
+    # pydantic counts the items of a sequence that are right, and finds too few where one is wrong.
+    return [
+        each
+        for each in found
+        if each.kind != "too_short" or not any(other.field.startswith(f"{each.field}.") for other in found)
+    ]
+
+
+def _told(path: Sequence[int | str], value: Any) -> Iterator[str]:
+    for part in path:
+        if isinstance(value, Mapping):
+            if part not in value and part == value.get(KIND):
+                continue  # the tag of a union
+            value = value.get(part)
+        elif isinstance(value, Sequence) and not isinstance(value, str) and isinstance(part, int):
+            value = value[part] if part < len(value) else None
+        yield str(part)
+
+
+def secrets_of(part: BaseModel) -> dict[str, str]:
+    """Every secret of `part` in plain, by its path (``source.security.password``)."""
+    found: dict[str, str] = {}
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        if isinstance(value, SecretStr):
+            if value.get_secret_value():
+                found[name] = value.get_secret_value()
+        elif isinstance(value, BaseModel):
+            found |= {f"{name}.{inner}": text for inner, text in secrets_of(value).items()}
+    return found
+
+
+def check_depth(value: Any, left: int = MAX_DEPTH) -> None:
+    """Raises ValueError where `value` is nested deeper than so many levels."""
+    if left <= 0:
+        raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for each in value:
+        check_depth(each, left - 1)
+
+
+def check_json(value: Any, left: int = MAX_DEPTH) -> None:
+    """Raises ValueError where `value` is no JSON (NaN is none), or nested deeper than MAX_DEPTH."""
+    if left <= 0:
+        raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise ValueError("has a name that is no text")
+        for each in value.values():
+            check_json(each, left - 1)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            check_json(each, left - 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no JSON")
+    elif not (value is None or isinstance(value, str | int | float)):
+        raise ValueError(f"a value of type {type(value).__name__} is no JSON")
+
+
+def words(text: str, /, **bounds: Any) -> Any:
+    """A field's description with its bounds."""
+    return Field(description=text, **bounds)

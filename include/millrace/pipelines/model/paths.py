@@ -1,0 +1,82 @@
+"""Where a value lies in a document: ``carrier``, ``origin.airport``, ``a\\.b`` for a name that has a dot itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Final, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, StringConstraints
+
+MAX_STEPS: Final = 32
+_PART: Final = re.compile(r"(?:[^.\\]|\\.)+")
+_HOLE: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+def split(path: str) -> tuple[str, ...]:
+    """The names of `path`. Raises ValueError."""
+    parts: list[str] = []
+    place = 0
+    while True:
+        found = _PART.match(path, place)
+        if found is None:
+            raise ValueError(
+                f"{path!r} is no path: names with dots between; a dot or backslash in a name is \\. or \\\\"
+            )
+        parts.append(re.sub(r"\\(.)", r"\1", found[0]))
+        place = found.end()
+        if place == len(path):
+            break
+        place += 1  # the dot
+    if len(parts) > MAX_STEPS:
+        raise ValueError(f"{path!r} goes deeper than {MAX_STEPS} names")
+    return tuple(parts)
+
+
+def joined(parts: Sequence[str]) -> str:
+    """Inverse of :func:`split`."""
+    return ".".join(part.replace("\\", "\\\\").replace(".", "\\.") for part in parts)
+
+
+def _checked(path: str) -> str:
+    split(path)
+    return path
+
+
+FieldPath: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(_checked)]
+
+
+class Template(NamedTuple):
+    """``{carrier}-{flight}``: texts, and the paths of what stands between them."""
+
+    texts: tuple[str, ...]
+    paths: tuple[tuple[str, ...], ...]
+
+
+def template(text: str) -> Template:
+    """``{path}`` is a value's place, ``{{`` and ``}}`` are braces. Raises ValueError."""
+    texts, paths, place, current = [], [], 0, ""
+    for hole in _HOLE.finditer(text):
+        current += text[place : hole.start()]
+        place = hole.end()
+        if hole[0] in ("{{", "}}"):
+            current += hole[0][0]
+        elif hole[1] is None:
+            raise ValueError(f"{text!r}: a brace is left over; write {{path}} for a value and {{{{ or }}}} for a brace")
+        else:
+            texts.append(current)
+            paths.append(split(hole[1]))
+            current = ""
+    if not paths:
+        raise ValueError(f"{text!r} has no {{path}}: every document would get the same")
+    return Template((*texts, current + text[place:]), tuple(paths))
+
+
+def _template_checked(text: str) -> str:
+    template(text)
+    return text
+
+
+TemplateText: TypeAlias = Annotated[
+    str, StringConstraints(min_length=1, max_length=2000), AfterValidator(_template_checked)
+]

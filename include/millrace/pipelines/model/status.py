@@ -1,0 +1,92 @@
+"""How a pipeline and its tasks are doing, in Kafka Connect's words; and where worker and management meet.
+
+    <data>/pipelines/<id>/pipeline.json   the declaration that a worker runs, with its secrets, for its owner alone
+    <data>/pipelines/<id>/status.json     what its worker says, replaced whole
+
+A task is a partition of a topic (``flights-0``), or a VChannel of a collection.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from millrace.base.settings import Settings
+
+
+class State(StrEnum):
+    """Of a pipeline, or of one of its tasks."""
+
+    UNASSIGNED = "UNASSIGNED"
+    """Its worker has not said anything yet."""
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    """Its worker is there and takes nothing."""
+    STOPPED = "STOPPED"
+    """It has no worker. Offsets may be changed."""
+    FAILED = "FAILED"
+    """Of a task: over the failure threshold, with its cause; it is recovered at `retry_at`. Of a pipeline: all of its tasks, or its worker."""
+
+
+class TaskStatus(BaseModel):
+    """One task."""
+
+    model_config = ConfigDict(frozen=True)
+
+    task: str
+    state: State
+    position: int = Field(
+        default=0, description="the next offset to be read: all before it is in the sink or in the error topic"
+    )
+    end: int = Field(default=0, description="the offset behind the newest record")
+    lag: int = Field(default=0, description="records between them")
+    records_in: int = 0
+    records_out: int = 0
+    records_error: int = 0
+    records_filtered: int = 0
+    bulks: int = 0
+    retries: int = 0
+    failures: int = Field(default=0, description="in a row")
+    recoveries: int = Field(default=0, description="in a row")
+    cause: str = Field(default="", description="of its last failure, in words")
+    code: str = Field(default="", description="of that error")
+    retry_at: float | None = Field(default=None, description="when it is recovered, seconds since 1970")
+    latency_ms: dict[str, float] = Field(
+        default_factory=dict, description="record's timestamp to acknowledged: p50, p95, p99 of late"
+    )
+
+
+class PipelineStatus(BaseModel):
+    """One pipeline, as its worker said last."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pipeline: str
+    state: State
+    at: float = Field(default=0.0, description="when it was said, seconds since 1970")
+    pid: int = 0
+    cause: str = ""
+    tasks: tuple[TaskStatus, ...] = ()
+    cpu_percent: float = 0.0
+    memory_bytes: int = 0
+    declaration: str = Field(default="", description="digest of the declaration that the worker runs")
+
+
+def pipeline_folder(settings: Settings, pipeline: str) -> Path:
+    """What belongs to a pipeline on its machine."""
+    return settings.data_dir / "pipelines" / pipeline
+
+
+def declaration_path(settings: Settings, pipeline: str) -> Path:
+    return pipeline_folder(settings, pipeline) / "pipeline.json"
+
+
+def status_path(settings: Settings, pipeline: str) -> Path:
+    return pipeline_folder(settings, pipeline) / "status.json"
+
+
+def commands_path(settings: Settings, pipeline: str) -> Path:
+    """What management asks of a running worker: ``{"paused": bool, "restart": "" | "all" | "failed", "serial": int}``, replaced whole."""
+    return pipeline_folder(settings, pipeline) / "wanted.json"

@@ -1,0 +1,1 @@
+"""Documents as rows of a collection of this deployment: upserts by its primary key; a tombstone deletes."""

@@ -1,0 +1,1 @@
+"""Documents appended to a Delta table, each once."""

@@ -1,0 +1,126 @@
+"""The sink of a Delta table: a row a record, by the fenced commit, exactly once.
+
+Columns: id, document (JSON), topic, partition, offset, timestamp. Each partition's app id carries the offset behind the last record that
+is in the table, and moves in the commit that brings the rows; a record from before it (a redrive) is looked for, and comes in where it is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import CommitFenced, MillraceError, SinkBusy, SinkRefused
+from millrace.base.settings import Settings
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.sinks import DeltaSink as Declared
+from millrace.pipelines.records import Action
+from millrace.pipelines.sinks.sink import Written
+from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.storage.files import FileSink
+from millrace.storage.table import Table, create_table
+
+COLUMNS: Final = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("document", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+class DeltaSink:
+    """Documents of one task into one table."""
+
+    def __init__(self, uri: str, pipeline: str) -> None:
+        self._uri, self._pipeline = uri, pipeline
+        self._table: Table | None = None
+
+    def open(self) -> None:
+        """As millrace.pipelines.sinks.sink.Sink says."""
+        try:
+            self._table = create_table(self._uri, COLUMNS, partition_by=[])
+        except MillraceError as error:
+            raise self._whole(error) from None
+        if not set(COLUMNS.names) <= set(self._table.columns):
+            raise SinkRefused(
+                f"the table {self._uri} has other columns than {', '.join(COLUMNS.names)}: choose another name"
+            )
+
+    def write(self, actions: Sequence[Action], /) -> Written:
+        """As millrace.pipelines.sinks.sink.Sink says."""
+        if self._table is None:
+            self.open()
+        assert self._table is not None, "it was opened"
+        places: dict[tuple[str, int], list[Action]] = {}
+        for action in actions:
+            places.setdefault((action.record.topic, action.record.partition), []).append(action)
+        written = Written(bulks=1 if actions else 0)
+        try:
+            for (topic, partition), told in places.items():
+                self._append(self._table, topic, partition, told, written)
+        except MillraceError as error:
+            raise self._whole(error) from None
+        return written
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._table = None
+
+    def _append(self, table: Table, topic: str, partition: int, actions: Sequence[Action], written: Written) -> None:
+        table.refresh()
+        app = f"pipeline-sink/{self._pipeline}/{topic}-{partition}"
+        mark = table.app_version(app)
+        early = sorted({each.record.offset for each in actions if each.record.offset < mark})
+        there = self._there(table, topic, partition, early) if early else set()
+        new = {each.record.offset: each for each in actions if each.record.offset not in there}
+        written.acknowledged += len(actions)
+        written.stale += len(actions) - len(new)
+        if not new:
+            return
+        rows = [
+            {
+                "id": each.id,
+                "document": (each.body or b"null").decode(),
+                "topic": topic,
+                "partition": partition,
+                "offset": offset,
+                "timestamp": each.record.timestamp * 1000,
+            }
+            for offset, each in sorted(new.items())
+        ]
+        sink = FileSink.at(self._uri, COLUMNS, ("partition", "offset"))
+        sink.write(pa.Table.from_pylist(rows, schema=COLUMNS), {})
+        behind = max(mark, max(new) + 1)
+        # A commit that moves nothing would be no fence: what comes from before the mark rests on the look, and on there being one redrive at a time.
+        moves = {app: AppMove(mark, behind)} if behind > mark else {}
+        outcome = commit_fenced(table, [Part(adds=sink.finish(), moves=moves)])
+        if outcome.fenced:
+            raise CommitFenced(f"{app} was moved by another worker")
+
+    def _there(self, table: Table, topic: str, partition: int, offsets: Sequence[int]) -> set[int]:
+        wanted = (
+            (pc.field("topic") == topic)
+            & (pc.field("partition") == partition)
+            & (pc.field("offset") >= offsets[0])
+            & (pc.field("offset") <= offsets[-1])
+        )
+        found = table.dataset().to_table(columns=["offset"], filter=wanted)
+        return set(found["offset"].to_pylist())
+
+    def _whole(self, error: MillraceError) -> MillraceError:
+        if error.retriable or isinstance(error, CommitFenced):
+            return SinkBusy(f"table {self._uri}: {error}", retry_after=1.0)
+        return SinkRefused(f"table {self._uri}: {error}")
+
+
+def made(pipeline: Pipeline, settings: Settings) -> DeltaSink:
+    """The sink of `pipeline`."""
+    declared = pipeline.sink
+    assert isinstance(declared, Declared), "the registry goes by kind"
+    return DeltaSink(settings.table_uri(f"pipelines-out/{declared.table}"), pipeline.id)

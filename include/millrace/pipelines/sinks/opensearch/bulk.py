@@ -1,0 +1,141 @@
+"""One bulk request: its body, and what OpenSearch says of each item and of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from opensearchpy import OpenSearch
+from opensearchpy.exceptions import ConnectionError as NoConnection
+from opensearchpy.exceptions import OpenSearchException, TransportError
+from opensearchpy.serializer import Serializer
+
+from millrace.pipelines.records import Action
+
+FILTER: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
+_AGAIN: Final = frozenset({429, 500, 502, 503, 504})
+_BLOCKED: Final = frozenset({"cluster_block_exception", "process_cluster_event_timeout_exception"})
+"""A read-only index (a full disk), a cluster without a manager: the cluster's state, whatever status it comes with."""
+_REASON: Final = 500
+
+
+class Json(Serializer):
+    """Bodies are bytes already; answers are read by msgspec."""
+
+    mimetype = "application/json"
+
+    def dumps(self, data: Any) -> Any:
+        return data if isinstance(data, bytes | str) else msgspec.json.encode(data).decode()
+
+    def loads(self, data: Any) -> Any:
+        return msgspec.json.decode(data)
+
+
+class Verdict(Enum):
+    """Of an item."""
+
+    DONE = "done"
+    STALE = "stale"
+    AGAIN = "again"
+    FAILED = "failed"
+    REFUSED = "refused"
+    """Not the item's fault, and nothing that passes: rights, no index."""
+
+
+class Item(NamedTuple):
+    """What became of one."""
+
+    verdict: Verdict
+    kind: str = ""
+    reason: str = ""
+
+
+class Busy(Exception):
+    """The whole request may be sent again later."""
+
+
+class TooLarge(Exception):
+    """The request as a whole is not taken; parts of it may be."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+class Refused(Exception):
+    """No request of this kind is taken."""
+
+
+_DONE: Final = Item(Verdict.DONE)
+_STALE: Final = Item(Verdict.STALE)
+
+
+def body(actions: Sequence[Action]) -> bytes:
+    """Newline-delimited, as the bulk API takes it."""
+    encode = msgspec.json.encode
+    parts: list[bytes] = []
+    for action in actions:
+        name = encode(action.id)
+        version = b"" if action.version is None else b',"version":%d,"version_type":"external"' % action.version
+        if action.body is None:
+            parts.append(b'{"delete":{"_id":%b%b}}' % (name, version))
+        else:
+            parts.append(b'{"index":{"_id":%b%b}}' % (name, version))
+            parts.append(action.body)
+    parts.append(b"")
+    return b"\n".join(parts)
+
+
+def send(client: OpenSearch, index: str, actions: Sequence[Action], *, refresh: bool) -> list[Item]:
+    """What became of each of `actions`, in their order. Raises Busy, TooLarge, Refused."""
+    params = {"filter_path": FILTER} | ({"refresh": "true"} if refresh else {})
+    try:
+        answer = client.transport.perform_request(
+            "POST",
+            f"/{index}/_bulk",
+            params=params,
+            body=body(actions),
+            headers={"content-type": "application/x-ndjson"},
+        )
+    except NoConnection as error:  # time-outs too: what was done is not known, and doing it again is the same
+        raise Busy(_told(error)) from None
+    except TransportError as error:
+        status, told = error.status_code, _told(error)
+        if status in _AGAIN or error.error in _BLOCKED:
+            raise Busy(told) from None
+        if status in (400, 413):
+            raise TooLarge(f"HTTP_{status}", told) from None
+        raise Refused(told) from None
+    except OpenSearchException as error:
+        raise Busy(_told(error)) from None
+    if not isinstance(answer, dict) or "errors" not in answer:
+        raise Busy(f"no answer of a bulk request: {str(answer)[:_REASON]}")
+    if not answer["errors"]:
+        return [_DONE] * len(actions)
+    items = answer.get("items", [])
+    if len(items) != len(actions):
+        raise Busy(f"{len(items)} answers to {len(actions)} actions")
+    return [_judged(next(iter(item.values())), action) for item, action in zip(items, actions, strict=True)]
+
+
+def _judged(item: dict[str, Any], action: Action) -> Item:
+    status, error = int(item["status"]), item.get("error") or {}
+    if status < 300 or (status == 404 and action.body is None and not error):
+        return _DONE
+    kind = str(error.get("type", ""))
+    # The kind of the error first, the status second: a conflict under external versions says that as new a one is there.
+    if kind == "version_conflict_engine_exception" and action.version is not None:
+        return _STALE
+    caused = (error.get("caused_by") or {}).get("reason")
+    reason = f"{error.get('reason', '')}{f': {caused}' if caused else ''}"[:_REASON]
+    if kind in _BLOCKED or status in _AGAIN or status == 409:
+        return Item(Verdict.AGAIN, kind, reason)
+    if kind in ("index_not_found_exception", "security_exception") or status in (401, 403):
+        return Item(Verdict.REFUSED, kind, reason)
+    return Item(Verdict.FAILED, kind or f"HTTP_{status}", reason)
+
+
+def _told(error: OpenSearchException) -> str:
+    return " ".join(str(error).split())[:_REASON]

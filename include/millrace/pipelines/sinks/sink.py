@@ -1,0 +1,77 @@
+"""What a sink is: it is told what to do for each record, and says for each what became of it, when that is sure.
+
+The promise, which the conformance suite holds:
+
+- `write` returns when every action is acknowledged durably or is one of the failures; nothing is in flight then.
+- What is repeated has no second effect: the same actions again, all or some, after an error or a crash, leave the same documents.
+- Of one id the action with the larger version wins, in whatever order and how often they are told; without versions the later one.
+- One action's trouble (a malformed document) is its failure alone. What is all actions' trouble is raised: SinkBusy with
+  the seconds to wait, where it may pass; SinkRefused where somebody has to mend something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Final, Protocol
+
+from millrace.base.errors import InvalidSettings
+from millrace.base.settings import Settings
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.records import Action, Failure
+
+
+@dataclass(slots=True)
+class Written:
+    """What became of some actions."""
+
+    acknowledged: int = 0
+    stale: int = 0
+    """Of those, what the sink holds in a version as new or newer already."""
+    failures: list[Failure] = field(default_factory=list)
+    bulks: int = 0
+    retries: int = 0
+    """Actions that were sent again."""
+
+    def add(self, other: Written) -> None:
+        self.acknowledged += other.acknowledged
+        self.stale += other.stale
+        self.failures += other.failures
+        self.bulks += other.bulks
+        self.retries += other.retries
+
+
+class Sink(Protocol):
+    """One task's way into the sink. Not thread-safe."""
+
+    def open(self) -> None:
+        """Reach it, and make what it was declared to make. Raises SinkBusy, SinkRefused."""
+        ...
+
+    def write(self, actions: Sequence[Action], /) -> Written:
+        """Do all of `actions`. Raises SinkBusy, SinkRefused: nothing is said of any of them then, and all may be told again."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+SINKS: Final[dict[str, str]] = {
+    "opensearch": "millrace.pipelines.sinks.opensearch.sink:made",
+    "kafka": "millrace.pipelines.sinks.kafka.sink:made",
+    "collection": "millrace.pipelines.sinks.collection.sink:made",
+    "delta": "millrace.pipelines.sinks.delta.sink:made",
+}
+"""Kind -> ``module:function``, from (pipeline, settings) a Sink. A new one is a folder, a model in model/sinks.py, and a line here."""
+
+
+def sink_of(pipeline: Pipeline, settings: Settings) -> Sink:
+    """The sink of `pipeline`, not opened. Raises InvalidSettings where this build has none of its kind."""
+    if pipeline.sink.kind not in SINKS:
+        raise InvalidSettings(f"this build has no sink of kind {pipeline.sink.kind}; it has {', '.join(sorted(SINKS))}")
+    module, _, name = SINKS[pipeline.sink.kind].partition(":")
+    make: Any = getattr(import_module(module), name)
+    found: Sink = make(pipeline, settings)
+    return found

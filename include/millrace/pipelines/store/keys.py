@@ -1,0 +1,95 @@
+"""The key that secrets of pipelines are encrypted with: from outside, or a file of its own in the data folder, never a default.
+
+``MILLRACE_PIPELINE_KEYS`` holds Fernet keys, newest first, separated by commas: the first encrypts, each decrypts. Without it the file
+``access/pipelines.key`` of the data folder has them, one a line, generated at the first need, for its owner alone. To rotate, put a new
+key before the old one, run ``millrace pipelines rotate-keys``, and take the old one away.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from millrace.base.errors import InvalidSettings, SecretUnreadable
+from millrace.base.files import replace_file
+
+VARIABLE: Final = "MILLRACE_PIPELINE_KEYS"
+FILE: Final = "access/pipelines.key"
+
+
+class Keys:
+    """Encrypts and decrypts secrets by the keys of one place. Thread-safe; the keys are read at the first need."""
+
+    def __init__(self, data_dir: Path, *, env: Mapping[str, str] = os.environ) -> None:
+        self._path = data_dir / FILE
+        self._given = env.get(VARIABLE, "")
+
+    def encrypt(self, text: str) -> bytes:
+        """Raises InvalidSettings where the keys are none, or where others may read their file."""
+        return self._keys(make=True).encrypt(text.encode())
+
+    def decrypt(self, token: bytes) -> str:
+        """Raises SecretUnreadable where no key of today has encrypted it, InvalidSettings."""
+        try:
+            return self._keys(make=False).decrypt(token).decode()
+        except InvalidToken:
+            raise SecretUnreadable(
+                f"no key of {self._where} decrypts a secret: put the key that encrypted it behind the others,"
+                " or give the secret anew"
+            ) from None
+
+    def rotated(self, token: bytes) -> bytes:
+        """The same secret by the first key. Raises SecretUnreadable, InvalidSettings."""
+        return self.encrypt(self.decrypt(token))
+
+    @property
+    def _where(self) -> str:
+        return VARIABLE if self._given else str(self._path)
+
+    def _keys(self, *, make: bool) -> MultiFernet:
+        if not self._given and make and not self._path.exists():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _generate(self._path)
+        text = self._given or self._read()
+        keys = [each for each in text.replace(",", "\n").split() if each]
+        try:
+            return MultiFernet([Fernet(each) for each in keys])
+        except ValueError:
+            raise InvalidSettings(
+                f"{self._where} holds no Fernet keys (32 bytes in URL-safe base64 each): one is made by"
+                " `millrace pipelines new-key`"
+            ) from None
+
+    def _read(self) -> str:
+        try:
+            if self._path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise InvalidSettings(f"others than its owner may read {self._path}: chmod 600, and rotate the key")
+            return self._path.read_text(encoding="ascii")
+        except FileNotFoundError:
+            raise InvalidSettings(
+                f"there is no key for the secrets of pipelines: {self._path} is gone. Bring it back from a copy, set"
+                f" {VARIABLE}, or give the secrets anew"
+            ) from None
+
+
+def new_key() -> str:
+    """A key, for :data:`VARIABLE`."""
+    return Fernet.generate_key().decode()
+
+
+def _generate(path: Path) -> None:
+    """Put a new key in place whole, once, never readable by others."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    replace_file(draft, new_key() + "\n", synced=True)
+    try:
+        with suppress(FileExistsError):  # another process was first
+            os.link(draft, path)
+    finally:
+        draft.unlink()

@@ -1,0 +1,1 @@
+"""How the tables of pipelines came to be, step by step (alembic)."""

@@ -1,0 +1,92 @@
+"""What the store gives: one value for each row, whole and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from millrace.access.grants import Role
+
+STOPPED: Final = "STOPPED"
+RUNNING: Final = "RUNNING"
+PAUSED: Final = "PAUSED"
+
+
+class Phase(StrEnum):
+    """Where a pipeline is in its life."""
+
+    CREATING = "CREATING"
+    """Its parts are being made, or made undone since one could not be."""
+    READY = "READY"
+    DELETING = "DELETING"
+    """What was made for it is being undone."""
+
+
+class PipelineRole(StrEnum):
+    """What somebody is to a pipeline; the names stand for roles of millrace.access over it."""
+
+    OWNER = "owner"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+
+    @property
+    def role(self) -> Role:
+        return _ROLES[self]
+
+
+_ROLES: Final = {
+    PipelineRole.OWNER: Role.ADMIN,
+    PipelineRole.OPERATOR: Role.OPERATE,
+    PipelineRole.VIEWER: Role.READ,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A pipeline as the store has it."""
+
+    id: str
+    version: int
+    """Counts the changes of its declaration and secrets, from 1."""
+    phase: Phase
+    wanted: str
+    """RUNNING, PAUSED or STOPPED: what people asked for last."""
+    account: str
+    name: str
+    cpus: float
+    memory_mib: int
+    declaration: dict[str, Any]
+    """Without secrets."""
+    saga: dict[str, Any]
+    """How far its making or unmaking is (millrace.pipelines.deploy.saga)."""
+    created_by: str
+    created_at: float
+    """Seconds since 1970."""
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of a pipeline's history."""
+
+    id: int
+    pipeline: str
+    at: float
+    who: str
+    what: str
+    detail: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What the pipelines of an account may take together; `cpus` and `memory_mib` are the sums of their limits. 0: nothing at all."""
+
+    account: str
+    pipelines: int
+    cpus: float
+    memory_mib: int
+
+
+DEFAULT_QUOTA: Final = Quota("*", 200, 400.0, 400 << 10)
+"""Of accounts for which nobody set another."""

@@ -1,0 +1,350 @@
+"""The store of pipelines: SQLite embedded, or MariaDB where the meta store is one. Each call is one transaction.
+
+Two who edit at once: a change names the version that it was made from, and the later one is PipelineConflict. Of each pipeline the
+newest KEPT_EVENTS lines of history stay, and KEPT_DELETED of those that are gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from millrace.access.grants import Grant, Kind
+from millrace.base.closing import Closing
+from millrace.base.errors import InvalidArgument, PipelineConflict, PipelineExists, PipelineNotFound, QuotaExceeded
+from millrace.base.settings import Settings
+from millrace.meta.databases import mariadb, prepare, sqlite, transaction
+from millrace.meta.opening import PASSWORD_VARIABLE, USERNAME_VARIABLE
+from millrace.meta.upgrading import upgrade
+from millrace.pipelines.store.keys import Keys
+from millrace.pipelines.store.records import DEFAULT_QUOTA, STOPPED, Event, Phase, PipelineRole, Quota, Record
+from millrace.pipelines.store.tables import EVENT, PIPELINE, QUOTA, ROLE, SECRET, TURN
+
+FILE: Final = "pipelines/pipelines.db"
+KEPT_EVENTS: Final = 500
+KEPT_DELETED: Final = 5_000
+"""Lines of history of pipelines that are gone, all together."""
+MAX_ROLES: Final = 200
+"""People of one pipeline."""
+MAX_QUOTAS: Final = 10_000
+
+_upgrade = partial(
+    upgrade,
+    migrations="millrace.pipelines.store:migrations",
+    version_table="pipeline_schema",
+    whose="the pipelines'",
+)
+
+
+def open_pipelines(settings: Settings, *, env: Mapping[str, str] = os.environ) -> PipelineStore:
+    """The store that the settings name: the meta store's MariaDB or SQLite; an etcd holds no tables, so with one it is SQLite in the data
+    folder, as with none. Raises MetaUnavailable, UnsupportedVersion."""
+    keys = Keys(settings.data_dir, env=env)
+    url = settings.meta_store
+    if url.startswith("mariadb:"):
+        login = env.get(USERNAME_VARIABLE, ""), env.get(PASSWORD_VARIABLE, "")
+        return PipelineStore(mariadb(url, *login, turn=TURN), keys)
+    if not url.startswith("sqlite:"):
+        path = settings.data_dir / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        url = f"sqlite:///{path}"
+    return PipelineStore(sqlite(url), keys)
+
+
+class PipelineStore(Closing):
+    """Every call raises MetaUnavailable where nothing was done; one that writes MetaAmbiguous where the answer was lost."""
+
+    def __init__(self, engine: sa.Engine, keys: Keys, *, clock: Callable[[], float] = time.time) -> None:
+        """Make or migrate the tables. Raises MetaUnavailable, UnsupportedVersion."""
+        self._engine, self._keys, self._clock = engine, keys, clock
+        try:
+            with transaction(engine, reads=engine.dialect.name != "sqlite") as db:
+                prepare(db, _upgrade)
+        except BaseException:
+            engine.dispose()
+            raise
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _reading(self) -> AbstractContextManager[sa.Connection]:
+        return transaction(self._engine, reads=True)
+
+    def _writing(self) -> AbstractContextManager[sa.Connection]:
+        return transaction(self._engine)
+
+    # --- pipelines ----------------------------------------------------------------------------------------------------------
+
+    def create(
+        self, declaration: Mapping[str, Any], *, secrets: Mapping[str, str], who: str, saga: Mapping[str, Any]
+    ) -> Record:
+        """Keep a new pipeline, CREATING, wanted STOPPED, `who` its owner. `declaration` is checked already.
+
+        Raises PipelineExists, QuotaExceeded, InvalidSettings (no key for its secrets).
+        """
+        encrypted = {path: self._keys.encrypt(text) for path, text in secrets.items()}
+        now, values = self._clock(), _columns(declaration)
+        with self._writing() as db:
+            if db.execute(sa.select(PIPELINE.c.id).where(PIPELINE.c.id == declaration["id"])).first() is not None:
+                raise PipelineExists(f"there is a pipeline {declaration['id']!r} already")
+            _check_quota(db, values["account"], values["cpus"], values["memory_mib"])
+            row = {
+                **values,
+                "id": declaration["id"],
+                "version": 1,
+                "phase": Phase.CREATING,
+                "wanted": STOPPED,
+                "saga": _text(saga),
+                "created_by": who,
+                "created_at": now,
+                "changed_at": now,
+            }
+            db.execute(sa.insert(PIPELINE).values(**row))
+            _put_secrets(db, declaration["id"], encrypted)
+            owner = {"pipeline": declaration["id"], "principal": who, "role": PipelineRole.OWNER}
+            db.execute(sa.delete(ROLE).where(ROLE.c.pipeline == declaration["id"]))  # of a namesake that is gone
+            db.execute(sa.insert(ROLE).values(**owner))
+            self._note(db, declaration["id"], who, "create", {"version": 1})
+            return _record(_row(db, declaration["id"]))
+
+    def get(self, pipeline: str) -> Record:
+        """Raises PipelineNotFound."""
+        with self._reading() as db:
+            return _record(_row(db, pipeline))
+
+    def all(self) -> list[Record]:
+        """Every pipeline, by id."""
+        with self._reading() as db:
+            return [_record(row) for row in db.execute(sa.select(PIPELINE).order_by(PIPELINE.c.id))]
+
+    def update(
+        self,
+        pipeline: str,
+        declaration: Mapping[str, Any],
+        *,
+        version: int,
+        secrets: Mapping[str, str],
+        who: str,
+        detail: Mapping[str, Any],
+    ) -> Record:
+        """Put another declaration in place of the one of that `version`, and `secrets` in place of all that there were.
+
+        Raises PipelineNotFound, PipelineConflict, QuotaExceeded.
+        """
+        encrypted = {path: self._keys.encrypt(text) for path, text in secrets.items()}
+        with self._writing() as db:
+            row = _row(db, pipeline)
+            _check_version(row, version)
+            values = _columns(declaration)
+            _check_quota(db, values["account"], values["cpus"], values["memory_mib"], without=pipeline)
+            values |= {"version": row.version + 1, "changed_at": self._clock()}
+            db.execute(sa.update(PIPELINE).where(PIPELINE.c.id == pipeline).values(**values))
+            db.execute(sa.delete(SECRET).where(SECRET.c.pipeline == pipeline))
+            _put_secrets(db, pipeline, encrypted)
+            self._note(db, pipeline, who, "update", {"version": row.version + 1, **detail})
+            return _record(_row(db, pipeline))
+
+    def want(self, pipeline: str, wanted: str, *, who: str, what: str) -> Record:
+        """Note what is asked for (RUNNING, PAUSED, STOPPED), and who asked by which call. Raises PipelineNotFound."""
+        with self._writing() as db:
+            _row(db, pipeline)
+            db.execute(sa.update(PIPELINE).where(PIPELINE.c.id == pipeline).values(wanted=wanted))
+            self._note(db, pipeline, who, what, {})
+            return _record(_row(db, pipeline))
+
+    def move(
+        self, was: Record, *, phase: Phase, saga: Mapping[str, Any], who: str = "", what: str = "", **detail: Any
+    ) -> Record:
+        """Put phase and saga in place of those of `was`, with a line in the history where `what` is given. Raises PipelineNotFound,
+        and PipelineConflict where another process has moved it on meanwhile."""
+        with self._writing() as db:
+            row = _row(db, was.id)
+            if row.saga != _text(was.saga) or row.phase != was.phase:
+                raise PipelineConflict(f"another process has moved {was.id!r} on: it is {row.phase}")
+            moved = sa.update(PIPELINE).where(PIPELINE.c.id == was.id)
+            db.execute(moved.values(phase=phase, saga=_text(saga)))
+            if what:
+                self._note(db, was.id, who, what, detail)
+            return _record(_row(db, was.id))
+
+    def remove(self, was: Record, *, who: str, what: str, **detail: Any) -> None:
+        """Forget a pipeline, its secrets and roles; its history stays, bounded. Raises as :meth:`move`."""
+        with self._writing() as db:
+            row = _row(db, was.id)
+            if row.saga != _text(was.saga) or row.phase != was.phase:
+                raise PipelineConflict(f"another process has moved {was.id!r} on: it is {row.phase}")
+            for table in (SECRET, ROLE):
+                db.execute(sa.delete(table).where(table.c.pipeline == was.id))
+            db.execute(sa.delete(PIPELINE).where(PIPELINE.c.id == was.id))
+            self._note(db, was.id, who, what, detail)
+            gone = sa.select(EVENT.c.id).where(EVENT.c.pipeline.not_in(sa.select(PIPELINE.c.id)))
+            oldest = db.execute(gone.order_by(EVENT.c.id.desc()).offset(KEPT_DELETED).limit(1)).scalar()
+            if oldest is not None:
+                old = sa.delete(EVENT).where(EVENT.c.id <= oldest)
+                db.execute(old.where(EVENT.c.pipeline.not_in(sa.select(PIPELINE.c.id))))
+
+    # --- history ------------------------------------------------------------------------------------------------------------
+
+    def note(self, pipeline: str, *, who: str, what: str, **detail: Any) -> None:
+        """A line of history."""
+        with self._writing() as db:
+            self._note(db, pipeline, who, what, detail)
+
+    def events(self, pipeline: str, *, before: int | None = None, limit: int = 100) -> list[Event]:
+        """Its history, newest first; those with a smaller id than `before`."""
+        query = sa.select(EVENT).where(EVENT.c.pipeline == pipeline)
+        if before is not None:
+            query = query.where(EVENT.c.id < before)
+        with self._reading() as db:
+            rows = db.execute(query.order_by(EVENT.c.id.desc()).limit(limit))
+            return [Event(row.id, row.pipeline, row.at, row.who, row.what, json.loads(row.detail)) for row in rows]
+
+    def _note(self, db: sa.Connection, pipeline: str, who: str, what: str, detail: Mapping[str, Any]) -> None:
+        line = {"pipeline": pipeline, "at": self._clock(), "who": who, "what": what, "detail": _text(detail)}
+        db.execute(sa.insert(EVENT).values(**line))
+        newest = sa.select(EVENT.c.id).where(EVENT.c.pipeline == pipeline).order_by(EVENT.c.id.desc())
+        oldest = db.execute(newest.offset(KEPT_EVENTS).limit(1)).scalar()
+        if oldest is not None:
+            db.execute(sa.delete(EVENT).where(EVENT.c.pipeline == pipeline, EVENT.c.id <= oldest))
+
+    # --- roles --------------------------------------------------------------------------------------------------------------
+
+    def roles(self, pipeline: str) -> dict[str, PipelineRole]:
+        """Who is what to it, by principal. Raises PipelineNotFound."""
+        with self._reading() as db:
+            _row(db, pipeline)
+            rows = db.execute(sa.select(ROLE).where(ROLE.c.pipeline == pipeline).order_by(ROLE.c.principal))
+            return {row.principal: PipelineRole(row.role) for row in rows}
+
+    def grants_of(self, principal: str) -> tuple[Grant, ...]:
+        """What the roles of a principal are as grants, one a role."""
+        with self._reading() as db:
+            rows = db.execute(sa.select(ROLE).where(ROLE.c.principal == principal).order_by(ROLE.c.pipeline)).all()
+        return tuple(Grant(PipelineRole(row.role).role, (f"{Kind.PIPELINE}:{row.pipeline}",)) for row in rows)
+
+    def set_role(
+        self, pipeline: str, principal: str, role: PipelineRole | None, *, who: str
+    ) -> dict[str, PipelineRole]:
+        """Give somebody a role in place of the one he had, or (None) none. One owner stays. Raises PipelineNotFound, InvalidArgument."""
+        with self._writing() as db:
+            _row(db, pipeline)
+            rows = db.execute(sa.select(ROLE).where(ROLE.c.pipeline == pipeline)).all()
+            found = {row.principal: PipelineRole(row.role) for row in rows}
+            if role is None:
+                found.pop(principal, None)
+            else:
+                found[principal] = role
+            if PipelineRole.OWNER not in found.values():
+                raise InvalidArgument(f"{pipeline!r} would have no owner: make somebody else its owner first")
+            if len(found) > MAX_ROLES:
+                raise InvalidArgument(f"a pipeline has at most {MAX_ROLES} people with roles: give a token a pattern")
+            db.execute(sa.delete(ROLE).where(ROLE.c.pipeline == pipeline, ROLE.c.principal == principal))
+            if role is not None:
+                db.execute(sa.insert(ROLE).values(pipeline=pipeline, principal=principal, role=role))
+            self._note(db, pipeline, who, "role", {"principal": principal, "role": role and str(role)})
+            return dict(sorted(found.items()))
+
+    # --- secrets ------------------------------------------------------------------------------------------------------------
+
+    def secret_names(self, pipeline: str) -> list[str]:
+        """Where secrets of it are set, by path."""
+        with self._reading() as db:
+            query = sa.select(SECRET.c.path).where(SECRET.c.pipeline == pipeline).order_by(SECRET.c.path)
+            return list(db.execute(query).scalars())
+
+    def secrets(self, pipeline: str) -> dict[str, str]:
+        """Its secrets in plain, for its deployment alone. Raises SecretUnreadable, InvalidSettings."""
+        with self._reading() as db:
+            rows = db.execute(sa.select(SECRET).where(SECRET.c.pipeline == pipeline)).all()
+        return {row.path: self._keys.decrypt(row.value) for row in rows}
+
+    def rotate_keys(self) -> int:
+        """Encrypt each secret anew, by the first key; how many. Raises SecretUnreadable with nothing changed."""
+        with self._writing() as db:
+            rows = db.execute(sa.select(SECRET)).all()
+            for row in rows:
+                place = sa.and_(SECRET.c.pipeline == row.pipeline, SECRET.c.path == row.path)
+                db.execute(sa.update(SECRET).where(place).values(value=self._keys.rotated(row.value)))
+        return len(rows)
+
+    # --- quotas -------------------------------------------------------------------------------------------------------------
+
+    def quotas(self) -> list[Quota]:
+        """Those that somebody set, by account."""
+        with self._reading() as db:
+            return [Quota(*row) for row in db.execute(sa.select(QUOTA).order_by(QUOTA.c.account))]
+
+    def set_quota(self, quota: Quota) -> None:
+        """From now on; what an account has beyond it stays. The account ``*`` stands for each without a quota. Raises InvalidArgument."""
+        with self._writing() as db:
+            db.execute(sa.delete(QUOTA).where(QUOTA.c.account == quota.account))
+            if db.execute(sa.select(sa.func.count()).select_from(QUOTA)).scalar_one() >= MAX_QUOTAS:
+                raise InvalidArgument(f"there are {MAX_QUOTAS} quotas already")
+            values = {name: getattr(quota, name) for name in ("account", "pipelines", "cpus", "memory_mib")}
+            db.execute(sa.insert(QUOTA).values(**values))
+
+
+def _check_version(row: Any, version: int) -> None:
+    if row.version != version:
+        raise PipelineConflict(
+            f"{row.id!r} is of version {row.version}, not {version}: somebody changed it; read it, then change that"
+        )
+
+
+def _check_quota(db: sa.Connection, account: str, cpus: float, memory: int, *, without: str = "") -> None:
+    found = {
+        row.account: Quota(*row) for row in db.execute(sa.select(QUOTA).where(QUOTA.c.account.in_([account, "*"])))
+    }
+    quota = found.get(account) or found.get("*") or DEFAULT_QUOTA
+    sums = (sa.func.count(), sa.func.coalesce(sa.func.sum(PIPELINE.c.cpus), 0.0))
+    query = sa.select(*sums, sa.func.coalesce(sa.func.sum(PIPELINE.c.memory_mib), 0))
+    used = db.execute(query.where(PIPELINE.c.account == account, PIPELINE.c.id != without)).one()
+    for what, have, more, most in (
+        ("pipelines", used[0], 1, quota.pipelines),
+        ("cpus", float(used[1]), cpus, quota.cpus),
+        ("memory_mib", int(used[2]), memory, quota.memory_mib),
+    ):
+        if have + more > most + 1e-9:
+            raise QuotaExceeded(
+                f"the account {account!r} has {have:g} {what} of {most:g}, and this would take {more:g} more"
+            )
+
+
+def _columns(declaration: Mapping[str, Any]) -> dict[str, Any]:
+    resources = declaration.get("resources", {})
+    return {
+        "account": declaration.get("account", ""),
+        "name": declaration.get("name", ""),
+        "cpus": float(resources.get("cpus", 1)),
+        "memory_mib": int(resources.get("memory_mib", 1024)),
+        "declaration": _text(declaration),
+    }
+
+
+def _put_secrets(db: sa.Connection, pipeline: str, encrypted: Mapping[str, bytes]) -> None:
+    for path, value in encrypted.items():
+        db.execute(sa.insert(SECRET).values(pipeline=pipeline, path=path, value=value))
+
+
+def _row(db: sa.Connection, pipeline: str) -> Any:
+    row = db.execute(sa.select(PIPELINE).where(PIPELINE.c.id == pipeline)).first()
+    if row is None:
+        raise PipelineNotFound(f"no pipeline {pipeline[:100]!r}")
+    return row
+
+
+def _record(row: Any) -> Record:
+    values = dict(row._mapping)
+    values |= {name: json.loads(values[name]) for name in ("declaration", "saga")}
+    return Record(**values | {"phase": Phase(values["phase"])})
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,182 @@
+"""Records into what the sink is to do: JSON read, steps applied, an id given; or the reason why not, for each record by itself.
+
+done = Transform(pipeline).run(records)
+len(records) == len(done.actions) + len(done.failures) + done.filtered      # always
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.steps import Lookup
+from millrace.pipelines.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record
+from millrace.pipelines.transform.operators import Context, Open, Rows, compile_step
+from millrace.pipelines.transform.places import Document, Refused
+
+MAX_DOCUMENT_BYTES: Final = 32 << 20
+"""Of a record's value, and of a document; what is larger is an error."""
+
+
+@dataclass(slots=True)
+class Transformed:
+    """What became of a run of records, in their order."""
+
+    actions: list[Action] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    filtered: int = 0
+
+
+class Shown(NamedTuple):
+    """A document after one step of a dry run."""
+
+    step: str
+    outcome: Literal["document", "filtered", "error"]
+    document: dict[str, Any] | None
+    reason: str = ""
+
+
+class Sample(NamedTuple):
+    """What a dry run shows of one record: the steps as far as it came, and what the sink would be told."""
+
+    steps: tuple[Shown, ...]
+    outcome: Literal["index", "delete", "filtered", "ignored", "error"]
+    id: str = ""
+    version: int | None = None
+    document: dict[str, Any] | None = None
+    reason: str = ""
+
+
+def _no_collections(step: Lookup) -> Rows:
+    raise ValueError(f"collection {step.collection} cannot be looked up here")
+
+
+class _Ignored(Exception):
+    """Nothing is to be done for this record."""
+
+
+class Transform:
+    """A pipeline's steps, compiled. Not thread-safe; one for each task."""
+
+    def __init__(self, pipeline: Pipeline, *, open_rows: Open = _no_collections) -> None:
+        """`open_rows` gives a lookup its collection's rows. Raises ValueError."""
+        sink = pipeline.sink
+        self._operators = [compile_step(step, place, open_rows) for place, step in enumerate(pipeline.steps)]
+        self._ids: str = getattr(sink, "ids", "position")
+        self._versions = self._ids != "position" and bool(getattr(sink, "versions", False))
+        self._tombstones: str = sink.tombstones
+        self._decode = msgspec.json.Decoder().decode
+        self._encode = msgspec.json.Encoder().encode
+        self._context = Context()
+
+    def run(self, records: Sequence[Record]) -> Transformed:
+        """Every record's outcome. Raises nothing of a document's own: that is its failure."""
+        done = Transformed()
+        actions, failures = done.actions, done.failures
+        decode, encode, context, operators = self._decode, self._encode, self._context, self._operators
+        by_position, versions = self._ids == "position", self._versions
+        for record in records:
+            stage, step = VALUE_CONVERTER, "json"
+            try:
+                value = record.value
+                if value is None:
+                    actions.append(self._tombstone(record))
+                    continue
+                if len(value) > MAX_DOCUMENT_BYTES:
+                    raise Refused("TOO_LARGE", f"{len(value)} bytes; at most {MAX_DOCUMENT_BYTES} are taken")
+                document = decode(value)
+                if type(document) is not dict:
+                    raise Refused("NO_OBJECT", f"a document is an object, and this is a {_told(document)}")
+                stage = TRANSFORMATION
+                context.record, context.id = record, None
+                for step, apply in operators:  # noqa: B007 - named where one of them refuses
+                    if not apply(document, context):
+                        done.filtered += 1
+                        break
+                else:
+                    step = "id"
+                    found = record.position if by_position else self._id(record, context)
+                    body = encode(document)
+                    if len(body) > MAX_DOCUMENT_BYTES:
+                        raise Refused("TOO_LARGE", f"the document grew to {len(body)} bytes")
+                    actions.append(Action(record, found, body, record.offset if versions else None))
+            except _Ignored:
+                done.filtered += 1
+            except Refused as error:
+                failures.append(Failure(record, stage, step, error.kind, str(error)))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                failures.append(Failure(record, stage, step, "NO_JSON", f"no JSON: {str(error)[:300]}"))
+            except RecursionError:
+                failures.append(Failure(record, stage, step, "TOO_DEEP", "it is nested too deep"))
+            except Exception as error:
+                # One document's trouble, whatever it is, is not the others': it is recorded as what it is.
+                failures.append(Failure(record, stage, step, type(error).__name__, str(error)[:300]))
+        return done
+
+    def show(self, record: Record) -> Sample:
+        """A dry run: the document behind each step."""
+        shown: list[Shown] = []
+        context, document = Context(), None
+        context.record = record
+        step = "json"
+        try:
+            if record.value is None:
+                made = self._tombstone(record)
+                return Sample((), "delete", made.id, made.version)
+            document = self._decode(record.value)
+            if type(document) is not dict:
+                raise Refused("NO_OBJECT", f"a document is an object, and this is a {_told(document)}")
+            for step, apply in self._operators:
+                if not apply(document, context):
+                    shown.append(Shown(step, "filtered", None))
+                    return Sample(tuple(shown), "filtered")
+                shown.append(Shown(step, "document", copy.deepcopy(document)))
+            step = "id"
+            found = record.position if self._ids == "position" else self._id(record, context)
+            self._encode(document)
+            return Sample(tuple(shown), "index", found, record.offset if self._versions else None, document)
+        except _Ignored:
+            return Sample(tuple(shown), "ignored")
+        except (Exception, RecursionError) as error:
+            shown.append(Shown(step, "error", None, str(error)[:300]))
+            return Sample(tuple(shown), "error", reason=str(error)[:300])
+
+    def _id(self, record: Record, context: Context) -> str:
+        if self._ids == "template":
+            if not context.id:
+                raise Refused("NO_ID", "the template made no id")
+            return context.id
+        return _key(record)
+
+    def _tombstone(self, record: Record) -> Action:
+        if self._tombstones == "ignore":
+            raise _Ignored
+        if self._tombstones == "error":
+            raise Refused("TOMBSTONE", "the record has no value, and sink.tombstones is error")
+        if self._ids != "key":
+            raise Refused(
+                "TOMBSTONE",
+                f"the record has no value, and by ids from {self._ids} nothing can be deleted: ids by key can",
+            )
+        return Action(record, _key(record), None, record.offset if self._versions else None)
+
+
+def _key(record: Record) -> str:
+    if not record.key:
+        raise Refused("NO_KEY", "the record has no key, and ids are by key")
+    try:
+        return record.key.decode()
+    except UnicodeDecodeError:
+        raise Refused("NO_KEY", "the record's key is no UTF-8, and ids are by key") from None
+
+
+def _told(value: Any) -> str:
+    return "null" if value is None else {str: "string", bool: "bool", list: "list"}.get(type(value), "number")
+
+
+__all__ = ["Document", "Sample", "Shown", "Transform", "Transformed"]

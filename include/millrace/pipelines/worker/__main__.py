@@ -1,0 +1,59 @@
+"""``python -m millrace.pipelines.worker FILE``: run the pipeline that FILE declares until SIGTERM or SIGINT; its log is pipeline.log in its folder.
+
+FILE is a declaration with its secrets (JSON or YAML). ``--config`` names a pipeline-config.yaml; ``--until-end`` ends where the topics end now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import uuid
+from pathlib import Path
+
+from millrace.base.errors import MillraceError
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.pipelines.model.configuration import Configuration
+from millrace.pipelines.model.status import pipeline_folder
+from millrace.pipelines.worker.declared import read_pipeline
+from millrace.pipelines.worker.definition import PipelineRun
+from millrace.pipelines.worker.host import run
+from millrace.pipelines.worker.limits import hold_to
+from millrace.pipelines.worker.logs import begin_log
+from millrace.runtime.service import begin_service
+
+
+def main() -> int:
+    """0 after a stop that was asked for, 1 with one line of what is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m millrace.pipelines.worker", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a pipeline-config.yaml")
+    parser.add_argument("--until-end", action="store_true", help="end where the topics end now")
+    options = parser.parse_args()
+    stop = begin_service()
+    metrics = Metrics()
+    server = None
+    try:
+        settings = Settings.load()
+        configuration = Configuration.load(options.config) if options.config is not None else Configuration()
+        pipeline = read_pipeline(options.file, configuration)
+        begin_log(
+            pipeline_folder(settings, pipeline.id), configuration.log, pipeline=pipeline.id, run=uuid.uuid4().hex[:12]
+        )
+        hold_to(pipeline.resources)
+        server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
+        run(PipelineRun(settings, pipeline), stop=stop, metrics=metrics, until_end=options.until_end)
+    except MillraceError as error:
+        logging.getLogger("millrace.pipelines").error("%s: %s", error.code, error)
+        return 1
+    finally:
+        if server is not None:
+            server.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""What the driver does beside the loop, once a second: take what management asks, and say how the pipeline is doing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from millrace.base.files import replace_file
+from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, status_path
+from millrace.pipelines.worker.limits import over_memory
+from millrace.pipelines.worker.positions import positions_of
+from millrace.pipelines.worker.supervision import Health, Supervision, read_wanted
+from millrace.pipelines.worker.task import Done
+from millrace.pipelines.worker.topics import Ends
+from millrace.runtime.periodic import Periodic
+
+if TYPE_CHECKING:
+    from millrace.pipelines.worker.definition import PipelineRun
+
+SECONDS: Final = 1.0
+_LATELY: Final = 2_000
+"""Latencies of a task that its percentiles are of."""
+
+
+class Beat(Periodic):
+    """Writes the status file; thread-safe towards `note`."""
+
+    def __init__(self, run: PipelineRun) -> None:
+        super().__init__(name=f"beat-{run.pipeline.id}", pause=SECONDS)
+        self._definition = run
+        self._supervision = Supervision(run.settings, run.pipeline)
+        self._topics = run.places()
+        self._serial = read_wanted(run.settings, run.pipeline.id).serial
+        self._latencies: dict[str, deque[float]] = {}
+        self._ends: dict[str, Ends] = {}
+        self._process = psutil.Process()
+        text = json.dumps(run.pipeline.to_json(), sort_keys=True)
+        self.over = ""
+        """Why this process should end: it takes more memory than the pipeline's resources allow."""
+        self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def note(self, committed: Sequence[Done]) -> None:
+        """Ranges that went in."""
+        for each in committed:
+            self._latencies.setdefault(each.channel, deque(maxlen=_LATELY)).extend(each.latencies)
+
+    def work(self) -> None:
+        self.take()
+        self.over = over_memory(self._definition.pipeline.resources, self._process.memory_info().rss)
+        try:
+            self._ends = self._topics.ends()
+        finally:
+            self.say()
+
+    def take(self) -> None:
+        """What was asked since: a restart clears what failed."""
+        wanted = read_wanted(self._definition.settings, self._definition.pipeline.id)
+        if wanted.serial != self._serial:
+            self._serial = wanted.serial
+            if wanted.restart == "all":
+                self._definition.stop_tasks()
+            self._supervision.restart()
+
+    def say(self, state: State | None = None, cause: str = "") -> None:
+        """Write the file: as it is, or in the `state` that it ends in."""
+        status = self.status(state, cause)
+        replace_file(
+            status_path(self._definition.settings, self._definition.pipeline.id), status.model_dump_json() + "\n"
+        )
+
+    def status(self, state: State | None = None, cause: str = "") -> PipelineStatus:
+        """As the file has it."""
+        run = self._definition
+        positions = positions_of(run.settings, run.pipeline.id)
+        health = self._supervision.tasks
+        paused = read_wanted(run.settings, run.pipeline.id).paused
+        tasks = []
+        for name in sorted(positions.keys() | self._ends.keys()):
+            known, its = positions.get(name), health.get(name, Health())
+            end = self._ends[name].high if name in self._ends else known.position if known is not None else 0
+            position = known.position if known is not None else 0
+            counts = {
+                field: getattr(known, field, 0)
+                for field in ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries")
+            }
+            tasks.append(
+                TaskStatus(
+                    task=name,
+                    state=state or (its.state if its.failed or not paused else State.PAUSED),
+                    position=position,
+                    end=end,
+                    lag=max(0, end - position),
+                    failures=its.failures,
+                    recoveries=its.recoveries,
+                    cause=its.cause,
+                    code=its.code,
+                    retry_at=its.retry_at,
+                    latency_ms=percentiles(self._latencies.get(name, ())),
+                    **counts,
+                )
+            )
+        failed = [each for each in tasks if each.state is State.FAILED]
+        if state is None:
+            state = State.FAILED if tasks and len(failed) == len(tasks) else State.PAUSED if paused else State.RUNNING
+        return PipelineStatus(
+            pipeline=run.pipeline.id,
+            state=state,
+            at=time.time(),
+            pid=os.getpid(),
+            cause=cause or (failed[0].cause if state is State.FAILED and failed else ""),
+            tasks=tuple(tasks),
+            cpu_percent=self._process.cpu_percent(),
+            memory_bytes=self._process.memory_info().rss,
+            declaration=self._digest,
+        )
+
+    def close(self) -> None:
+        super().close()
+        self._topics.close()
+
+
+def percentiles(seconds: Sequence[float] | deque[float]) -> dict[str, float]:
+    """Of late: p50, p95 and p99 in milliseconds; nothing where nothing came."""
+    found = sorted(seconds)
+    if not found:
+        return {}
+    return {f"p{part}": round(1000 * found[min(len(found) - 1, len(found) * part // 100)], 1) for part in (50, 95, 99)}

@@ -1,0 +1,298 @@
+"""A pipeline as a user of the range loop: channels are partitions, a plan is what lies behind the committed position."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from millrace.base.errors import InvalidSettings
+from millrace.base.failpoint import hit
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.node.range.definition import CommitResult, Definition, Holds, Pending, Planner, always
+from millrace.node.range.failure import Failure
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.sources import KafkaSource
+from millrace.pipelines.sinks.sink import sink_of
+from millrace.pipelines.worker.beat import Beat
+from millrace.pipelines.worker.error_topic import ensure_topic
+from millrace.pipelines.worker.positions import (
+    Position,
+    commit_positions,
+    ensure_positions,
+    positions_of,
+    positions_uri,
+    read_positions,
+)
+from millrace.pipelines.worker.rows import Rows
+from millrace.pipelines.worker.supervision import Supervision, read_wanted, resting, tasks_path
+from millrace.pipelines.worker.task import BULKS, Done, Task, Work
+from millrace.pipelines.worker.topics import Ends, Topics, task_of
+
+_logger: Final = logging.getLogger(__name__)
+_LOOK_SECONDS: Final = 0.05
+"""Two looks at the brokers are so far apart, at least."""
+
+
+@dataclass(frozen=True)
+class PipelineRun(Definition[Work, Done]):
+    """One pipeline. It pickles, without the tasks that are open in this process."""
+
+    settings: Settings
+    pipeline: Pipeline
+    _tasks: dict[str, Task] = field(default_factory=dict, compare=False, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"pipeline-{self.pipeline.id}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self.settings, "pipeline": self.pipeline}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for key, value in {**state, "_tasks": {}, "_lock": threading.Lock()}.items():
+            object.__setattr__(self, key, value)
+
+    @property
+    def max_bytes(self) -> int:
+        return max(1, int(BULKS * self.pipeline.flush.mib * (1 << 20)))
+
+    @property
+    def interval(self) -> float:
+        return 0.0
+
+    def places(self) -> Topics | Rows:
+        """What is read, as it is looked at for where it ends."""
+        return places_of(self.settings, self.pipeline)
+
+    def prepare(self) -> None:
+        """Make the table of positions and the error topic; note where partitions begin that have no position."""
+        source = self.pipeline.source
+        reset = source.offset_reset if isinstance(source, KafkaSource) else source.start
+        sink_of(self.pipeline, self.settings).close()
+        table = ensure_positions(positions_uri(self.settings, self.pipeline.id))
+        places = self.places()
+        try:
+            ends = places.ends()
+        finally:
+            places.close()
+        ensure_topic(self.pipeline)
+        new = sorted(ends.keys() - read_positions(table).keys())
+        if new and reset == "error":
+            raise InvalidSettings(
+                f"{', '.join(new)} have no position, and offset_reset is error: set their offsets first"
+            )
+        # Written down now: a record that comes before the first range ends is not behind "latest".
+        begins = [
+            (None, Position(task, ends[task].low if reset == "earliest" else ends[task].high, commits=1))
+            for task in new
+        ]
+        if begins:
+            commit_positions(table, begins)
+
+    def planner(self) -> PipelinePlanner:
+        return PipelinePlanner(self)
+
+    def run(self, plan: Work) -> Done:
+        """What goes wrong is reported, so that the driver counts it: nothing of the range is committed, and it is planned again."""
+        with self._lock:
+            task = self._tasks.pop(plan.channel, None)
+        try:
+            if task is None:
+                task = Task(self.settings, self.pipeline, plan.topic, plan.partition)
+            done = task.run(plan)
+        except Exception as error:
+            if task is not None:
+                task.stop()
+            failure = Failure.of(error)
+            # Tried again in any case: how often, and when it is enough, the pipeline's own threshold says.
+            again = Failure(failure.code, failure.message, True)
+            return Done(plan.channel, plan.base, plan.start, plan.end, failure=again)
+        with self._lock:
+            self._tasks[plan.channel] = task
+        return done
+
+    def committer(self, metrics: Metrics | None, *, holds: Holds = always) -> PipelineCommitter:
+        return PipelineCommitter(self, metrics)
+
+    def watch(self) -> Callable[[Sequence[Done]], None]:
+        """Spark's driver says how the pipeline is doing as the other host does."""
+        beat = Beat(self)
+        beat.start()
+        return beat.note
+
+    def stop_tasks(self) -> None:
+        """Close what is open in this process."""
+        with self._lock:
+            tasks = list(self._tasks.values())
+            self._tasks.clear()
+        for task in tasks:
+            task.stop()
+
+
+def places_of(settings: Settings, pipeline: Pipeline) -> Topics | Rows:
+    """Where the source of `pipeline` is, with its tasks and their ends."""
+    if isinstance(pipeline.source, KafkaSource):
+        return Topics(pipeline.source, pipeline.group)
+    known = positions_of(settings, pipeline.id).get(task_of(pipeline.source.collection, 0))
+    return Rows(settings, pipeline.source, after=None if known is None else known.position)
+
+
+class PipelinePlanner(Planner[Work, int]):
+    """What lies behind the committed positions."""
+
+    def __init__(self, run: PipelineRun) -> None:
+        self._run = run
+        self._settings, self._id = run.settings, run.pipeline.id
+        self._topics = run.places()
+        self._table = ensure_positions(positions_uri(run.settings, run.pipeline.id))
+        self._positions = read_positions(self._table)
+        self._seen: dict[str, Ends] = {}
+        self._looked = 0.0
+
+    def pending(
+        self,
+        *,
+        without: AbstractSet[str],
+        only: AbstractSet[str] | None = None,
+        target: Mapping[str, int] | None,
+        max_bytes: int,
+    ) -> Iterable[Pending[int]]:
+        if read_wanted(self._settings, self._id).paused:
+            return []
+        rests = resting(tasks_path(self._settings, self._id), now=time.time()) | without
+        found = []
+        positions = self._now()
+        for task, ends in self._look().items():
+            if task in rests or (only is not None and task not in only):
+                continue
+            known = positions.get(task)
+            stands = ends.low if known is None else known.position
+            end = ends.high if target is None else min(ends.high, target.get(task, stands))
+            # One that stands beyond the end is planned, too: its task says what is wrong with it.
+            if stands < end or stands > ends.high:
+                found.append(Pending(task, 0 if known is None else known.commits, end))
+        return found
+
+    def plan(self, ends: Mapping[str, int], *, max_bytes: int) -> list[Work]:
+        positions = self._now()
+        found = []
+        for topic, partition in self._topics.partitions():
+            task = task_of(topic, partition)
+            if task in ends:
+                known = positions.get(task)
+                stands = (
+                    self._seen[task].low
+                    if known is None and task in self._seen
+                    else 0
+                    if known is None
+                    else known.position
+                )
+                if stands != ends[task]:
+                    found.append(Work(topic, partition, stands, max(ends[task], stands + 1), known, max_bytes))
+        return found
+
+    def ends(self) -> dict[str, int]:
+        self._looked = 0.0
+        return {task: each.high for task, each in self._look().items()}
+
+    def seen(self) -> dict[str, int]:
+        return {task: each.high for task, each in self._seen.items()}
+
+    def read_end(self, text: str) -> int:
+        return int(text)
+
+    def close(self) -> None:
+        self._topics.close()
+
+    def _look(self) -> dict[str, Ends]:
+        now = time.monotonic()
+        if not self._seen or now - self._looked >= _LOOK_SECONDS:
+            self._seen, self._looked = self._topics.ends(), now
+        return self._seen
+
+    def _now(self) -> dict[str, Position]:
+        if not self._table.is_newest():
+            self._table.refresh()
+            self._positions = read_positions(self._table)
+        return self._positions
+
+
+class PipelineCommitter:
+    """Positions in one fenced commit; failures counted; the consumer group told afterwards."""
+
+    def __init__(self, run: PipelineRun, metrics: Metrics | None) -> None:
+        self._run = run
+        self._metrics = metrics
+        self._table = ensure_positions(positions_uri(run.settings, run.pipeline.id))
+        self._topics = run.places()
+        self.supervision = Supervision(run.settings, run.pipeline)
+
+    def commit(self, reports: Sequence[Done], /) -> CommitResult[Done]:
+        begun = time.monotonic()
+        for each in reports:
+            if each.failure is not None:
+                health = self.supervision.failed(each.channel, code=each.failure.code, cause=each.failure.message)
+                if health.failed:
+                    _logger.error("%s failed %d times and stops: %s", each.channel, health.failures, each.failure)
+        moved = [each for each in reports if each.failure is None]
+        moves = [(each.base, _behind(each)) for each in moved]
+        hit("pipeline.commit")
+        if moves:
+            self._table.refresh()
+        outcome = commit_positions(self._table, moves) if moves else None
+        hit("pipeline.committed")
+        fenced = set() if outcome is None else set(outcome.fenced)
+        committed = [each for place, each in enumerate(moved) if place not in fenced]
+        self.supervision.succeeded(each.channel for each in committed)
+        self._topics.mirror(_place(each) for each in committed)
+        self._measure(reports, committed)
+        return CommitResult(
+            committed=committed,
+            fenced=[each for place, each in enumerate(moved) if place in fenced],
+            version=self._table.version,
+            conflicts=0 if outcome is None else outcome.conflicts,
+            seconds=time.monotonic() - begun,
+        )
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._topics.close()
+
+    def _measure(self, reports: Sequence[Done], committed: Sequence[Done]) -> None:
+        metrics, name = self._metrics, self._run.pipeline.id
+        if metrics is None:
+            return
+        for each in reports:
+            if each.failure is not None:
+                metrics.pipeline_failures_total.labels(name, each.channel, each.failure.code).inc()
+        for each in committed:
+            for outcome in ("in", "out", "error", "filtered"):
+                metrics.pipeline_records_total.labels(name, each.channel, outcome).inc(
+                    getattr(each, f"records_{outcome}")
+                )
+            metrics.pipeline_bulks_total.labels(name, each.channel).inc(each.bulks)
+            metrics.pipeline_retries_total.labels(name, each.channel).inc(each.retries)
+            metrics.pipeline_lag_records.labels(name, each.channel).set(max(0, each.end - each.position))
+            for latency in each.latencies:
+                metrics.pipeline_latency_seconds.labels(name, each.channel).observe(max(0.0, latency))
+
+
+def _behind(done: Done) -> Position:
+    before = done.base or Position(done.channel, 0)
+    counts = {
+        name: getattr(done, name)
+        for name in ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries")
+    }
+    return before.moved(done.position, **counts)
+
+
+def _place(done: Done) -> tuple[str, int, int]:
+    topic, _, partition = done.channel.rpartition("-")
+    return topic, int(partition), done.position

@@ -1,0 +1,82 @@
+"""The range loop in the calling process, until it is told to stop or, bounded, to where the topics end now.
+
+For tests and small deployments; ``jobs/pipeline.py`` hands the same definition to Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from millrace.base.errors import MemoryExceeded
+from millrace.base.metrics import Metrics
+from millrace.node.range.definition import run_range, settle
+from millrace.node.range.failure import Failed
+from millrace.node.range.schedule import START, Schedule
+from millrace.pipelines.model.status import State
+from millrace.pipelines.worker.beat import Beat
+from millrace.pipelines.worker.definition import PipelineRun
+from millrace.pipelines.worker.positions import positions_of
+from millrace.pipelines.worker.task import Done, Work
+
+_IDLE: Final = 0.1
+"""Seconds between two looks where there was nothing to do."""
+
+_logger: Final = logging.getLogger(__name__)
+
+
+def run(
+    definition: PipelineRun,
+    *,
+    stop: threading.Event,
+    metrics: Metrics | None = None,
+    until_end: bool = False,
+) -> dict[str, int]:
+    """Run until `stop`; with `until_end` to where the topics end now, or until a task fails for now. Positions by task.
+
+    Raises what `prepare` does, and what is no task's own trouble; the status file says the cause then.
+    """
+    definition.prepare()
+    committer = definition.committer(metrics)
+    beat = Beat(definition)
+    schedule: Schedule[Work] = Schedule(definition.planner())
+    beat.start()
+    threads = ThreadPoolExecutor(
+        definition.pipeline.resources.tasks or max(1, int(definition.pipeline.resources.cpus)),
+        thread_name_prefix="task",
+    )
+    try:
+        if until_end:
+            schedule.fix_target()
+        offset = START
+        while not stop.is_set():
+            if beat.over:
+                raise MemoryExceeded(beat.over)
+            following = schedule.latest(offset)
+            if following == offset:
+                if until_end and not schedule.behind and schedule.trouble is None:
+                    break
+                stop.wait(_IDLE)
+                continue
+            outcomes: list[Done | Failed] = list(
+                threads.map(lambda plan: run_range(definition, plan), schedule.plan(following))
+            )
+            result, again, _ = settle(committer, outcomes)
+            beat.note(result.committed)
+            for name, failed in again.items():
+                _logger.warning("%s will be tried again: %s", name, failed.failure)
+            offset = following
+    except BaseException as error:
+        beat.close()
+        beat.say(State.FAILED, f"{getattr(error, 'code', type(error).__name__)}: {error}")
+        raise
+    finally:
+        threads.shutdown()
+        schedule.close()
+        definition.stop_tasks()
+        committer.close()
+        beat.close()
+    beat.say(State.STOPPED)
+    return {task: each.position for task, each in positions_of(definition.settings, definition.pipeline.id).items()}

@@ -1,0 +1,72 @@
+"""A worker's log: a line of JSON each, with the pipeline's id, in a file that is rotated as ``log:`` of pipeline-config.yaml says.
+
+``developMode`` writes lines for people instead, and all that is said for debugging. maxSize is MB of a file, maxBackups files, maxAge days.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Final
+
+from millrace.pipelines.model.configuration import Log
+
+FILE: Final = "pipeline.log"
+_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+_DAY: Final = 86_400
+
+
+class JsonLine(logging.Formatter):
+    """One object a line: time (UTC), level, logger, pipeline, run, message, and the error's stack where there is one.
+
+    `run` is the same in all lines of one worker's life: what belongs together.
+    """
+
+    def __init__(self, *, pipeline: str, run: str) -> None:
+        super().__init__()
+        self._about = {"pipeline": pipeline, "run": run}
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **self._about,
+            "thread": record.threadName,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def begin_log(folder: Path, log: Log, *, pipeline: str, run: str) -> logging.Handler:
+    """Have everything this process says go into ``<folder>/pipeline.log``; what is older than maxAge is removed now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    forget(path, days=log.maxAge)
+    handler = RotatingFileHandler(
+        path, maxBytes=log.maxSize * 1_000_000, backupCount=log.maxBackups, encoding="utf-8", delay=True
+    )
+    if log.developMode:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    else:
+        handler.setFormatter(JsonLine(pipeline=pipeline, run=run))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG if log.developMode else _LEVELS[log.logLevel])
+    for name in ("opensearch", "urllib3", "kafka"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what fails is raised, with its reason
+    return handler
+
+
+def forget(path: Path, *, days: int) -> None:
+    """Remove rotated files of `path` that are older than so many days; 0: none."""
+    if days:
+        for old in path.parent.glob(f"{path.name}.*"):
+            if time.time() - old.stat().st_mtime > days * _DAY:
+                old.unlink(missing_ok=True)

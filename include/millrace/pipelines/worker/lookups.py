@@ -1,0 +1,66 @@
+"""The rows of a collection by their key, for lookups: read whole, and again when they are older than the step allows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from millrace.base.errors import InvalidSettings, MillraceError
+from millrace.base.settings import Settings
+from millrace.pipelines.model.steps import Lookup
+from millrace.pipelines.transform.casts import to_string
+from millrace.pipelines.transform.places import Refused
+
+MAX_ROWS: Final = 1_000_000
+"""What a lookup holds in memory, at most."""
+
+
+class CollectionRows:
+    """Rows as JSON values, by the text of their primary key."""
+
+    def __init__(self, settings: Settings, step: Lookup) -> None:
+        self._settings, self._step = settings, step
+        self._rows: dict[str, dict[str, Any]] | None = None
+        self._read_at = 0.0
+
+    def get(self, key: str, /) -> Mapping[str, Any] | None:
+        """The row of `key`. What has been read stays in use where the collection cannot be read anew now; raises where nothing was."""
+        now = time.monotonic()
+        if self._rows is None or now - self._read_at >= self._step.refresh_seconds:
+            try:
+                self._rows = self._read()
+            except MillraceError as error:
+                if self._rows is None or not error.retriable:
+                    raise
+            self._read_at = now
+        return self._rows.get(key)
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        import msgspec
+
+        from millrace.client.database import connect
+
+        step = self._step
+        with connect(self._settings.data_dir, settings=self._settings) as database:
+            collection = database[step.collection]
+            keys = collection.schema.key_names
+            if len(keys) != 1:
+                raise InvalidSettings(
+                    f"collection {step.collection}: a lookup needs a primary key of one field, not {len(keys)}"
+                )
+            rows = collection.read(limit=MAX_ROWS + 1)
+        if rows.num_rows > MAX_ROWS:
+            raise InvalidSettings(
+                f"collection {step.collection} has more than {MAX_ROWS} rows: too many for a lookup in memory"
+            )
+        found = {}
+        for row in rows.select([name for name in rows.column_names if not name.startswith("_")]).to_pylist():
+            plain = msgspec.to_builtins(row, builtin_types=())
+            try:
+                found[to_string(plain[keys[0]])] = plain
+            except Refused as error:
+                raise InvalidSettings(
+                    f"collection {step.collection}: a key of a lookup is a text or a number: {error}"
+                ) from None
+        return found

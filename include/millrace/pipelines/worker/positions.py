@@ -1,0 +1,116 @@
+"""How far each task has come: one live row a task in a Delta table of the pipeline's own, moved by the fenced commit alone.
+
+All before ``position`` is in the sink, in the error topic, or was filtered. A commit goes in only onto the row that its range was planned
+from, so that of two workers one is fenced; changing an offset by hand is a commit, too, and fences what is under way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from millrace.base.settings import Settings
+from millrace.storage.commit import AppMove, Outcome, Part, commit_fenced
+from millrace.storage.files import FileSink
+from millrace.storage.table import Table, create_table, open_table
+
+TASK: Final = "task"
+_COUNTS: Final = ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries")
+COLUMNS: Final = pa.schema(
+    [
+        pa.field("position", pa.int64()),
+        pa.field("commits", pa.int64()),
+        *(pa.field(name, pa.int64()) for name in _COUNTS),
+        pa.field("written_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""Columns of the files; the table is partitioned by task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a task stands, and what it has done since it began."""
+
+    task: str
+    position: int
+    commits: int = 0
+    """Moves with each commit of the task, and is what a range is planned from."""
+    records_in: int = 0
+    records_out: int = 0
+    records_error: int = 0
+    records_filtered: int = 0
+    bulks: int = 0
+    retries: int = 0
+    path: str | None = None
+
+    def moved(self, position: int, **more: int) -> Position:
+        """Behind a range that counted so many `more`."""
+        counts = {name: getattr(self, name) + more.get(name, 0) for name in _COUNTS}
+        return replace(self, position=position, commits=self.commits + 1, **counts)
+
+
+def positions_uri(settings: Settings, pipeline: str) -> str:
+    """The table of a pipeline."""
+    return settings.table_uri(f"pipelines/{pipeline}")
+
+
+def ensure_positions(uri: str) -> Table:
+    """The table, made if there is none."""
+    return create_table(uri, pa.schema([*COLUMNS, pa.field(TASK, pa.utf8())]), partition_by=[TASK])
+
+
+def read_positions(table: Table | None) -> dict[str, Position]:
+    """By task, at the version of `table`."""
+    found: dict[str, Position] = {}
+    for action in [] if table is None else table.actions().to_pylist():
+        row = table.read(action["path"]).to_pylist()[0]  # type: ignore[union-attr]
+        task = action[f"partition.{TASK}"]
+        known = found.get(task)
+        if known is None or known.commits < row["commits"]:
+            counts = {name: row[name] for name in _COUNTS}
+            found[task] = Position(task, row["position"], row["commits"], **counts, path=action["path"])
+    return found
+
+
+def commit_positions(table: Table, moves: Sequence[tuple[Position | None, Position]]) -> Outcome:
+    """Move each task from the row it was planned from to the next. By place, which were fenced. Raises what commit_fenced does."""
+    parts = []
+    for before, after in moves:
+        sink = FileSink.at(table.uri, COLUMNS, ())
+        row: dict[str, Any] = {name: getattr(after, name) for name in COLUMNS.names[:-1]}
+        row["written_at"] = time.time_ns() // 1000
+        sink.write(pa.Table.from_pylist([row], schema=COLUMNS), {TASK: after.task})
+        base = 0 if before is None else before.commits
+        parts.append(
+            Part(
+                adds=sink.finish(),
+                removes=() if before is None or before.path is None else (before.path,),
+                moves={f"pipeline/{after.task}": AppMove(base, after.commits)},
+            )
+        )
+    return commit_fenced(table, parts)
+
+
+def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, int]) -> dict[str, Position]:
+    """Set the next offset of tasks (``flights-0``) by hand, while no worker runs; counts stay. All rows afterwards.
+
+    A worker that runs all the same is fenced once and goes on from there. Raises CommitFenced where another commit was first.
+    """
+    table = ensure_positions(positions_uri(settings, pipeline))
+    known = read_positions(table)
+    moves = []
+    for task, offset in offsets.items():
+        before = known.get(task)
+        moves.append((before, (before or Position(task, 0)).moved(offset)))
+    if moves:
+        commit_positions(table, moves).require()
+    return read_positions(open_table(table.uri))
+
+
+def positions_of(settings: Settings, pipeline: str) -> dict[str, Position]:
+    """Where the tasks of `pipeline` stand now; none before its first commit."""
+    return read_positions(open_table(positions_uri(settings, pipeline)))

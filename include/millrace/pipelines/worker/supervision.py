@@ -1,0 +1,150 @@
+"""Which tasks run and which failed: failures in a row up to the threshold, then a pause that grows, then another try, so many times.
+
+What is known lies in ``<data>/pipelines/<id>/tasks.json``, replaced whole by the driver; the planner leaves out what has failed and is not due.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.base.files import replace_json
+from millrace.base.pauses import jittered
+from millrace.base.settings import Settings
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.status import PipelineStatus, State, commands_path, pipeline_folder, status_path
+
+FILE: Final = "tasks.json"
+_WORDS: Final = 2000
+
+
+@dataclass(slots=True)
+class Health:
+    """Of one task."""
+
+    failures: int = 0
+    """In a row, since it began or was recovered."""
+    recoveries: int = 0
+    """In a row that came to nothing."""
+    failed: bool = False
+    retry_at: float | None = None
+    """When it is recovered, seconds since 1970; None with `failed`: never by itself."""
+    cause: str = ""
+    code: str = ""
+
+    @property
+    def state(self) -> State:
+        return State.FAILED if self.failed else State.RUNNING
+
+
+class Supervision:
+    """The driver's view, kept in the file alone: the loop and the beat of one driver each have one."""
+
+    def __init__(self, settings: Settings, pipeline: Pipeline, *, clock: Callable[[], float] = time.time) -> None:
+        self._path = tasks_path(settings, pipeline.id)
+        self._pipeline, self._clock = pipeline, clock
+
+    @property
+    def tasks(self) -> dict[str, Health]:
+        """Those that failed and did not succeed since."""
+        return read_tasks(self._path)
+
+    def succeeded(self, tasks: Iterable[str]) -> None:
+        """Their ranges were committed."""
+        known = self.tasks
+        if [known.pop(task) for task in tasks if task in known]:
+            self._keep(known)
+
+    def failed(self, task: str, *, code: str, cause: str) -> Health:
+        """A range of it failed, with its cause."""
+        known = self.tasks
+        health = known.setdefault(task, Health())
+        if health.failed:  # this was its recovery
+            health.failed, health.failures = False, 0
+            health.recoveries += 1
+        health.failures += 1
+        health.code, health.cause = code, cause[:_WORDS]
+        if health.failures >= self._pipeline.failure_threshold:
+            health.failed = True
+            recovery = self._pipeline.recovery
+            health.retry_at = (
+                self._clock() + jittered(self.pause(health.recoveries))
+                if health.recoveries < recovery.attempts
+                else None
+            )
+        self._keep(known)
+        return health
+
+    def pause(self, recoveries: int) -> float:
+        """Seconds before the recovery behind so many others in a row."""
+        recovery = self._pipeline.recovery
+        minutes = recovery.interval_minutes * recovery.factor ** min(recoveries, 64)
+        return 60 * min(minutes, max(recovery.longest_minutes, recovery.interval_minutes))
+
+    def restart(self) -> None:
+        """Somebody asked for it: what failed is tried again now, with all its attempts."""
+        if self.tasks:
+            self._keep({})
+
+    def _keep(self, tasks: dict[str, Health]) -> None:
+        replace_json(self._path, {task: asdict(health) for task, health in tasks.items()})
+
+
+def tasks_path(settings: Settings, pipeline: str) -> Path:
+    return pipeline_folder(settings, pipeline) / FILE
+
+
+def read_tasks(path: Path) -> dict[str, Health]:
+    """What the file says; nothing where it is not there or was cut by a crash of the machine: it is about failures, not about positions."""
+    try:
+        return {task: Health(**value) for task, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def resting(path: Path, *, now: float) -> frozenset[str]:
+    """The tasks that failed and are not due."""
+    return frozenset(
+        task
+        for task, health in read_tasks(path).items()
+        if health.failed and (health.retry_at is None or health.retry_at > now)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What management asks of a running worker."""
+
+    paused: bool = False
+    restart: str = ""
+    """``all`` or ``failed``, once for each `serial`."""
+    serial: int = 0
+
+
+def read_wanted(settings: Settings, pipeline: str) -> Wanted:
+    """What is asked of the worker of `pipeline` now."""
+    try:
+        value: Any = json.loads(commands_path(settings, pipeline).read_text(encoding="utf-8"))
+        return Wanted(bool(value.get("paused", False)), str(value.get("restart", "")), int(value.get("serial", 0)))
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return Wanted()
+
+
+def want(settings: Settings, pipeline: str, *, paused: bool | None = None, restart: str = "") -> Wanted:
+    """Ask it: to pause or go on, to start all or only failed tasks again."""
+    known = read_wanted(settings, pipeline)
+    made = Wanted(known.paused if paused is None else paused, restart or known.restart, known.serial + bool(restart))
+    replace_json(commands_path(settings, pipeline), asdict(made), synced=True)
+    return made
+
+
+def read_status(settings: Settings, pipeline: str) -> PipelineStatus:
+    """What the worker of `pipeline` said last; UNASSIGNED where none ever did."""
+    try:
+        return PipelineStatus.model_validate_json(status_path(settings, pipeline).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)

@@ -1,0 +1,180 @@
+"""One task: a partition's records, long-polled, processed as JSON, executed on the sink; what failed goes into the error topic.
+
+The names are reference document 004's: Run, Stop, Execute, longPolling, processJSON.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from millrace.base.errors import MillraceError
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.node.range.failure import Failure as RangeFailure
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.sources import KafkaSource
+from millrace.pipelines.records import Action, Failure, Record
+from millrace.pipelines.sinks.sink import Sink, Written, sink_of
+from millrace.pipelines.transform.transform import Transform, Transformed
+from millrace.pipelines.worker.error_topic import ErrorTopic
+from millrace.pipelines.worker.lookups import CollectionRows
+from millrace.pipelines.worker.positions import Position
+from millrace.pipelines.worker.rows import RowsReader
+from millrace.pipelines.worker.topics import Reader, task_of
+
+BULKS: Final = 4
+"""Flush limits' worth of records in one range at most, so that all lanes of a sink have work."""
+_LATENCIES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The plan of a range: records [start, end) of a partition, or as many as one range takes."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    base: Position | None
+    """The task's row that this was planned from."""
+    max_bytes: int
+
+    @property
+    def channel(self) -> str:
+        return task_of(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The report of a range: all before `position` is acknowledged; nothing of it is, where `failure` says why."""
+
+    channel: str
+    base: Position | None
+    position: int
+    end: int
+    records_in: int = 0
+    records_out: int = 0
+    records_error: int = 0
+    records_filtered: int = 0
+    bulks: int = 0
+    retries: int = 0
+    log_bytes: int = 0
+    latencies: tuple[float, ...] = ()
+    """Seconds from record to acknowledged, evenly picked."""
+    failure: RangeFailure | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tick(self) -> int:
+        return self.position
+
+    @property
+    def rows(self) -> int:
+        return self.records_in
+
+    def progress(self) -> dict[str, Any]:
+        return {
+            "tick": self.position,
+            "rows": self.records_in,
+            "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+        }
+
+
+class Task:
+    """What a range needs, opened once and used by range after range; one thread at a time."""
+
+    def __init__(self, settings: Settings, pipeline: Pipeline, topic: str, partition: int) -> None:
+        source = pipeline.source
+        self._pipeline = pipeline
+        self._name = task_of(topic, partition)
+        self._transform = Transform(pipeline, open_rows=lambda step: CollectionRows(settings, step))
+        self._reader: Reader | RowsReader = (
+            Reader(source, pipeline.group, topic, partition)
+            if isinstance(source, KafkaSource)
+            else RowsReader(settings, source)
+        )
+        self._sink: Sink = sink_of(pipeline, settings)
+        self._opened = False
+        self._errors: ErrorTopic | None = None
+
+    def run(self, work: Work) -> Done:
+        """One range. Raises what kept it from its end: nothing is reported then, and all of it may be done again."""
+        total = Done(work.channel, work.base, work.start, work.end)
+        for records, position in self.long_polling(work):
+            total = self._take(total, records, position)
+        return total
+
+    def _take(self, total: Done, records: list[Record], position: int) -> Done:
+        """One more part of a range; when this returns, it is acknowledged."""
+        begun = time.monotonic()
+        transformed = self.process_json(records)
+        processed = time.monotonic()
+        written = self.execute(transformed.actions)
+        hit("pipeline.written")
+        failures = [*transformed.failures, *written.failures]
+        if failures:
+            self.fail(failures)
+        hit("pipeline.failures")
+        now = time.time()
+        step = max(1, len(records) // _LATENCIES)
+        latencies = tuple(now - record.timestamp / 1000 for record in records[::step] if record.timestamp > 0)
+        return replace(
+            total,
+            position=position,
+            records_in=total.records_in + len(records),
+            records_out=total.records_out + written.acknowledged,
+            records_error=total.records_error + len(failures),
+            records_filtered=total.records_filtered + transformed.filtered,
+            bulks=total.bulks + written.bulks,
+            retries=total.retries + written.retries,
+            log_bytes=total.log_bytes + sum(len(record.value or b"") for record in records),
+            latencies=(*total.latencies, *latencies)[-_LATENCIES:],
+            seconds={
+                "transform": total.seconds.get("transform", 0.0) + processed - begun,
+                "sink": total.seconds.get("sink", 0.0) + time.monotonic() - processed,
+            },
+        )
+
+    def long_polling(self, work: Work) -> Iterator[tuple[list[Record], int]]:
+        """Records of the range, part by part, and the offset behind each part: one part of a topic, as many as it takes of a collection."""
+        flush = self._pipeline.flush
+        if isinstance(self._reader, RowsReader):
+            for records in self._reader.chunks(work.start, work.end, items=BULKS * flush.items):
+                yield records, work.start  # all of it, or nothing: rows of a tick may lie in several parts
+            yield [], work.end
+            return
+        yield self._reader.read(
+            work.start,
+            work.end,
+            items=BULKS * flush.items,
+            size=min(work.max_bytes, BULKS * int(flush.mib * (1 << 20))),
+            seconds=flush.seconds,
+        )
+
+    def process_json(self, records: Sequence[Record]) -> Transformed:
+        """Each record's outcome by the steps."""
+        return self._transform.run(records)
+
+    def execute(self, actions: Sequence[Action]) -> Written:
+        """Do `actions` in the sink; all are acknowledged or failures when this returns."""
+        if not self._opened:
+            self._sink.open()
+            self._opened = True
+        return self._sink.write(actions)
+
+    def fail(self, failures: Sequence[Failure]) -> None:
+        """Into the error topic, acknowledged."""
+        if self._errors is None:
+            self._errors = ErrorTopic(self._pipeline)
+        self._errors.put(failures, task=self._name)
+
+    def stop(self) -> None:
+        """Let go of everything. Idempotent."""
+        for each in (self._reader, self._sink, self._errors):
+            if each is not None:
+                with suppress(MillraceError, OSError, RuntimeError):
+                    each.close()

@@ -1,0 +1,221 @@
+"""A stream as its user declares it, in Python or YAML: the same fields in both, checked as far as they can be by themselves.
+
+    STREAMS = [Stream(name="hourly", source=From(collection="flights", watermark=Watermark(column="time_hour", delay="1 day")),
+                      transform=hourly, sink=Into(collection="flights_by_hour", mode="upsert"), output_mode="update")]
+
+A transform is a function of a DataFrame that gives a DataFrame, kept as ``module:function``, so that a declaration is data and the
+job that runs it finds the function. Nothing here imports Spark: Airflow parses declarations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from millrace.base.errors import InvalidArgument, InvalidStream
+from millrace.message.ids import resolve_tick
+from millrace.streams.sinks.guarantee import Guarantee
+
+_NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
+_FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_DELAY: Final = r"^\d+ (second|minute|hour|day)s?$"
+
+SINKS: Final = ("collection", "delta", "kafka", "function")
+OFFERED: Final[dict[str, tuple[Guarantee, ...]]] = {
+    "collection": ("exactly once", "at least once", "at most once"),
+    "delta": ("exactly once", "at least once"),
+    "kafka": ("at least once",),
+    "function": ("at least once", "at most once"),
+}
+"""By the kind of a sink the guarantees that it offers, the one it has where none is said first."""
+
+
+def _function(value: object) -> object:
+    """A function by the name under which another process imports it."""
+    if callable(value):
+        module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+        value = f"{module}:{name}"
+    if value is not None and not (isinstance(value, str) and _FUNCTION.fullmatch(value)):
+        raise ValueError(
+            f"{value!r} is no module:function that another process can import: define it at a module's top"
+        )
+    return value
+
+
+def _moment(value: object) -> object:
+    if value is None or value == "now":
+        return value
+    try:
+        resolve_tick(value)  # type: ignore[arg-type] # checked there
+    except InvalidArgument as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+Function = Annotated[Any, BeforeValidator(_function)]
+"""A function, or its name ``module:function``; kept as its name."""
+Place = Annotated[str | int | None, BeforeValidator(_moment)]
+"""A tick, a moment in ISO 8601, or "now"."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Watermark(_Model):
+    """Which column is the event time, and how late a row may be that still counts."""
+
+    column: str
+    delay: str = Field(default="0 seconds", pattern=_DELAY)
+
+
+class From(_Model):
+    """What a stream reads: a collection's changes."""
+
+    collection: str
+    columns: tuple[str, ...] = ()
+    """Which of its columns and of those of changes; none: all."""
+    kinds: Literal["all", "inserts", "skip others"] = "skip others"
+    after: Place = None
+    """Where it begins: behind a tick or moment, or behind "now"; default: at the collection's beginning."""
+    snapshot: Place = None
+    """Or with the rows that are visible at a tick or "now"."""
+    watermark: Watermark | None = None
+    max_bytes: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_beginning(self) -> From:
+        if self.after is not None and self.snapshot is not None:
+            raise ValueError("it begins behind a tick (after) or with a snapshot, not both")
+        return self
+
+
+class Into(_Model):
+    """Where a stream's rows go: exactly one of `collection`, `delta`, `kafka` and `function`."""
+
+    collection: str | None = None
+    mode: Literal["append", "upsert", "changes"] = "append"
+    partition: str | None = None
+    partition_by: str | None = None
+    dead_letters: str | None = None
+    delta: str | None = None
+    """The path of a Delta table."""
+    merge_schema: bool = False
+    kafka: str | None = None
+    """The bootstrap servers."""
+    topic: str | None = None
+    key: str | None = None
+    function: Function = None
+    """Called with each micro-batch's DataFrame and number."""
+
+    @property
+    def path(self) -> str:
+        """The path of the Delta table."""
+        return str(getattr(self, "delta"))  # noqa: B009 - no handle of delta-rs, which that name is elsewhere
+
+    @property
+    def kind(self) -> str:
+        return next(name for name in SINKS if getattr(self, name) is not None)
+
+    @property
+    def target(self) -> str:
+        """What it is called in lists and graphs."""
+        kind = self.kind
+        return f"{kind}:{self.topic}" if kind == "kafka" else f"{kind}:{getattr(self, kind)}"
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Into:
+        given = [name for name in SINKS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a sink is one of {', '.join(SINKS)}; this has {', '.join(given) or 'none'}")
+        if (self.kafka is None) != (self.topic is None):
+            raise ValueError("a Kafka sink has its servers (kafka) and a topic")
+        mine = {"collection": ("mode", "partition", "partition_by", "dead_letters"), "delta": ("merge_schema",)}
+        mine |= {"kafka": ("topic", "key"), "function": ()}
+        others = {name for kind, names in mine.items() if kind != given[0] for name in names}
+        odd = sorted(name for name in others if getattr(self, name) != type(self).model_fields[name].default)
+        if odd:
+            raise ValueError(f"{odd[0]!r} says nothing of a {given[0]} sink")
+        return self
+
+
+class Stream(_Model):
+    """A declared stream. Raises InvalidStream by :meth:`of`, which names each field; pydantic's error where it is made directly."""
+
+    name: str = Field(pattern=_NAME)
+    source: Annotated[From, BeforeValidator(lambda each: {"collection": each} if isinstance(each, str) else each)]
+    transform: Function = None
+    sql: str | None = None
+    """Instead of a transform: a query over a table with the collection's name."""
+    sink: Annotated[Into, BeforeValidator(lambda each: {"collection": each} if isinstance(each, str) else each)]
+    guarantee: Guarantee | None = None
+    output_mode: Literal["append", "update"] = "append"
+    """Of aggregates: "append" gives a window once, when the watermark has passed it; "update" each time it changed."""
+    seconds: float = Field(default=1.0, ge=0.0, le=86400.0)
+    """Between the beginnings of two micro-batches."""
+    group: str | None = Field(default=None, pattern=_NAME)
+    """Streams of one group share a driver, and so a DAG: light ones need none each."""
+    version: int = Field(default=1, ge=1)
+    """Raise it when the transform changes what it computes."""
+    words: str = ""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Stream:
+        if self.transform is not None and self.sql is not None:
+            raise ValueError("a stream has a transform or sql, not both")
+        offered = OFFERED[self.sink.kind]
+        if self.guarantee is not None and self.guarantee not in offered:
+            raise ValueError(f"a {self.sink.kind} sink offers {', '.join(offered)}, not {self.guarantee}")
+        return self
+
+    @property
+    def chosen_guarantee(self) -> Guarantee:
+        return self.guarantee or OFFERED[self.sink.kind][0]
+
+    @property
+    def job(self) -> str:
+        """Who runs it: its group, or itself."""
+        return self.group or self.name
+
+    @classmethod
+    def of(cls, value: object, *, where: str = "a stream") -> Stream:
+        """The stream that a dict (of YAML, say) declares. Raises InvalidStream, which names each field that is wrong."""
+        try:
+            return value if isinstance(value, cls) else cls.model_validate(value)
+        except ValidationError as error:
+            raise InvalidStream(f"{where}: {words(error)}") from None
+
+    def fingerprint(self) -> str:
+        """Tells whether what a checkpoint holds was made by the same declaration: of all that decides which rows it gives."""
+        kept = self.model_dump(mode="json", include={"source", "transform", "sql", "sink", "output_mode", "version"})
+        for name in ("after", "snapshot", "max_bytes"):
+            del kept["source"][name]
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def words(error: ValidationError) -> str:
+    """What pydantic found, field by field, in one line."""
+    found = []
+    for each in error.errors():
+        place = ".".join(str(part) for part in each["loc"]) or "it"
+        found.append(f"{place}: {each['msg'].removeprefix('Value error, ')}")
+    return "; ".join(found)
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The function ``module:function``. Raises InvalidStream where it cannot be had."""
+    import importlib
+
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidStream(f"the function {name} cannot be had: {error}; is its module on PYTHONPATH?") from error
+    if not callable(found):
+        raise InvalidStream(f"{name} is no function")
+    return found

@@ -1,0 +1,149 @@
+"""What is kept of a declared stream over its runs: ``<data>/streams/<name>/``.
+
+``state.json`` says which *incarnation* runs (each has a checkpoint of its own, ``<number>/``: Spark's, with the sink's memory in it), where that
+began, by which declaration its checkpoint was made, and whether the stream is paused. A replay, or an upgrade without state, is a new
+incarnation; the checkpoint before stays until the one after it is begun.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Self
+
+from millrace.base.errors import InvalidStream, StreamBusy
+from millrace.base.files import make_folder, replace_json
+from millrace.base.settings import Settings
+from millrace.streams.declare.declaration import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Where an incarnation begins: behind a tick, with a snapshot at one, or by PChannel behind `ticks`; else as the declaration says."""
+
+    after: int | str | None = None
+    snapshot: int | str | None = None
+    ticks: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What state.json says."""
+
+    incarnation: int = 1
+    fingerprint: str = ""
+    """Of the declaration that the checkpoint was made by; empty: nothing has run yet."""
+    begun: Begun = Begun()
+    paused: bool = False
+
+
+class Kept:
+    """The folder of one stream."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self.name = name
+        self.folder = settings.data_dir / "streams" / name
+
+    @property
+    def state(self) -> State:
+        try:
+            value: dict[str, Any] = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return State()
+        return State(value["incarnation"], value["fingerprint"], Begun(**value["begun"]), value["paused"])
+
+    def checkpoint(self, state: State) -> Path:
+        """The checkpoint of the incarnation."""
+        return self.folder / str(state.incarnation)
+
+    def locked(self) -> Lock:
+        """Hold the stream: who runs it, or changes its state. Raises StreamBusy while another process does."""
+        make_folder(self.folder)
+        return Lock(self.folder / "lock", self.name)
+
+    def keep(self, state: State) -> None:
+        replace_json(self.folder / "state.json", asdict(state), synced=True)
+
+    def pause(self, *, paused: bool) -> None:
+        """Say that it is not to run, or may. Who runs it looks when it starts; stopping it is the launcher's."""
+        make_folder(self.folder)
+        self.keep(replace(self.state, paused=paused))
+
+    def admitted(self, stream: Stream) -> State:
+        """The state to run `stream` by; to be called with the lock held. Raises InvalidStream where it is paused, or its checkpoint was
+        made by another declaration."""
+        state = self.state
+        if state.paused:
+            raise InvalidStream(f"the stream {self.name!r} is paused: `millrace streams resume {self.name}`")
+        mine = stream.fingerprint()
+        if state.fingerprint and state.fingerprint != mine:
+            raise InvalidStream(
+                f"the stream {self.name!r} was declared otherwise when it ran last: `millrace streams upgrade {self.name} --keep-state`"
+                " goes on with its checkpoint (Spark refuses state that does not fit), `--fresh-state` from the same place without it"
+            )
+        if not state.fingerprint:
+            state = replace(state, fingerprint=mine)
+            self.keep(state)
+        return state
+
+    def upgrade(self, stream: Stream, *, keep_state: bool) -> State:
+        """Take a changed declaration: with the state there is, or without it from where the stream stands. Raises StreamBusy."""
+        with self.locked():
+            state = replace(self.state, fingerprint=stream.fingerprint())
+            if not keep_state:
+                ticks = position(self.checkpoint(state))
+                return self._next(state, state.begun if ticks is None else Begun(ticks=ticks))
+            self.keep(state)
+            return state
+
+    def replay(self, stream: Stream, begun: Begun) -> State:
+        """Begin anew elsewhere, by a new checkpoint. Raises StreamBusy."""
+        with self.locked():
+            return self._next(replace(self.state, fingerprint=stream.fingerprint()), begun)
+
+    def _next(self, state: State, begun: Begun) -> State:
+        old = self.folder / str(state.incarnation - 1)
+        state = replace(state, incarnation=state.incarnation + 1, begun=begun)
+        shutil.rmtree(self.checkpoint(state), ignore_errors=True)  # of a beginning that was not kept
+        self.keep(state)
+        shutil.rmtree(old, ignore_errors=True)
+        return state
+
+
+class Lock:
+    """An exclusive hold on a stream, until it is closed or the process ends."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._file: IO[bytes] = path.open("ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise StreamBusy(f"the stream {name!r} runs in another process: stop it first") from None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def position(checkpoint: Path) -> dict[str, int] | None:
+    """By PChannel the tick up to which the newest micro-batch that ended had come, by Spark's own checkpoint; None where none has.
+
+    Of a snapshot that was not given whole it is None too: there is no tick to go on behind.
+    """
+    numbers = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
+    if not numbers:
+        return None
+    lines = (checkpoint / "offsets" / str(max(numbers))).read_text(encoding="utf-8").splitlines()
+    place = json.loads(lines[2])
+    if place.get("snapshot") and place["given"] < place["snapshot"]:
+        return None
+    return {str(name): int(tick) for name, tick in place["ticks"].items()}

@@ -1,0 +1,48 @@
+"""Operators over batches with a number each, exactly once: whoever repeats a batch, after any crash, changes nothing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pyarrow as pa
+
+from millrace.streams.keyed.operator import END, Operator, units
+from millrace.streams.keyed.shards import shards_of
+from millrace.streams.keyed.store import KeyedTable
+
+
+class DurableRun:
+    """A stream in the calling process whose answers, late rows and state are a table at `uri`. Processes may come and go, and be two at a
+    time: the commit lets one through. `warnings` say what lets the state grow. Raises InvalidArgument."""
+
+    def __init__(
+        self, uri: str, operator: Operator, schema: pa.Schema, *, delay: timedelta | int, shards: int = 1
+    ) -> None:
+        self.warnings = operator.check(schema)
+        self.table = KeyedTable(uri, operator, schema, placement=f"xxh64/{shards}")
+        self._operator, self._schema, self._delay, self._shards = operator, schema, units(delay), shards
+
+    @property
+    def next_batch(self) -> int:
+        """The number that comes next."""
+        return self.table.base().batch + 1
+
+    def batch(self, number: int, rows: pa.Table) -> bool:
+        """Take the batch of that number; False where it, or a later one, is there already. Raises CommitFenced where another committed meanwhile: ask :attr:`next_batch`."""
+        return self._take(number, rows, ended=False)
+
+    def finish(self, number: int) -> bool:
+        """The stream has ended: what waited is answered, as the batch of that number."""
+        return self._take(number, self._schema.empty_table(), ended=True)
+
+    def _take(self, number: int, rows: pa.Table, *, ended: bool) -> bool:
+        base = self.table.base()
+        if number <= base.batch:
+            return False
+        watermark = END if ended else None if base.newest is None else base.newest - self._delay
+        files = []
+        for shard, part in enumerate(shards_of(rows, self._operator.keys, self._shards)):
+            files += self.table.advance(base, shard, part, watermark)
+        times = [each for each in (base.newest, self.table.newest(rows)) if each is not None]
+        self.table.commit(base, number, max(times, default=None), files)
+        return True

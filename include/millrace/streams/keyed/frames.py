@@ -1,0 +1,95 @@
+"""An operator behind Spark's shuffle: each micro-batch goes to its keys' shards, a task advances one, the driver commits what all of them wrote.
+
+A shard is a partition of ``repartition(shards, keys)``, whose hash is Spark's own and fixed; the table remembers how many there are. A task opens
+the table, reads its shard's state, and writes answers, late rows and state as durable files; only their names come back. A micro-batch
+that Spark repeats finds its number in the table. The numbers are those of one checkpoint: its folder and the table carry the same name.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+from millrace.base.errors import InvalidArgument
+from millrace.node.range.task_memory import keep_modules
+from millrace.storage.parquet_file import FileAction
+from millrace.streams.keyed.operator import Operator, units
+from millrace.streams.keyed.store import Base, KeyedTable
+from millrace.streams.sinks.sink import Taken, name_in
+
+_REPORT: Final = StructType([StructField("shard", LongType()), StructField("report", BinaryType())])
+
+Report = tuple[list[FileAction], int | None, int]
+"""Of a shard: its files, its newest time, how many rows it was given."""
+
+
+class KeyedFrames:
+    """Takes micro-batches of a streaming DataFrame of `schema` (millrace.streams.sinks.frames.FrameSink)."""
+
+    def __init__(
+        self, folder: Path, uri: str, operator: Operator, schema: pa.Schema, *, delay: timedelta | int, shards: int
+    ) -> None:
+        """`folder` goes with the query's checkpoint. `warnings` say what lets the state grow. Raises InvalidArgument: a column, the operator,
+        or a table at `uri` of another query."""
+        if shards < 1:
+            raise InvalidArgument(f"{shards} shards hold no key: there is at least one")
+        self.warnings = operator.check(schema)
+        placement = f"spark/{shards if operator.keys else 1}"
+        self._opened = (uri, operator, schema, placement, name_in(folder, "keyed-stream.json"))
+        self._table = _table(*self._opened)
+        self._operator, self._delay = operator, units(delay)
+        self._shards = shards if operator.keys else 1
+
+    def write_frame(self, frame: DataFrame, batch_id: int) -> Taken:
+        """Take a micro-batch. Raises CommitFenced where another driver of the same query was first, and what a task raises."""
+        base = self._table.base()
+        if batch_id <= base.batch:
+            return Taken(again=True)
+        watermark = None if base.newest is None else base.newest - self._delay
+        placed = frame.repartition(self._shards, *self._operator.keys) if self._operator.keys else frame.coalesce(1)
+        found = placed.mapInArrow(_Advance(self._opened, base, watermark), _REPORT).collect()
+        reports: dict[int, Report] = {row["shard"]: pickle.loads(row["report"]) for row in found}
+        none = self._opened[2].empty_table()
+        for shard in range(self._shards):
+            if shard not in reports:  # no row came, and Spark left its task out: time goes on there all the same
+                reports[shard] = (self._table.advance(base, shard, none, watermark), None, 0)
+        files = [file for each, _, _ in reports.values() for file in each]
+        times = [each for each in (base.newest, *(newest for _, newest, _ in reports.values())) if each is not None]
+        self._table.commit(base, batch_id, max(times, default=None), files)
+        return Taken(sum(rows for _, _, rows in reports.values()))
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+
+def _table(uri: str, operator: Operator, schema: pa.Schema, placement: str, stream: str) -> KeyedTable:
+    return KeyedTable(uri, operator, schema, placement=placement, stream=stream)
+
+
+class _Advance:
+    """What a task does with its shard's rows."""
+
+    def __init__(self, opened: tuple[str, Operator, pa.Schema, str, str], base: Base, watermark: int | None) -> None:
+        self._opened, self._base, self._watermark = opened, base, watermark
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        shard = 0 if task is None else task.partitionId()
+        schema = self._opened[2]
+        rows = pa.Table.from_batches([each.cast(schema) for each in batches], schema)
+        table = _table(*self._opened)
+        report: Report = (
+            table.advance(self._base, shard, rows, self._watermark),
+            table.newest(rows),
+            rows.num_rows,
+        )
+        yield pa.RecordBatch.from_pylist([{"shard": shard, "report": pickle.dumps(report)}])
+        keep_modules("millrace_keyed")

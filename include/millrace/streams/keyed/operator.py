@@ -1,0 +1,173 @@
+"""What an operator over keyed rows is: a function of its state, new rows and the watermark, of a shard of keys at a time.
+
+It keeps nothing else: what it is given and what it returns are Arrow tables, so that a host may run it anywhere, twice, or again
+from an older state, and gets the same.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import InvalidArgument
+from millrace.streams.patterns.board import Places, whole_numbers
+from millrace.streams.patterns.sorted_rows import column_of, one_chunk
+
+State = Mapping[str, pa.Table]
+END: Final = (1 << 63) - 1
+"""The watermark behind the last row of a stream that has ended."""
+
+LATE_BY: Final = "late_by"
+REASON: Final = "reason"
+WINDOW: Final = "window_start"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What came of a batch in one shard."""
+
+    output: pa.Table
+    state: State
+    """Tables that are the very same object as before need not be written again."""
+    late: pa.Table
+    """Rows that were not taken: the input's columns, LATE_BY (int64, in units of the time column, how far behind the watermark; of times,
+    microseconds), WINDOW (where there is one) and REASON: `late`, or `no time`."""
+    taken: int
+    """Rows of the batch that were taken: ``taken + late.num_rows`` is what came."""
+    facts: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of the operator's own: closed windows, corrections."""
+
+
+class Operator(ABC):
+    """One operator. It pickles."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Of its state's columns: another one does not read it."""
+    keys: tuple[str, ...]
+    time: str
+
+    @abstractmethod
+    def check(self, schema: pa.Schema) -> list[str]:
+        """Whether rows of this schema can be taken; what lets its state grow, in words. Raises InvalidArgument."""
+
+    @abstractmethod
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Of the answers to rows of `schema`."""
+
+    @abstractmethod
+    def advance(self, state: State, rows: pa.Table, watermark: int | None) -> Step:
+        """Take `rows`, which came in any order, none of the shard's keys elsewhere. Before `watermark` (None: not known yet; END: nothing comes any
+        more) all rows have come, but for late ones. `state` is what the last step left; empty at first."""
+
+    def describe(self) -> str:
+        """What makes its state what it is: an operator of another description does not go on from it."""
+        return f"{self.name}/{self.version} {self!r}"
+
+
+def times_of(rows: pa.Table, name: str) -> tuple[Places, Any]:
+    """The times of rows as whole numbers (0 where there is none), and which have one."""
+    column = one_chunk(rows.column(column_of(rows.schema, name)))
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    if column.null_count:
+        column = pc.fill_null(column, pa.scalar(0).cast(pa.int64()).cast(column.type))
+    return whole_numbers(column), valid
+
+
+def units(duration: timedelta | int) -> int:
+    """A duration in units of :func:`times_of`: of times, microseconds."""
+    return duration // timedelta(microseconds=1) if isinstance(duration, timedelta) else duration
+
+
+def check_time(schema: pa.Schema, name: str, *durations: timedelta | int | None) -> None:
+    """Raises InvalidArgument where the column is no time (or number), or a duration does not go with it."""
+    kind = schema.field(column_of(schema, name)).type
+    timed = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    if not timed and not pa.types.is_integer(kind):
+        raise InvalidArgument(f"{name} of type {kind} is no event time: take a timestamp, a date or a whole number")
+    for each in durations:
+        if each is not None and isinstance(each, timedelta) != timed:
+            raise InvalidArgument(
+                f"{each!r} does not go with {name} of type {kind}: timedelta goes with times, int with numbers"
+            )
+        if each is not None and units(each) < 0:
+            raise InvalidArgument(f"{each!r} is negative")
+
+
+def left_out(
+    rows: pa.Table,
+    late: Any,
+    behind: Places,
+    reason: str,
+    window: Places | None = None,
+    kind: pa.DataType | None = None,
+) -> pa.Table:
+    """The rows of a mask, as :attr:`Step.late` has them."""
+    places = np.flatnonzero(late)
+    found = rows.take(pa.array(places))
+    found = found.append_column(LATE_BY, pa.array(behind[places], pa.int64()))
+    starts = pa.nulls(len(places), pa.int64()) if window is None else pa.array(window[places], pa.int64())
+    found = found.append_column(WINDOW, starts if kind is None else from_number(starts, kind))
+    return found.append_column(REASON, pa.array([reason] * len(places), pa.utf8()))
+
+
+def late_schema(schema: pa.Schema, kind: pa.DataType) -> pa.Schema:
+    """Of what :func:`left_out` gives for rows of `schema` whose time is of `kind`."""
+    return pa.schema([*schema, pa.field(LATE_BY, pa.int64()), pa.field(WINDOW, kind), pa.field(REASON, pa.utf8())])
+
+
+def from_number(numbers: Any, kind: pa.DataType) -> Any:
+    """Inverse of :func:`whole_numbers`."""
+    if pa.types.is_timestamp(kind):
+        return numbers.cast(pa.timestamp("us")).cast(pa.timestamp("us", kind.tz)).cast(kind)
+    if pa.types.is_date(kind):
+        return numbers.cast(pa.timestamp("us")).cast(kind, safe=False)
+    return numbers.cast(kind)
+
+
+class Ordered(Operator):
+    """An operator that gets its rows in the order of time: they wait until the watermark has passed them. A row of a time before the
+    watermark is late and goes to the side; equal times are put in an order by the operator, never by arrival."""
+
+    @abstractmethod
+    def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State]:
+        """Take rows whose times are before the watermark, all of them, and behind those of the step before; in no order."""
+
+    def advance(self, state: State, rows: pa.Table, watermark: int | None) -> Step:
+        kind = rows.schema.field(column_of(rows.schema, self.time)).type
+        times, valid = times_of(rows, self.time)
+        behind = (
+            np.zeros(len(times), dtype=np.bool_)
+            if watermark is None or watermark == END
+            else valid & (times < watermark)
+        )
+        side = [left_out(rows, ~valid, np.zeros(len(times), dtype=np.int64), "no time", kind=kind)]
+        if behind.any():
+            side.append(left_out(rows, behind, (watermark or 0) - times, "late", kind=kind))
+        taken = valid & ~behind
+        pool = rows if taken.all() else rows.filter(pa.array(taken))
+        waiting = state.get("waiting")
+        if waiting is not None and waiting.num_rows:
+            pool = pa.concat_tables([waiting, pool.cast(waiting.schema)])
+        own = {name: table for name, table in state.items() if name != "waiting"}
+        if watermark is None:
+            ready = pool.slice(0, 0)
+        elif watermark == END:
+            ready, pool = pool, pool.slice(0, 0)
+        else:
+            passed = times_of(pool, self.time)[0] < watermark
+            ready, pool = pool.filter(pa.array(passed)), pool.filter(pa.array(~passed))
+        if watermark is None:
+            output = self.output_schema(rows.schema).empty_table()
+            following: State = own
+        else:
+            output, following = self.step(own, ready, watermark)
+        late = pa.concat_tables([each.cast(late_schema(rows.schema, kind)) for each in side])
+        return Step(output, {**following, "waiting": pool}, late, int(taken.sum()))

@@ -1,0 +1,32 @@
+"""Which shard a row's key belongs to: a fixed hash, so that a shard's state finds its rows whoever cuts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from millrace.streams.patterns.sorted_rows import column_of, key_codes
+
+
+def shard_numbers(rows: pa.Table, keys: Sequence[str], shards: int) -> npt.NDArray[np.int64]:
+    """Of each row its shard: xxh64 of its keys' texts, once for each distinct key."""
+    if shards == 1 or not keys or not rows.num_rows:
+        return np.zeros(rows.num_rows, dtype=np.int64)
+    names = [column_of(rows.schema, each) for each in keys]
+    codes = key_codes(rows, names)
+    _, first = np.unique(codes, return_index=True)
+    distinct = rows.select(names).take(pa.array(first)).to_pylist()
+    hashed = [xxhash.xxh64_intdigest(repr(tuple(each.values())).encode()) % shards for each in distinct]
+    return np.array(hashed, dtype=np.int64)[codes]
+
+
+def shards_of(rows: pa.Table, keys: Sequence[str], shards: int) -> list[pa.Table]:
+    """The rows of each shard."""
+    if shards == 1:
+        return [rows]
+    numbers = shard_numbers(rows, keys, shards)
+    return [rows.filter(pa.array(numbers == each)) for each in range(shards)]

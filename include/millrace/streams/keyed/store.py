@@ -1,0 +1,169 @@
+"""Answers, late rows and state of a keyed stream in one Delta table, which one fenced commit moves from batch to batch.
+
+The table is partitioned by `kind`: ``output`` (the answers' columns), ``late`` (the rows left out, in the struct `late`), ``state`` (files of the operator's
+own columns, read by name; the newest of each shard and table counts). App ids of the commit are the truth: how many batches were committed, the
+number of the last one, and the newest time, from which the watermark is made. So a batch that is repeated, by whomever, finds itself
+there and has no second effect; one that died before its commit left files that nobody names.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument
+from millrace.base.failpoint import hit
+from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.storage.parquet_file import FileAction, ParquetFile
+from millrace.storage.table import Table, create_table
+from millrace.streams.keyed.operator import Operator, State, Step, late_schema, times_of
+from millrace.streams.patterns.sorted_rows import column_of
+
+DESCRIPTION: Final = "millrace.operator"
+PLACEMENT: Final = "millrace.placement"
+STREAM: Final = "millrace.stream"
+_ZERO: Final = 1 << 62
+"""Added to a time in an app id's version, which is never negative."""
+_DROP_EVERY: Final = 20
+_IDS: Final = ("batches", "batch", "newest")
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Where a stream stands."""
+
+    batches: int
+    batch: int
+    """The number of the last batch; -1: none yet."""
+    newest: int | None
+    files: Mapping[tuple[int, str], str]
+    """By shard and name of the state's table, its file."""
+    stale: Sequence[str]
+    """Files of older states."""
+
+
+class KeyedTable:
+    """The table of one stream at `uri`, made where there is none. `placement` says how keys come to shards, `stream` whose batches its numbers
+    are. Raises InvalidArgument where it is of another operator, input, placement or stream."""
+
+    def __init__(self, uri: str, operator: Operator, schema: pa.Schema, *, placement: str, stream: str = "") -> None:
+        self._operator, self._schema = operator, schema
+        kind = schema.field(column_of(schema, operator.time)).type
+        self._late = pa.struct(list(late_schema(schema, kind)))
+        self._output = operator.output_schema(schema)
+        if taken := {"kind", "late"} & {*self._output.names}:
+            raise InvalidArgument(
+                f"the answer has a column {', '.join(sorted(taken))}, which the table needs itself: name it otherwise"
+            )
+        fields = [
+            *(each.with_nullable(True) for each in self._output),
+            pa.field("late", self._late),
+            pa.field("kind", pa.utf8()),
+        ]
+        described = {DESCRIPTION: operator.describe(), PLACEMENT: placement, STREAM: stream}
+        self.table: Table = create_table(uri, pa.schema(fields), partition_by=["kind"], configuration=described)
+        found = {name: self.table.configuration.get(name) for name in described}
+        if found[DESCRIPTION] != described[DESCRIPTION]:
+            raise InvalidArgument(
+                f"{uri} is the table of another operator, whose state means something else: take another table"
+            )
+        if found[PLACEMENT] != placement:
+            raise InvalidArgument(
+                f"the keys of {uri} lie in shards by {found[PLACEMENT]}, not by {placement}: go on with as many shards, or take another table"
+            )
+        if found[STREAM] != stream:
+            raise InvalidArgument(
+                f"{uri} is the table of another query, or of this one with another checkpoint, whose batches have other numbers:"
+                " go on with that checkpoint, or take another table"
+            )
+
+    def base(self) -> Base:
+        """Where the stream stands at the table's newest version."""
+        self.table.refresh()
+        batches, batch, newest = (self.table.app_version(each) for each in _IDS)
+        found: dict[tuple[int, str], tuple[int, str]] = {}
+        stale = []
+        for path in sorted(each for each in self.table.live_files() if each.startswith("kind=state/")):
+            number, shard, name, _ = path.rpartition("/")[2].split("~")
+            before = found.get((int(shard), name))
+            if before is not None:
+                stale.append(before[1])
+            found[int(shard), name] = (int(number), path)
+        files = {at: path for at, (_, path) in found.items()}
+        return Base(batches, batch - 1, newest - _ZERO if newest else None, files, stale)
+
+    def state(self, base: Base, shard: int) -> State:
+        """A shard's state. Raises TableDamaged."""
+        return {name: self.table.read(path) for (of, name), path in base.files.items() if of == shard}
+
+    def advance(self, base: Base, shard: int, rows: pa.Table, watermark: int | None) -> list[FileAction]:
+        """Take a shard's rows: its files, durable, which are nothing until :meth:`commit` names them. Raises TableDamaged, and what
+        the operator raises."""
+        before = self.state(base, shard)
+        return self.write(base, shard, before, self._operator.advance(before, rows, watermark))
+
+    def newest(self, rows: pa.Table) -> int | None:
+        """The newest time of some rows; None where none has one."""
+        times, valid = times_of(rows, self._operator.time)
+        return int(times[valid].max()) if valid.any() else None
+
+    def write(self, base: Base, shard: int, before: State, step: Step) -> list[FileAction]:
+        """A shard's files, durable; they are nothing until :meth:`commit` names them."""
+        files = [
+            self._put(f"kind=state/{base.batches + 1:012d}~{shard}~{name}~{uuid.uuid4().hex}.parquet", table, "state")
+            for name, table in step.state.items()
+            if table is not before.get(name)
+        ]
+        if step.output.num_rows:
+            files.append(self._put(f"kind=output/{uuid.uuid4().hex}.parquet", step.output, "output"))
+        if step.late.num_rows:
+            late = pa.table({"late": pa.array(step.late.to_pylist(), self._late)})
+            files.append(self._put(f"kind=late/{uuid.uuid4().hex}.parquet", late, "late"))
+        hit("keyed.written")
+        return files
+
+    def commit(self, base: Base, batch: int, newest: int | None, files: Sequence[FileAction]) -> None:
+        """Everything of a batch, or nothing. Raises CommitFenced where another was first, and what commit_fenced raises."""
+        versions = (base.batches, base.batch + 1, 0 if base.newest is None else base.newest + _ZERO)
+        following = (base.batches + 1, batch + 1, 0 if newest is None else newest + _ZERO)
+        moves = {app: AppMove(*each) for app, *each in zip(_IDS, versions, following, strict=True)}
+        commit_fenced(self.table, [Part(adds=files, moves=moves)]).require()
+        hit("keyed.committed")
+        if following[0] % _DROP_EVERY == 0:
+            # Without a change of data, so that who reads the answers as a stream passes it over.
+            stale = self.base().stale
+            commit_fenced(self.table, [Part(removes=stale)], data_change=False)
+
+    def answers(self) -> pa.Table:
+        """All answers so far."""
+        return self._rows("output").select(self._output.names)
+
+    def late(self) -> pa.Table:
+        """All rows that were left out so far."""
+        column = self._rows("late").column("late").combine_chunks()
+        return (
+            pa.Table.from_batches(
+                [pa.RecordBatch.from_struct_array(each) for each in column.chunks], pa.schema(list(self._late))
+            )
+            if isinstance(column, pa.ChunkedArray)
+            else pa.Table.from_struct_array(column)
+        )
+
+    def _rows(self, kind: str) -> pa.Table:
+        self.table.refresh()
+        names = [each for each in self.table.live_files() if each.startswith(f"kind={kind}/")]
+        schema = pa.schema([each for each in self.table.schema if each.name != "kind"])
+        return self.table.read_rows(sorted(names), schema)
+
+    def _put(self, name: str, rows: pa.Table, kind: str) -> FileAction:
+        file = ParquetFile(self.table.store, name, rows.schema, options={"compression": "zstd"})
+        try:
+            file.write(rows)
+            return file.close({"kind": kind}, ())
+        except BaseException:
+            file.discard()
+            raise

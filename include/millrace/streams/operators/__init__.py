@@ -1,0 +1,1 @@
+"""The keyed operators: patterns, windows, joins, deduplication; each a function over columns (docs/operators.md)."""

@@ -1,0 +1,143 @@
+"""Joins by time: each row gets the last version of its key that was before it, or valid then.
+
+Both sides come as one stream: rows of the right side are marked in the column `side`, and of a versioned right side those that end a version
+in `deleted`. State is the last version of each key, and what waits for the watermark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument
+from millrace.streams.keyed.operator import END, Ordered, State, check_time, times_of, units
+from millrace.streams.patterns.query import Order
+from millrace.streams.patterns.sorted_rows import column_of, key_codes, order_rows
+
+_RIGHT = "__right"
+
+
+@dataclass(frozen=True)
+class AsOf(Ordered):
+    """For each row of the left side the last one of the right side of its key, not after it: an as-of join; of versions, with `deleted`, a
+    temporal one. A left row without such has nulls, or with `inner` no answer. Of equal times the right side is first; of several right
+    rows of one key and time the last by their other columns counts."""
+
+    name: ClassVar[str] = "as_of"
+    keys: tuple[str, ...]
+    time: str
+    side: str
+    """A boolean column: whether a row is of the right side."""
+    left: tuple[str, ...]
+    """Columns of the left side in the answer, keys and time among them where wanted."""
+    right: tuple[tuple[str, str], ...]
+    """Columns of the right side in the answer: (column, its name there)."""
+    tolerance: timedelta | int | None = None
+    """How old a version may be at most; it also bounds the state. Default: as old as may be."""
+    deleted: str | None = None
+    """A boolean column: whether the right row ends its key's version."""
+    inner: bool = False
+
+    def check(self, schema: pa.Schema) -> list[str]:
+        check_time(schema, self.time, self.tolerance)
+        for name in filter(None, (self.side, self.deleted)):
+            if not pa.types.is_boolean(schema.field(column_of(schema, name)).type):
+                raise InvalidArgument(f"{name} is not true or false")
+        self.output_schema(schema)
+        return (
+            []
+            if self.tolerance is not None
+            else ["the last version of each key is kept for ever: say a tolerance, or have few keys"]
+        )
+
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        fields = [schema.field(column_of(schema, each)) for each in self.left]
+        fields += [schema.field(column_of(schema, column)).with_name(name) for column, name in self.right]
+        if len({each.name for each in fields}) < len(fields):
+            raise InvalidArgument("two columns of the answer have one name: say others in `right`")
+        return pa.schema([each.with_nullable(True) for each in fields])
+
+    def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State]:
+        known = state.get("versions")
+        pool = ready if known is None else pa.concat_tables([known, ready])
+        target = self.output_schema(ready.schema)
+        if not pool.num_rows:
+            return target.empty_table(), state
+        codes = key_codes(pool, self.keys)
+        right = pool.column(column_of(pool.schema, self.side)).to_numpy().astype(np.bool_)
+        ranked = pool.append_column(_RIGHT, pa.array(~right))
+        rows = order_rows(ranked, codes, (Order(self.time), Order(_RIGHT)), ties=True)
+        codes, right = codes[rows], right[rows]
+        times = times_of(pool, self.time)[0][rows]
+        version = np.maximum.accumulate(np.where(right, np.arange(len(rows)), -1))
+        found = (version >= 0) & (codes[version] == codes)
+        if self.deleted is not None:
+            ended = pool.column(column_of(pool.schema, self.deleted)).take(pa.array(rows[np.maximum(version, 0)]))
+            found &= ~ended.fill_null(False).to_numpy()
+        if self.tolerance is not None:
+            found &= times - times[np.maximum(version, 0)] <= units(self.tolerance)
+        asked = np.flatnonzero(~right & found) if self.inner else np.flatnonzero(~right)
+        at, of = pa.array(rows[asked]), pa.array(rows[np.maximum(version, 0)][asked], mask=~found[asked])
+        columns = [pool.column(column_of(pool.schema, each)).take(at) for each in self.left]
+        columns += [pool.column(column_of(pool.schema, each)).take(of) for each, _ in self.right]
+        last = np.append(codes[1:] != codes[:-1], True)
+        newest = version[last]
+        stays = (newest >= 0) & (codes[newest] == codes[last])
+        if self.tolerance is not None and watermark != END:
+            stays &= times[newest] >= watermark - units(self.tolerance)
+        kept = newest[stays]
+        if self.deleted is not None and len(kept):  # nothing is what was before it, too
+            gone = (
+                pool.column(column_of(pool.schema, self.deleted)).take(pa.array(rows[kept])).fill_null(False).to_numpy()
+            )
+            kept = kept[~gone]
+        return pa.table(columns, schema=target), {"versions": pool.take(pa.array(rows[kept]))}
+
+
+@dataclass(frozen=True)
+class Distinct(Ordered):
+    """The first row of each key, and again one when the last that was given is more than `within` before it. Of equal times the first by the other columns."""
+
+    name: ClassVar[str] = "distinct"
+    keys: tuple[str, ...]
+    time: str
+    within: timedelta | int | None = None
+    """Default: once for ever, which keeps each key for ever."""
+
+    def check(self, schema: pa.Schema) -> list[str]:
+        check_time(schema, self.time, self.within)
+        for each in self.keys:
+            column_of(schema, each)
+        return [] if self.within is not None else ["each key is kept for ever: say within"]
+
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State]:
+        names = [column_of(ready.schema, each) for each in dict.fromkeys((*self.keys, self.time))]
+        known = state.get("given", ready.select(names).slice(0, 0))
+        keys = pa.concat_tables([known, ready.select(names)])
+        if not keys.num_rows:
+            return ready, state
+        codes = key_codes(keys, self.keys)
+        times = times_of(keys, self.time)[0]
+        count = known.num_rows
+        # Those given before come first, whatever their times' ties.
+        order = order_rows(ready, codes[count:], (Order(self.time),), ties=True) + count
+        last: dict[int, int] = dict(zip(codes[:count].tolist(), range(count), strict=True))
+        given = []
+        within = None if self.within is None else units(self.within)
+        for place, code, time in zip(order.tolist(), codes[order].tolist(), times[order].tolist(), strict=True):
+            before = last.get(code)
+            if before is None or (within is not None and time - times[before] > within):
+                last[code] = place
+                given.append(place)
+        kept = np.sort(np.fromiter(last.values(), dtype=np.int64, count=len(last)))
+        if within is not None and watermark != END:
+            kept = kept[times[kept] >= watermark - within]
+        output = ready.take(pa.array(np.array(given, dtype=np.int64) - count))
+        return output, {"given": keys.take(pa.array(kept))}

@@ -1,0 +1,269 @@
+"""Windows over event time with nothing lost: a late row goes to the side, with how late it is and for which window, or corrects.
+
+A window is answered once, when the watermark (less the allowed lateness) has passed its end; its partial aggregates are the state. A
+row is late when a window of its time was answered: of a sliding window it may be late for one and in time for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar, Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import InvalidArgument
+from millrace.streams.keyed.operator import (
+    END,
+    Operator,
+    State,
+    Step,
+    check_time,
+    from_number,
+    late_schema,
+    left_out,
+    times_of,
+    units,
+)
+from millrace.streams.patterns.board import Places
+from millrace.streams.patterns.measures import scanned
+from millrace.streams.patterns.sorted_rows import column_of, key_codes
+
+Late: TypeAlias = Literal["drop", "side", "correct"]
+START: Final = "window_start"
+STOP: Final = "window_end"
+REVISION: Final = "revision"
+_PARTS: Final = {"count": ("count",), "sum": ("sum",), "min": ("min",), "max": ("max",), "avg": ("sum", "count")}
+_MERGE: Final = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
+
+
+@dataclass(frozen=True)
+class Windows(Operator):
+    """Aggregates by key and window. `size` with `slide` (default: `size`), or a session of rows less than `gap` apart."""
+
+    name: ClassVar[str] = "windows"
+    keys: tuple[str, ...]
+    time: str
+    aggregates: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
+    """By column of the answer, (count, sum, min, max or avg; of which column). A count of None counts rows."""
+    size: timedelta | int | None = None
+    slide: timedelta | int | None = None
+    gap: timedelta | int | None = None
+    lateness: timedelta | int | None = None
+    """How long behind its end, by the watermark, a window stays open."""
+    late: Late = "side"
+    """drop: late rows are counted alone; side: they go to the side; correct: for windows that are not past `keep`, the answer is given anew, with
+    REVISION one higher, and the rows go nowhere else."""
+    keep: timedelta | int | None = None
+    """With correct: how long answered windows are kept, by the watermark."""
+
+    def check(self, schema: pa.Schema) -> list[str]:
+        if (self.size is None) == (self.gap is None):
+            raise InvalidArgument("windows have a size, or sessions a gap: say one of them")
+        if self.slide is not None and self.size is None:
+            raise InvalidArgument("a slide goes with a size")
+        check_time(schema, self.time, self.size, self.slide, self.gap, self.lateness, self.keep)
+        for each in (self.size, self.slide, self.gap):
+            if each is not None and units(each) <= 0:
+                raise InvalidArgument(f"{each!r} is no length of a window")
+        if self.size is not None and self.slide is not None and units(self.slide) > units(self.size):
+            raise InvalidArgument("a slide longer than the size would leave out rows")
+        if self.late == "correct" and (self.keep is None or self.gap is not None):
+            raise InvalidArgument("corrections need `keep`, which bounds the state, and windows with a size")
+        if not self.aggregates:
+            raise InvalidArgument("aggregates says nothing: name columns of the answer with what they are")
+        self.output_schema(schema)
+        return []
+
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        kind = schema.field(column_of(schema, self.time)).type
+        fields = [schema.field(column_of(schema, each)) for each in self.keys]
+        fields += [pa.field(START, kind), pa.field(STOP, kind)]
+        for name, (function, column) in self.aggregates.items():
+            if function not in _PARTS or (column is None and function != "count"):
+                raise InvalidArgument(f"{name}: {function} of {column}; there are {', '.join(_PARTS)}")
+            of = pa.int64() if column is None else schema.field(column_of(schema, column)).type
+            if function in ("sum", "avg") and not (pa.types.is_integer(of) or pa.types.is_floating(of)):
+                raise InvalidArgument(f"{name}: no {function} of {of}")
+            summed = pa.int64() if pa.types.is_integer(of) else pa.float64()
+            fields.append(pa.field(name, {"count": pa.int64(), "avg": pa.float64(), "sum": summed}.get(function, of)))
+        return pa.schema([*fields, *([pa.field(REVISION, pa.int64())] if self.late == "correct" else [])])
+
+    def advance(self, state: State, rows: pa.Table, watermark: int | None) -> Step:
+        kind = rows.schema.field(column_of(rows.schema, self.time)).type
+        times, valid = times_of(rows, self.time)
+        floor = None if watermark is None or watermark == END else watermark - units(self.lateness or 0)
+        side = [left_out(rows, ~valid, np.zeros(len(times), dtype=np.int64), "no time", kind=kind)]
+        if self.gap is not None:
+            fresh, gone, window = self._sessions(state, rows, times, valid, floor)
+            missed, dropped = gone, gone
+        else:
+            fresh, missed, dropped, window = self._placed(rows, times, valid, floor)
+        if missed.any() and floor is not None:
+            side.append(left_out(rows, missed, floor - times, "late", window, kind))
+        late = pa.concat_tables([each.cast(late_schema(rows.schema, kind)) for each in side])
+        if self.late == "drop":
+            late = late.filter(pc.not_equal(late.column("reason"), "late"))
+        open_ = self._merged(state.get("windows"), fresh)
+        output, following = self._closed(open_, rows.schema, END if watermark == END else floor)
+        taken = int(valid.sum() - dropped.sum())
+        facts = (
+            {"dropped": int(missed.sum())}
+            if self.late == "drop"
+            else {"late for one window": int((missed & ~dropped).sum())}
+        )
+        return Step(output, {"windows": following}, late, taken, facts)
+
+    def _placed(
+        self, rows: pa.Table, times: Places, valid: Any, floor: int | None
+    ) -> tuple[pa.Table, Any, Any, Places]:
+        """Partial aggregates of the windows that rows fall into; which rows missed a window, which all of theirs; the last one missed."""
+        size = units(self.size or 0)
+        slide = units(self.slide) if self.slide is not None else size
+        missed, placed = np.zeros(len(times), dtype=np.bool_), np.zeros(len(times), dtype=np.bool_)
+        window = np.zeros(len(times), dtype=np.int64)
+        newest = np.floor_divide(times, slide) * slide
+        indices, starts = [], []
+        limit = None if floor is None else floor - units(self.keep or 0) if self.late == "correct" else floor
+        for back in range(-(-size // slide)):
+            start = newest - back * slide
+            inside = valid & (start + size > times)
+            late = inside & (start + size <= limit) if limit is not None else np.zeros(len(times), dtype=np.bool_)
+            window = np.where(late & ~missed, start, window)
+            missed |= late
+            inside &= ~late
+            placed |= inside
+            at = np.flatnonzero(inside)
+            indices.append(at)
+            starts.append(start[at])
+        at = np.concatenate(indices)
+        begin = np.concatenate(starts)
+        return self._partial(rows, at, begin, begin + size), missed, missed & ~placed, window
+
+    def _sessions(
+        self, state: State, rows: pa.Table, times: Places, valid: Any, floor: int | None
+    ) -> tuple[pa.Table, Any, Places]:
+        """A row is a session of its own, until it is merged; it is late when such a session would be over, and joins none that is open."""
+        gap = units(self.gap or 0)
+        late = np.zeros(len(times), dtype=np.bool_)
+        if floor is not None:
+            late = valid & (times + gap <= floor)
+            open_ = state.get("windows")
+            if late.any() and open_ is not None and open_.num_rows:
+                late &= ~self._joins(open_, rows, times, gap)
+        at = np.flatnonzero(valid & ~late)
+        return self._partial(rows, at, times[at], times[at] + gap), late, times
+
+    def _joins(self, open_: pa.Table, rows: pa.Table, times: Places, gap: int) -> Any:
+        """Whether an open session of the row's key overlaps with what would be the row's own. Sessions of one key do not overlap."""
+        names = list(self.keys)
+        mine = rows.select([column_of(rows.schema, each) for each in names]).rename_columns(names)
+        both = pa.concat_tables([open_.select(names), mine.cast(open_.select(names).schema)]) if names else None
+        count = open_.num_rows
+        codes = key_codes(both, names) if both is not None else np.zeros(count + rows.num_rows, dtype=np.int64)
+        order = np.lexsort((open_.column(START).to_numpy(), codes[:count]))
+        starts, stops = (open_.column(each).to_numpy()[order] for each in (START, STOP))
+        known = codes[:count][order]
+        # The last open session of that key that begins before the row's own would end.
+        ranks = np.lexsort(
+            (np.r_[np.ones(count), np.zeros(len(times))], np.r_[starts, times + gap], np.r_[known, codes[count:]])
+        )
+        seen = np.cumsum(ranks < count)
+        before = np.empty(len(ranks), dtype=np.int64)
+        before[ranks] = seen - 1
+        last = before[count:]
+        there = last >= 0
+        last = np.maximum(last, 0)
+        found: Any = there & (known[last] == codes[count:]) & (stops[last] > times)
+        return found
+
+    def _partial(self, rows: pa.Table, at: Places, starts: Places, stops: Places) -> pa.Table:
+        """Rows as windows of one row each."""
+        chosen = pa.array(at)
+        columns: dict[str, Any] = {name: rows.column(column_of(rows.schema, name)).take(chosen) for name in self.keys}
+        columns[START], columns[STOP] = pa.array(starts), pa.array(stops)
+        columns[REVISION] = pa.array(np.zeros(len(at), dtype=np.int64))
+        columns["changed"] = pa.array(np.ones(len(at), dtype=np.bool_))
+        for name, (function, column) in self.aggregates.items():
+            values = None if column is None else rows.column(column_of(rows.schema, column)).take(chosen)
+            for part in _PARTS[function]:
+                columns[f"{name}.{part}"] = self._part(part, values, len(at))
+        table = pa.table(columns)
+        return table if self.gap is not None else self._grouped(table)
+
+    def _part(self, part: str, values: Any, count: int) -> Any:
+        if values is None:
+            return pa.array(np.ones(count, dtype=np.int64))
+        if part == "count":
+            return pc.cast(pc.is_valid(values), pa.int64())
+        if part == "sum":
+            return values.cast(pa.int64() if pa.types.is_integer(values.type) else pa.float64())
+        return values
+
+    def _grouped(self, table: pa.Table) -> pa.Table:
+        names = [*self.keys, START, STOP]
+        rest = [each for each in table.column_names if each not in names]
+        how = {REVISION: "max", "changed": "max"}
+        asked = [(each, how.get(each) or _MERGE[each.rpartition(".")[2]]) for each in rest]
+        found = table.group_by(names).aggregate(asked)
+        return (
+            found.select([*names, *(f"{each}_{function}" for each, function in asked)])
+            .rename_columns([*names, *rest])
+            .cast(table.schema)
+        )
+
+    def _merged(self, known: pa.Table | None, fresh: pa.Table) -> pa.Table:
+        both = fresh if known is None else pa.concat_tables([known, fresh])
+        if self.gap is None:
+            return both if known is None else self._grouped(both)
+        if not both.num_rows:
+            return both
+        codes = key_codes(both, self.keys)
+        starts, stops = both.column(START).to_numpy(), both.column(STOP).to_numpy()
+        order = np.lexsort((starts, codes))
+        reach = scanned(stops[order], codes[order], np.maximum)
+        first = np.append(True, (codes[order][1:] != codes[order][:-1]) | (starts[order][1:] >= reach[:-1]))
+        session = np.cumsum(first) - 1
+        places = np.flatnonzero(first)
+        ends = reach[np.append(places[1:], len(order)) - 1]
+        table = both.take(pa.array(order))
+        table = table.set_column(table.column_names.index(START), START, pa.array(starts[order][places][session]))
+        return self._grouped(table.set_column(table.column_names.index(STOP), STOP, pa.array(ends[session])))
+
+    def _closed(self, windows: pa.Table, schema: pa.Schema, floor: int | None) -> tuple[pa.Table, pa.Table]:
+        """Answers, and the windows that stay."""
+        target = self.output_schema(schema)
+        if floor is None:
+            return target.empty_table(), windows
+        stops = windows.column(STOP).to_numpy()
+        over = stops <= floor
+        changed = windows.column("changed").to_numpy()
+        answered = windows.filter(pa.array(over & changed))
+        stay = stops > (floor - units(self.keep or 0) if floor != END else END) if self.late == "correct" else ~over
+        kept = windows.filter(pa.array(stay))
+        if self.late == "correct":
+            again = (over & changed)[stay]
+            revision = kept.column(REVISION).to_numpy() + again
+            kept = kept.set_column(kept.column_names.index(REVISION), REVISION, pa.array(revision))
+            kept = kept.set_column(kept.column_names.index("changed"), "changed", pa.array(changed[stay] & ~again))
+        return self._answers(answered, target), kept
+
+    def _answers(self, windows: pa.Table, target: pa.Schema) -> pa.Table:
+        kind = target.field(START).type
+        columns: list[Any] = [windows.column(each) for each in self.keys]
+        columns += [from_number(windows.column(each), kind) for each in (START, STOP)]
+        for name, (function, _) in self.aggregates.items():
+            if function == "avg":
+                total, count = (
+                    windows.column(f"{name}.sum").cast(pa.float64()),
+                    windows.column(f"{name}.count").cast(pa.float64()),
+                )
+                columns.append(pc.divide(total, pc.if_else(pc.equal(count, 0.0), pa.scalar(None, pa.float64()), count)))
+            else:
+                columns.append(windows.column(f"{name}.{function}"))
+        if self.late == "correct":
+            columns.append(windows.column(REVISION))
+        return pa.table(columns, names=target.names).cast(target)

@@ -1,0 +1,118 @@
+"""The same query by calls: parts of a pattern with their conditions, put together.
+
+    drop = row("A").then(row("B", "price < PREV(price)").plus(), row("C", "price > PREV(price)").plus())
+    query = drop.query(partition_by="symbol", order_by="at", measures={"low": "LAST(B.price)"})
+
+Conditions and measures are SQL's expressions as text; names of variables are upper-cased, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from millrace.base.errors import InvalidArgument
+from millrace.streams.patterns import pattern as made
+from millrace.streams.patterns.pattern import Pattern
+from millrace.streams.patterns.query import MatchRecognize, Order, Rows, Skip
+from millrace.streams.patterns.sql import parse_expression
+
+
+@dataclass(frozen=True)
+class Part:
+    """A pattern, and the conditions of its variables as text."""
+
+    pattern: Pattern
+    conditions: Mapping[str, str] = field(default_factory=dict)
+
+    def then(self, *others: Part) -> Part:
+        """This, and the others behind it, row by row."""
+        return self._with(made.sequence(self.pattern, *(each.pattern for each in others)), others)
+
+    def or_(self, *others: Part) -> Part:
+        """This, or one of the others; the first that leads to a match."""
+        return self._with(made.Alternation((self.pattern, *(each.pattern for each in others))), others)
+
+    def times(self, least: int, most: int | None = None, *, reluctant: bool = False) -> Part:
+        """`least` to `most` times; without `most` exactly `least` times. Raises InvalidArgument."""
+        most = least if most is None else most
+        if not 0 <= least <= most or not 0 < most <= made.MAX_REPEATS:
+            raise InvalidArgument(
+                f"times({least}, {most}): from 0 up to {made.MAX_REPEATS}, the most not below the least"
+            )
+        return self._with(made.Repeated(self.pattern, least, most, not reluctant))
+
+    def plus(self, *, reluctant: bool = False) -> Part:
+        """Once or more often."""
+        return self._with(made.Repeated(self.pattern, 1, None, not reluctant))
+
+    def star(self, *, reluctant: bool = False) -> Part:
+        """Any number of times."""
+        return self._with(made.Repeated(self.pattern, 0, None, not reluctant))
+
+    def optional(self, *, reluctant: bool = False) -> Part:
+        """Once or not at all."""
+        return self._with(made.Repeated(self.pattern, 0, 1, not reluctant))
+
+    def excluded(self) -> Part:
+        """Matched, and left out of ALL ROWS PER MATCH."""
+        return self._with(made.Excluded(self.pattern))
+
+    def without(self, other: Part) -> Part:
+        """No later row within WITHIN is `other`, which is one row with a condition. Raises InvalidArgument."""
+        if not isinstance(other.pattern, made.Variable):
+            raise InvalidArgument("without() takes row(name, condition)")
+        return self._with(made.sequence(self.pattern, made.Absent(other.pattern.name)), (other,))
+
+    def query(
+        self,
+        *,
+        order_by: str | Iterable[str],
+        partition_by: str | Iterable[str] = (),
+        measures: Mapping[str, str] | None = None,
+        rows: Rows = "one",
+        skip: Skip = "past last row",
+        skip_to: str = "",
+        within: timedelta | int | None = None,
+        subsets: Mapping[str, Iterable[str]] | None = None,
+    ) -> MatchRecognize:
+        """The query; a column of `order_by` may end in ``" desc"``. Raises InvalidArgument."""
+        names = made.variables(self.pattern)
+        unions = {name.upper(): tuple(each.upper() for each in of) for name, of in (subsets or {}).items()}
+        orders = [each.rpartition(" ") for each in ((order_by,) if isinstance(order_by, str) else order_by)]
+        return MatchRecognize(
+            pattern=self.pattern,
+            order=tuple(
+                Order(name, True) if name and word.lower() == "desc" else Order(f"{name}{space}{word}")
+                for name, space, word in orders
+            ),
+            partition=(partition_by,) if isinstance(partition_by, str) else tuple(partition_by),
+            define={name: parse_expression(text, names, unions) for name, text in self.conditions.items()},
+            measures={name: parse_expression(text, names, unions) for name, text in (measures or {}).items()},
+            subsets=unions,
+            rows=rows,
+            skip=skip,
+            skip_to=skip_to.upper(),
+            within=within,
+        )
+
+    def _with(self, pattern: Pattern, others: Iterable[Part] = ()) -> Part:
+        conditions = dict(self.conditions)
+        for each in others:
+            for name, text in each.conditions.items():
+                if conditions.setdefault(name, text) != text:
+                    raise InvalidArgument(f"{name} has two conditions: {conditions[name]!r} and {text!r}")
+        return Part(pattern, conditions)
+
+
+def row(name: str, condition: str | None = None) -> Part:
+    """One row, matched as `name` where `condition` holds; without one, where another part of the pattern says it, or any row."""
+    return Part(made.Variable(name.upper()), {} if condition is None else {name.upper(): condition})
+
+
+def permute(*parts: Part) -> Part:
+    """All parts in any order, the orders preferred as SQL's PERMUTE has them. Raises InvalidArgument."""
+    return Part(made.permute(*(each.pattern for each in parts)))._with(
+        made.permute(*(each.pattern for each in parts)), parts
+    )

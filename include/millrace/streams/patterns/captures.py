@@ -1,0 +1,142 @@
+"""What a thread remembers of the rows it has taken: just as much as the conditions ask for, so that threads that remember the same are one.
+
+Each leaf of a condition has a tracker: a small immutable state, moved on by each row. A state is compared and hashed: two threads at
+the same instruction with equal states have the same future, and the later one is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millrace.streams.patterns.expressions import (
+    Aggregate,
+    Classifier,
+    Expression,
+    Reach,
+    classifies,
+)
+from millrace.streams.patterns.operations import over_values
+
+State = Any
+RowValue = Callable[[int, str | None], Any]
+"""The value of a row expression at a row, which was matched as that variable."""
+
+
+class Reached:
+    """A navigation: the last, or first, `offset` + 1 rows of its variables, as (row, variable)."""
+
+    empty: tuple[Any, ...] = ()
+
+    def __init__(self, reach: Reach, codes: frozenset[int] | None, value: RowValue, names: Sequence[str]) -> None:
+        self._reach, self._codes, self._value, self._names = reach, codes, value, names
+        self._whole = bool(reach.shift) and classifies(reach.row)
+        self._labels = classifies(reach.row)
+
+    def move(self, state: State, row: int, code: int) -> State:
+        if self._whole:  # any row's variable may be asked for
+            return (*state, (row, code))
+        if self._codes is not None and code not in self._codes:
+            return state
+        at = (row, code if self._labels else -1)
+        if self._reach.first:
+            return state if len(state) > self._reach.offset else (*state, at)
+        return (*state, at)[-1 - self._reach.offset :]
+
+    def value(self, state: State, begin: int, end: int) -> Any:
+        """`begin` and `end` are those of the partition."""
+        reach = self._reach
+        found = state
+        if self._whole and self._codes is not None:
+            found = tuple(each for each in state if each[1] in self._codes)
+        if len(found) <= reach.offset:
+            return None
+        row, code = found[reach.offset] if reach.first else found[-1 - reach.offset]
+        if reach.shift:
+            row += reach.shift
+            if not begin <= row < end:
+                return None
+            if self._whole:
+                code = next((label for place, label in state if place == row), -1)
+        return self._value(row, self._names[code] if code >= 0 else None)
+
+
+class Counted:
+    """An aggregate: of count, sum and extremes a running value, of array_agg the values."""
+
+    def __init__(
+        self, aggregate: Aggregate, codes: frozenset[int] | None, value: RowValue, names: Sequence[str]
+    ) -> None:
+        self._function, self._codes, self._names = aggregate.function, codes, names
+        self._value: RowValue = value if aggregate.row is not None else lambda row, code: 1
+        self.empty = () if self._function == "array_agg" else (0, None)
+
+    def move(self, state: State, row: int, code: int) -> State:
+        if self._codes is not None and code not in self._codes:
+            return state
+        value = self._value(row, self._names[code])
+        if self._function == "array_agg":
+            return (*state, value)
+        if value is None:
+            return state
+        count, kept = state
+        match self._function:
+            case "sum" | "avg":
+                kept = value if kept is None else kept + value
+            case "min":
+                kept = value if kept is None else min(kept, value)
+            case "max":
+                kept = value if kept is None else max(kept, value)
+        return (count + 1, kept)
+
+    def value(self, state: State, begin: int, end: int) -> Any:
+        if self._function == "array_agg":
+            return list(state)
+        count, kept = state
+        if self._function == "count":
+            return count
+        return kept / count if self._function == "avg" and count else kept
+
+
+Tracker = Reached | Counted
+
+
+class Memory:
+    """The trackers of all conditions of a pattern, each distinct leaf once; and the conditions, as functions of a context
+    ``(states, partition's begin, partition's end, match number)``."""
+
+    def __init__(self, names: Sequence[str], row_value: Callable[[Expression], RowValue]) -> None:
+        self._names = names
+        self._row_value = row_value
+        self.trackers: list[Tracker] = []
+        self._known: dict[Any, int] = {}
+
+    def condition(self, expression: Expression) -> Callable[[Any], Any]:
+        return over_values(expression, self._leaf)
+
+    @property
+    def empty(self) -> tuple[State, ...]:
+        return tuple(each.empty for each in self.trackers)
+
+    def moved(self, states: tuple[State, ...], row: int, code: int) -> tuple[State, ...]:
+        return tuple([each.move(state, row, code) for each, state in zip(self.trackers, states, strict=True)])
+
+    def _leaf(self, leaf: Expression) -> Callable[[Any], Any]:
+        if not isinstance(leaf, Reach | Aggregate):
+            return lambda context: context[3]
+        if leaf not in self._known:
+            codes = frozenset(self._names.index(each) for each in leaf.variables) if leaf.variables else None
+            value = self._row_value(leaf.row) if leaf.row is not None else lambda row, label: 1
+            made: Tracker = (
+                Reached(leaf, codes, value, self._names)
+                if isinstance(leaf, Reach)
+                else Counted(leaf, codes, value, self._names)
+            )
+            self._known[leaf] = len(self.trackers)
+            self.trackers.append(made)
+        place = self._known[leaf]
+        tracker = self.trackers[place]
+        return lambda context: tracker.value(context[0][place], context[1], context[2])
+
+
+__all__ = ["Classifier", "Memory", "Tracker"]

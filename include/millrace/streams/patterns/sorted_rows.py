@@ -1,0 +1,213 @@
+"""The rows a pattern is looked for in: sorted by partition and order, and their row expressions as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import InvalidArgument
+from millrace.streams.patterns.board import Board, Flags, Places, whole_numbers
+from millrace.streams.patterns.expressions import Classifier, Column, Expression, Reach, classifies
+from millrace.streams.patterns.operations import constant, over_columns
+from millrace.streams.patterns.query import MatchRecognize, Order
+
+
+@dataclass
+class SortedRows:
+    """`table` in order, one chunk a column; `board`, its shape. Times with a zone are in UTC and without it in `values`."""
+
+    table: pa.Table
+    board: Board
+    _values: dict[Expression, Any] = field(default_factory=dict)
+    _lists: dict[Expression, list[Any]] = field(default_factory=dict)
+
+    def value(self, expression: Expression) -> Any:
+        """A row expression that asks for no classifier, of all rows. Raises InvalidArgument."""
+        if expression not in self._values:
+            found = over_columns(expression, self._column)
+            self._values[expression] = _spread(found, self.board.rows)
+        return self._values[expression]
+
+    def plain(self, expression: Expression) -> Callable[[int, str | None], Any]:
+        """The same as Python values, by row and variable."""
+        if isinstance(expression, Classifier):
+            return lambda row, label: label
+        if classifies(expression):
+            each: dict[str | None, list[Any]] = {}
+
+            def value(row: int, label: str | None) -> Any:
+                if label not in each:
+                    each[label] = self.labelled(expression, constant(label)).to_pylist()
+                return each[label][row]
+
+            return value
+        if expression not in self._lists:
+            self._lists[expression] = self.value(expression).to_pylist()
+        found = self._lists[expression]
+        return lambda row, label: found[row]
+
+    def labelled(self, expression: Expression, label: Any) -> Any:
+        """A row expression of all rows, each matched as `label` (a scalar)."""
+        return _spread(
+            over_columns(expression, lambda leaf: label if isinstance(leaf, Classifier) else self._column(leaf)),
+            self.board.rows,
+        )
+
+    def gathered(self, expression: Expression, rows: Any, labels: Any) -> Any:
+        """A row expression at `rows` (null: null), matched as `labels`."""
+        if not classifies(expression):
+            return self.value(expression).take(rows)
+        found = over_columns(
+            expression,
+            lambda leaf: labels if isinstance(leaf, Classifier) else self._column(leaf).take(rows),
+        )
+        return pc.if_else(pc.is_valid(rows), _spread(found, len(rows)), pa.scalar(None, found.type))
+
+    def local(self, condition: Expression, variable: str) -> Flags:
+        """Where a condition of `variable` holds that looks at the present row and by physical offsets. Raises InvalidArgument."""
+        board = self.board
+
+        def leaf(reach: Expression) -> Any:
+            assert isinstance(reach, Reach)
+            if classifies(reach.row):
+                return self.labelled(reach.row, constant(variable))
+            found = self.value(reach.row)
+            if reach.shift:
+                rows = np.arange(board.rows) + reach.shift
+                inside = (rows >= 0) & (rows < board.rows)
+                rows = np.where(inside, rows, 0)
+                inside &= board.partition_of_row[rows] == board.partition_of_row
+                found = found.take(pa.array(rows, mask=~inside))
+            return found
+
+        found = _spread(over_columns(condition, leaf), board.rows)
+        if pa.types.is_null(found.type):
+            return np.zeros(board.rows, dtype=np.bool_)
+        if not pa.types.is_boolean(found.type):
+            raise InvalidArgument(f"DEFINE {variable}: the condition is of type {found.type}, not true or false")
+        flags: Flags = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+        return flags
+
+    def _column(self, leaf: Expression) -> Any:
+        assert isinstance(leaf, Column)
+        return naive(one_chunk(self.table.column(column_of(self.table.schema, leaf.name))))
+
+
+def column_of(schema: pa.Schema, name: str) -> str:
+    """The column that is meant: of that very name, or the only one but for upper and lower case. Raises InvalidArgument."""
+    if name in schema.names:
+        return name
+    alike = [each for each in schema.names if each.lower() == name.lower()]
+    if len(alike) != 1:
+        raise InvalidArgument(f"there is no column {name}; there are {', '.join(schema.names)}")
+    return alike[0]
+
+
+def one_chunk(column: Any) -> Any:
+    found = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(found, pa.ChunkedArray):
+        found = found.chunk(0) if found.num_chunks == 1 else pa.concat_arrays(found.chunks)
+    return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
+
+
+def naive(column: Any) -> Any:
+    """Times as microseconds of UTC, without a zone."""
+    return column.cast(pa.timestamp("us"), safe=False) if pa.types.is_timestamp(column.type) else column
+
+
+def _spread(found: Any, rows: int) -> Any:
+    return pa.repeat(found, rows) if isinstance(found, pa.Scalar) else one_chunk(found)
+
+
+def sort(table: pa.Table, query: MatchRecognize, *, open_: bool = False, ties: bool = False) -> SortedRows:
+    """Rows in partitions, in the query's order. Equal ones stay in the table's order; with `ties` the other columns decide, so that
+    it does not matter in which order rows came. Raises InvalidArgument."""
+    codes = key_codes(table, query.partition)
+    chosen = order_rows(table, codes, query.order, ties=ties)
+    inside = codes[chosen]
+    starts = np.flatnonzero(np.append(True, inside[1:] != inside[:-1])) if len(inside) else np.zeros(0, dtype=np.int64)
+    if len(chosen) and not np.array_equal(chosen, np.arange(len(chosen))):
+        table = table.take(pa.array(chosen))
+    times = None
+    if query.within is not None:
+        times = within_times(table, query)
+    board = Board(len(inside), starts, np.full(len(starts), open_), times)
+    return SortedRows(table, board)
+
+
+def within_times(table: pa.Table, query: MatchRecognize) -> Places:
+    """What WITHIN goes by. Raises InvalidArgument."""
+    name = column_of(table.schema, query.order[0].column)
+    column = one_chunk(table.column(name))
+    timed = isinstance(query.within, timedelta)
+    fits = (
+        pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
+        if timed
+        else pa.types.is_integer(column.type)
+    )
+    if not fits:
+        raise InvalidArgument(f"WITHIN {query.within} does not go with ORDER BY {name} of type {column.type}")
+    if column.null_count:
+        raise InvalidArgument(f"WITHIN goes by {name}, and {column.null_count} rows have none")
+    return whole_numbers(column)
+
+
+def within_units(query: MatchRecognize) -> int:
+    """WITHIN in the units of :func:`within_times`."""
+    assert query.within is not None
+    return query.within // timedelta(microseconds=1) if isinstance(query.within, timedelta) else query.within
+
+
+def key_codes(table: pa.Table, names: Sequence[str]) -> Places:
+    """A number for each row, equal for equal keys; by first appearance. Nulls are equal."""
+    codes = np.zeros(table.num_rows, dtype=np.int64)
+    for name in names:
+        column = one_chunk(table.column(column_of(table.schema, name)))
+        encoded = column.dictionary_encode(null_encoding="encode")
+        mine = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        codes = codes * max(1, len(encoded.dictionary)) + mine
+        if name != names[0]:  # numbers stay small, however many columns
+            _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
+            codes = np.argsort(np.argsort(first))[codes.reshape(-1)]
+    return codes
+
+
+def order_rows(table: pa.Table, codes: Places, order: Sequence[Order], *, ties: bool = False) -> Places:
+    """Indices of the rows, by key and order; nulls come last in either direction."""
+    keys = [_rank(table, each.column, each.descending) for each in order]
+    if ties:
+        said = {column_of(table.schema, each.column) for each in order}
+        rows = np.lexsort((*reversed(keys), codes))
+        equal = codes[rows][1:] == codes[rows][:-1]
+        for each in keys:
+            equal &= each[rows][1:] == each[rows][:-1]
+        if not equal.any():
+            return rows
+        keys += [_rank(table, name, False) for name in table.schema.names if name not in said and _sorts(table, name)]
+    return np.lexsort((*reversed(keys), codes))
+
+
+def _sorts(table: pa.Table, name: str) -> bool:
+    return not pa.types.is_nested(table.schema.field(name).type)
+
+
+def _rank(table: pa.Table, name: str, descending: bool) -> Places:
+    column = one_chunk(table.column(column_of(table.schema, name)))
+    if (
+        not column.null_count
+        and not descending
+        and (pa.types.is_timestamp(column.type) or pa.types.is_integer(column.type))
+    ):
+        exact = column.cast(pa.int64()) if not pa.types.is_uint64(column.type) else None
+        if exact is not None:
+            found: Places = exact.to_numpy(zero_copy_only=False)
+            return found
+    direction = "descending" if descending else "ascending"
+    ranked = pc.rank(column, sort_keys=direction, tiebreaker="dense")  # nulls behind
+    return ranked.to_numpy(zero_copy_only=False).astype(np.int64)

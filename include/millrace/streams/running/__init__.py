@@ -1,0 +1,1 @@
+"""Declared streams at work: their frames and sinks under Spark, their jobs, what they tell of themselves."""

@@ -1,0 +1,129 @@
+"""What a running stream tells of itself: a file that views and supervisors read, and metrics.
+
+Rows add up: in = out + rejected + late, of a stream whose transform keeps rows; of one that aggregates, in counts rows and out counts
+results. Late are rows that Spark dropped behind the watermark, by its own count, in which rows of one window that came together are one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from millrace.base.files import replace_json
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.message.ids import tick_physical_ms
+from millrace.streams.running.status import progress_name
+from millrace.streams.sinks.sink import Taken
+
+
+class Told(StreamingQueryListener):
+    """Hears of one stream's micro-batches, from Spark and from its sink."""
+
+    def __init__(self, settings: Settings, stream: str, metrics: Metrics) -> None:
+        self._path = settings.progress_path(progress_name(stream))
+        self._stream = stream
+        self._metrics = metrics
+        self._guard = threading.Lock()
+        self.run_id = ""
+        """Of the query, once it is started: a session hears of all of its queries, those of an earlier start too."""
+        self.facts: dict[str, Any] = {
+            "pid": os.getpid(), "stream": stream, "at": time.time(), "batches": 0,
+            "rows": 0, "out": 0, "rejected": 0, "late": 0, "state_rows": 0,
+            "watermark": None, "lag_seconds": None, "pchannels": {}, "rows_per_second": 0.0,
+        }  # fmt: skip
+
+    def taken(self, batch_id: int, taken: Taken) -> None:
+        """The sink has taken a micro-batch."""
+        if taken.again:
+            return
+        with self._guard:
+            self.facts["out"] += taken.rows
+            self.facts["rejected"] += taken.rejected
+            self.facts["at"] = time.time()
+            replace_json(self._path, self.facts)
+        self._metrics.stream_rows_total.labels(self._stream, "out").inc(taken.rows)
+        self._metrics.stream_rows_total.labels(self._stream, "rejected").inc(taken.rejected)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing is known yet."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing new is known."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """The file stays as it is: its process is gone with the query."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """A micro-batch has ended."""
+        progress = event.progress
+        if progress.name == progress_name(self._stream) and self.run_id in ("", str(progress.runId)):
+            self.heard(json.loads(progress.json))
+
+    def heard(self, progress: dict[str, Any]) -> None:
+        """Take in a progress report, as Spark writes it."""
+        rows = int(progress.get("numInputRows") or 0)
+        operators = progress.get("stateOperators") or []
+        late = sum(int(each.get("numRowsDroppedByWatermark") or 0) for each in operators)
+        state = sum(int(each.get("numRowsTotal") or 0) for each in operators)
+        mark = (progress.get("eventTime") or {}).get("watermark")
+        [read] = progress.get("sources") or [{}]
+        ticks = _ticks(read.get("endOffset"))
+        lag = _lag(ticks, _ticks(read.get("latestOffset")))
+        with self._guard:
+            facts = self.facts
+            facts["batches"] += 1
+            facts["rows"] += rows
+            facts["late"] += late
+            facts |= {
+                "at": time.time(),
+                "state_rows": state,
+                "watermark": mark,
+                "lag_seconds": lag,
+                "rows_per_second": round(float(progress.get("processedRowsPerSecond") or 0.0), 1),
+                "pchannels": {name: {"tick": tick} for name, tick in ticks.items()},
+            }
+            replace_json(self._path, facts)
+        metrics, name = self._metrics, self._stream
+        metrics.stream_rows_total.labels(name, "in").inc(rows)
+        metrics.stream_rows_total.labels(name, "late").inc(late)
+        metrics.stream_batches_total.labels(name).inc()
+        metrics.stream_state_rows.labels(name).set(state)
+        if lag is not None:
+            metrics.stream_lag_seconds.labels(name).set(lag)
+        if mark:
+            metrics.stream_watermark_seconds.labels(name).set(_seconds(mark))
+
+
+def _ticks(offset: Any) -> dict[str, int]:
+    value = json.loads(offset) if isinstance(offset, str) else offset
+    return {str(name): int(tick) for name, tick in (value or {}).get("ticks", {}).items()}
+
+
+def _lag(here: dict[str, int], newest: dict[str, int]) -> float | None:
+    """Seconds of log time on the PChannel that is furthest behind."""
+    if not here or not newest:
+        return None
+    behind = [
+        (tick_physical_ms(newest.get(name, tick)) - tick_physical_ms(tick)) / 1e3 if tick else None
+        for name, tick in here.items()
+    ]
+    known = [each for each in behind if each is not None]
+    return round(max(0.0, *known), 3) if known else None
+
+
+def _seconds(text: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

@@ -1,0 +1,81 @@
+"""The query of a declared stream, for :func:`millrace.runtime.job.run`: alone in its driver, or beside others of its group."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from millrace.base.errors import InvalidStream
+from millrace.base.metrics import Metrics
+from millrace.base.settings import Settings
+from millrace.runtime.job import StartQuery
+from millrace.streams.declare.checks import check, require_runnable
+from millrace.streams.declare.declaration import Stream
+from millrace.streams.declare.found import declared_streams
+from millrace.streams.declare.kept import Kept, Lock
+from millrace.streams.running.frames import rows_of, sink_of, transformed
+from millrace.streams.running.progress import Told
+from millrace.streams.running.status import progress_name
+from millrace.streams.sinks.frames import sink_folder, start
+
+APP: Final = "millrace-stream-{}"
+"""Under which a job of streams writes its heartbeat."""
+
+
+def streams_of(settings: Settings, job: str) -> list[Stream]:
+    """The streams that the job `job` runs: one, or those of a group. Raises StreamNotFound."""
+    from millrace.streams.declare.found import declared_stream
+
+    mine = [each for each in declared_streams(settings).values() if each.job == job]
+    return mine or [declared_stream(settings, job)]
+
+
+class StreamQuery:
+    """Starts the query of one stream; holds the stream for as long as this process lives."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._lock: Lock | None = None
+
+    def __call__(
+        self, spark: SparkSession, *, settings: Settings, metrics: Metrics, available_now: bool = False
+    ) -> StreamingQuery:
+        """Raises InvalidStream, StreamBusy, and what the source and the sink raise."""
+        stream = self._stream
+        require_runnable(stream, check(settings, stream))
+        kept = Kept(settings, stream.name)
+        if self._lock is None:
+            self._lock = kept.locked()
+        state = kept.admitted(stream)
+        checkpoint = kept.checkpoint(state)
+        frame = transformed(spark, stream, rows_of(spark, settings, stream, state.begun))
+        if not frame.isStreaming:
+            raise InvalidStream(f"the transform of {stream.name!r} gives no streaming DataFrame")
+        told = Told(settings, stream.name, metrics)
+        spark.streams.addListener(told)
+        query = start(
+            frame,
+            sink_of(settings, stream, sink_folder(checkpoint)),
+            checkpoint,
+            name=progress_name(stream.name),
+            seconds=stream.seconds,
+            available_now=available_now,
+            output_mode=stream.output_mode,
+            told=told.taken,
+        )
+        told.run_id = str(query.runId)
+        return query
+
+    def close(self) -> None:
+        """Let others have the stream: once its query has ended."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def queries_of(settings: Settings, streams: list[Stream]) -> list[StartQuery]:
+    """What a job starts: the streams that are not paused. Where all are, the first says so when it starts."""
+    awake = [each for each in streams if not Kept(settings, each.name).state.paused]
+    return [StreamQuery(each) for each in awake or streams[:1]]

@@ -1,0 +1,38 @@
+"""Dead letters sent again: rows that fit now go to the stream's sink, and their letters are gone, in one batch that is taken once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millrace.base.errors import InvalidStream
+from millrace.base.settings import Settings
+from millrace.client.client import Client
+from millrace.streams.declare.declaration import Stream
+from millrace.streams.declare.kept import Kept
+from millrace.streams.sinks.collection.sink import CollectionSink
+
+
+def redrive(settings: Settings, stream: Stream) -> dict[str, Any]:
+    """Send the letters of a stopped stream again; ``{"sent": rows, "left": rows}``. Raises InvalidStream, StreamBusy, TickNotReached.
+
+    What an earlier redrive that was killed had begun comes to its end first.
+    """
+    name = stream.sink.dead_letters
+    if name is None:
+        raise InvalidStream(f"the stream {stream.name!r} has no dead letters: declare sink.dead_letters")
+    kept = Kept(settings, stream.name)
+    with kept.locked(), Client.connect(settings) as client:
+        sink = CollectionSink(
+            settings,
+            kept.folder / "redrive",
+            str(stream.sink.collection),
+            mode=stream.sink.mode,
+            partition=stream.sink.partition,
+            partition_by=stream.sink.partition_by,
+            dead_letters=name,
+            stream=stream.name,
+        )
+        with sink:
+            found = client.read(name, where=f"stream = '{stream.name}'")
+            sent = sink.redrive(found)
+        return {"sent": sent, "left": len(found) - sent}

@@ -1,0 +1,100 @@
+"""A micro-batch of changes folded to what is left of it: what is retracted, which keys go, which rows come.
+
+Of the changes of a key the last counts. Their order is that of ``_time_tick`` and ``_write_tick`` where the rows have these columns
+(at one tick a retraction comes first, then deletes, then inserts, as the source has them), else that of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import ChangesRefused, InvalidArgument
+from millrace.client.produce.rows import last_of_each_key
+from millrace.wal.visible.changes import CHANGE_COLUMNS
+
+KIND: Final = "_change"
+_RANKS: Final = pa.array(["retract", "delete", "insert", "upsert"])
+_TICKS: Final = ("_time_tick", "_write_tick")
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a micro-batch comes to."""
+
+    retracted: tuple[str, ...]
+    """VChannels of the source all of whose rows are gone, before what follows."""
+    deleted: pa.Table
+    """Keys: the collection's key columns, each key once and none that is in `rows`."""
+    rows: pa.Table
+    """Rows that replace those of their keys, without the columns of changes."""
+
+
+def fold(changes: pa.Table, key: Sequence[str]) -> Folded:
+    """What `changes` come to for a collection whose rows have the key fields `key`. Raises InvalidArgument, ChangesRefused."""
+    if KIND not in changes.column_names:
+        raise InvalidArgument(f"the rows have no column {KIND!r}: it says insert, upsert, delete or retract of each")
+    missing = [name for name in key if name not in changes.column_names]
+    if missing:
+        raise InvalidArgument(f"the column {missing[0]!r} is missing: it is of the collection's key")
+    ranks = pc.index_in(changes[KIND].cast(pa.utf8()), _RANKS)
+    if ranks.null_count:
+        other = changes[KIND].filter(pc.is_null(ranks))[0].as_py()
+        raise InvalidArgument(f"{KIND!r} is insert, upsert, delete or retract, not {other!r}")
+    order = _order(changes, ranks)
+    if order is not None:
+        changes, ranks = changes.take(order), ranks.take(order)
+    codes = ranks.combine_chunks().to_numpy() if len(ranks) else np.zeros(0, dtype=np.int32)
+    retracted: tuple[str, ...] = ()
+    if (codes == 0).any():
+        retracted, changes, codes = _retracted(changes, codes)
+    named = pa.array(codes)
+    marked = changes.append_column("_rank", named) if len(changes) else changes
+    if not len(marked):
+        plain = changes.select(_plain(changes))
+        return Folded(retracted, changes.select(list(key)), plain)
+    last = last_of_each_key(marked, key)
+    gone = pc.equal(last["_rank"], 1)
+    rows = last.filter(pc.invert(gone))
+    return Folded(retracted, last.filter(gone).select(list(key)), rows.select(_plain(changes)))
+
+
+def _plain(changes: pa.Table) -> list[str]:
+    return [name for name in changes.column_names if name not in CHANGE_COLUMNS.names]
+
+
+def _order(changes: pa.Table, ranks: pa.ChunkedArray) -> pa.Array | None:
+    """The places of the rows in the order of their ticks; None where they are in it, or have no ticks."""
+    if any(name not in changes.column_names for name in _TICKS):
+        return None
+    keys = [changes[name].to_numpy() for name in _TICKS]
+    order = np.lexsort((ranks.to_numpy(), keys[1], keys[0]))  # of equal ones the order of the rows
+    return None if (order == np.arange(len(order))).all() else pa.array(order)
+
+
+def _retracted(changes: pa.Table, codes: np.ndarray) -> tuple[tuple[str, ...], pa.Table, np.ndarray]:
+    """The VChannels that are retracted, and the changes without what their retractions took."""
+    for name in ("_vchannel", "_partition_id"):
+        if name not in changes.column_names:
+            raise ChangesRefused(
+                f"a retraction without the column {name!r} does not say what is gone: keep that column"
+            )
+    places = np.flatnonzero(codes == 0)
+    if pc.any(pc.not_equal(changes["_partition_id"].take(pa.array(places)), 0)).as_py():
+        raise ChangesRefused(
+            "a partition of the source was dropped, and which rows of the sink came from it is not known: delete them, and begin"
+            " the stream again behind that tick, or with a new snapshot"
+        )
+    homes = changes["_vchannel"].combine_chunks().dictionary_encode()
+    homes = homes.chunk(0) if isinstance(homes, pa.ChunkedArray) else homes
+    index = homes.indices.to_numpy(zero_copy_only=False)
+    last = np.full(len(homes.dictionary), -1)
+    last[index[places]] = places  # of equal ones the last assignment stays
+    kept = np.flatnonzero((np.arange(len(codes)) > last[index]) & (codes != 0))
+    names = homes.dictionary.to_pylist()
+    return tuple(names[each] for each in np.flatnonzero(last >= 0)), changes.take(pa.array(kept)), codes[kept]

@@ -1,0 +1,320 @@
+"""Exactly once into the log: a micro-batch's messages are durable, with their numbers, before the first of them is sent.
+
+The producer's identity is the sink's (made once, and kept in its folder), the sequences are the batch's. So a batch that is repeated
+after a crash sends the same messages with the same numbers, and the chain takes each once (law 8). Three cases are left:
+
+- The batch is journaled and not done: its messages are sent as the journal has them, before anything else; what Spark gives again
+  is not looked at.
+- The chain has forgotten the producer meanwhile (UNKNOWN_PRODUCER; a first message has a barrier tick, so that it is not taken for a
+  new one), or no longer keeps a result (ALREADY_APPLIED): the WAL is waited for up to now, what stands in it stands, and only the rest
+  gets numbers of a new epoch, journaled before it is sent.
+- A message was rejected (its partition is gone, say): the batch stops with that, and the next attempt sends what was rejected
+  under new numbers.
+
+An older driver of the same sink that still lives is fenced by the new epoch; on one machine a lock keeps it out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.base.errors import AppendRejected, AppendUnresolved, DeadlineExceeded, ProducerFenced, StreamBusy
+from millrace.base.failpoint import hit
+from millrace.base.files import make_folder, replace_json, sync
+from millrace.catalog.collection import pchannel_of
+from millrace.client.client import Client
+from millrace.client.produce.framing import entries
+from millrace.client.produce.producer import Producer
+from millrace.client.produce.sequencer import Sending
+from millrace.message.log_entries import ENTRY_SCHEMA
+from millrace.message.model import FIELDS, MutableMessage
+from millrace.message.wire.decode import decode_entries
+from millrace.message.wire.encode import encode_entry
+from millrace.streams.sinks.sink import Noted, Taken
+from millrace.tables.read.freshness import all_confirmed
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.wal.reasons import Reason
+
+EPOCHS: Final = 5
+"""Epochs that one batch may take before it is given up."""
+
+_AGAIN: Final = frozenset({Reason.UNKNOWN_PRODUCER, Reason.SEQUENCE_GAP})
+_SCHEMA: Final = pa.schema([pa.field("pchannel", pa.utf8()), pa.field("entry", pa.large_binary())])
+_NAME: Final = "batch.arrow"
+
+Number = tuple[str, int, int]
+"""VChannel, epoch and sequence of a message."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """A micro-batch on its way."""
+
+    batch_id: int
+    taken: Taken
+    since: dict[str, int]
+    """By PChannel a tick before anything of it was sent."""
+    groups: dict[str, list[list[MutableMessage]]] = field(default_factory=dict)
+    """By PChannel the messages of each entry, stamped."""
+    renumber: bool = False
+    """Whether its messages are to get new numbers first: those that they have were used up by rejections."""
+
+    def messages(self) -> list[MutableMessage]:
+        return [message for groups in self.groups.values() for group in groups for message in group]
+
+
+class Journal:
+    """The exactly-once way of one sink's messages to the log. One thread uses it."""
+
+    def __init__(self, client: Client, folder: Path, name: str) -> None:
+        """`name` is said where something fails. Raises StreamBusy while another process holds `folder`."""
+        make_folder(folder)
+        self._client = client
+        self._folder = folder
+        self._name = name
+        self._lock = (folder / "lock").open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise StreamBusy(f"another process writes to {name!r} from {folder}: end it first") from None
+        self.producer_id = _identity(folder)
+        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="sink")
+        self._producer: Producer | None = None
+        self.noted = Noted.load(folder)
+
+    def close(self) -> None:
+        """Let others have the folder. Idempotent."""
+        self._pool.shutdown()
+        if self._producer is not None:
+            self._producer.close()
+        self._lock.close()
+
+    def resume(self) -> None:
+        """Bring the batch that an earlier process left to its end, if there is one. Raises what keeps it from that."""
+        batch = _load(self._folder)
+        if batch is None:
+            return
+        if batch.batch_id <= self.noted.batch_id:
+            (self._folder / _NAME).unlink()
+            return
+        if batch.renumber:
+            self._renumbered(batch, batch.messages())
+        self._settle(batch, self._lanes(resumed=self._producer is None))
+        self._done(batch)
+
+    def write(self, batch_id: int, taken: Taken, messages: Sequence[MutableMessage]) -> None:
+        """Have `messages` take effect, in order within each VChannel, each once, as the batch `batch_id`.
+
+        Raises AppendRejected for the first that the chain refused, AppendUnresolved, TickNotReached, DeadlineExceeded: the next attempt
+        goes on with it.
+        """
+        if messages:
+            batch = self._stamped(batch_id, taken, messages)
+            self._keep(batch)
+            hit("sink.journaled")
+            self._settle(batch, self._lanes())
+            hit("sink.sent")
+            self._done(batch)
+        else:
+            self._done(Batch(batch_id, taken, {}))
+
+    # --- numbers --------------------------------------------------------------------------------------------------------
+
+    def _owned(self) -> Producer:
+        """The producer of this process's epoch, which fences older ones."""
+        if self._producer is None:
+            self._producer = self._client.producer(producer_id=self.producer_id)
+        return self._producer
+
+    def _lanes(self, *, resumed: bool = False) -> Producer:
+        """Who sends: with `resumed` one that begins no epoch, for what an older one has numbered."""
+        return self._client.producer(resumed=self.producer_id) if resumed else self._owned()
+
+    def _stamped(self, batch_id: int, taken: Taken, messages: Sequence[MutableMessage]) -> Batch:
+        batch = Batch(batch_id, taken, {})
+        by_pchannel: dict[str, list[MutableMessage]] = {}
+        for message in messages:
+            by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
+        for pchannel, mine in by_pchannel.items():
+            batch.since[pchannel] = self._client.append.tick(pchannel, persist=False)
+            self._number(batch, pchannel, mine)
+        return batch
+
+    def _number(self, batch: Batch, pchannel: str, messages: list[MutableMessage]) -> None:
+        # One after the other by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
+        order = {name: place for place, name in enumerate(dict.fromkeys(each.vchannel for each in messages))}
+        stamped = self._owned().lane(pchannel).stamp(sorted(messages, key=lambda each: order[each.vchannel]))
+        # A chain that forgets this producer while these are on their way must know that they are not a new one's (docs/chain.md).
+        barrier = max(1, self._client.append.tick(pchannel, persist=False))
+        stamped = [each if each.sequence else replace(each, barrier_tick=barrier) for each in stamped]
+        batch.groups[pchannel] = list(entries(stamped))
+
+    def _renumbered(self, batch: Batch, rest: Sequence[MutableMessage]) -> None:
+        """Give `rest`, which is all that is left of the batch, numbers of a new epoch; durable when this returns."""
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+        batch.groups, batch.renumber = {}, False
+        by_pchannel: dict[str, list[MutableMessage]] = {}
+        for message in rest:
+            plain = replace(message, producer_id=0, epoch=0, sequence=0, barrier_tick=0)
+            by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(plain)
+        for pchannel, mine in by_pchannel.items():
+            self._number(batch, pchannel, mine)
+        self._keep(batch)
+        hit("sink.renumbered")
+
+    # --- sending --------------------------------------------------------------------------------------------------------
+
+    def _settle(self, batch: Batch, producer: Producer) -> None:
+        for _ in range(EPOCHS):
+            answers = self._delivered(batch, producer)
+            if producer is not self._producer:
+                producer.close()
+            rest = [message for message in batch.messages() if not _stands(answers.get(_number_of(message)))]
+            refused = [
+                (message, answer)
+                for message in rest
+                if isinstance(answer := answers.get(_number_of(message)), AppendRejected)
+                and answer.reason != Reason.ALREADY_APPLIED
+            ]
+            for _, answer in refused:
+                if isinstance(answer, ProducerFenced):
+                    raise answer  # another process writes as this sink: it has the journal too
+            unknown = len(rest) - len(refused)
+            if refused and not unknown:
+                batch.groups = _by_entries([message for message, _ in refused])
+                batch.renumber = True
+                self._keep(batch)
+                raise refused[0][1]
+            if not rest:
+                return
+            standing = self._in_wal(batch)
+            self._renumbered(batch, [message for message in rest if _number_of(message) not in standing])
+            producer = self._owned()
+        raise DeadlineExceeded(f"{self._name!r}: the chain forgets the sink's producer again and again: start it again")
+
+    def _delivered(self, batch: Batch, producer: Producer) -> dict[Number, object]:
+        """By number what became of each message; what is not in there has to be looked for."""
+
+        def one(pchannel: str) -> dict[Number, object]:
+            lane = producer.lane(pchannel)
+            sent = [Sending(list(group), ambiguous=True) for group in batch.groups[pchannel]]
+            waiting = iter(sent)
+            try:
+                lane.deliver(lambda: next(waiting, None), pipelined=len(sent) > 1, stamped=True)
+            except AppendUnresolved:
+                lane.take_unresolved()  # the journal has them
+                raise
+            except AppendRejected as verdict:
+                lane.take_unresolved()
+                if verdict.reason not in _AGAIN:
+                    raise
+            return {
+                _number_of(message): answer
+                for each in sent
+                for message, answer in zip(each.messages, each.answers, strict=False)
+                if answer is not None
+            }
+
+        found: dict[Number, object] = {}
+        for each in [self._pool.submit(one, pchannel) for pchannel in batch.groups]:
+            found |= each.result()
+        return found
+
+    def _in_wal(self, batch: Batch) -> set[Number]:
+        """The numbers of the batch's messages that took effect: the WAL, complete up to now, has them behind `since`."""
+        settings = self._client.settings
+        pchannels = sorted(batch.groups)
+        all_confirmed(settings, self._name, pchannels, self._client.append, None, settings.read_deadline)
+        wal = WalSnapshot.open(settings.wal_uri)
+        found: set[Number] = set()
+        for pchannel in pchannels if wal is not None else ():
+            assert wal is not None
+            columns = ["vchannel", "producer_id", "epoch", "sequence"]
+            for rows in wal.messages(pchannel, after_tick=batch.since[pchannel], columns=columns):
+                mine = rows.filter(pa.array(rows["producer_id"].to_numpy() == np.int64(self.producer_id)))
+                found |= {(row["vchannel"], row["epoch"], row["sequence"]) for row in mine.to_pylist()}
+        return found
+
+    # --- the file -------------------------------------------------------------------------------------------------------
+
+    def _keep(self, batch: Batch) -> None:
+        pairs = [(pchannel, encode_entry(group)) for pchannel, groups in batch.groups.items() for group in groups]
+        facts = {
+            "batch": batch.batch_id, "rows": batch.taken.rows, "rejected": batch.taken.rejected,
+            "since": batch.since, "renumber": batch.renumber,
+        }  # fmt: skip
+        schema = _SCHEMA.with_metadata({"batch": json.dumps(facts)})
+        draft = self._folder / f".{_NAME}"
+        with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            for pchannel, entry in pairs:
+                writer.write_batch(pa.record_batch([[pchannel], pa.array([entry], pa.large_binary())], schema=schema))
+        sync(draft)
+        draft.replace(self._folder / _NAME)
+        sync(self._folder)
+
+    def _done(self, batch: Batch) -> None:
+        self.noted = Noted(batch.batch_id, batch.taken)
+        self.noted.keep(self._folder)
+        hit("sink.done")
+        (self._folder / _NAME).unlink(missing_ok=True)
+
+
+def _stands(answer: object) -> bool:
+    return answer is not None and not isinstance(answer, AppendRejected)
+
+
+def _number_of(message: MutableMessage) -> Number:
+    return message.vchannel, message.epoch, message.sequence
+
+
+def _by_entries(messages: Sequence[MutableMessage]) -> dict[str, list[list[MutableMessage]]]:
+    by_pchannel: dict[str, list[MutableMessage]] = {}
+    for message in messages:
+        by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
+    return {name: list(entries(mine)) for name, mine in by_pchannel.items()}
+
+
+def _identity(folder: Path) -> int:
+    """The producer's id, made when the folder is new."""
+    path = folder / "producer.json"
+    try:
+        return int(json.loads(path.read_text())["producer_id"])
+    except FileNotFoundError:
+        made = secrets.randbits(61) + 1
+        replace_json(path, {"producer_id": made}, synced=True)
+        return made
+
+
+def _load(folder: Path) -> Batch | None:
+    path = folder / _NAME
+    if not path.exists():
+        return None
+    with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+        facts = json.loads(reader.schema.metadata[b"batch"])
+        batch = Batch(
+            facts["batch"], Taken(facts["rows"], facts["rejected"]), facts["since"], renumber=facts["renumber"]
+        )
+        for number in range(reader.num_record_batches):
+            row = reader.get_batch(number).to_pylist()[0]
+            batch.groups.setdefault(row["pchannel"], []).append(_decoded(row["entry"]))
+    return batch
+
+
+def _decoded(entry: bytes) -> list[MutableMessage]:
+    framed = pa.record_batch(
+        [pa.array([0]), pa.array([0]), pa.array([0]), pa.array([entry], pa.large_binary())], schema=ENTRY_SCHEMA
+    )
+    return [MutableMessage(**{name: row[name] for name in FIELDS}) for row in decode_entries(framed).to_pylist()]

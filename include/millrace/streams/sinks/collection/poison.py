@@ -1,0 +1,95 @@
+"""Poison rows: rows that no message can carry (a null where none may be, a number that is too large) are told from the rest, with why.
+
+They become rows of a collection of dead letters, in the same micro-batch and as exactly once as the others: what went wrong in
+words, and the row itself as Arrow bytes, from which `redriven` makes it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument
+from millrace.message.schema import CollectionSchema, FieldSpec
+
+MOST: Final = 1_000
+"""Poison rows of one micro-batch: where there are more, it is not the rows that are wrong, and the stream stops."""
+
+LETTERS: Final = CollectionSchema(
+    (
+        FieldSpec("id", "string", nullable=False),
+        FieldSpec("stream", "string", nullable=False),
+        FieldSpec("batch", "int64", nullable=False),
+        FieldSpec("reason", "string", nullable=False),
+        FieldSpec("row", "string", nullable=False),
+        FieldSpec("payload", "binary", nullable=False),
+    ),
+    "id",
+)
+"""The schema of a collection of dead letters: `row` is the row as JSON, to be read; `payload` the row as an Arrow stream, to be sent again."""
+
+
+def sift(table: pa.Table, fits: Callable[[pa.Table], object]) -> tuple[pa.Table, list[tuple[pa.Table, str]]]:
+    """The rows that `fits` takes without InvalidArgument, and each other one with what was said of it.
+
+    Where few of n rows are poison it is asked about log n times for each. Raises what `fits` says of the whole where more than MOST are.
+    """
+    try:
+        fits(table)
+    except InvalidArgument as error:
+        refused = error
+    else:
+        return table, []
+    good: list[pa.Table] = []
+    bad: list[tuple[pa.Table, str]] = []
+    parts = [table]
+    while parts:
+        part = parts.pop()
+        try:
+            fits(part)
+        except InvalidArgument as error:
+            if len(part) == 1:
+                bad.append((part, str(error)))
+                if len(bad) > MOST:
+                    raise refused from None
+                continue
+            half = len(part) // 2
+            parts += [part.slice(half), part.slice(0, half)]
+        else:
+            good.append(part)
+    return (pa.concat_tables(good) if good else table.slice(0, 0)), bad
+
+
+def letters(stream: str, batch_id: int, bad: Sequence[tuple[pa.Table, str]]) -> pa.Table:
+    """Rows of LETTERS."""
+    rows = [
+        {
+            "id": f"{stream}/{batch_id}/{number}",
+            "stream": stream,
+            "batch": batch_id,
+            "reason": reason,
+            "row": json.dumps(row.to_pylist()[0], default=str),
+            "payload": _bytes(row),
+        }
+        for number, (row, reason) in enumerate(bad)
+    ]
+    return pa.Table.from_pylist(rows, schema=LETTERS.arrow())
+
+
+def redriven(found: pa.Table) -> list[pa.RecordBatch]:
+    """The rows that letters hold, as they were given to the sink."""
+    batches: list[pa.RecordBatch] = []
+    for payload in found["payload"].to_pylist():
+        with pa.ipc.open_stream(payload) as reader:
+            batches += list(reader)
+    return batches
+
+
+def _bytes(row: pa.Table) -> Any:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, row.schema) as writer:
+        writer.write_table(row.combine_chunks())
+    return out.getvalue().to_pybytes()

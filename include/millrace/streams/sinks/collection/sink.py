@@ -1,0 +1,277 @@
+"""The sink of a collection: a micro-batch's rows as messages, by the guarantee that was chosen.
+
+    with CollectionSink(settings, folder, "hourly", mode="upsert") as sink:
+        sink.write(0, batches)
+
+Modes: ``append`` inserts the rows; ``upsert`` replaces the rows of their keys (of several of one key the last counts);
+``changes`` applies what the column ``_change`` says: insert and upsert replace the row of the key, delete takes it away, and a retract
+takes away all that a VChannel of the source had, which needs a sink with the source's key and as many VChannels. So a stream of all
+changes of a collection keeps another as its mirror.
+
+A key changes at one tick, and a batch does not: readers may see a part of one. Memory: the micro-batch, as its messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.closing import Closing
+from millrace.base.errors import ChangesRefused, CollectionNotFound, InvalidArgument
+from millrace.base.failpoint import hit
+from millrace.base.files import make_folder
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection, pchannel_of
+from millrace.client.client import Client
+from millrace.client.produce.producer import Producer
+from millrace.client.produce.rows import (
+    conform,
+    delete_message,
+    insert_message,
+    key_rows,
+    last_of_each_key,
+    split_keys,
+    split_rows,
+)
+from millrace.message import builders
+from millrace.message.keys import key_column
+from millrace.message.model import MutableMessage
+from millrace.message.types import SINCE, MessageType
+from millrace.streams.sinks.collection.changes import KIND, Folded, fold
+from millrace.streams.sinks.collection.fit import require_fit
+from millrace.streams.sinks.collection.journal import Journal
+from millrace.streams.sinks.collection.poison import letters, redriven, sift
+from millrace.streams.sinks.guarantee import Guarantee, require_guarantee
+from millrace.streams.sinks.sink import Noted, Taken
+from millrace.wal.visible.changes import CHANGE_COLUMNS
+
+Mode = Literal["append", "upsert", "changes"]
+MODES: Final[tuple[Mode, ...]] = ("append", "upsert", "changes")
+
+
+class CollectionSink(Closing):
+    """Writes micro-batches into a collection. One thread uses it; one process at a time for a `folder`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        collection: str,
+        *,
+        mode: Mode = "append",
+        guarantee: Guarantee = "exactly once",
+        partition: str | None = None,
+        partition_by: str | None = None,
+        dead_letters: str | None = None,
+        stream: str = "",
+    ) -> None:
+        """`folder` goes with the query's checkpoint. `dead_letters` is a collection of LETTERS for rows that do not fit, where a stream
+        otherwise stops; `stream` is whose letters they are. Raises CollectionNotFound, InvalidArgument, StreamBusy, and what
+        keeps a batch that an earlier process began from its end."""
+        require_guarantee(guarantee)
+        if mode not in MODES:
+            raise InvalidArgument(f"the mode is one of {', '.join(map(repr, MODES))}, not {mode!r}")
+        make_folder(folder)
+        self._folder = folder
+        self._mode = mode
+        self._guarantee = guarantee
+        self._partitions = (partition, partition_by)
+        self._name = collection
+        self._letters = dead_letters
+        self._stream = stream or collection
+        self._client = Client.connect(settings)
+        self._journal: Journal | None = None
+        self._noted = Noted()
+        try:
+            for name in filter(None, (collection, dead_letters)):
+                self._newest_chain(self._client.collection(name))
+            if guarantee == "exactly once":
+                self._journal = Journal(self._client, folder, collection)
+                self._journal.resume()
+            elif guarantee == "at most once":
+                self._noted = Noted.load(folder)
+            self._plain: Producer | None = None if self._journal else self._client.producer()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the server and the folder. Idempotent."""
+        if self._journal is not None:
+            self._journal.close()
+        self._client.close()
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raises InvalidArgument where rows of these columns do not fit the collection: an unknown column, one that is missing."""
+        require_fit(schema, self._client.collection(self._name), changes=self._mode == "changes")
+
+    def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> Taken:
+        """Take a micro-batch. Raises InvalidArgument for rows that do not fit (without `dead_letters`), ChangesRefused for a
+        retraction that the sink cannot follow, AppendRejected, AppendUnresolved, and what :meth:`Journal.write` raises."""
+        if self._journal is not None:
+            self._journal.resume()  # what an attempt of this process left
+        again = (self._journal.noted if self._journal else self._noted).again(batch_id)
+        if again is not None:
+            return again
+        given = list(batches)
+        table = pa.Table.from_batches(given) if given else pa.table({})
+        messages, taken = self._messages(batch_id, table)
+        if self._journal is not None:
+            self._journal.write(batch_id, taken, messages)
+            return taken
+        if self._guarantee == "at most once":
+            self._noted = Noted(batch_id, taken)
+            self._noted.keep(self._folder)
+            hit("sink.done")
+        assert self._plain is not None
+        self._plain.send(messages)
+        hit("sink.sent")
+        return taken
+
+    def redrive(self, found: pa.Table) -> int:
+        """Take the rows of those of the letters `found` that fit now, and delete these letters; how many. Of an exactly-once sink.
+
+        Raises what :meth:`write` raises, but for rows that do not fit.
+        """
+        assert self._journal is not None
+        assert self._letters is not None
+        collection, home = self._client.collection(self._name), self._client.collection(self._letters)
+        batch_id = self._journal.noted.batch_id + 1
+        taken: list[str] = []
+        messages: list[MutableMessage] = []
+        for letter in (found.slice(place, 1) for place in range(len(found))):
+            rows = pa.Table.from_batches(redriven(letter))
+            try:
+                self._fit(rows, collection)
+            except InvalidArgument:
+                continue
+            messages += self._of(rows, collection, batch_id)
+            taken += letter["id"].to_pylist()
+        if taken:
+            gone = split_keys(key_rows(taken, home), home)
+            messages += [delete_message(keys, home, vchannel=vchannel) for vchannel, keys in gone]
+            self._journal.write(batch_id, Taken(len(taken)), messages)
+        return len(taken)
+
+    # --- messages -------------------------------------------------------------------------------------------------------
+
+    def _messages(self, batch_id: int, table: pa.Table) -> tuple[list[MutableMessage], Taken]:
+        if not len(table):
+            return [], Taken()
+        collection = self._client.collection(self._name)
+        bad: list[tuple[pa.Table, str]] = []
+        if self._letters is not None:
+            table, bad = sift(table, lambda part: self._fit(part, collection))
+        taken = Taken(len(table), len(bad))
+        messages = self._of(table, collection, batch_id) if len(table) else []
+        if bad and self._letters is not None:
+            home = self._client.collection(self._letters)
+            rows = conform(letters(self._stream, batch_id, bad), home)
+            messages += _inserts(rows, home, (None, None), upsert=True)
+        return messages, taken
+
+    def _fit(self, table: pa.Table, collection: Collection) -> None:
+        """Raises InvalidArgument where a message cannot carry these rows."""
+        if self._mode != "changes":
+            self._rows(self._without_changes(table), collection)
+            return
+        folded = fold(table, collection.schema.key_names)
+        keys = key_column(folded.deleted, collection.schema.key_names)
+        if keys.null_count:
+            raise InvalidArgument("a primary key is never null")
+        key_rows(folded.deleted, collection)
+        self._rows(folded.rows, collection)
+
+    def _rows(self, rows: pa.Table, collection: Collection) -> pa.Table:
+        fitted = conform(rows, collection)
+        partition_by = self._partitions[1]
+        if partition_by is not None:
+            names = pc.is_in(fitted[partition_by].cast(pa.utf8()), pa.array(list(collection.partitions)))
+            if not pc.all(names).as_py():
+                raise InvalidArgument(
+                    f"the column {partition_by!r} names a partition that {self._name!r} does not have"
+                )
+        return fitted
+
+    def _of(self, table: pa.Table, collection: Collection, batch_id: int) -> list[MutableMessage]:
+        if self._mode != "changes":
+            rows = self._rows(self._without_changes(table), collection)
+            upsert = self._mode == "upsert"
+            if upsert:
+                rows = last_of_each_key(rows, collection.schema.key_names)
+            return list(_inserts(rows, collection, self._partitions, upsert=upsert))
+        folded = fold(table, collection.schema.key_names)
+        messages = [self._retraction(each, collection, batch_id) for each in self._homes(folded, collection)]
+        if len(folded.deleted):
+            messages += [
+                delete_message(keys, collection, vchannel=vchannel)
+                for vchannel, keys in split_keys(key_rows(folded.deleted, collection), collection)
+            ]
+        if len(folded.rows):
+            messages += _inserts(self._rows(folded.rows, collection), collection, self._partitions, upsert=True)
+        return messages
+
+    def _without_changes(self, table: pa.Table) -> pa.Table:
+        """Rows of a stream of changes that are appended: deletes have no place among them."""
+        if KIND in table.column_names:
+            others = pc.invert(pc.is_in(table[KIND].cast(pa.utf8()), pa.array(["insert", "upsert"])))
+            if pc.any(others).as_py():
+                kind = table[KIND].filter(others)[0].as_py()
+                raise ChangesRefused(
+                    f"the rows hold a {kind}, and {self._name!r} takes inserts alone: use the mode 'changes', or leave out others in"
+                    " the source (kinds='skip others')"
+                )
+        return table.select([name for name in table.column_names if name not in CHANGE_COLUMNS.names])
+
+    def _homes(self, folded: Folded, collection: Collection) -> list[str]:
+        """The VChannels that mirror those of the source that are retracted. Raises ChangesRefused where none can."""
+        known = {name: each for each in self._client.catalog.collections(dropped=True) for name in each.vchannels}
+        homes = []
+        for name in folded.retracted:
+            source = known.get(name)
+            alike = (
+                source is not None
+                and len(source.vchannels) == len(collection.vchannels)
+                and [field.type for field in source.schema.key_fields]
+                == [field.type for field in collection.schema.key_fields]
+            )
+            if source is None or not alike:
+                raise ChangesRefused(
+                    f"all rows of {name} are gone, and {self._name!r} does not keep them on a VChannel of their own: it needs the"
+                    " source's key and as many VChannels to follow that"
+                )
+            homes.append(collection.vchannels[source.vchannels.index(name)])
+        return homes
+
+    def _retraction(self, vchannel: str, collection: Collection, batch_id: int) -> MutableMessage:
+        """An Import of nothing in place of all that the VChannel has."""
+        return builders.import_files(
+            f"{self._stream}-{batch_id}",
+            [],
+            vchannel=vchannel,
+            collection_id=collection.id,
+            term=0,
+            replace=True,
+            schema_version=collection.schema_version,
+        )
+
+    def _newest_chain(self, collection: Collection) -> None:
+        """A PChannel whose open term runs a chain that knows no upserts gets a newer term."""
+        if collection.state != "active":
+            raise CollectionNotFound(f"the collection {collection.name!r} is {collection.state}")
+        for pchannel in {pchannel_of(name) for name in collection.vchannels}:
+            if self._client.append.describe(pchannel)["chain_version"] < SINCE[MessageType.UPSERT]:
+                self._client.catalog.open_term(pchannel)
+
+
+def _inserts(
+    rows: pa.Table, collection: Collection, partitions: tuple[str | None, str | None], *, upsert: bool
+) -> Iterable[MutableMessage]:
+    return [
+        insert_message(part, collection, vchannel=vchannel, partition_id=number, upsert=upsert)
+        for vchannel, number, part in split_rows(rows, collection, *partitions)
+    ]

@@ -1,0 +1,45 @@
+"""A pipeline on Spark: topics in, transformed documents out, one task a partition.
+
+    python jobs/pipeline.py --declaration FILE [--config FILE] [--available-now] [--result FILE] [--progress FILE]
+
+Runs until SIGTERM, or with ``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the
+settings file (docs/operating.md).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millrace.base.settings import Settings
+from millrace.node.range.query import query_of
+from millrace.pipelines.model.configuration import Configuration
+from millrace.pipelines.worker.declared import read_pipeline
+from millrace.pipelines.worker.definition import PipelineRun
+from millrace.runtime import job
+
+
+def main() -> None:
+    """Run the pipeline's query."""
+    parser = job.parser(__doc__)
+    parser.add_argument(
+        "--declaration", type=Path, required=True, metavar="FILE", help="YAML or JSON, with its secrets"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a pipeline-config.yaml")
+    arguments = parser.parse_args()
+    configuration = Configuration() if arguments.config is None else Configuration.load(arguments.config)
+    pipeline = read_pipeline(arguments.declaration, configuration)
+
+    def definition(settings: Settings) -> PipelineRun:
+        return PipelineRun(settings, pipeline)
+
+    job.run(
+        f"millrace-pipeline-{pipeline.id}",
+        [query_of(definition)],
+        available_now=arguments.available_now,
+        result=arguments.result,
+        progress=arguments.progress,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""A declared stream, or a group of them: rows of a collection through a transform into a sink, for as long as it runs.
+
+    python jobs/stream.py NAME [--available-now] [--result FILE] [--progress FILE]
+
+NAME is a stream's, or a group's whose streams share this driver (`millrace streams list`). Runs until SIGTERM, or with
+``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the settings file (docs/operating.md).
+"""
+
+from __future__ import annotations
+
+from millrace.base.settings import Settings
+from millrace.runtime import job
+from millrace.streams.running.query import APP, queries_of, streams_of
+
+
+def main() -> None:
+    """Run the queries of one job."""
+    parser = job.parser(__doc__)
+    parser.add_argument("name", metavar="NAME", help="the stream, or the group")
+    arguments = parser.parse_args()
+    settings = Settings.load()
+    job.run(
+        APP.format(arguments.name),
+        queries_of(settings, streams_of(settings, arguments.name)),
+        available_now=arguments.available_now,
+        result=arguments.result,
+        progress=arguments.progress,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""DAGs of declared streams: one a stream or group, each keeping one job alive; and an asset for each table that they read or write.
+
+    globals().update(stream_dags())      # in a file of dags/
+
+A run of such a DAG watches its job for a while, as that of ``streaming`` does. Pausing the DAG stops the job; a stream that is paused by
+``millrace streams pause`` stays so whatever its DAG does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.sdk import DAG, Asset, Param
+
+from millrace.base.deadline import Deadline
+from millrace.base.settings import Settings
+from millrace.streams.declare.declaration import Stream
+from millrace.streams.declare.found import declared_streams
+from millrace.streams.declare.kept import Kept
+from millrace.streams.running.status import dag_id, run_id
+from millrace_airflow.defaults import millrace_dag
+from millrace_airflow.hooks import MillraceHook
+from millrace_airflow.streaming import StreamingJobOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+APP: Final = "millrace-stream-{}"
+"""Under which a job of streams writes its heartbeat (millrace.streams.running.query)."""
+
+
+def table_asset(target: str) -> Asset:
+    """The asset of what a stream reads or writes: ``collection:flights`` is ``millrace://collection/flights``."""
+    kind, _, name = target.partition(":")
+    return Asset(target, uri=f"millrace://{kind}/{name.strip('/') or kind}", group="millrace")
+
+
+class DeclaredStreamOperator(StreamingJobOperator):
+    """Keeps the job of one or more declared streams alive; while all of them are paused it only waits.
+
+    :param streams: their names; the job runs those of them that are not paused.
+    """
+
+    def __init__(self, *, stream_job: str, streams: Sequence[str], **arguments: Any) -> None:
+        super().__init__(
+            job="stream",
+            arguments=(stream_job,),
+            job_run_id=run_id(stream_job),
+            app_name=APP.format(stream_job),
+            **arguments,
+        )
+        self.streams = list(streams)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Watch the job for a while; what it did meanwhile."""
+        settings = MillraceHook(data_dir=self.data_dir).settings
+        end = Deadline.after(float(self.watch_for))
+        while all(Kept(settings, name).state.paused for name in self.streams):
+            self.log.info("paused by `millrace streams pause`: %s", ", ".join(self.streams))
+            if not end.pause(10.0):
+                return {"restarts": 0, "queries": {}}
+        return super().execute(context)
+
+
+def stream_dags(settings: Settings | None = None) -> dict[str, DAG]:
+    """By id a DAG for each stream, or group of streams, that is declared. Raises InvalidStream: Airflow shows it as an import error."""
+    by_job: dict[str, list[Stream]] = {}
+    for each in declared_streams(settings or Settings.load()).values():
+        by_job.setdefault(each.job, []).append(each)
+    return {dag_id(job): stream_dag(job, streams) for job, streams in sorted(by_job.items())}
+
+
+def stream_dag(job: str, streams: Sequence[Stream]) -> DAG:
+    """The DAG that keeps one job of streams alive. It begins paused: unpause it to run the stream."""
+    with millrace_dag(
+        dag_id(job),
+        doc=_words(job, streams),
+        paused=True,
+        schedule="@continuous",
+        tags=["streaming", "stream"],
+        deadline=timedelta(hours=2),
+        params={
+            "watch_seconds": Param(
+                3600,
+                type="integer",
+                minimum=5,
+                maximum=86400,
+                title="Watch for (seconds)",
+                description="How long this run watches the job before the next run takes over; the job goes on meanwhile.",
+            )
+        },
+        task_defaults={"retries": 20, "retry_delay": timedelta(seconds=5), "max_retry_delay": timedelta(minutes=1)},
+    ) as dag:
+        DeclaredStreamOperator(
+            task_id="supervise",
+            stream_job=job,
+            streams=[each.name for each in streams],
+            watch_for="{{ params.watch_seconds }}",
+            inlets=[table_asset(name) for name in sorted({f"collection:{each.source.collection}" for each in streams})],
+            outlets=[table_asset(target) for target in sorted({each.sink.target for each in streams})],
+            priority_weight=50,
+        )
+    return dag
+
+
+def _words(job: str, streams: Sequence[Stream]) -> str:
+    lines = [f"Stream {job}: keeps its job alive (jobs/stream.py {job}).", ""]
+    for each in streams:
+        lines.append(
+            f"- `{each.name}`: {each.source.collection} to {each.sink.target}, {each.chosen_guarantee}. {each.words}".rstrip()
+        )
+    return "\n".join(
+        [*lines, "", "Pausing this DAG stops the job between two micro-batches; unpausing starts it again."]
+    )

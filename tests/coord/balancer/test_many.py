@@ -1,0 +1,12 @@
+"""A large cluster that loses nodes moves what they had, and nothing else."""
+
+from __future__ import annotations
+
+from bench import coord_scale
+
+
+def test_what_lost_nodes_had_is_all_that_moves_and_it_is_even_afterwards() -> None:
+    found = coord_scale.losing(pchannels=1_000, nodes=100)
+    assert found["moves"] == found["moves_at_least"] == 100
+    assert found["owned"] == {"least": 11, "most": 12, "by": 90}
+    assert found["rounds"] == 2, "the second finds nothing to do"

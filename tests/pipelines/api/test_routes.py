@@ -1,0 +1,241 @@
+"""The management API as people with tokens have it: roles, versions, states, errors by field; the world of topics and workers is one of names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from millrace.access.grants import Grant, Kind, Role
+from millrace.access.token_file import TokenFile
+from millrace.base.errors import LogUnavailable
+from millrace.base.settings import Settings
+from millrace.pipelines.api.management import Management
+from millrace.pipelines.api.routes import CALLS
+from millrace.pipelines.deploy.deployment import Deployment
+from millrace.pipelines.deploy.world import RealWorld
+from millrace.pipelines.store.records import Record
+from millrace.pipelines.store.store import open_pipelines
+from millrace.service.access import token_door
+from millrace.service.application import application
+from millrace.service.pipelines import pipelines_part
+
+OWN = "the-machines-own"
+KAFKA = {"kind": "kafka", "bootstrap": ["127.0.0.1:9"], "topics": ["in"]}
+DECLARED: dict[str, Any] = {
+    "source": KAFKA,
+    "steps": [{"kind": "rename", "fields": {"a": "b"}}],
+    "sink": {
+        "kind": "opensearch",
+        "hosts": ["http://127.0.0.1:9"],
+        "index_base": "flights",
+        "username": "u",
+        "password": "hunter2",
+    },
+}
+
+
+class NoServers(RealWorld):
+    """The real steps of the deployment; of Kafka and OpenSearch the names alone, since none runs here."""
+
+    failing = ""
+
+    def plan(self, step: str, record: Record) -> tuple[str, ...]:
+        if step == self.failing:
+            raise LogUnavailable("Kafka gave no answer")
+        return super().plan(step, record) if step == "deployment" else ()
+
+
+class NoProcess(Deployment):
+    """Files as they are; no process is started."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.runs: dict[str, int] = {}
+
+    def start(self, pipeline: str) -> Any:
+        self.runs[pipeline] = self.runs.get(pipeline, 0) + 1
+
+    def stop(self, pipeline: str) -> None:
+        self.runs.pop(pipeline, None)
+
+    def running(self, pipeline: str) -> bool:
+        return pipeline in self.runs
+
+
+class Service:
+    def __init__(self, settings: Settings, store: Any) -> None:
+        self.deployment = NoProcess(settings)
+        self.management = Management(settings, store, deployment=self.deployment)
+        self.world = NoServers(self.deployment, self.management._pipeline)
+        self.management._world = self.world
+        self.tokens = TokenFile(settings.data_dir)
+        self.app = application([pipelines_part(self.management)], token_door([OWN], self.tokens))
+        self.client = TestClient(self.app, raise_server_exceptions=False)
+
+    def token(self, name: str, *grants: Grant) -> str:
+        return self.tokens.add(name, list(grants))[0]
+
+    def ask(self, method: str, path: str, body: Any = None, *, token: str = OWN) -> tuple[int, Any]:
+        answer = self.client.request(
+            method, f"/api/v1/{path}", json=body, headers={"Authorization": f"Bearer {token}"} if token else {}
+        )
+        return answer.status_code, answer.json() if answer.content else None
+
+
+@pytest.fixture
+def service(settings: Settings) -> Iterator[Service]:
+    settings.data_dir.mkdir(mode=0o700)
+    with open_pipelines(settings, env={}) as store:
+        yield Service(settings, store)
+
+
+def test_a_pipeline_lives_from_create_to_delete(service: Service, settings: Settings) -> None:
+    status, made = service.ask("PUT", "pipelines/flights", DECLARED)
+    assert (status, made["phase"], made["wanted"], made["version"]) == (201, "READY", "STOPPED", 1)
+    assert made["secrets"] == ["sink.password"]
+    assert "hunter2" not in str(made)
+    file = settings.data_dir / "pipelines" / "flights" / "pipeline.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "hunter2" in file.read_text()
+    assert service.ask("PUT", "pipelines/flights", DECLARED)[1]["error"]["code"] == "PIPELINE_EXISTS"
+    assert service.ask("PUT", "pipelines/flights/pause")[1]["error"]["code"] == "PIPELINE_BUSY"
+    assert service.ask("PUT", "pipelines/flights/resume")[1]["wanted"] == "RUNNING"
+    assert service.deployment.running("flights")
+    assert service.ask("DELETE", "pipelines/flights")[0] == 409, "not while it runs"
+    assert service.ask("PUT", "pipelines/flights/offsets", {"in-0": 5})[0] == 409
+    assert service.ask("PUT", "pipelines/flights/pause")[1]["wanted"] == "PAUSED"
+    assert service.ask("PUT", "pipelines/flights/stop")[1]["wanted"] == "STOPPED"
+    assert not service.deployment.running("flights")
+    assert service.ask("GET", "pipelines/flights/offsets") == (200, {})
+    assert service.ask("PUT", "pipelines/flights/offsets", {"in-0": 5}) == (200, {"in-0": 5})
+    assert service.ask("DELETE", "pipelines/flights/offsets") == (200, {"in-0": 0})
+    assert service.ask("PUT", "pipelines/flights/offsets", {"other-0": 5})[0] == 422
+    done = [each["what"] for each in service.ask("GET", "pipelines/flights/history")[1]]
+    assert done[-5:] == ["stop", "pause", "resume", "created", "create"]
+    assert service.ask("DELETE", "pipelines/flights")[0] == 204
+    assert not file.parent.exists()
+    assert service.ask("GET", "pipelines/flights")[0] == 404
+
+
+def test_what_is_wrong_is_said_by_field_and_nothing_is_made(service: Service) -> None:
+    wrong = {**DECLARED, "flush": {"items": 0}, "source": {**KAFKA, "topics": []}, "nonsense": 1}
+    for path in ("pipelines/flights", "pipelines/flights/validate"):
+        status, found = service.ask("PUT", path, wrong)
+        assert (status, found["error"]["code"]) == (422, "PIPELINE_INVALID")
+        assert {each["field"] for each in found["error"]["problems"]} == {"flush.items", "source.topics", "nonsense"}
+    assert service.ask("PUT", "pipelines/flights/validate", {**DECLARED, "id": "other"})[0] == 422
+    assert service.ask("PUT", "pipelines/flights/validate", DECLARED)[0] == 200
+    stolen = {**DECLARED, "steps": [{"kind": "constant", "fields": {"x": "${env:MILLRACE_SERVER_TOKEN}"}}]}
+    status, found = service.ask("PUT", "pipelines/flights", stolen)
+    assert (status, found["error"]["problems"][0]["kind"]) == (422, "environment")
+    assert service.ask("GET", "pipelines")[1]["total"] == 0
+
+
+def test_a_step_that_fails_leaves_nothing_and_the_id_is_free(service: Service, settings: Settings) -> None:
+    service.world.failing = "resource_policy"
+    status, found = service.ask("PUT", "pipelines/flights", DECLARED)
+    assert (status, "Kafka gave no answer" in found["error"]["message"]) == (422, True)
+    assert service.ask("GET", "pipelines/flights")[0] == 404
+    service.world.failing = ""
+    assert service.ask("PUT", "pipelines/flights", DECLARED)[0] == 201
+
+
+def test_two_editors_and_secrets_that_stay_or_must_be_given_anew(service: Service) -> None:
+    service.ask("PUT", "pipelines/flights", DECLARED)
+    service.ask("PUT", "pipelines/flights/resume")
+    sink = {key: value for key, value in DECLARED["sink"].items() if key != "password"}
+    renamed = {**DECLARED, "sink": sink, "name": "Flights"}
+    status, changed = service.ask("PUT", "pipelines/flights/declaration?version=1", renamed)
+    assert (status, changed["pipeline"]["version"], changed["restarted_for"]) == (200, 2, [])
+    assert changed["pipeline"]["secrets"] == ["sink.password"]
+    assert (
+        service.ask("PUT", "pipelines/flights/declaration?version=1", renamed)[1]["error"]["code"]
+        == "PIPELINE_CONFLICT"
+    )
+    other = {**renamed, "failure_threshold": 3}
+    status, changed = service.ask("PUT", "pipelines/flights/declaration?version=2", other)
+    assert changed["restarted_for"] == ["failure_threshold"]
+    assert service.deployment.runs == {"flights": 1}, "stopped and started"
+    elsewhere = {**other, "sink": {**sink, "hosts": ["http://evil:9200"]}}
+    status, found = service.ask("PUT", "pipelines/flights/declaration?version=3", elsewhere)
+    assert status == 422, "a secret is sent nowhere else"
+    assert "password" in found["error"]["message"]
+
+
+def test_each_role_may_what_the_table_says_and_the_others_do_not_learn_that_it_is_there(service: Service) -> None:
+    service.ask("PUT", "pipelines/flights", DECLARED)
+    ranks = {"nobody": None, "viewer": Role.READ, "operator": Role.OPERATE, "owner": Role.ADMIN}
+    tokens = {name: service.token(name, Grant(Role.READ, ("collection:x",))) for name in ranks}
+    for name in ("viewer", "operator", "owner"):
+        assert service.ask("PUT", f"pipelines/flights/roles/{name}?role={name}")[0] == 200
+    for route in service.app.routes:
+        if getattr(route, "name", "") not in CALLS or "{pipeline}" not in route.path:  # type: ignore[attr-defined]
+            continue
+        need = CALLS[route.name]  # type: ignore[attr-defined]
+        assert need.over is Kind.PIPELINE
+        (method,) = route.methods  # type: ignore[attr-defined]
+        path = route.path.format(pipeline="flights", to="other", principal="x").removeprefix("/api/v1/")  # type: ignore[attr-defined]
+        absent = path.replace("flights", "absent")
+        for name, role in ranks.items():
+            allowed = role is not None and need.roles[0] in role.held
+            # A body that no call takes: who is let in meets 422 or another answer that is no refusal; nothing is changed.
+            status, found = (
+                service.ask(method, path, [] if method == "PUT" else None, token=tokens[name])
+                if not allowed
+                else (0, None)
+            )
+            if not allowed:
+                assert status == (404 if role is None else 403), (name, route)
+                if role is None:
+                    _, missing = service.ask(method, absent, [] if method == "PUT" else None, token=tokens[name])
+                    assert str(missing).replace("absent", "flights") == str(found), "no leak"
+        if method == "GET":
+            assert service.ask(method, path, token=tokens["viewer"])[0] == 200, route
+    assert [each["id"] for each in service.ask("GET", "pipelines", token=tokens["viewer"])[1]["pipelines"]] == [
+        "flights"
+    ]
+    assert service.ask("GET", "pipelines", token=tokens["nobody"])[1]["total"] == 0
+    assert service.ask("PUT", "pipelines/flights/resume", token=tokens["operator"])[0] == 200
+    assert service.ask("GET", "pipelines/flights", token="")[0] == 401
+
+
+def test_a_list_is_filtered_sorted_and_paged(service: Service) -> None:
+    for name in ("b-one", "a-two", "c-three"):
+        service.ask("PUT", f"pipelines/{name}", {**DECLARED, "account": name[0]})
+    listed = lambda query: [each["id"] for each in service.ask("GET", f"pipelines?{query}")[1]["pipelines"]]  # noqa: E731
+    assert listed("") == ["a-two", "b-one", "c-three"]
+    assert listed("sort=created_at&descending=true&limit=2") == ["c-three", "a-two"]
+    assert listed("offset=1&limit=1") == ["b-one"]
+    assert listed("text=TWO") == ["a-two"]
+    assert listed("account=c&wanted=STOPPED") == ["c-three"]
+
+
+def test_a_dry_run_shows_each_step_and_a_clone_has_no_secrets(service: Service) -> None:
+    service.ask("PUT", "pipelines/flights", DECLARED)
+    status, found = service.ask("PUT", "pipelines/flights/dry-run", {"documents": [{"a": 1}, 7]})
+    assert status == 200
+    assert [each["outcome"] for each in found] == ["index", "error"]
+    assert found[0]["steps"][0]["document"] == {"b": 1}
+    assert service.ask("PUT", "pipelines/flights/clone/copy")[0] == 422, "username without its password"
+    status, made = service.ask("PUT", "pipelines/flights/clone/copy", {"sink": DECLARED["sink"]})
+    assert (status, made["id"]) == (201, "copy")
+
+
+def test_health_says_what_it_runs_on(service: Service) -> None:
+    status, found = service.ask("GET", "pipelines-health")
+    assert (status, found["service"], found["dependencies"]["store"]) == (200, "millrace-pipelines", "ok")
+    assert found["language"].startswith("Python 3.")
+
+
+def test_a_service_that_comes_again_keeps_what_was_asked_for(service: Service) -> None:
+    service.ask("PUT", "pipelines/flights", DECLARED)
+    service.ask("PUT", "pipelines/flights/resume")
+    service.deployment.runs.clear()  # its worker died, with its supervisor
+    service.management.tend()
+    assert service.deployment.running("flights")
+    service.ask("PUT", "pipelines/flights/stop")
+    service.management.tend()
+    assert not service.deployment.running("flights")

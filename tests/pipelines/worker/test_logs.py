@@ -1,0 +1,70 @@
+"""A worker's log: JSON with its pipeline and run, rotated and forgotten as configured; and what it may take of its machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millrace.pipelines.model.configuration import Log
+from millrace.pipelines.model.pipeline import Resources
+from millrace.pipelines.worker.limits import over_memory
+from millrace.pipelines.worker.logs import FILE, begin_log, forget
+
+
+@pytest.fixture(autouse=True)
+def root_as_it_was() -> object:
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers))
+    yield
+    root.setLevel(before[0])
+    for handler in [each for each in root.handlers if each not in before[1]]:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def test_a_line_is_json_that_says_whose_it_is(tmp_path: Path) -> None:
+    begin_log(tmp_path, Log(), pipeline="flights", run="r1")
+    logging.getLogger("a.b").info("två %d\nlines", 2)
+    logging.getLogger("a.b").debug("not said")
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logging.getLogger("a.b").exception("failed")
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text(encoding="utf-8").splitlines()]
+    assert [(line["pipeline"], line["run"], line["level"], line["message"]) for line in lines] == [
+        ("flights", "r1", "info", "två 2\nlines"),
+        ("flights", "r1", "error", "failed"),
+    ]
+    assert "ValueError: no" in lines[1]["error"]
+
+
+def test_files_are_rotated_so_many_kept_and_old_ones_forgotten(tmp_path: Path) -> None:
+    handler = begin_log(tmp_path, Log(maxSize=1, maxBackups=2, developMode=True), pipeline="p", run="r")
+    for _ in range(50):
+        logging.getLogger("x").debug("y" * 100_000)
+    handler.close()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [FILE, f"{FILE}.1", f"{FILE}.2"]
+    assert all(file.stat().st_size <= 1_000_000 for file in files)
+    os.utime(files[2], (0, 0))
+    forget(tmp_path / FILE, days=0)
+    assert files[2].exists()
+    forget(tmp_path / FILE, days=100)
+    assert [file.exists() for file in files] == [True, True, False]
+
+
+def test_a_worker_keeps_to_its_cores_and_says_when_it_takes_too_much_memory() -> None:
+    code = (
+        "import os; from millrace.pipelines.model.pipeline import Resources; from millrace.pipelines.worker.limits import hold_to;"
+        "hold_to(Resources(cpus=0.5)); print(len(os.sched_getaffinity(0)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "1"
+    assert over_memory(Resources(memory_mib=128), 128 << 20) == ""
+    assert "128" in over_memory(Resources(memory_mib=128), (128 << 20) + 1)

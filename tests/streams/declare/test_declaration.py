@@ -1,0 +1,226 @@
+"""Declared streams: what is said is checked field by field, in Python and YAML alike, and nothing has to run for that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millrace.testing
+from millrace.base.errors import InvalidStream, StreamBusy, StreamNotFound
+from millrace.base.settings import Settings
+from millrace.demo.streams import flights_hourly
+from millrace.streams.declare.checks import check, require_runnable
+from millrace.streams.declare.declaration import From, Into, Stream
+from millrace.streams.declare.found import declared_stream, declared_streams
+from millrace.streams.declare.kept import Begun, Kept, position
+from millrace.streams.sinks.collection.poison import LETTERS
+from tests.docs.pages import blocks, python_blocks
+
+PAGE = """
+streams:
+  - name: hourly
+    source:
+      collection: flights
+      columns: [origin, time_hour]
+      watermark: {column: time_hour, delay: 1 day}
+    sql: select origin, count(*) as n from flights group by origin, window(time_hour, '1 hour')
+    sink: {collection: by_hour, mode: upsert}
+    output_mode: update
+    seconds: 10
+"""
+
+
+def stream(**changes: Any) -> Stream:
+    return Stream.of({"name": "one", "source": "flights", "sink": "into", **changes})
+
+
+def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(PAGE, encoding="utf-8")
+    settings = Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "mine.yaml"))
+    found = declared_stream(settings, "hourly")
+    assert found.source.watermark is not None
+    assert found == Stream.of(found.model_dump())
+    assert found.chosen_guarantee == "exactly once"
+    assert "flights_hourly" in declared_streams(settings)
+    with pytest.raises(StreamNotFound, match="there are flights_hourly, hourly"):
+        declared_stream(settings, "other")
+    assert stream(transform=flights_hourly).transform == "millrace.demo.streams:flights_hourly"
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"name": "No"}, "name: "),
+        ({"source": {"collection": "a", "kind": "all"}}, "source.kind: "),
+        (
+            {"source": {"collection": "a", "after": 1, "snapshot": "now"}},
+            "behind a tick .* or with a snapshot, not both",
+        ),
+        ({"source": {"collection": "a", "after": "some day"}}, "source.after: "),
+        ({"source": {"collection": "a", "watermark": {"column": "t", "delay": "soon"}}}, "source.watermark.delay: "),
+        ({"sink": {}}, "a sink is one of collection, delta, kafka, function; this has none"),
+        ({"sink": {"collection": "a", "delta": "/b"}}, "this has collection, delta"),
+        ({"sink": {"delta": "/b", "mode": "upsert"}}, "'mode' says nothing of a delta sink"),
+        ({"sink": {"kafka": "host:1"}}, "has its servers .* and a topic"),
+        ({"transform": "here"}, "no module:function"),
+        ({"transform": lambda frame: frame}, "no module:function"),
+        ({"transform": "a:b", "sql": "select 1"}, "a transform or sql, not both"),
+        (
+            {"guarantee": "exactly once", "sink": {"function": "a:b"}},
+            "a function sink offers at least once, at most once",
+        ),
+        ({"guarantee": "perhaps"}, "guarantee: "),
+        ({"seconds": -1}, "seconds: "),
+        ({"source": 7}, "source: "),
+    ],
+)
+def test_what_is_wrong_is_said_by_field(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidStream, match=words):
+        stream(**changes)
+
+
+def test_a_file_or_module_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    for text, words in (
+        ("streams: 7", "no list 'streams'"),
+        ("a: [", "cannot be read"),
+        ("streams: [{name: x}]", r"stream 0 \(x\): source"),
+    ):
+        (tmp_path / "bad.yaml").write_text(text, encoding="utf-8")
+        with pytest.raises(InvalidStream, match=words):
+            declared_streams(Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "bad.yaml")))
+    with pytest.raises(InvalidStream, match=r"no\.such\.module cannot be had"):
+        declared_streams(Settings(data_dir=tmp_path, stream_declarations="no.such.module"))
+    with pytest.raises(InvalidStream, match="the name 'flights_hourly' is taken"):
+        declared_streams(Settings(data_dir=tmp_path, stream_declarations="millrace.demo.streams"))
+
+
+def test_declarations_are_read_without_spark(tmp_path: Path) -> None:
+    code = (
+        "import sys; from millrace.base.settings import Settings; from pathlib import Path\n"
+        "from millrace.streams.declare.found import declared_streams; from millrace.streams.running.status import statuses\n"
+        f"s = Settings(data_dir=Path({str(tmp_path)!r})); declared_streams(s); statuses(s)\n"
+        "print([m for m in ('pyspark', 'pandas', 'sqlglot') if m in sys.modules])"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"PYTHONPATH": "include"},
+    )
+    assert said.stdout.strip() == "[]"
+
+
+def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
+    with millrace.testing.deployment(tmp_path / "data") as db:
+        db.create_collection("flights", {"id": "int64", "at": "timestamp", "delay": "float64?"}, key="id")
+        db.create_collection("into", {"id": "int64"}, key="id")
+        db.client.catalog.create_collection("letters", LETTERS)
+
+        def found(**changes: Any) -> list[str]:
+            return [f"{each.level} {each}" for each in check(db.settings, stream(**changes))]
+
+        assert found() == []
+        assert found(sink={"collection": "into", "dead_letters": "letters"}) == []
+        for changes, words in [
+            ({"source": "nothing"}, "error source.collection: there is no collection 'nothing'"),
+            ({"sink": "nothing"}, "error sink.collection: there is no collection 'nothing'"),
+            ({"sink": "flights"}, "error sink.collection: a stream into its own source never ends"),
+            ({"source": {"collection": "flights", "columns": ["id", "other"]}}, "error source.columns"),
+            (
+                {"source": {"collection": "flights", "watermark": {"column": "delay", "delay": "1 day"}}},
+                "is no timestamp of 'flights'",
+            ),
+            (
+                {"source": {"collection": "flights", "columns": ["id"], "watermark": {"column": "at"}}},
+                "none of the stream's columns",
+            ),
+            ({"source": {"collection": "flights", "watermark": {"column": "at"}}}, "warning source.watermark.delay"),
+            ({"transform": "millrace.demo.streams:nothing"}, "error transform: the function"),
+            ({"transform": flights_hourly}, "warning source.watermark: without one an aggregate"),
+            ({"sql": "select from"}, "error sql"),
+            ({"sql": "select * from planes"}, "error sql: it does not read 'flights'"),
+            ({"sql": "select * from flights join planes using (id)"}, "error sql: it reads 'planes'"),
+            ({"output_mode": "update"}, "error sink.mode"),
+            ({"sink": {"collection": "into", "mode": "changes"}}, "error source.kinds"),
+            ({"sink": {"collection": "into", "partition": "p"}}, "error sink.partition"),
+            ({"sink": {"collection": "into", "dead_letters": "into"}}, "has other columns than dead letters have"),
+            ({"sink": {"collection": "into", "dead_letters": "nothing"}}, "millrace streams letters"),
+        ]:
+            said = found(**changes)
+            assert any(words in each for each in said), (changes, said)
+        with pytest.raises(InvalidStream, match=r"'one' cannot run: source\.collection"):
+            require_runnable(stream(source="nothing"), check(db.settings, stream(source="nothing")))
+
+
+def test_a_changed_declaration_runs_after_an_upgrade_and_a_paused_stream_not_at_all(settings: Settings) -> None:
+    kept, first = Kept(settings, "one"), stream()
+    state = kept.admitted(first) if kept.folder.exists() else None
+    with kept.locked():
+        state = kept.admitted(first)
+        with pytest.raises(StreamBusy):
+            kept.replay(first, Begun(after=0))
+    assert state.incarnation == 1
+    assert kept.admitted(stream(seconds=5.0, words="of no weight")) == state
+    changed = stream(version=2)
+    with pytest.raises(InvalidStream, match="upgrade one --keep-state"):
+        kept.admitted(changed)
+    assert kept.upgrade(changed, keep_state=True).incarnation == 1
+    kept.admitted(changed)
+    (kept.checkpoint(state) / "offsets").mkdir(parents=True)
+    (kept.checkpoint(state) / "commits").mkdir()
+    offset = '{"collection": 1, "ticks": {"dml_0": 7}, "snapshot": 0, "given": 0, "since": {}}'
+    for number in (0, 1):
+        (kept.checkpoint(state) / "offsets" / str(number)).write_text(f"v1\n{{}}\n{offset}", encoding="utf-8")
+    assert position(kept.checkpoint(state)) is None, "no micro-batch has ended"
+    (kept.checkpoint(state) / "commits" / "0").touch()
+    fresh = kept.upgrade(stream(version=3), keep_state=False)
+    assert (fresh.incarnation, fresh.begun) == (2, Begun(ticks={"dml_0": 7}))
+    again = kept.replay(stream(version=3), Begun(after=0))
+    assert (again.incarnation, again.begun) == (3, Begun(after=0))
+    assert not (kept.folder / "1").exists(), "the checkpoint before the last is gone"
+    kept.pause(paused=True)
+    with pytest.raises(InvalidStream, match="is paused: `millrace streams resume one`"):
+        kept.admitted(stream(version=3))
+    kept.pause(paused=False)
+    kept.admitted(stream(version=3))
+
+
+def test_a_fingerprint_is_of_what_decides_the_rows() -> None:
+    same = [
+        stream(),
+        stream(seconds=3.0),
+        stream(group="g"),
+        stream(words="w"),
+        stream(source=From(collection="flights", after=7)),
+    ]
+    assert len({each.fingerprint() for each in same}) == 1
+    others = [
+        stream(version=2),
+        stream(sql="select * from flights"),
+        stream(sink=Into(collection="other")),
+        stream(source="planes"),
+    ]
+    assert len({each.fingerprint() for each in [*same, *others]}) == 1 + len(others)
+
+
+def test_the_page_s_python_and_yaml_declare_the_same_stream_and_its_batch(tmp_path: Path) -> None:
+    declared, derived = python_blocks("docs/declared-streams.md")
+    (tmp_path / "pages_streams.py").write_text(declared.text, encoding="utf-8")
+    [yaml] = [block.text for block in blocks("docs/declared-streams.md") if block.language == "yaml"]
+    (tmp_path / "page.yaml").write_text(yaml, encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "pages_streams"}
+    exec(compile(declared.text, "<page>", "exec"), names)
+    exec(compile(derived.text, "<page>", "exec"), names)
+    [stream_], [table] = names["STREAMS"], names["TABLES"]
+    assert stream_.transform == "pages_streams:by_hour"
+    assert (table.name, table.event_time, table.bucket) == ("flights_by_hour", "time_hour", "hour")
+    found = declared_stream(
+        Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "page.yaml")), "flights_by_hour"
+    )
+    assert found.model_copy(update={"sql": None, "transform": stream_.transform, "words": stream_.words}) == stream_

@@ -1,0 +1,67 @@
+"""A durable stream across kills at every step: content equal to the answer over the whole, each row once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from millrace.base.errors import CommitFenced, InvalidArgument
+from millrace.streams.keyed.durable import DurableRun
+from millrace.streams.operators.windows import Windows
+from millrace.streams.patterns.table import match_table
+from tests.streams.keyed.stream_process import BATCHES, QUERY, SCHEMA, run, stream
+from tests.streams.operators.cuts import alike
+
+
+def whole() -> list[tuple[str, ...]]:
+    return alike(match_table(QUERY, pa.concat_tables(BATCHES)).to_pylist())
+
+
+@pytest.mark.parametrize(
+    "point", ["keyed.written@1", "keyed.written@4", "commit.checked@3", "keyed.committed@1", "keyed.committed@3"]
+)
+def test_a_kill_at_any_step_changes_nothing(point: str, tmp_path: Path) -> None:
+    path = os.pathsep.join(each for each in sys.path if each)
+    environment = os.environ | {"MILLRACE_TEST_FAILPOINTS": point, "PYTHONPATH": path}
+    command = [sys.executable, "-m", "tests.streams.keyed.stream_process", str(tmp_path)]
+    done = subprocess.run(command, env=environment, timeout=60, check=False)
+    assert done.returncode == -9
+    run(tmp_path)
+    assert alike(stream(tmp_path).table.answers().to_pylist()) == whole()
+    assert stream(tmp_path).next_batch == len(BATCHES) + 1
+
+
+def test_of_two_that_take_a_batch_one_is_fenced(tmp_path: Path) -> None:
+    first, second = stream(tmp_path), stream(tmp_path)
+    base = second.table.base()
+    assert first.batch(0, BATCHES[0])
+    assert not second.batch(0, BATCHES[0])
+    with pytest.raises(CommitFenced):
+        second.table.commit(base, 0, 19, [])
+
+
+def test_late_rows_lie_beside_the_answers(tmp_path: Path) -> None:
+    durable = stream(tmp_path)
+    durable.batch(0, BATCHES[1])
+    durable.batch(1, BATCHES[0])
+    late = durable.table.late()
+    assert late.num_rows == 20
+    assert set(late.column("reason").to_pylist()) == {"late"}
+
+
+def test_another_operator_does_not_go_on_from_this_ones_state(tmp_path: Path) -> None:
+    stream(tmp_path)
+    with pytest.raises(InvalidArgument, match="another operator"):
+        DurableRun(str(tmp_path / "stream"), Windows(("k",), "t", {"n": ("count", None)}, size=5), SCHEMA, delay=3)
+
+
+def test_old_states_are_dropped(tmp_path: Path) -> None:
+    durable = stream(tmp_path)
+    for number in range(21):
+        durable.batch(number, BATCHES[0].set_column(1, "t", pa.array(range(20 * number, 20 * number + 20))))
+    assert len(durable.table.base().stale) <= 6  # those of one batch: two shards with three tables each

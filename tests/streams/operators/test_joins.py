@@ -1,0 +1,117 @@
+"""Joins by time and deduplication of a stream, against loops over the whole."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from millrace.base.errors import InvalidArgument
+from millrace.streams.keyed.in_process import Run
+from millrace.streams.operators.joins import AsOf, Distinct
+from tests.streams.operators.cuts import Row, alike, disordered, streamed
+
+SCHEMA = pa.schema(
+    [("k", pa.utf8()), ("t", pa.int64()), ("v", pa.int64()), ("right", pa.bool_()), ("gone", pa.bool_())]
+)
+rows_of = st.lists(
+    st.fixed_dictionaries(
+        {
+            "k": st.sampled_from(["x", "y", None]),
+            "t": st.integers(0, 20),
+            "v": st.integers(0, 4),
+            "right": st.booleans(),
+            "gone": st.sampled_from([False, False, None, True]),
+        }
+    ),
+    max_size=20,
+)
+
+
+def joined(rows: list[Row], tolerance: int | None, versioned: bool, inner: bool) -> list[Row]:
+    found = []
+    for left in (row for row in rows if not row["right"]):
+        before = [row for row in rows if row["right"] and row["k"] == left["k"] and row["t"] <= left["t"]]
+        last = max(before, key=lambda row: (row["t"], row["v"], (row["gone"] is None, row["gone"])), default=None)
+        if last is not None and (
+            (versioned and last["gone"]) or (tolerance is not None and left["t"] - last["t"] > tolerance)
+        ):
+            last = None
+        if last is not None or not inner:
+            found.append(
+                {
+                    "k": left["k"],
+                    "t": left["t"],
+                    "v": left["v"],
+                    "since": last and last["t"],
+                    "value": last and last["v"],
+                }
+            )
+    return found
+
+
+@given(
+    st.data(),
+    rows_of,
+    st.integers(0, 5),
+    st.integers(1, 3),
+    st.sampled_from([None, 0, 4]),
+    st.booleans(),
+    st.booleans(),
+)
+@profile(max_examples=60)
+def test_a_row_gets_the_last_version_before_it(
+    data: st.DataObject, rows: list[Row], delay: int, shards: int, tolerance: int | None, versioned: bool, inner: bool
+) -> None:
+    operator = AsOf(
+        ("k",),
+        "t",
+        "right",
+        ("k", "t", "v"),
+        (("t", "since"), ("v", "value")),
+        tolerance,
+        "gone" if versioned else None,
+        inner,
+    )
+    found, late, taken = streamed(operator, SCHEMA, data.draw(disordered(rows, delay)), delay, shards)
+    assert alike(found) == alike(joined(rows, tolerance, versioned, inner))
+    assert (late, taken) == ([], len(rows))
+
+
+@given(st.data(), rows_of, st.integers(0, 5), st.integers(1, 3), st.sampled_from([None, 0, 1, 4]))
+@profile(max_examples=60)
+def test_each_key_once_within_a_time(
+    data: st.DataObject, rows: list[Row], delay: int, shards: int, within: int | None
+) -> None:
+    last: dict[str | None, int] = {}
+    meant = []
+    for row in sorted(rows, key=lambda row: (row["t"], row["v"], row["right"], (row["gone"] is None, row["gone"]))):
+        if row["k"] not in last or (within is not None and row["t"] - last[row["k"]] > within):
+            last[row["k"]] = row["t"]
+            meant.append(row)
+    found, late, taken = streamed(
+        Distinct(("k",), "t", within), SCHEMA, data.draw(disordered(rows, delay)), delay, shards
+    )
+    assert alike(found) == alike(meant)
+    assert (late, taken) == ([], len(rows))
+
+
+def test_state_is_one_version_a_key_and_none_behind_the_tolerance() -> None:
+    bounded = Run(AsOf(("k",), "t", "right", ("k",), (("v", "value"),), 10), SCHEMA, 0)
+    endless = Run(AsOf(("k",), "t", "right", ("k",), (("v", "value"),)), SCHEMA, 0)
+    assert "for ever" in endless.warnings[0]
+    for at in range(100):
+        rows = pa.Table.from_pylist([{"k": f"k{at}", "t": at, "v": 1, "right": True, "gone": False}], SCHEMA)
+        bounded.batch(rows)
+        endless.batch(rows)
+    assert bounded.state_rows < 15
+    assert endless.state_rows == 100
+
+
+def test_what_cannot_be_joined_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="not true or false"):
+        Run(AsOf(("k",), "t", "v", ("k",), (("v", "value"),)), SCHEMA, 0)
+    with pytest.raises(InvalidArgument, match="one name"):
+        Run(AsOf(("k",), "t", "right", ("k",), (("v", "k"),)), SCHEMA, 0)

@@ -1,0 +1,117 @@
+"""A pattern over a stream says what it says over the whole, however the stream is cut, disordered and sharded."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, assume, given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from millrace.base.errors import InvalidArgument
+from millrace.streams.keyed.in_process import Run
+from millrace.streams.operators.patterns import Patterns
+from millrace.streams.patterns.query import MatchRecognize
+from millrace.streams.patterns.sql import parse
+from millrace.streams.patterns.table import match_table
+from tests.streams.operators.cuts import Row, alike, disordered, streamed
+from tests.streams.patterns.test_against_model import SCHEMA, cases, usable
+
+
+def ordered(rows: list[Row]) -> pa.Table:
+    """As a stream orders equal times."""
+    nulls_last = lambda value: (value is None, value)  # noqa: E731
+    rows = sorted(rows, key=lambda row: (row["t"], nulls_last(row["k"]), nulls_last(row["v"])))
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+@given(st.data(), cases(captured=True), st.integers(0, 4), st.integers(1, 3))
+@profile(max_examples=80, suppress_health_check=list(HealthCheck))
+def test_a_stream_is_answered_as_the_whole(
+    data: st.DataObject, case: tuple[MatchRecognize, list[Row]], delay: int, shards: int
+) -> None:
+    query, rows = case
+    operator = Patterns(query, "t")
+    try:
+        operator.check(SCHEMA)
+    except InvalidArgument:  # anchors, NEXT
+        assume(False)
+    assume(usable(query))
+    batches = data.draw(disordered(rows, delay))
+    try:
+        meant = match_table(query, ordered(rows)).to_pylist()
+    except InvalidArgument:
+        with pytest.raises(InvalidArgument, match="AFTER MATCH SKIP"):
+            streamed(operator, SCHEMA, batches, delay, shards)
+        return
+    found, late, taken = streamed(operator, SCHEMA, batches, delay, shards)
+    assert alike(found) == alike(meant)
+    assert (late, taken) == ([], len(rows))
+
+
+RISING = """PARTITION BY k ORDER BY t MEASURES A.v AS a, LAST(B.v) AS b PATTERN (A B B) WITHIN INTERVAL '1' HOUR DEFINE B AS v > PREV(v)"""
+TIMED = pa.schema([("k", pa.utf8()), ("t", pa.timestamp("us", "UTC")), ("v", pa.int64())])
+START = datetime(2026, 11, 23, tzinfo=UTC)
+
+
+def rows(*each: tuple[str, float, int]) -> pa.Table:
+    return pa.Table.from_pylist([{"k": k, "t": START + timedelta(minutes=at), "v": v} for k, at, v in each], TIMED)
+
+
+def test_a_late_row_goes_to_the_side_and_says_how_late_it_is() -> None:
+    run = Run(Patterns(parse(RISING), "t"), TIMED, timedelta(minutes=5))
+    run.batch(rows(("x", 0, 1), ("x", 10, 2), ("x", 20, 3)))
+    step = run.batch(rows(("x", 14, 9), ("x", 15, 9)))
+    assert step.taken == 1
+    assert [(row["late_by"], row["reason"], row["v"]) for row in step.late.to_pylist()] == [(60_000_000, "late", 9)]
+    nameless = run.batch(pa.Table.from_pylist([{"k": "x", "t": None, "v": 1}], TIMED))
+    assert [row["reason"] for row in nameless.late.to_pylist()] == ["no time"]
+
+
+def test_absence_is_answered_by_the_watermark_alone() -> None:
+    sql = "PARTITION BY k ORDER BY t MEASURES A.v AS a PATTERN (A [^ B]) WITHIN INTERVAL '10' MINUTE DEFINE A AS v > 0, B AS v < 0"
+    run = Run(Patterns(parse(sql), "t"), TIMED, timedelta(0))
+    answers: list[Any] = []
+    for each in [(("x", 0, 1),), (("y", 5, 2),), (("x", 8, -1),), (("z", 16, 0),), (("z", 17, 0),)]:
+        answers.append(run.batch(rows(*each)).output.column("a").to_pylist())
+    assert answers == [[], [], [], [], [2]]
+    assert run.state_rows < 4
+
+
+def test_state_stays_as_large_as_what_is_open() -> None:
+    run = Run(Patterns(parse(RISING), "t"), TIMED, timedelta(minutes=1))
+    sizes = []
+    for number in range(50):
+        run.batch(rows(*[(f"k{key}", number, (number * 7 + key) % 5) for key in range(20)]))
+        sizes.append(run.state_rows)
+    assert max(sizes[25:]) <= max(sizes[5:25])
+
+
+def test_an_open_match_without_bounds_ends_with_an_error_and_keeps_its_state() -> None:
+    query = parse("PARTITION BY k ORDER BY t MEASURES LAST(v) AS x PATTERN (A+ B) DEFINE A AS v > 0, B AS v < 0")
+    operator = Patterns(query, "t", most_rows=10)
+    assert "WITHIN bounds it not" in operator.check(TIMED)[0]
+    run = Run(operator, TIMED, timedelta(0))
+    run.batch(rows(*[("x", at, 1) for at in range(9)]))
+    run.batch(rows(*[("x", at, 1) for at in range(9, 20)]))
+    with pytest.raises(InvalidArgument, match="bound the pattern by WITHIN"):
+        run.batch(rows(("x", 20, 1)))
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        (RISING.replace("(A B B)", "(^ A B B)"), "ends of a partition"),
+        (RISING.replace("PREV(v)", "NEXT(v)"), "have not come yet"),
+        (
+            RISING.replace("ORDER BY t", "ORDER BY v, t").replace("INTERVAL '1' HOUR", "3"),
+            "ordered by its event time first",
+        ),
+    ],
+)
+def test_what_no_stream_can_answer_is_refused_before_it_runs(sql: str, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        Run(Patterns(parse(sql), "t"), TIMED, timedelta(0))

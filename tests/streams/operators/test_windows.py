@@ -1,0 +1,166 @@
+"""Windows over a stream against plain sums over the whole; nothing is lost: what came was taken or went to the side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from millrace.base.errors import InvalidArgument
+from millrace.streams.keyed.in_process import Run
+from millrace.streams.operators.windows import Windows
+from tests.streams.operators.cuts import Row, alike, disordered, streamed
+
+SCHEMA = pa.schema([("k", pa.utf8()), ("t", pa.int64()), ("v", pa.int64())])
+AGGREGATES: dict[str, tuple[str, str | None]] = {
+    "n": ("count", None), "known": ("count", "v"), "total": ("sum", "v"), "low": ("min", "v"), "high": ("max", "v"), "mean": ("avg", "v"),
+}  # fmt: skip
+rows_of = st.lists(
+    st.fixed_dictionaries(
+        {"k": st.sampled_from(["x", "y", None]), "t": st.integers(-5, 40), "v": st.sampled_from([None, 0, 1, 2, 3])}
+    ),
+    max_size=20,
+)
+
+
+def aggregated(key: str | None, start: int, end: int, rows: list[Row]) -> Row:
+    known = [row["v"] for row in rows if row["v"] is not None]
+    return {
+        "k": key, "window_start": start, "window_end": end, "n": len(rows), "known": len(known), "total": sum(known) if known else None,
+        "low": min(known, default=None), "high": max(known, default=None), "mean": sum(known) / len(known) if known else None,
+    }  # fmt: skip
+
+
+def sized(rows: list[Row], size: int, slide: int) -> list[Row]:
+    found: dict[tuple[Any, int], list[Row]] = {}
+    for row in rows:
+        for start in range(-60, 60):
+            if start % slide == 0 and start <= row["t"] < start + size:
+                found.setdefault((row["k"], start), []).append(row)
+    return [aggregated(key, start, start + size, each) for (key, start), each in found.items()]
+
+
+def sessions(rows: list[Row], gap: int) -> list[Row]:
+    found = []
+    for key in {row["k"] for row in rows}:
+        mine = sorted((row for row in rows if row["k"] == key), key=lambda row: row["t"])
+        open_: list[Row] = []
+        for row in mine:
+            if open_ and row["t"] >= open_[-1]["t"] + gap:
+                found.append(aggregated(key, open_[0]["t"], open_[-1]["t"] + gap, open_))
+                open_ = []
+            open_.append(row)
+        found.append(aggregated(key, open_[0]["t"], open_[-1]["t"] + gap, open_))
+    return found
+
+
+@given(
+    st.data(),
+    rows_of,
+    st.integers(0, 6),
+    st.integers(1, 3),
+    st.sampled_from([(5, 5), (6, 2), (7, 3), (1, 1), (4, None)]),
+)
+@profile(max_examples=50)
+def test_windows_of_a_stream_are_those_of_the_whole(
+    data: st.DataObject, rows: list[Row], delay: int, shards: int, shape: tuple[int, int | None]
+) -> None:
+    size, slide = shape
+    batches = data.draw(disordered(rows, delay))
+    operator = Windows(("k",), "t", AGGREGATES, size=size, slide=slide)
+    found, late, taken = streamed(operator, SCHEMA, batches, delay, shards)
+    assert alike(found) == alike(sized(rows, size, slide or size))
+    assert (late, taken) == ([], len(rows))
+
+
+@given(st.data(), rows_of, st.integers(0, 6), st.integers(1, 3), st.integers(1, 9))
+@profile(max_examples=50)
+def test_sessions_of_a_stream_are_those_of_the_whole(
+    data: st.DataObject, rows: list[Row], delay: int, shards: int, gap: int
+) -> None:
+    batches = data.draw(disordered(rows, delay))
+    operator = Windows(("k",), "t", AGGREGATES, gap=gap)
+    found, late, taken = streamed(operator, SCHEMA, batches, delay, shards)
+    assert alike(found) == alike(sessions(rows, gap))
+    assert (late, taken) == ([], len(rows))
+
+
+@given(st.data(), rows_of, st.sampled_from([(5, 5), (6, 2)]))
+@profile(max_examples=50)
+def test_in_is_out_and_late_for_any_order(data: st.DataObject, rows: list[Row], shape: tuple[int, int]) -> None:
+    batches = data.draw(disordered(rows, 40))
+    operator = Windows(("k",), "t", {"n": ("count", None)}, size=shape[0], slide=shape[0])
+    found, late, taken = streamed(operator, SCHEMA, batches, 0)
+    assert taken + len(late) == len(rows)
+    assert sum(row["n"] for row in found) == taken
+    starts = [(row["k"], row["window_start"]) for row in found]
+    assert len(set(starts)) == len(starts)  # answered once
+
+
+@given(st.data(), rows_of, st.sampled_from([(5, 5), (6, 2)]))
+@profile(max_examples=50)
+def test_with_corrections_the_last_revision_is_the_answer_of_the_whole(
+    data: st.DataObject, rows: list[Row], shape: tuple[int, int]
+) -> None:
+    batches = data.draw(disordered(rows, 40))
+    operator = Windows(("k",), "t", AGGREGATES, size=shape[0], slide=shape[1], late="correct", keep=200)
+    found, late, taken = streamed(operator, SCHEMA, batches, 0, shards=2)
+    newest: dict[tuple[Any, int], Row] = {}
+    for row in found:
+        at = (row["k"], row["window_start"])
+        assert row["revision"] == newest.get(at, {"revision": -1})["revision"] + 1
+        newest[at] = row
+    meant = sized(rows, *shape)
+    assert alike([{name: row[name] for name in row if name != "revision"} for row in newest.values()]) == alike(meant)
+    assert (late, taken) == ([], len(rows))
+
+
+def batch(*rows: tuple[str, int | None, int]) -> pa.Table:
+    return pa.Table.from_pylist([{"k": k, "t": t, "v": v} for k, t, v in rows], SCHEMA)
+
+
+def test_a_late_row_says_for_which_window_and_how_late() -> None:
+    run = Run(Windows(("k",), "t", {"n": ("count", None)}, size=10, lateness=3), SCHEMA, 2)
+    run.batch(batch(("x", 1, 1), ("x", 25, 1)))
+    step = run.batch(batch(("x", 9, 7), ("x", None, 8), ("x", 21, 9)))
+    assert step.output.to_pylist() == [{"k": "x", "window_start": 0, "window_end": 10, "n": 1}]
+    assert [(row["v"], row["late_by"], row["window_start"], row["reason"]) for row in step.late.to_pylist()] == [
+        (8, 0, None, "no time"), (7, 11, 0, "late"),
+    ]  # fmt: skip
+    dropping = Run(Windows(("k",), "t", {"n": ("count", None)}, size=10, late="drop"), SCHEMA, 0)
+    dropping.batch(batch(("x", 25, 1)))
+    dropped = dropping.batch(batch(("x", 9, 7)))
+    assert (dropped.late.num_rows, dropped.facts, dropped.taken) == (0, {"dropped": 1}, 0)
+
+
+def test_the_state_is_open_windows_alone() -> None:
+    run = Run(Windows(("k",), "t", {"n": ("count", None)}, size=10), SCHEMA, 5)
+    sizes = []
+    for at in range(200):
+        run.batch(batch(*[(f"k{key}", at, 1) for key in range(10)]))
+        sizes.append(run.state_rows)
+    assert max(sizes) <= 30
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "say one of them"),
+        ({"size": 5, "gap": 5}, "say one of them"),
+        ({"size": 0}, "no length"),
+        ({"size": 5, "slide": 6}, "would leave out rows"),
+        ({"size": 5, "late": "correct"}, "bounds the state"),
+        ({"size": 5, "aggregates": {}}, "says nothing"),
+        ({"size": 5, "aggregates": {"x": ("median", "v")}}, "there are count"),
+        ({"size": 5, "aggregates": {"x": ("sum", "k")}}, "no sum of string"),
+        ({"size": 5, "time": "k"}, "no event time"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+    chosen: dict[str, Any] = {"keys": ("k",), "time": "t", "aggregates": {"n": ("count", None)}} | options
+    with pytest.raises(InvalidArgument, match=words):
+        Run(Windows(**chosen), SCHEMA, 0)
