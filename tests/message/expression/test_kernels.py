@@ -171,6 +171,26 @@ def test_what_is_no_condition_says_so(text: str) -> None:
         binding.condition(text, FIELDS)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["f" + " + f" * 40, "f" + " + n" * 40, "(" * 40 + "n" + " + f)" * 40, "coalesce(n, " * 40 + "f" + ")" * 40,
+     "CASE WHEN f > 1 THEN f ELSE " * 40 + "n" + " END" * 40],
+)  # fmt: skip
+def test_a_formula_of_forty_levels_is_bound_at_once(text: str) -> None:
+    """Each part is asked for twice on a level: 2 ** 40 askings, where none was kept."""
+    assert binding.computed(text, FIELDS, parse_type("float64")).kind == "float64"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["n" + " + n" * 400, "n" + " + n" * 4_000, "(" * 4_000 + "n" + ")" * 4_000, "not " * 2_000 + "b",
+     "abs(" * 2_000 + "n" + ")" * 2_000, "case when b then " * 400 + "n" + " end" * 400, "n" + " " * 20_000],
+)  # fmt: skip
+def test_a_text_that_is_too_long_or_too_deep_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        binding.condition(f"{text} > 0", FIELDS)
+
+
 def vectors() -> list[dict[str, Any]]:
     read: list[dict[str, Any]] = json.loads(VECTORS.read_text())["vectors"]
     return read

@@ -109,8 +109,6 @@ Operand: TypeAlias = Column | Literal
 
 def condition(text: str) -> Condition:
     """The condition that `text` stands for. Raises InvalidArgument that says what is wrong, and where."""
-    if len(text) > MAX_LENGTH:
-        raise InvalidArgument(f"a predicate has at most {MAX_LENGTH} characters")
     return Parser(text).whole()
 
 
@@ -192,13 +190,18 @@ class Parser:
     """Recursive descent over the tokens of one text; a subclass may know more values."""
 
     def __init__(self, text: str) -> None:
+        if len(text) > MAX_LENGTH:
+            raise InvalidArgument(f"a predicate has at most {MAX_LENGTH} characters")
         self._text = text
         self._at = 0
         self._depth = 0
         self._tokens = list(self._split())
 
     def whole(self) -> Condition:
-        found = self._some()
+        try:
+            found = self._some()
+        except RecursionError:  # in signs, in CASE and in arguments, which count no depth
+            raise self._wrong("it nests too deep") from None
         if self._now.kind != "end":
             raise self._wrong(f"{self._now.text!r} is not expected there")
         return found

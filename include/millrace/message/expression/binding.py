@@ -14,6 +14,7 @@ from millrace.base.predicate.values import value as parsed
 from millrace.message.expression.tree import (
     COMPARISONS,
     INSTANTS,
+    TOO_LARGE,
     Fields,
     Node,
     check_size,
@@ -30,12 +31,19 @@ _ALIASES: Final = {"int": "int64", "bigint": "int64", "double": "float64", "floa
 
 def condition(text: str, fields: Fields) -> Node:
     """The condition that `text` is over `fields`. Raises InvalidArgument."""
-    return check_size(_Binder(fields).typed(parsed(text), "bool"))
+    return _bound(text, fields, "bool")
 
 
 def computed(text: str, fields: Fields, kind: FieldType) -> Node:
     """The value that `text` is over `fields`, for a field of type `kind`. Raises InvalidArgument."""
-    return check_size(_Binder(fields).typed(parsed(text), value_kind(kind)))
+    return _bound(text, fields, value_kind(kind))
+
+
+def _bound(text: str, fields: Fields, kind: str) -> Node:
+    try:
+        return check_size(_Binder(fields).typed(parsed(text), kind))
+    except RecursionError:
+        raise InvalidArgument(TOO_LARGE) from None
 
 
 def default(value: object, kind: FieldType) -> Node:
@@ -136,8 +144,12 @@ def _own_kind(value: Any) -> str:
 
 
 class _Binder:
+    """One expression's. A part is asked for without a type, and again with that of what stands beside it, on every level; so each
+    answer is kept, by the part itself: what is asked twice on twenty levels would be made a million times."""
+
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
+        self._known: dict[tuple[int, str | None], tuple[Any, Node]] = {}
 
     def typed(self, found: Any, kind: str | None) -> Node:
         """The node of what was parsed, of type `kind` where one is wanted. Raises InvalidArgument."""
@@ -164,6 +176,12 @@ class _Binder:
         )
 
     def _node(self, found: Any, kind: str | None) -> Node:
+        """The node of what was parsed; a literal is one of type `kind`, where it has a place in it."""
+        if (id(found), kind) not in self._known:
+            self._known[id(found), kind] = (found, self._fresh(found, kind))
+        return self._known[id(found), kind][1]
+
+    def _fresh(self, found: Any, kind: str | None) -> Node:
         match found:
             case Column(path):
                 return self._made("field", [], *path)

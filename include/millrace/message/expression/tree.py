@@ -23,6 +23,7 @@ from millrace.message.field_types import MAX_PRECISION, FieldType, parse_type
 MAX_NODES: Final = 500
 """Of one tree."""
 MAX_LEVELS: Final = 64
+TOO_LARGE: Final = f"an expression has at most {MAX_NODES} parts in {MAX_LEVELS} levels"
 MAX_LITERAL: Final = 1_000
 """Characters of a literal's text."""
 
@@ -132,7 +133,7 @@ def check_size(node: Node) -> Node:
     """`node`. Raises InvalidArgument where it is larger or deeper than a schema keeps."""
     nodes, levels = _size(node)
     if nodes > MAX_NODES or levels > MAX_LEVELS:
-        raise InvalidArgument(f"an expression has at most {MAX_NODES} parts in {MAX_LEVELS} levels")
+        raise InvalidArgument(TOO_LARGE)
     return node
 
 
@@ -166,7 +167,7 @@ def from_json(value: object, fields: Fields) -> Node:
         del stack[len(stack) - count :]
         levels = 1 + max((each for _, each in taken), default=0)
         if levels > MAX_LEVELS:
-            raise InvalidArgument(f"an expression has at most {MAX_NODES} parts in {MAX_LEVELS} levels")
+            raise InvalidArgument(TOO_LARGE)
         stack.append((made(op, tuple(node for node, _ in taken), tuple(given), fields), levels))
     if len(stack) != 1:
         raise Malformed("an expression comes to one value")
