@@ -242,6 +242,10 @@ def _coord(folder: Path, quick: bool) -> Any:
         "moves": coord_bench.moves(folder / "moves", rounds=1 if quick else 5),
         "broadcast": coord_bench.broadcast(folder / "broadcast", times=3 if quick else 20),
         "losing_nodes": coord_scale.losing(pchannels=1_000 if quick else 10_000, nodes=100 if quick else 1_000),
+        "balancing": [
+            coord_scale.balancing(pchannels=(10 if quick else 100) * each, nodes=each, collections=500)
+            for each in (32, 1_000)
+        ],
         "discovery": coord_bench.discovery(folder / "discovery", times=30 if quick else 300),
     }
 

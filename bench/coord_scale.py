@@ -8,21 +8,25 @@ the leader takes is added as it is.
 from __future__ import annotations
 
 import heapq
+import random
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 from millrace.coord.balancer.balancer import Balancer, Guards, Stats
 from millrace.coord.balancer.policies import policy
+from millrace.coord.balancer.vchannelfair import vchannel_fair
+from millrace.coord.balancer.view import ChannelView, View
 from millrace.coord.channels.record import CHANNELS, ChannelRecord, Owner, State
 from millrace.coord.leadership import Leadership
 from millrace.coord.process import ORDERS_AT_ONCE, ROUND_SECONDS
 from millrace.coord.session import INGEST, NODES, NodeInfo
 from millrace.meta.memory import MemoryStore
-from millrace.meta.store import Change, Delete, Is, Put
+from millrace.meta.store import MAX_CHANGES, Change, Delete, Is, Put
 
 WRITE_SECONDS = 0.0015
 """A commit to etcd on one host."""
@@ -93,8 +97,8 @@ def batched(changes: Sequence[Change], size: int) -> Iterator[list[Change]]:
 
 def losing(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
     """`share` of the nodes go at once, seen by the leader at second 0 (their sessions' length later): moves and seconds until every PChannel is assigned and
-    nothing moves any more. The lower bound: what the lost had, each with one order, ORDERS_AT_ONCE at a time, and two writes one
-    after the other."""
+    nothing moves any more. The lower bound: what the lost had, noted as lost and named anew in full commits one after the other, then each with one order and
+    one write, ORDERS_AT_ONCE at a time."""
     clock = Virtual()
     store = Timed(clock)
     leadership = Leadership(store, clock, "bench", seconds=86_400.0)
@@ -155,10 +159,43 @@ def losing(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
         "moves": moves,
         "moves_at_least": lost,
         "seconds": round(settled, 2),
-        "seconds_at_least": round(lost * (ORDER_SECONDS / ORDERS_AT_ONCE + 2 * WRITE_SECONDS), 2),
+        "seconds_at_least": round(
+            2 * -(-lost // (MAX_CHANGES - 1)) * WRITE_SECONDS + lost * (ORDER_SECONDS + WRITE_SECONDS) / ORDERS_AT_ONCE,
+            2,
+        ),
         "leaders_processor_s": round(time.process_time() - cpu, 2),
         "moves_per_second": round(moves / settled, 1),
         "rounds": rounds,
         "first_look_s": round(first_look, 2),
         "owned": {"least": min(owned.values()), "most": max(owned.values()), "by": len(owned)},
+    }
+
+
+def balancing(*, pchannels: int, nodes: int, collections: int, rounds: int = 10) -> dict[str, Any]:
+    """What the policy alone takes for a round of moves for balance, where each PChannel has two of `collections` by chance: the worst
+    case of it, since nearly no two are alike. As many PChannels everywhere, so that affinity is all there is to gain."""
+    chance = random.Random(19)
+    sessions = tuple(f"n{number:04}@{number}" for number in range(nodes))
+    channels = {
+        name: ChannelView(name, sessions[number % nodes], 2, frozenset(chance.sample(range(collections), 2)))
+        for number, name in enumerate(f"dml_{number}" for number in range(pchannels))
+    }
+    seconds, moves = [], 0
+    for _ in range(rounds):
+        view = View(sessions, tuple(channels.values()))
+        began = time.process_time()
+        found = vchannel_fair(view)
+        seconds.append(time.process_time() - began)
+        moves += len(found)
+        for move in found:
+            channels[move.pchannel] = replace(channels[move.pchannel], owner=move.to)
+        if not found:
+            break
+    return {
+        "pchannels": pchannels,
+        "nodes": nodes,
+        "collections": collections,
+        "rounds": len(seconds),
+        "moves": moves,
+        "round_s": {"p50": round(statistics.median(seconds), 3), "max": round(max(seconds), 3)},
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidSettings
 from millrace.coord.balancer.policies import policy
-from millrace.coord.balancer.vchannelfair import TOLERANCE, Layout, Places, affinity, vchannel_fair
+from millrace.coord.balancer.vchannelfair import TOLERANCE, Layout, Places, affinity, best_between, vchannel_fair
 from millrace.coord.balancer.view import ChannelView, View
 from tests.laws.profile import examples
 
@@ -135,6 +135,39 @@ def test_the_cheapest_place_is_that_of_all_nodes_though_few_are_looked_at(view: 
         best = min(layout.nodes, key=lambda name: (round(layout.dearer(channel, name), 12), name))
         assert places.cheapest(channel) == best
         places.put(channel, best)
+
+
+@examples(200)
+@given(views(most=12, nodes=2), st.integers(0, 2))
+def test_between_two_nodes_the_best_change_that_is_allowed_is_found_and_gains_what_it_says(
+    view: View, room: int
+) -> None:
+    one, other = NODES[:2]
+    there = [replace(channel, owner=channel.owner if channel.owner == one else other) for channel in view.channels]
+    home = {channel.pchannel: channel.owner for channel in there}
+    layout = Layout(View((one, other), tuple(there)))
+    for channel in there:
+        layout.put(channel, str(channel.owner))
+
+    def after(places: tuple[int, ...]) -> float:
+        changed = list(there)
+        for place in places:
+            changed[place] = replace(there[place], owner=other if there[place].owner == one else one)
+        return cost(View((one, other), tuple(changed)))
+
+    movable = [place for place, channel in enumerate(there) if channel.movable]
+    changes = [(place,) for place in movable]
+    changes += [pair for pair in combinations(movable, 2) if there[pair[0]].owner != there[pair[1]].owner]
+    best = min((after(change) for change in changes if len(change) <= room), default=None)
+    found = best_between(layout, one, other, home, set(), room)
+    if best is None or found is None:
+        assert best is None
+        assert found is None
+        return
+    names = [channel.pchannel for channel in there]
+    assert layout.cost() - found.gain == pytest.approx(best)
+    assert after(tuple(names.index(channel.pchannel) for channel, _, _ in found.change)) == pytest.approx(best)
+    assert all(home[channel.pchannel] == source != to for channel, source, to in found.change)
 
 
 def test_without_nodes_nothing_moves() -> None:

@@ -3,16 +3,20 @@
 A node costs ``0.4 ((p - p̄) / p̄)² + 0.3 ((v - v̄) / v̄)² + 0.01 Σ (1 - affinity)`` over its p PChannels with v VChannels and all
 pairs of them, as in Milvus (internal/streamingcoord/server/balancer/policy/vchannelfair). Affinity is from 0 to 1 here: the
 share of their collections that two PChannels have in common. A move is made where all nodes together cost less by more than
-0.01; single moves and exchanges of two are looked at.
+0.01; single moves and exchanges of two are looked at: of two nodes all at once, as one array, since what a change does to the
+pairs is a sum over those that share a collection, which are few of many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import combinations
-from typing import Final
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from millrace.coord.balancer.view import ChannelView, Move, View
 
@@ -21,15 +25,28 @@ VCHANNEL_WEIGHT: Final = 0.3
 AFFINITY_WEIGHT: Final = 0.01
 TOLERANCE: Final = 0.01
 """A change that gains less is not made."""
-WIDE: Final = 64
+WIDE: Final = 32
 """With more nodes than this, exchanges are looked for between the dearest and the cheapest of them alone."""
 _FEW: Final = 8
+_EQUAL: Final = 1e-12
+"""What differs by less is taken for the same."""
+
+
+class _Found(NamedTuple):
+    """A change that gains: channels, each with the node that it leaves and the one that it goes to; by it `away` more are not at home."""
+
+    gain: float
+    away: int
+    change: tuple[tuple[ChannelView, str, str], ...]
 
 
 def affinity(one: ChannelView, other: ChannelView) -> float:
-    if not one.collections or not other.collections:
-        return 0.0
-    return len(one.collections & other.collections) / len(one.collections | other.collections)
+    return _share(one.collections, other.collections)
+
+
+def _share(one: frozenset[int], other: frozenset[int]) -> float:
+    both = len(one & other)
+    return both / (len(one) + len(other) - both) if both else 0.0
 
 
 @dataclass(slots=True)
@@ -38,6 +55,37 @@ class _Node:
     vchannels: int = 0
     apart: float = 0.0
     """The sum over its pairs of 1 - affinity."""
+    _kinds: Counter[frozenset[int]] = field(default_factory=Counter)
+    """How many of its channels have exactly these collections."""
+    _with: dict[int, set[frozenset[int]]] = field(default_factory=dict)
+    """By collection the kinds that have it."""
+
+    def near(self, collections: frozenset[int]) -> float:
+        """The sum of the affinities of its channels to one with `collections`."""
+        if len(collections) == 1:
+            (only,) = collections
+            sharing: Iterable[frozenset[int]] = self._with.get(only, ())
+        else:
+            sharing = {kind for each in collections for kind in self._with.get(each, ())}
+        return sum(self._kinds[kind] * _share(kind, collections) for kind in sharing)
+
+    def put(self, channel: ChannelView) -> None:
+        self.apart += len(self.channels) - self.near(channel.collections)
+        self.vchannels += channel.vchannels
+        self.channels[channel.pchannel] = channel
+        self._kinds[channel.collections] += 1
+        for each in channel.collections:
+            self._with.setdefault(each, set()).add(channel.collections)
+
+    def take(self, channel: ChannelView) -> None:
+        del self.channels[channel.pchannel]
+        self.vchannels -= channel.vchannels
+        self._kinds[channel.collections] -= 1
+        if not self._kinds[channel.collections]:
+            del self._kinds[channel.collections]
+            for each in channel.collections:
+                self._with[each].discard(channel.collections)
+        self.apart -= len(self.channels) - self.near(channel.collections)
 
 
 class Layout:
@@ -49,7 +97,8 @@ class Layout:
         self._mean_p = max(len(view.channels) / count, 1e-9)
         self._mean_v = max(sum(each.vchannels for each in view.channels) / count, 1e-9)
 
-    def node_cost(self, p: int, v: int, apart: float) -> float:
+    def node_cost(self, p: int, v: Any, apart: Any) -> Any:
+        """Of a node, or of several at once (arrays)."""
         p_off, v_off = (p - self._mean_p) / self._mean_p, (v - self._mean_v) / self._mean_v
         if self._mean_v <= 1e-9:
             v_off = 0.0
@@ -57,34 +106,23 @@ class Layout:
 
     def cost_of(self, name: str) -> float:
         node = self.nodes[name]
-        return self.node_cost(len(node.channels), node.vchannels, node.apart)
+        return float(self.node_cost(len(node.channels), node.vchannels, node.apart))
 
     def cost(self) -> float:
         return sum(map(self.cost_of, self.nodes))
 
     def put(self, channel: ChannelView, name: str) -> None:
-        node = self.nodes[name]
-        node.apart += self._apart(channel, node)
-        node.vchannels += channel.vchannels
-        node.channels[channel.pchannel] = channel
+        self.nodes[name].put(channel)
 
     def take(self, channel: ChannelView, name: str) -> None:
-        node = self.nodes[name]
-        del node.channels[channel.pchannel]
-        node.vchannels -= channel.vchannels
-        node.apart -= self._apart(channel, node)
-
-    @staticmethod
-    def _apart(channel: ChannelView, node: _Node) -> float:
-        if not channel.collections:
-            return float(len(node.channels))
-        return sum(1 - affinity(channel, each) for each in node.channels.values())
+        self.nodes[name].take(channel)
 
     def dearer(self, channel: ChannelView, name: str) -> float:
         """What `name` costs more with `channel`."""
         node = self.nodes[name]
-        apart = node.apart + self._apart(channel, node)
-        return self.node_cost(len(node.channels) + 1, node.vchannels + channel.vchannels, apart) - self.cost_of(name)
+        apart = node.apart + len(node.channels) - node.near(channel.collections)
+        cost = self.node_cost(len(node.channels) + 1, node.vchannels + channel.vchannels, apart)
+        return float(cost) - self.cost_of(name)
 
 
 class Places:
@@ -166,59 +204,134 @@ def _rebalance(view: View, layout: Layout) -> list[Move]:
     at = dict(home)
     away: set[str] = set()
     """Who is not at home any more."""
+    known: dict[tuple[str, str], _Found | None] = {}
+    """By two nodes what was found between them: it stands while neither of them changes."""
+    room = view.max_moves
     while True:
-        best: tuple[float, tuple[tuple[ChannelView, str, str], ...]] | None = None
-        for change in _changes(layout):
-            moved = {channel.pchannel: to for channel, _, to in change}
-            if len(away - moved.keys()) + sum(to != home[name] for name, to in moved.items()) > view.max_moves:
-                continue
-            gain = _gain(layout, change)
-            if gain > TOLERANCE and (best is None or gain > best[0] + 1e-12):
-                best = gain, change
+        best: _Found | None = None
+        for pair in _pairs(layout):
+            found = known.get(pair)
+            if pair not in known or (found is not None and found.away > room):
+                found = known[pair] = best_between(layout, *pair, home, away, room)
+            if (
+                found is not None
+                and found.gain > TOLERANCE + _EQUAL
+                and (best is None or found.gain > best.gain + _EQUAL)
+            ):
+                best = found
         if best is None:
             return [Move(name, to, "balance") for name, to in at.items() if name in away and to is not None]
-        for channel, source, to in best[1]:
+        touched: set[str] = set()
+        for channel, source, to in best.change:
             layout.take(channel, source)
             layout.put(channel, to)
             at[channel.pchannel] = to
             (away.discard if to == home[channel.pchannel] else away.add)(channel.pchannel)
+            touched |= {source, to}
+        before, room = room, view.max_moves - len(away)
+        known = {} if room > before else {pair: each for pair, each in known.items() if not touched & set(pair)}
 
 
-def _gain(layout: Layout, change: tuple[tuple[ChannelView, str, str], ...]) -> float:
-    touched = {name for _, source, to in change for name in (source, to)}
-    before = sum(map(layout.cost_of, touched))
-    for channel, source, to in change:
-        layout.take(channel, source)
-        layout.put(channel, to)
-    gain = before - sum(map(layout.cost_of, touched))
-    for channel, source, to in reversed(change):
-        layout.take(channel, to)
-        layout.put(channel, source)
-    return gain
-
-
-def _changes(layout: Layout) -> Iterator[tuple[tuple[ChannelView, str, str], ...]]:
-    """Single moves and exchanges: between all nodes, or where there are many between the dearest and the cheapest."""
+def _pairs(layout: Layout) -> Iterable[tuple[str, str]]:
+    """Of all nodes, or where there are many of the dearest and the cheapest."""
     names = sorted(
         layout.nodes, key=lambda name: (len(layout.nodes[name].channels), layout.nodes[name].vchannels, name)
     )
-    if len(names) > WIDE:
-        names = names[:_FEW] + names[-_FEW:]
-    for one, other in combinations(names, 2):
-        here, there = _movable(layout, one), _movable(layout, other)
-        yield from (((channel, one, other),) for channel in here)
-        yield from (((channel, other, one),) for channel in there)
-        yield from (((a, one, other), (b, other, one)) for a in here for b in there if _differ(a, b))
+    return combinations(names if len(names) <= WIDE else names[:_FEW] + names[-_FEW:], 2)
 
 
-def _movable(layout: Layout, name: str) -> list[ChannelView]:
+def best_between(
+    layout: Layout, one: str, other: str, home: Mapping[str, str | None], away: set[str], room: int
+) -> _Found | None:
+    """The change between two nodes that gains most, and what: a channel from one to the other, or an exchange. Not one by which
+    more than `room` channels more than now would be away from home."""
+    here, there = layout.nodes[one], layout.nodes[other]
+    # In front of each side's channels stands "none": with it on one side a change is a single move.
+    leaving, coming = [None, *_movable(here)], [None, *_movable(there)]
+    v_out, v_in = _vchannels(leaving)[:, None], _vchannels(coming)[None, :]
+    out, into = _nearer(leaving, here, there)[:, None], _nearer(coming, there, here)[None, :]
+    single_out, single_in = _is_one(leaving)[:, None], _is_one(coming)[None, :]
+    p, q = len(here.channels), len(there.channels)
+    moved = single_in - single_out
+    pairs = p * (p - 1) / 2 + q * (q - 1) / 2
+    # The pairs of the two nodes together, by their numbers, and how near they are: what leaves is near to those it comes to, and
+    # both of an exchange are not on the same side before or behind it.
+    p_after, q_after = p + moved, q - moved
+    pairs_after = p_after * (p_after - 1) / 2 + q_after * (q_after - 1) / 2
+    nearer = out + into - 2 * _shares(leaving, coming)
+    apart_less = pairs - pairs_after + nearer
+    before = layout.cost_of(one) + layout.cost_of(other)
+    apart = here.apart + there.apart - apart_less
+    after = layout.node_cost(p_after, here.vchannels + v_in - v_out, apart) + layout.node_cost(
+        q_after, there.vchannels + v_out - v_in, 0.0
+    )
+    gain = before - after
+    steps = _steps(leaving, other, home, away)[:, None] + _steps(coming, one, home, away)[None, :]
+    gain[steps > room] = -np.inf
+    gain[0, 0] = -np.inf
+    best = gain.max()
+    if not np.isfinite(best):
+        return None
+    # Of what gains the same the first, whatever the last digits are.
+    row, column = divmod(int(np.argmax(gain >= best - _EQUAL)), gain.shape[1])
+    a, b = leaving[row], coming[column]
+    change = [] if a is None else [(a, one, other)]
+    return _Found(float(best), int(steps[row, column]), tuple(change if b is None else [*change, (b, other, one)]))
+
+
+def _movable(node: _Node) -> list[ChannelView]:
     """One of each kind: what is alike in all that costs is alike to move."""
     kinds: dict[tuple[int, frozenset[int]], ChannelView] = {}
-    for channel in layout.nodes[name].channels.values():
+    for channel in node.channels.values():
         if channel.movable:
             kinds.setdefault((channel.vchannels, channel.collections), channel)
     return list(kinds.values())
 
 
-def _differ(one: ChannelView, other: ChannelView) -> bool:
-    return one.vchannels != other.vchannels or one.collections != other.collections
+def _vchannels(channels: Sequence[ChannelView | None]) -> Any:
+    return np.array([0 if each is None else each.vchannels for each in channels], np.float64)
+
+
+def _is_one(channels: Sequence[ChannelView | None]) -> Any:
+    return np.array([each is not None for each in channels], np.float64)
+
+
+def _nearer(channels: Sequence[ChannelView | None], source: _Node, to: _Node) -> Any:
+    """How much nearer each is to those it would come to than to those that it leaves."""
+    return np.array(
+        [
+            0.0 if each is None else to.near(each.collections) - (source.near(each.collections) - _self(each))
+            for each in channels
+        ]
+    )
+
+
+def _self(channel: ChannelView) -> float:
+    return 1.0 if channel.collections else 0.0
+
+
+def _shares(ones: Sequence[ChannelView | None], others: Sequence[ChannelView | None]) -> Any:
+    """The affinity of each to each."""
+    found = np.zeros((len(ones), len(others)))
+    having: dict[int, list[int]] = {}
+    for column, other in enumerate(others):
+        for collection in other.collections if other is not None else ():
+            having.setdefault(collection, []).append(column)
+    for row, one in enumerate(ones):
+        if one is not None:
+            for column in {each for collection in one.collections for each in having.get(collection, ())}:
+                other = others[column]
+                assert other is not None
+                found[row, column] = affinity(one, other)
+    return found
+
+
+def _steps(channels: Sequence[ChannelView | None], to: str, home: Mapping[str, str | None], away: set[str]) -> Any:
+    """By how many more are away from home where each goes to the node `to`."""
+
+    def step(channel: ChannelView | None) -> int:
+        if channel is None:
+            return 0
+        return (home[channel.pchannel] != to) - (channel.pchannel in away)
+
+    return np.array([step(each) for each in channels])
