@@ -13,11 +13,12 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Final
 
 import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
 from millrace.access.token_file import TokenFile
+from millrace.base.closing import Closing
 from millrace.base.data_folder import claim
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
@@ -25,7 +26,7 @@ from millrace.coord.opening import cluster_token
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS, router
 from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.store.store import open_pipelines
+from millrace.pipelines.store.store import PipelineStore, open_pipelines
 from millrace.runtime.service import begin_service
 from millrace.service.access import token_door
 from millrace.service.application import Part, application
@@ -39,6 +40,35 @@ _log: Final = logging.getLogger(__name__)
 def pipelines_part(management: Management) -> Part:
     """The routes of pipelines, for whoever serves the application."""
     return Part(router(management, ANSWERS), CALLS, partial(management.admit, CALLS))
+
+
+class StoreOnce(Closing):
+    """The store of a deployment, opened by the first call that needs it, and again by the next where it could not be. Thread-safe."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = Lock()
+        self._store: PipelineStore | None = None
+
+    def __call__(self) -> PipelineStore:
+        """Raises MetaUnavailable, UnsupportedVersion, UnsafeDataFolder."""
+        with self._lock:
+            if self._store is None:
+                claim(self._settings.data_dir)
+                self._store = open_pipelines(self._settings)
+            return self._store
+
+    def close(self) -> None:
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+
+def configuration_of(settings: Settings, config: Path | None = None) -> Configuration:
+    """The pipeline-config.yaml that `config`, or else the settings, name; its defaults where none does. Raises InvalidSettings."""
+    path = config or (Path(settings.pipeline_config) if settings.pipeline_config else None)
+    return Configuration() if path is None else Configuration.load(path)
 
 
 def tend(management: Management, stop: Event) -> None:
@@ -60,7 +90,7 @@ def main() -> int:
     try:
         settings = Settings.load()
         claim(settings.data_dir)
-        configuration = Configuration.load(options.config) if options.config else Configuration()
+        configuration = configuration_of(settings, options.config)
         door = token_door([cluster_token(settings)], TokenFile(settings.data_dir))
         at_port = replace(settings, service_port=settings.service_port or configuration.server.httpPort)
         with open_pipelines(settings) as store:

@@ -1,7 +1,8 @@
 """Who may see and do what: Airflow's own login and permissions. The one place that uses Airflow's internal security API.
 
 A person of Airflow is a principal of millrace.access: who may read the DAG ``streaming`` has the role *read* over the whole
-deployment (viewers do), which is what the pages and most of the API ask for; who may start it has *operate*. An action is a run of a DAG, started through
+deployment (viewers do), which is what the pages and most of the API ask for; who may start it has *operate*, and who may delete it *admin*
+(which only pipelines ask for: they have roles of their own besides, by the same names of people). An action is a run of a DAG, started through
 Airflow's REST API, which asks for the permission to trigger that DAG; :func:`may_trigger` only tells which buttons to show.
 """
 
@@ -42,7 +43,9 @@ def principal_of(user: BaseUser) -> Principal:
     reads = manager.is_authorized_view(access_view=AccessView.WEBSITE, user=user) and manager.is_authorized_dag(
         method="GET", details=DagDetails(id=STREAMING), user=user
     )
+    deletes = reads and manager.is_authorized_dag(method="DELETE", details=DagDetails(id=STREAMING), user=user)
     roles = [Role.READ] * bool(reads) + [Role.OPERATE] * bool(reads and may_trigger(user, STREAMING))
+    roles += [Role.ADMIN] * bool(deletes)
     return Principal(str(user.get_name()), tuple(Grant(role) for role in roles))
 
 

@@ -9,19 +9,23 @@ from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
 from millrace.observe.cluster import ClusterLook
 from millrace.observe.observer import Observer
+from millrace.pipelines.api.management import Management
 from millrace.service.application import application, parts
 from millrace.service.faults import ANSWERS
+from millrace.service.pipelines import StoreOnce, configuration_of, pipelines_part
 from millrace_airflow.ui import data_docs, pages
 from millrace_airflow.ui.access import Reader, door, may_trigger
 from millrace_airflow.ui.actions import Action, actions_for
 
 
-def create_app(observer: Observer | None = None) -> FastAPI:
-    """The application over `observer`, or over one with the settings of this process."""
+def create_app(observer: Observer | None = None, management: Management | None = None) -> FastAPI:
+    """The application over `observer` and `management`, or over those of the settings of this process."""
     observer = observer or Observer(Settings.load())
+    settings = observer.settings
+    management = management or Management(settings, StoreOnce(settings), configuration=configuration_of(settings))
     renderer = pages.Renderer()
-    look = ClusterLook(observer.settings, SystemClock())
-    app = application(parts(observer, look), door, page=renderer.fault)
+    look = ClusterLook(settings, SystemClock())
+    app = application([*parts(observer, look), pipelines_part(management)], door, page=renderer.fault)
 
     @app.get("/docs", include_in_schema=False)
     def docs(request: Request, user: Reader) -> HTMLResponse:

@@ -58,7 +58,11 @@ class Site:
         return answer.status_code, answer.json()["error"]["code"]
 
 
-def _site(settings: Settings) -> Iterator[Site]:
+ROLES = ("viewer", "user", "op", "admin", "stranger")
+"""Airflow's, and "stranger", who has a login and no role, as in an auth manager that gives somebody no permission."""
+
+
+def make_site(settings: Settings, management: Any = None) -> Iterator[Site]:
     from airflow.api_fastapi.app import init_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
     from fastapi import FastAPI
@@ -69,12 +73,11 @@ def _site(settings: Settings) -> Iterator[Site]:
     observer = Observer(settings)
     root = FastAPI()
     manager = init_auth_manager(root)
-    app = create_app(observer)
+    app = create_app(observer, management)
     root.mount(URL, app)
-    # "stranger" has a login and no role, as in an auth manager that gives somebody no permission.
     tokens = {
         role: manager.generate_jwt(SimpleAuthManagerUser(username=role, role=None if role == "stranger" else role))
-        for role in ("viewer", "user", "admin", "stranger")
+        for role in ROLES
     }
     with TestClient(root, raise_server_exceptions=False) as client:
         yield Site(client, dict(tokens), app)
@@ -106,13 +109,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.fixture(scope="session")
 def site(airflow_database: None, world: World) -> Iterator[Site]:
     """The application over :func:`world`."""
-    yield from _site(world.settings)
+    yield from make_site(world.settings)
 
 
 @pytest.fixture(scope="session")
 def empty_site(airflow_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The application over a data folder that does not exist yet."""
-    yield from _site(Settings(data_dir=tmp_path_factory.mktemp("ui-empty") / "data"))
+    yield from make_site(Settings(data_dir=tmp_path_factory.mktemp("ui-empty") / "data"))
 
 
 @pytest.fixture(scope="session")

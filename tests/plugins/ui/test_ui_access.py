@@ -12,7 +12,7 @@ from millrace.meta.store import MetaStore
 from tests.airflow_home import ROOT
 from tests.plugins.ui.conftest import Site
 
-SAMPLES = {"name": "users", "message_id": "0:1:0:0", "pchannel": "dml_0"}
+SAMPLES = {"name": "users", "message_id": "0:1:0:0", "pchannel": "dml_0", "pipeline": "flights", "run": "1"}
 
 
 def _paths(site: Site) -> list[str]:
@@ -118,8 +118,10 @@ def test_metrics_take_a_login_or_the_token_of_the_environment(site: Site, monkey
 
 
 def test_nothing_can_be_changed_through_it(site: Site) -> None:
-    """But what the cluster is to do, for which the next test is."""
+    """But what the cluster is to do, for which the next test is, and pipelines (test_ui_pipelines.py)."""
     for path in _paths(site):
+        if path.startswith("api/v1/pipelines/"):
+            continue
         for method in ("post", "put", "patch", "delete"):
             answer = getattr(site.client, method)(
                 f"/millrace/{path}", headers={"Authorization": f"Bearer {site.tokens['admin']}"}

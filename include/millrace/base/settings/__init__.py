@@ -197,6 +197,9 @@ class Settings:
     stream_declarations: str = setting(
         "", "Modules with STREAMS and YAML files of declared streams, separated by commas."
     )
+    pipeline_config: str = setting(
+        "", "A pipeline-config.yaml with the defaults of pipelines, for their service and for Airflow's web server."
+    )
 
     history_hours: float = setting(
         168.0,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from millrace.access.calls import Need, require
-from millrace.access.grants import Caller, Kind, Principal, Resource, Role
+from millrace.access.grants import MACHINE, Caller, Kind, Principal, Resource, Role
 from millrace.base.errors import (
     InvalidArgument,
     MillraceError,
@@ -52,28 +52,32 @@ class Management:
     def __init__(
         self,
         settings: Settings,
-        store: PipelineStore,
+        store: PipelineStore | Callable[[], PipelineStore],
         *,
         configuration: Configuration | None = None,
         world: World | None = None,
         deployment: Deployment | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`configuration` has the defaults of declarations; `world` and `deployment` are this machine's where none is given."""
-        self._settings, self._store, self._clock = settings, store, clock
+        """`store` may be what gives the one that is open, asked with each call. `configuration` has the defaults of declarations; `world`
+        and `deployment` are this machine's where none is given."""
+        self._settings, self._clock = settings, clock
+        self._given = store
         self._configuration = configuration or Configuration()
         self.deployment = deployment or Deployment(settings)
         self._world = world or RealWorld(self.deployment, self._pipeline)
         self._moving: set[str] = set()
         """Pipelines that a call of this process is making or deleting: `tend` leaves them alone."""
 
+    @property
+    def _store(self) -> PipelineStore:
+        return self._given if isinstance(self._given, PipelineStore) else self._given()
+
     def admit(self, calls: Mapping[str, Need], caller: Caller, call: str, request: Mapping[str, Any]) -> Caller:
         """The caller with his roles on pipelines, where he may make this call. Raises PermissionDenied, or PipelineNotFound where he may not
         even know whether there is such a pipeline."""
         caller.require_live()
-        own = self._store.grants_of(caller.principal.name)
-        principal = Principal(caller.principal.name, (*caller.principal.grants, *own))
-        caller = Caller(principal, caller.key, caller.live)
+        caller = self.known(caller)
         name = request.get("pipeline")
         try:
             require(caller, call, request, calls=calls)
@@ -82,6 +86,12 @@ class Management:
                 raise PipelineNotFound(f"no pipeline {name[:100]!r}") from None
             raise
         return caller
+
+    def known(self, caller: Caller) -> Caller:
+        """The caller with his roles on pipelines. What the machine made is of whoever bears its name nowhere."""
+        name = caller.principal.name
+        own = () if name == MACHINE.principal.name else self._store.grants_of(name)
+        return Caller(Principal(name, (*caller.principal.grants, *own)), caller.key, caller.live)
 
     # --- to make, change, and look ------------------------------------------------------------------------------------------
 

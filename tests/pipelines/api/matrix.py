@@ -1,0 +1,54 @@
+"""Every call of pipelines and what it may answer to whom, made from the table of calls: the same for the service alone and in Airflow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from millrace.access.calls import Need, Over
+from millrace.access.grants import Kind, Role
+from millrace.pipelines.api.routes import CALLS
+
+PIPELINE = "flights"
+Ask = Callable[[str, str, Any], tuple[int, Any]]
+"""Method, path below /api/v1, body: status and answer."""
+
+
+class Call(NamedTuple):
+    name: str
+    method: str
+    path: str
+    need: Need
+
+
+def calls(app: Any) -> Iterator[Call]:
+    """Each route of pipelines that `app` serves, over the pipeline `flights`."""
+    for route in app.routes:
+        if getattr(route, "name", "") in CALLS and route.path.startswith("/api/v1/"):
+            (method,) = route.methods
+            path = route.path.removeprefix("/api/v1/")
+            names = {**dict.fromkeys(("to", "principal", "run"), "other"), "pipeline": PIPELINE}
+            yield Call(route.name, method, path.format(**names), CALLS[route.name])
+
+
+def expected(call: Call, *, on_it: Role | None, anywhere: bool) -> str:
+    """What somebody gets who has the role `on_it` over the pipeline (None: none), and `anywhere` any role at all."""
+    if call.need.over is Over.ANYTHING:
+        return "let in" if anywhere else "refused"
+    assert call.need.over is Kind.PIPELINE
+    if on_it is not None and not on_it.held.isdisjoint(call.need.roles):
+        return "let in"
+    return "refused" if on_it is not None and Role.READ in on_it.held else "hidden"
+
+
+def got(ask: Ask, call: Call) -> str:
+    """What somebody gets. Who is let in meets a body that no call takes, or has it done."""
+    status, answer = ask(call.method, call.path, [] if call.method == "PUT" else None)
+    if status == 401:
+        return "logged out"
+    if status == 403:
+        return "refused"
+    if status == 404 and answer["error"]["code"] == "PIPELINE_NOT_FOUND" and PIPELINE in answer["error"]["message"]:
+        return "hidden"
+    assert status < 500, (call, answer)
+    return "let in"
