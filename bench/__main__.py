@@ -1,9 +1,10 @@
 """``make bench``: every measurement, each against a baseline of the same run; results as JSON and as a table.
 
-    python -m bench [--only NAME ...] [--quick] [--folder DIR] [--output FILE]
+    python -m bench [--only NAME ...] [--part TEXT] [--quick] [--folder DIR] [--output FILE]
 
-Sections are independent. Each works in a folder of its own below DIR (default: a temporary one on the disk to be measured) and
-removes it. The JSON holds what was measured and on what; docs/performance.md is written by hand from it.
+Sections are independent, and so are the parts of those that have them (``tables``): each is printed and written as soon as it is
+done. Each section works in a folder of its own below DIR (default: a temporary one on the disk to be measured) and removes it.
+The JSON holds what was measured and on what; docs/performance.md is written by hand from it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import json
 import os
 import platform
 import shutil
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,15 @@ MIB = 1 << 20
 
 def main() -> None:
     """Run the chosen sections and write what they found."""
+    names = [*SECTIONS, *IN_PARTS]
     parser = argparse.ArgumentParser(
         prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=sorted(names), help=f"of: {', '.join(names)}")
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", choices=sorted(SECTIONS), help=f"of: {', '.join(SECTIONS)}"
+        "--part",
+        metavar="TEXT",
+        help=f"only parts with TEXT in their names; of sections with parts: {', '.join(IN_PARTS)}",
     )
     parser.add_argument(
         "--quick", action="store_true", help="small sizes and 3 pairs: to see that it runs, not to quote"
@@ -72,19 +76,37 @@ def main() -> None:
     base = Path(tempfile.mkdtemp(prefix="millrace-bench-", dir=options.folder))
     results: dict[str, Any] = {"machine": machine(), "quick": options.quick, "sections": {}}
     try:
-        for name in options.only or SECTIONS:
+        for name in options.only or names:
             folder = base / name
             folder.mkdir()
             start = time.perf_counter()
             console.print(f"[bold]{name}[/] …")
-            found = plain(SECTIONS[name](folder, options.quick))
+            section: dict[str, Any] = {"seconds": 0.0, "found": {}}
+            results["sections"][name] = section
+            for part, found in _found(name, folder, options.quick, options.part, console):
+                section["seconds"] = round(time.perf_counter() - start, 1)
+                section["found"] = found if part is None else {**section["found"], part: found}
+                options.output.write_text(json.dumps(results, indent=1) + "\n")
+                print(json.dumps({name: found if part is None else {part: found}}, indent=1), flush=True)
             shutil.rmtree(folder, ignore_errors=True)
-            results["sections"][name] = {"seconds": round(time.perf_counter() - start, 1), "found": found}
-            options.output.write_text(json.dumps(results, indent=1) + "\n")
-            print(json.dumps({name: found}, indent=1))
-            sys.stdout.flush()
     finally:
         shutil.rmtree(base, ignore_errors=True)
+
+
+def _found(
+    name: str, folder: Path, quick: bool, chosen: str | None, console: Console
+) -> Iterator[tuple[str | None, Any]]:
+    """What a section found; where it has parts, each as soon as it is done, with its name, its seconds and the load before it."""
+    if name not in IN_PARTS:
+        yield None, plain(SECTIONS[name](folder, quick))
+        return
+    for part, act in IN_PARTS[name](folder, quick).items():
+        if chosen is not None and chosen not in part:
+            continue
+        console.print(f"  {part} …")
+        load, start = os.getloadavg()[0], time.perf_counter()
+        found = plain(act())
+        yield part, {**found, "load_before": round(load, 1), "seconds": round(time.perf_counter() - start, 1)}
 
 
 def machine() -> dict[str, Any]:
@@ -250,22 +272,26 @@ def _coord(folder: Path, quick: bool) -> Any:
     }
 
 
-def _tables(folder: Path, quick: bool) -> Any:
-    base = 50_000 if quick else 500_000
-    return {
-        "calls": writes.calls(
-            folder / "calls", singles=4_000 if quick else 40_000, rows=100_000 if quick else 1_000_000
+def _tables(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
+    base = 20_000 if quick else 500_000
+    parts: dict[str, Callable[[], Any]] = {
+        "calls": lambda: writes.calls(
+            folder / "calls", singles=1_000 if quick else 8_000, rows=base * 2, times=1 if quick else 3
         ),
-        "until readable": writes.until_readable(
-            folder / "merges",
-            base=base,
-            rows={1: base // 25, 100: base // 5, 10_000: base // 5 * 2},
-            shares=(0.1, 0.9),
-        ),
-        "merge on read": reads.merge_on_read(folder / "updated", living=base // 2),
-        "filtered": reads.filtered(folder / "filtered", rows=base * 2),
-        "shapes": reads.shapes(folder / "shapes", wide_rows=base // 10, deep_rows=base // 5),
+        "merge on read": lambda: reads.merge_on_read(folder / "updated", living=base // 2),
+        "filtered": lambda: reads.filtered(folder / "filtered", rows=base * 2),
+        "shapes": lambda: reads.shapes(folder / "shapes", wide_rows=base // 10, deep_rows=base // 5),
     }
+    counts = {1: base // 100, 100: base // 10, 10_000: base // 5 * 2}
+    for share, call in [(0.9, 10_000)] if quick else [(share, call) for call in counts for share in (0.1, 0.9)]:
+
+        def until(share: float = share, call: int = call) -> Any:
+            return writes.until_readable(
+                folder / f"until-{share}-{call}", base=base, count=counts[call], call=call, updates=share
+            )
+
+        parts[f"until readable: {share:.0%} updates, calls of {call:,}"] = until
+    return parts
 
 
 SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
@@ -292,7 +318,6 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     ),
     "beside": lambda folder, quick: compaction_bench.beside(folder, seconds=10.0 if quick else 60.0),
     "coord": _coord,
-    "tables": _tables,
     "backfill": lambda folder, quick: backfill_bench.backfill(folder, pairs=2 if quick else 7, times=1 if quick else 3),
     "checkpoint": lambda folder, quick: checkpoint_bench.checkpoints(
         folder, marks_mib=(64, 256) if quick else (64, 512, 4096), repeats=2 if quick else 5
@@ -305,6 +330,9 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     ),
     "commits": lambda folder, quick: commit_bench.commits(folder, marks=(100, 300) if quick else (1000, 20_000)),
 }
+
+#: Sections whose parts are printed and kept one by one, and which ``--part`` chooses from.
+IN_PARTS: dict[str, Callable[[Path, bool], dict[str, Callable[[], Any]]]] = {"tables": _tables}
 
 
 if __name__ == "__main__":
