@@ -10,8 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from millrace.base.errors import CommitFenced, InvalidArgument
+from millrace.base.errors import CommitFenced, InvalidArgument, TableDamaged
 from millrace.streams.keyed.durable import DurableRun
+from millrace.streams.operators.patterns import Patterns
 from millrace.streams.operators.windows import Windows
 from millrace.streams.patterns.table import match_table
 from tests.streams.keyed.stream_process import BATCHES, QUERY, SCHEMA, run, stream
@@ -65,3 +66,45 @@ def test_old_states_are_dropped(tmp_path: Path) -> None:
     for number in range(21):
         durable.batch(number, BATCHES[0].set_column(1, "t", pa.array(range(20 * number, 20 * number + 20))))
     assert len(durable.table.base().stale) <= 6  # those of one batch: two shards with three tables each
+
+
+def test_a_stream_that_has_ended_takes_no_more(tmp_path: Path) -> None:
+    durable = stream(tmp_path)
+    durable.batch(0, BATCHES[0])
+    assert durable.finish(1)
+    assert not durable.finish(1)
+    with pytest.raises(InvalidArgument, match="has ended with batch 1"):
+        durable.batch(2, BATCHES[1])
+
+
+def test_rows_of_other_columns_are_refused_before_any_is_taken(tmp_path: Path) -> None:
+    stream(tmp_path).batch(0, BATCHES[0])
+    with pytest.raises(InvalidArgument, match=r"the rows were k string, t int64, v int64 .* select the columns"):
+        DurableRun(
+            str(tmp_path / "stream"), Patterns(QUERY, "t"), pa.schema([*SCHEMA, ("new", pa.utf8())]), delay=3, shards=2
+        )
+
+
+def test_small_files_are_joined_and_old_ones_removed(tmp_path: Path) -> None:
+    operator = Windows(("k",), "t", {"n": ("count", None)}, size=5)
+    durable = DurableRun(str(tmp_path / "stream"), operator, SCHEMA, delay=0)
+    for number in range(25):
+        durable.batch(number, BATCHES[0].set_column(1, "t", pa.array(range(20 * number, 20 * number + 20))))
+    before = alike(durable.table.answers().to_pylist())
+    newest = durable.table.answers_of(24)
+    assert newest is not None
+    assert durable.table.answers_of(23) is None
+    durable.table.tidy(0)
+    there = [each for each in (tmp_path / "stream").rglob("*.parquet") if "_delta_log" not in each.parts]
+    assert len(there) <= 12
+    assert alike(durable.table.answers().to_pylist()) == before
+    assert durable.batch(25, BATCHES[0].slice(0, 0)), "and the stream goes on"
+
+
+def test_a_state_that_another_program_rewrote_is_damage(tmp_path: Path) -> None:
+    durable = stream(tmp_path)
+    for number, rows in enumerate(BATCHES):
+        durable.batch(number, rows)
+    durable.table.table.compact([("kind", "=", "state")])
+    with pytest.raises(TableDamaged, match="OPTIMIZE takes"):
+        durable.batch(4, BATCHES[0])

@@ -31,7 +31,7 @@ def streamed(
     return (
         [row for each in steps for row in each.output.to_pylist()],
         [row for each in steps for row in each.late.to_pylist()],
-        sum(each.taken for each in steps),
+        sum(each.counts.taken for each in steps),
     )
 
 

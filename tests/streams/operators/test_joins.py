@@ -33,7 +33,7 @@ rows_of = st.lists(
 def joined(rows: list[Row], tolerance: int | None, versioned: bool, inner: bool) -> list[Row]:
     found = []
     for left in (row for row in rows if not row["right"]):
-        before = [row for row in rows if row["right"] and row["k"] == left["k"] and row["t"] <= left["t"]]
+        before = [row for row in rows if row["right"] and row["k"] == left["k"] is not None and row["t"] <= left["t"]]
         last = max(before, key=lambda row: (row["t"], row["v"], (row["gone"] is None, row["gone"])), default=None)
         if last is not None and (
             (versioned and last["gone"]) or (tolerance is not None and left["t"] - last["t"] > tolerance)
@@ -113,5 +113,20 @@ def test_state_is_one_version_a_key_and_none_behind_the_tolerance() -> None:
 def test_what_cannot_be_joined_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="not true or false"):
         Run(AsOf(("k",), "t", "v", ("k",), (("v", "value"),)), SCHEMA, 0)
+    with pytest.raises(InvalidArgument, match="no column other"):
+        Run(AsOf(("other",), "t", "right", ("k",), (("v", "value"),)), SCHEMA, 0)
     with pytest.raises(InvalidArgument, match="one name"):
         Run(AsOf(("k",), "t", "right", ("k",), (("v", "k"),)), SCHEMA, 0)
+
+
+def test_of_versions_of_one_time_the_last_in_order_counts() -> None:
+    schema = pa.schema([*SCHEMA, ("tick", pa.int64())])
+    rows = [
+        {"k": "x", "t": 1, "v": 9, "right": True, "gone": True, "tick": 1},
+        {"k": "x", "t": 1, "v": 1, "right": True, "gone": False, "tick": 2},
+        {"k": "x", "t": 2, "v": 0, "right": False, "gone": False, "tick": 3},
+    ]
+    for order, meant in ((("tick",), 1), ((), None)):
+        run = Run(AsOf(("k",), "t", "right", ("k",), (("v", "value"),), 10, "gone", order=order), schema, 0)
+        run.batch(pa.Table.from_pylist(rows, schema))
+        assert run.finish().output.column("value").to_pylist() == [meant]

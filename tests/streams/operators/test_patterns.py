@@ -65,7 +65,7 @@ def test_a_late_row_goes_to_the_side_and_says_how_late_it_is() -> None:
     run = Run(Patterns(parse(RISING), "t"), TIMED, timedelta(minutes=5))
     run.batch(rows(("x", 0, 1), ("x", 10, 2), ("x", 20, 3)))
     step = run.batch(rows(("x", 14, 9), ("x", 15, 9)))
-    assert step.taken == 1
+    assert step.counts.taken == 1
     assert [(row["late_by"], row["reason"], row["v"]) for row in step.late.to_pylist()] == [(60_000_000, "late", 9)]
     nameless = run.batch(pa.Table.from_pylist([{"k": "x", "t": None, "v": 1}], TIMED))
     assert [row["reason"] for row in nameless.late.to_pylist()] == ["no time"]
@@ -110,6 +110,10 @@ def test_an_open_match_without_bounds_ends_with_an_error_and_keeps_its_state() -
             RISING.replace("ORDER BY t", "ORDER BY v, t").replace("INTERVAL '1' HOUR", "3"),
             "ordered by its event time first",
         ),
+        (RISING.replace("v > PREV(v)", "v > LAST(A.k)"), "does not work"),
+        (RISING.replace("v > PREV(v)", "v > SUM(A.k)"), "does not work"),
+        (RISING.replace("v > PREV(v)", "LAST(A.v)"), "not true or false"),
+        (RISING.replace("v > PREV(v)", "v > LAST(A.other)"), "no column other"),
     ],
 )
 def test_what_no_stream_can_answer_is_refused_before_it_runs(sql: str, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument
 from millrace.streams.keyed.in_process import Run
+from millrace.streams.keyed.operator import Counts
 from millrace.streams.operators.windows import Windows
 from tests.streams.operators.cuts import Row, alike, disordered, streamed
 
@@ -101,6 +103,36 @@ def test_in_is_out_and_late_for_any_order(data: st.DataObject, rows: list[Row], 
     assert len(set(starts)) == len(starts)  # answered once
 
 
+@given(
+    st.data(),
+    st.lists(st.tuples(st.sampled_from(["x", "y"]), st.none() | st.integers(0, 40)), max_size=30),
+    st.sampled_from(["drop", "side", "correct", "session"]),
+    st.integers(0, 3),
+)
+@profile(max_examples=50)
+def test_every_row_that_came_was_taken_late_or_rejected(
+    data: st.DataObject, came: list[tuple[str, int | None]], how: Any, delay: int
+) -> None:
+    shape: dict[str, Any] = {"gap": 3} if how == "session" else {"size": 6, "slide": 2, "late": how}
+    run = Run(
+        Windows(("k",), "t", {"n": ("count", None)}, **shape, keep=4 if how == "correct" else None), SCHEMA, delay
+    )
+    at = 0
+    while at < len(came):
+        size = data.draw(st.integers(1, 8))
+        step = run.batch(batch(*((k, t, 1) for k, t in came[at : at + size])))
+        counts = step.counts
+        assert counts.came == len(came[at : at + size])
+        reasons = step.late.column("reason").to_pylist()
+        assert reasons.count("no time") == counts.rejected
+        if how != "drop":
+            assert reasons.count("late") == counts.late
+            assert reasons.count("late for a window") == counts.partly_late
+        else:
+            assert "late" not in reasons
+        at += size
+
+
 @given(st.data(), rows_of, st.sampled_from([(5, 5), (6, 2)]))
 @profile(max_examples=50)
 def test_with_corrections_the_last_revision_is_the_answer_of_the_whole(
@@ -134,7 +166,7 @@ def test_a_late_row_says_for_which_window_and_how_late() -> None:
     dropping = Run(Windows(("k",), "t", {"n": ("count", None)}, size=10, late="drop"), SCHEMA, 0)
     dropping.batch(batch(("x", 25, 1)))
     dropped = dropping.batch(batch(("x", 9, 7)))
-    assert (dropped.late.num_rows, dropped.facts, dropped.taken) == (0, {"dropped": 1}, 0)
+    assert (dropped.late.num_rows, dropped.counts) == (0, Counts(late=1))
 
 
 def test_the_state_is_open_windows_alone() -> None:
@@ -158,9 +190,45 @@ def test_the_state_is_open_windows_alone() -> None:
         ({"size": 5, "aggregates": {"x": ("median", "v")}}, "there are count"),
         ({"size": 5, "aggregates": {"x": ("sum", "k")}}, "no sum of string"),
         ({"size": 5, "time": "k"}, "no event time"),
+        ({"size": 5000, "slide": 1}, "in more than 1000 windows"),
+        ({"size": 5, "aggregates": {"k": ("count", None)}}, "one name"),
+        ({"size": 5, "aggregates": {"window_start": ("count", None)}}, "one name"),
+        ({"size": 5, "aggregates": {"x": ("max", "list")}}, "no max of list"),
+        ({"size": timedelta(hours=12), "time": "day"}, "no number of days"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
     chosen: dict[str, Any] = {"keys": ("k",), "time": "t", "aggregates": {"n": ("count", None)}} | options
     with pytest.raises(InvalidArgument, match=words):
-        Run(Windows(**chosen), SCHEMA, 0)
+        Run(Windows(**chosen), pa.schema([*SCHEMA, ("list", pa.list_(pa.int64())), ("day", pa.date32())]), 0)
+
+
+@pytest.mark.parametrize("key", ["changed", "revision", "n.count", "k0"])
+def test_a_key_may_have_the_name_of_a_column_of_the_state(key: str) -> None:
+    schema = pa.schema([(key, pa.utf8()), ("t", pa.int64())])
+    run = Run(Windows((key,), "t", {"n": ("count", None)}, size=5), schema, 0)
+    run.batch(pa.table({key: ["x"], "t": [1]}, schema))
+    assert run.finish().output.to_pylist() == [{key: "x", "window_start": 0, "window_end": 5, "n": 1}]
+
+
+@pytest.mark.parametrize("name", ["reason", "Late_By", "window_start"])
+def test_a_stream_with_a_column_of_late_rows_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="late rows get a column"):
+        Run(Windows(("k",), "t", {"n": ("count", None)}, size=5), pa.schema([*SCHEMA, (name, pa.utf8())]), 0)
+
+
+def test_days_without_a_date_go_to_the_side() -> None:
+    schema = pa.schema([("k", pa.utf8()), ("t", pa.date32())])
+    run = Run(Windows(("k",), "t", {"n": ("count", None)}, size=timedelta(days=2)), schema, timedelta(0))
+    days = [None, date(2026, 1, 1), None, date(2026, 1, 4)]
+    step = run.batch(pa.table({"k": ["x"] * 4, "t": days}, schema))
+    assert step.counts == Counts(taken=2, rejected=2)
+    assert run.finish().output.column("window_start").to_pylist() == [date(2026, 1, 1), date(2026, 1, 3)]
+
+
+def test_a_sum_that_no_bigint_holds_is_an_error_and_no_other_number() -> None:
+    run = Run(Windows(("k",), "t", {"n": ("sum", "v")}, size=5), SCHEMA, 0)
+    run.batch(batch(("x", 1, 1 << 62), ("y", 1, 1 << 62)))
+    with pytest.raises(InvalidArgument, match="beyond what a bigint holds"):
+        run.batch(batch(("x", 1, 1 << 62)))
+    assert Run(run.operator, SCHEMA, 0).batch(batch(("x", 1, 1 << 62), ("x", 1, -(1 << 62)))).counts.taken == 2

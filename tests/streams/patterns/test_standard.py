@@ -301,6 +301,21 @@ def test_what_is_wrong_is_said(sql: str, words: str) -> None:
         match_table(parse(sql), pa.table({"t": [1], "v": [1]}))
 
 
+def test_a_case_without_else_is_null_and_has_the_type_of_its_values() -> None:
+    table = pa.table({"t": [1, 2], "v": [1, 5]})
+    case = "ORDER BY t MEASURES CASE WHEN v > 3 THEN {} END AS x, CASE v WHEN 1 THEN NULL ELSE 'y' END AS z PATTERN (A)"
+    assert match_table(parse(case.format("v")), table).to_pylist() == [{"x": None, "z": None}, {"x": 5, "z": "y"}]
+    assert match_table(parse(case.format("'text'")), table).column("x").to_pylist() == [None, "text"]
+
+
+def test_a_sum_that_no_bigint_holds_is_an_error() -> None:
+    table = pa.table({"t": [1, 2], "v": [1 << 62, 1 << 62]})
+    with pytest.raises(InvalidArgument, match="beyond what a bigint holds"):
+        match_table(parse("ORDER BY t MEASURES SUM(v) AS x PATTERN (A+)"), table)
+    found = match_table(parse("ORDER BY t MEASURES SUM(v) AS x, AVG(v) AS y PATTERN (A)"), table)
+    assert found.to_pylist() == [{"x": 1 << 62, "y": 2.0**62}] * 2
+
+
 def test_words_in_quotes_are_no_clauses() -> None:
     sql = "ORDER BY id MEASURES 'DEFINE (' AS x, CLASSIFIER() AS c PATTERN (A) DEFINE A AS 'PATTERN' <> ')' AND value = 40"
     assert rows(sql) == [("DEFINE (", "A")]

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pyarrow as pa
 
+from millrace.base.errors import InvalidArgument
 from millrace.streams.keyed.operator import END, Operator, units
 from millrace.streams.keyed.shards import shards_of
 from millrace.streams.keyed.store import KeyedTable
@@ -32,17 +33,21 @@ class DurableRun:
         return self._take(number, rows, ended=False)
 
     def finish(self, number: int) -> bool:
-        """The stream has ended: what waited is answered, as the batch of that number."""
+        """The stream has ended: what waited is answered, as the batch of that number, and takes none behind it."""
         return self._take(number, self._schema.empty_table(), ended=True)
 
     def _take(self, number: int, rows: pa.Table, *, ended: bool) -> bool:
         base = self.table.base()
         if number <= base.batch:
             return False
+        if base.ended:
+            raise InvalidArgument(
+                f"the stream of {self.table.table.uri} has ended with batch {base.batch}: it takes no more"
+            )
         watermark = END if ended else None if base.newest is None else base.newest - self._delay
         files = []
         for shard, part in enumerate(shards_of(rows, self._operator.keys, self._shards)):
             files += self.table.advance(base, shard, part, watermark)
         times = [each for each in (base.newest, self.table.newest(rows)) if each is not None]
-        self.table.commit(base, number, max(times, default=None), files)
+        self.table.commit(base, number, max(times, default=None), files, ended=ended)
         return True

@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, functions
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from millrace.base.errors import InvalidArgument
@@ -54,7 +54,8 @@ class KeyedFrames:
         if batch_id <= base.batch:
             return Taken(again=True)
         watermark = None if base.newest is None else base.newest - self._delay
-        placed = frame.repartition(self._shards, *self._operator.keys) if self._operator.keys else frame.coalesce(1)
+        keys = [functions.col(f"`{each.replace('`', '``')}`") for each in self._operator.keys]
+        placed = frame.repartition(self._shards, *keys) if keys else frame.coalesce(1)
         found = placed.mapInArrow(_Advance(self._opened, base, watermark), _REPORT).collect()
         reports: dict[int, Report] = {row["shard"]: pickle.loads(row["report"]) for row in found}
         none = self._opened[2].empty_table()

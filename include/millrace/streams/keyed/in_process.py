@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pyarrow as pa
 
-from millrace.streams.keyed.operator import END, Operator, State, Step, times_of, units
+from millrace.streams.keyed.operator import END, Counts, Operator, State, Step, times_of, units
 from millrace.streams.keyed.shards import shards_of
 
 
@@ -51,13 +51,11 @@ class Run:
 
     def _advance(self, rows: pa.Table, watermark: int | None) -> Step:
         steps = list(self._steps(rows, watermark))
-        facts = {name: sum(each.facts.get(name, 0) for each in steps) for name in steps[0].facts}
         return Step(
             pa.concat_tables([each.output for each in steps]),
             {},
             pa.concat_tables([each.late for each in steps]),
-            sum(each.taken for each in steps),
-            facts,
+            sum((each.counts for each in steps), Counts()),
         )
 
     def _steps(self, rows: pa.Table, watermark: int | None) -> Iterator[Step]:

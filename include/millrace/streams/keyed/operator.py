@@ -7,8 +7,8 @@ from an older state, and gets the same.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
@@ -27,6 +27,10 @@ END: Final = (1 << 63) - 1
 LATE_BY: Final = "late_by"
 REASON: Final = "reason"
 WINDOW: Final = "window_start"
+IS_LATE: Final = "late"
+IS_PARTLY_LATE: Final = "late for a window"
+"""Taken, but one of its windows was answered before."""
+IS_TIMELESS: Final = "no time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,35 @@ class Step:
     state: State
     """Tables that are the very same object as before need not be written again."""
     late: pa.Table
-    """Rows that were not taken: the input's columns, LATE_BY (int64, in units of the time column, how far behind the watermark; of times,
-    microseconds), WINDOW (where there is one) and REASON: `late`, or `no time`."""
-    taken: int
-    """Rows of the batch that were taken: ``taken + late.num_rows`` is what came."""
-    facts: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of the operator's own: closed windows, corrections."""
+    """Rows put aside: the input's columns, LATE_BY (int64, in units of the time column, how far behind the watermark; of times,
+    microseconds), WINDOW (where there is one) and REASON."""
+    counts: Counts
+    """What became of the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of each row that came, what became of it: ``taken + late + rejected`` is what came, always. The others count beside that."""
+
+    taken: int = 0
+    late: int = 0
+    """Behind the watermark and counted nowhere, put aside or dropped."""
+    rejected: int = 0
+    """Without a time."""
+    partly_late: int = 0
+    """Taken, but too late for one of their windows; they are put aside, too."""
+    corrected: int = 0
+    """Answers given anew."""
+    evicted: int = 0
+    """Rows of state that the watermark has passed, and that are forgotten."""
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Counts)))
+
+    @property
+    def came(self) -> int:
+        """How many rows came."""
+        return self.taken + self.late + self.rejected
 
 
 class Operator(ABC):
@@ -77,8 +104,14 @@ def times_of(rows: pa.Table, name: str) -> tuple[Places, Any]:
     column = one_chunk(rows.column(column_of(rows.schema, name)))
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     if column.null_count:
-        column = pc.fill_null(column, pa.scalar(0).cast(pa.int64()).cast(column.type))
+        numbers = pc.fill_null(pa.array(whole_numbers(column.drop_null())).take(_places(valid)), 0)
+        return numbers.to_numpy(zero_copy_only=False), valid
     return whole_numbers(column), valid
+
+
+def _places(valid: Any) -> Any:
+    """Of each row its place among the valid ones; null where it is none."""
+    return pa.array(np.cumsum(valid) - 1, pa.int64(), mask=~valid)
 
 
 def units(duration: timedelta | int) -> int:
@@ -87,7 +120,9 @@ def units(duration: timedelta | int) -> int:
 
 
 def check_time(schema: pa.Schema, name: str, *durations: timedelta | int | None) -> None:
-    """Raises InvalidArgument where the column is no time (or number), or a duration does not go with it."""
+    """Raises InvalidArgument where the column is no time (or number), a duration does not go with it, or the rows have columns that late rows get."""
+    if taken := {LATE_BY, REASON, WINDOW} & {each.lower() for each in schema.names}:
+        raise InvalidArgument(f"late rows get a column {', '.join(sorted(taken))}: name that of the stream otherwise")
     kind = schema.field(column_of(schema, name)).type
     timed = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
     if not timed and not pa.types.is_integer(kind):
@@ -99,6 +134,14 @@ def check_time(schema: pa.Schema, name: str, *durations: timedelta | int | None)
             )
         if each is not None and units(each) < 0:
             raise InvalidArgument(f"{each!r} is negative")
+
+
+def one_name_each(fields_: Iterable[pa.Field]) -> pa.Schema:
+    """A schema of these. Raises InvalidArgument where two columns have one name."""
+    found = pa.schema(fields_)
+    if len({each.lower() for each in found.names}) < len(found.names):
+        raise InvalidArgument(f"two columns of the answer have one name ({', '.join(found.names)}): say others")
+    return found
 
 
 def left_out(
@@ -137,8 +180,9 @@ class Ordered(Operator):
     watermark is late and goes to the side; equal times are put in an order by the operator, never by arrival."""
 
     @abstractmethod
-    def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State]:
-        """Take rows whose times are before the watermark, all of them, and behind those of the step before; in no order."""
+    def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State, int]:
+        """Take rows whose times are before the watermark, all of them, and behind those of the step before; in no order. Gives the
+        answers, the state, and how many of its rows the watermark has passed, so that they are forgotten."""
 
     def advance(self, state: State, rows: pa.Table, watermark: int | None) -> Step:
         kind = rows.schema.field(column_of(rows.schema, self.time)).type
@@ -148,15 +192,15 @@ class Ordered(Operator):
             if watermark is None or watermark == END
             else valid & (times < watermark)
         )
-        side = [left_out(rows, ~valid, np.zeros(len(times), dtype=np.int64), "no time", kind=kind)]
+        side = [left_out(rows, ~valid, np.zeros(len(times), dtype=np.int64), IS_TIMELESS, kind=kind)]
         if behind.any():
-            side.append(left_out(rows, behind, (watermark or 0) - times, "late", kind=kind))
+            side.append(left_out(rows, behind, (watermark or 0) - times, IS_LATE, kind=kind))
         taken = valid & ~behind
         pool = rows if taken.all() else rows.filter(pa.array(taken))
         waiting = state.get("waiting")
         if waiting is not None and waiting.num_rows:
             pool = pa.concat_tables([waiting, pool.cast(waiting.schema)])
-        own = {name: table for name, table in state.items() if name != "waiting"}
+        own: State = {name: table for name, table in state.items() if name != "waiting"}
         if watermark is None:
             ready = pool.slice(0, 0)
         elif watermark == END:
@@ -164,10 +208,9 @@ class Ordered(Operator):
         else:
             passed = times_of(pool, self.time)[0] < watermark
             ready, pool = pool.filter(pa.array(passed)), pool.filter(pa.array(~passed))
-        if watermark is None:
-            output = self.output_schema(rows.schema).empty_table()
-            following: State = own
-        else:
-            output, following = self.step(own, ready, watermark)
+        output, following, evicted = self.output_schema(rows.schema).empty_table(), own, 0
+        if watermark is not None:
+            output, following, evicted = self.step(own, ready, watermark)
         late = pa.concat_tables([each.cast(late_schema(rows.schema, kind)) for each in side])
-        return Step(output, {**following, "waiting": pool}, late, int(taken.sum()))
+        counts = Counts(int(taken.sum()), int(behind.sum()), int((~valid).sum()), evicted=evicted)
+        return Step(output, {**following, "waiting": pool}, late, counts)

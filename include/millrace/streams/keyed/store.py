@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument, TableDamaged
 from millrace.base.failpoint import hit
 from millrace.storage.commit import AppMove, Part, commit_fenced
 from millrace.storage.parquet_file import FileAction, ParquetFile
@@ -24,12 +24,17 @@ from millrace.streams.keyed.operator import Operator, State, Step, late_schema, 
 from millrace.streams.patterns.sorted_rows import column_of
 
 DESCRIPTION: Final = "millrace.operator"
+ROWS: Final = "millrace.rows"
 PLACEMENT: Final = "millrace.placement"
 STREAM: Final = "millrace.stream"
 _ZERO: Final = 1 << 62
 """Added to a time in an app id's version, which is never negative."""
 _DROP_EVERY: Final = 20
-_IDS: Final = ("batches", "batch", "newest")
+_TIDY_EVERY: Final = 200
+"""Batches between two joinings of small files; states are dropped more often, for each batch writes new ones."""
+_KEEP_HOURS: Final = 24
+"""A file that no version names may be one that a task has written for a commit to come."""
+_IDS: Final = ("batches", "batch", "newest", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class Base:
     batch: int
     """The number of the last batch; -1: none yet."""
     newest: int | None
+    ended: bool
+    """Whether its last batch was answered as such: nothing comes behind it."""
     files: Mapping[tuple[int, str], str]
     """By shard and name of the state's table, its file."""
     stale: Sequence[str]
@@ -64,12 +71,17 @@ class KeyedTable:
             pa.field("late", self._late),
             pa.field("kind", pa.utf8()),
         ]
-        described = {DESCRIPTION: operator.describe(), PLACEMENT: placement, STREAM: stream}
+        described = {DESCRIPTION: operator.describe(), PLACEMENT: placement, STREAM: stream, ROWS: _words(schema)}
         self.table: Table = create_table(uri, pa.schema(fields), partition_by=["kind"], configuration=described)
         found = {name: self.table.configuration.get(name) for name in described}
         if found[DESCRIPTION] != described[DESCRIPTION]:
             raise InvalidArgument(
                 f"{uri} is the table of another operator, whose state means something else: take another table"
+            )
+        if found[ROWS] != described[ROWS]:
+            raise InvalidArgument(
+                f"the rows were {found[ROWS]} when {uri} was made, and are {described[ROWS]}: select the columns that the operator"
+                " needs, by name, so that new ones do not come in, or take another table"
             )
         if found[PLACEMENT] != placement:
             raise InvalidArgument(
@@ -84,17 +96,23 @@ class KeyedTable:
     def base(self) -> Base:
         """Where the stream stands at the table's newest version."""
         self.table.refresh()
-        batches, batch, newest = (self.table.app_version(each) for each in _IDS)
+        batches, batch, newest, ended = (self.table.app_version(each) for each in _IDS)
         found: dict[tuple[int, str], tuple[int, str]] = {}
         stale = []
         for path in sorted(each for each in self.table.live_files() if each.startswith("kind=state/")):
-            number, shard, name, _ = path.rpartition("/")[2].split("~")
+            parts = path.rpartition("/")[2].split("-")
+            if len(parts) != 4:
+                raise TableDamaged(
+                    f"{path} of {self.table.uri} is no state that this stream wrote: another program has rewritten the table (OPTIMIZE takes"
+                    " WHERE kind = 'output'). Restore its version before, or begin with another table"
+                )
+            number, shard, name, _ = parts
             before = found.get((int(shard), name))
             if before is not None:
                 stale.append(before[1])
             found[int(shard), name] = (int(number), path)
         files = {at: path for at, (_, path) in found.items()}
-        return Base(batches, batch - 1, newest - _ZERO if newest else None, files, stale)
+        return Base(batches, batch - 1, newest - _ZERO if newest else None, bool(ended), files, stale)
 
     def state(self, base: Base, shard: int) -> State:
         """A shard's state. Raises TableDamaged."""
@@ -113,23 +131,29 @@ class KeyedTable:
 
     def write(self, base: Base, shard: int, before: State, step: Step) -> list[FileAction]:
         """A shard's files, durable; they are nothing until :meth:`commit` names them."""
+        # Names of letters, digits and dashes alone: delta-rs finds no others again when it joins files.
         files = [
-            self._put(f"kind=state/{base.batches + 1:012d}~{shard}~{name}~{uuid.uuid4().hex}.parquet", table, "state")
+            self._put(f"kind=state/{base.batches + 1:012d}-{shard}-{name}-{uuid.uuid4().hex}.parquet", table, "state")
             for name, table in step.state.items()
             if table is not before.get(name)
         ]
         if step.output.num_rows:
-            files.append(self._put(f"kind=output/{uuid.uuid4().hex}.parquet", step.output, "output"))
+            name = f"kind=output/{base.batches + 1:012d}-{shard}-{uuid.uuid4().hex}.parquet"
+            files.append(self._put(name, step.output, "output"))
         if step.late.num_rows:
-            late = pa.table({"late": pa.array(step.late.to_pylist(), self._late)})
+            late = pa.table({"late": step.late.to_struct_array().cast(self._late)})
             files.append(self._put(f"kind=late/{uuid.uuid4().hex}.parquet", late, "late"))
         hit("keyed.written")
         return files
 
-    def commit(self, base: Base, batch: int, newest: int | None, files: Sequence[FileAction]) -> None:
+    def commit(
+        self, base: Base, batch: int, newest: int | None, files: Sequence[FileAction], *, ended: bool = False
+    ) -> None:
         """Everything of a batch, or nothing. Raises CommitFenced where another was first, and what commit_fenced raises."""
-        versions = (base.batches, base.batch + 1, 0 if base.newest is None else base.newest + _ZERO)
-        following = (base.batches + 1, batch + 1, 0 if newest is None else newest + _ZERO)
+        if base.batches % _TIDY_EVERY == _TIDY_EVERY - 1:
+            self.tidy()  # before: the answers of the newest batch stay in files of their own (:meth:`answers_of`)
+        versions = (base.batches, base.batch + 1, 0 if base.newest is None else base.newest + _ZERO, int(base.ended))
+        following = (base.batches + 1, batch + 1, 0 if newest is None else newest + _ZERO, int(ended))
         moves = {app: AppMove(*each) for app, *each in zip(_IDS, versions, following, strict=True)}
         commit_fenced(self.table, [Part(adds=files, moves=moves)]).require()
         hit("keyed.committed")
@@ -137,6 +161,20 @@ class KeyedTable:
             # Without a change of data, so that who reads the answers as a stream passes it over.
             stale = self.base().stale
             commit_fenced(self.table, [Part(removes=stale)], data_change=False)
+
+    def tidy(self, keep_hours: int = _KEEP_HOURS) -> None:
+        """Join small files of answers and late rows, and remove files that no version of the last hours names."""
+        for kind in ("output", "late"):
+            self.table.compact([("kind", "=", kind)])
+        self.table.vacuum(keep_hours, dry_run=False, full=True)
+
+    def answers_of(self, batch: int) -> pa.Table | None:
+        """The answers of the batch that was committed last, where that is `batch`; None where it is another."""
+        base = self.base()
+        if base.batch != batch:
+            return None
+        found = [name for name in self.table.live_files() if name.startswith(f"kind=output/{base.batches:012d}-")]
+        return self.table.read_rows(sorted(found), self._output)
 
     def answers(self) -> pa.Table:
         """All answers so far."""
@@ -167,3 +205,7 @@ class KeyedTable:
         except BaseException:
             file.discard()
             raise
+
+
+def _words(schema: pa.Schema) -> str:
+    return ", ".join(f"{each.name} {each.type}" for each in schema)

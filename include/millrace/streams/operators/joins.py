@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
-from millrace.streams.keyed.operator import END, Ordered, State, check_time, times_of, units
+from millrace.streams.keyed.operator import END, Ordered, State, check_time, one_name_each, times_of, units
 from millrace.streams.patterns.query import Order
-from millrace.streams.patterns.sorted_rows import column_of, key_codes, order_rows
+from millrace.streams.patterns.sorted_rows import column_of, key_codes, one_chunk, order_rows
 
-_RIGHT = "__right"
+_LEFT = "__left"
 
 
 @dataclass(frozen=True)
 class AsOf(Ordered):
     """For each row of the left side the last one of the right side of its key, not after it: an as-of join; of versions, with `deleted`, a
-    temporal one. A left row without such has nulls, or with `inner` no answer. Of equal times the right side is first; of several right
-    rows of one key and time the last by their other columns counts."""
+    temporal one. A left row without such, or without a key, has nulls, or with `inner` no answer. Of equal times the right side is
+    first; of several right rows of one key and time the last by `order` counts, then by their other columns."""
 
     name: ClassVar[str] = "as_of"
     keys: tuple[str, ...]
@@ -41,12 +41,16 @@ class AsOf(Ordered):
     deleted: str | None = None
     """A boolean column: whether the right row ends its key's version."""
     inner: bool = False
+    order: tuple[str, ...] = ()
+    """Columns that put versions of one key and time in order, such as the tick of a change."""
 
     def check(self, schema: pa.Schema) -> list[str]:
         check_time(schema, self.time, self.tolerance)
         for name in filter(None, (self.side, self.deleted)):
             if not pa.types.is_boolean(schema.field(column_of(schema, name)).type):
                 raise InvalidArgument(f"{name} is not true or false")
+        for each in (*self.keys, *self.order):
+            column_of(schema, each)
         self.output_schema(schema)
         return (
             []
@@ -57,24 +61,23 @@ class AsOf(Ordered):
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         fields = [schema.field(column_of(schema, each)) for each in self.left]
         fields += [schema.field(column_of(schema, column)).with_name(name) for column, name in self.right]
-        if len({each.name for each in fields}) < len(fields):
-            raise InvalidArgument("two columns of the answer have one name: say others in `right`")
-        return pa.schema([each.with_nullable(True) for each in fields])
+        return one_name_each(each.with_nullable(True) for each in fields)
 
-    def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State]:
+    def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State, int]:
         known = state.get("versions")
         pool = ready if known is None else pa.concat_tables([known, ready])
         target = self.output_schema(ready.schema)
         if not pool.num_rows:
-            return target.empty_table(), state
+            return target.empty_table(), state, 0
         codes = key_codes(pool, self.keys)
         right = pool.column(column_of(pool.schema, self.side)).to_numpy().astype(np.bool_)
-        ranked = pool.append_column(_RIGHT, pa.array(~right))
-        rows = order_rows(ranked, codes, (Order(self.time), Order(_RIGHT)), ties=True)
+        ranked = pool.append_column(_LEFT, pa.array(~right))
+        order = (Order(self.time), Order(_LEFT), *(Order(each) for each in self.order))
+        rows = order_rows(ranked, codes, order, ties=True)
         codes, right = codes[rows], right[rows]
         times = times_of(pool, self.time)[0][rows]
         version = np.maximum.accumulate(np.where(right, np.arange(len(rows)), -1))
-        found = (version >= 0) & (codes[version] == codes)
+        found = (version >= 0) & (codes[version] == codes) & self._keyed(pool)[rows]
         if self.deleted is not None:
             ended = pool.column(column_of(pool.schema, self.deleted)).take(pa.array(rows[np.maximum(version, 0)]))
             found &= ~ended.fill_null(False).to_numpy()
@@ -86,16 +89,25 @@ class AsOf(Ordered):
         columns += [pool.column(column_of(pool.schema, each)).take(of) for each, _ in self.right]
         last = np.append(codes[1:] != codes[:-1], True)
         newest = version[last]
-        stays = (newest >= 0) & (codes[newest] == codes[last])
+        stays = (newest >= 0) & (codes[newest] == codes[last]) & self._keyed(pool)[rows][last]
+        before = int(stays.sum())
         if self.tolerance is not None and watermark != END:
             stays &= times[newest] >= watermark - units(self.tolerance)
         kept = newest[stays]
+        evicted = before - len(kept)
         if self.deleted is not None and len(kept):  # nothing is what was before it, too
             gone = (
                 pool.column(column_of(pool.schema, self.deleted)).take(pa.array(rows[kept])).fill_null(False).to_numpy()
             )
             kept = kept[~gone]
-        return pa.table(columns, schema=target), {"versions": pool.take(pa.array(rows[kept]))}
+        return pa.table(columns, schema=target), {"versions": pool.take(pa.array(rows[kept]))}, evicted
+
+    def _keyed(self, rows: pa.Table) -> Any:
+        """Which rows have a whole key: as in SQL, a null is equal to nothing, not to another null either."""
+        found = np.ones(rows.num_rows, dtype=np.bool_)
+        for each in self.keys:
+            found &= one_chunk(rows.column(column_of(rows.schema, each))).is_valid().to_numpy(zero_copy_only=False)
+        return found
 
 
 @dataclass(frozen=True)
@@ -117,12 +129,12 @@ class Distinct(Ordered):
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         return schema
 
-    def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State]:
+    def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State, int]:
         names = [column_of(ready.schema, each) for each in dict.fromkeys((*self.keys, self.time))]
         known = state.get("given", ready.select(names).slice(0, 0))
         keys = pa.concat_tables([known, ready.select(names)])
         if not keys.num_rows:
-            return ready, state
+            return ready, state, 0
         codes = key_codes(keys, self.keys)
         times = times_of(keys, self.time)[0]
         count = known.num_rows
@@ -137,7 +149,8 @@ class Distinct(Ordered):
                 last[code] = place
                 given.append(place)
         kept = np.sort(np.fromiter(last.values(), dtype=np.int64, count=len(last)))
+        before = len(kept)
         if within is not None and watermark != END:
             kept = kept[times[kept] >= watermark - within]
         output = ready.take(pa.array(np.array(given, dtype=np.int64) - count))
-        return output, {"given": keys.take(pa.array(kept))}
+        return output, {"given": keys.take(pa.array(kept))}, before - len(kept)

@@ -54,7 +54,7 @@ class Patterns(Ordered):
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         return answer_schema(self.query, schema)
 
-    def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State]:
+    def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State, int]:
         query = self.query
         schema = ready.schema
         fresh = ready.append_column(_BEGIN, pa.array(np.ones(ready.num_rows, dtype=np.bool_)))
@@ -62,7 +62,7 @@ class Patterns(Ordered):
         kept = state.get("rows")
         pool = fresh if kept is None else pa.concat_tables([kept, fresh])
         if not pool.num_rows:
-            return self.output_schema(schema).empty_table(), state
+            return self.output_schema(schema).empty_table(), state, 0
         ordered = sort(pool, query, open_=watermark != END, ties=True)
         board = ordered.board
         may_begin, covered = (ordered.table.column(each).to_numpy() for each in (_BEGIN, _COVERED))
@@ -80,7 +80,9 @@ class Patterns(Ordered):
         free = np.maximum(begins, undecided)
         first = np.maximum(np.minimum(undecided, ends) - query.lookback, board.starts)
         stale = self._stale(rows, undecided == ends, ends, watermark)
-        stay = (np.arange(board.rows) >= first[board.partition_of_row]) & ~stale[board.partition_of_row]
+        looked_back = np.arange(board.rows) >= first[board.partition_of_row]
+        forgotten = looked_back & stale[board.partition_of_row]
+        stay = looked_back & ~forgotten
         left = ordered.table.filter(pa.array(stay))
         left = left.drop_columns([_BEGIN, _COVERED])
         left = left.append_column(_BEGIN, pa.array((np.arange(board.rows) >= free[board.partition_of_row])[stay]))
@@ -93,7 +95,7 @@ class Patterns(Ordered):
         following["rows"] = left
         if numbers is not None:
             following["numbers"] = self._counted(numbers, rows, found.matches.start, base, watermark)
-        return output, following
+        return output, following, int(forgotten.sum())
 
     def _stale(self, rows: SortedRows, idle: Any, ends: Any, watermark: int) -> Any:
         if self.forget is None or watermark == END:

@@ -18,6 +18,10 @@ import pyarrow.compute as pc
 from millrace.base.errors import InvalidArgument
 from millrace.streams.keyed.operator import (
     END,
+    IS_LATE,
+    IS_PARTLY_LATE,
+    IS_TIMELESS,
+    Counts,
     Operator,
     State,
     Step,
@@ -25,18 +29,21 @@ from millrace.streams.keyed.operator import (
     from_number,
     late_schema,
     left_out,
+    one_name_each,
     times_of,
     units,
 )
 from millrace.streams.patterns.board import Places
-from millrace.streams.patterns.measures import scanned
-from millrace.streams.patterns.sorted_rows import column_of, key_codes
+from millrace.streams.patterns.measures import require_sums, scanned
+from millrace.streams.patterns.sorted_rows import column_of, key_codes, one_chunk
 
 Late: TypeAlias = Literal["drop", "side", "correct"]
 START: Final = "window_start"
 STOP: Final = "window_end"
 REVISION: Final = "revision"
 _PARTS: Final = {"count": ("count",), "sum": ("sum",), "min": ("min",), "max": ("max",), "avg": ("sum", "count")}
+MAX_WINDOWS: Final = 1000
+"""Of one row: a slide much shorter than the size would copy each row as often."""
 _MERGE: Final = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 
 
@@ -45,6 +52,7 @@ class Windows(Operator):
     """Aggregates by key and window. `size` with `slide` (default: `size`), or a session of rows less than `gap` apart."""
 
     name: ClassVar[str] = "windows"
+    version: ClassVar[int] = 2
     keys: tuple[str, ...]
     time: str
     aggregates: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)
@@ -71,12 +79,28 @@ class Windows(Operator):
                 raise InvalidArgument(f"{each!r} is no length of a window")
         if self.size is not None and self.slide is not None and units(self.slide) > units(self.size):
             raise InvalidArgument("a slide longer than the size would leave out rows")
+        if self.size is not None and units(self.size) > MAX_WINDOWS * units(self.slide or self.size):
+            raise InvalidArgument(f"each row would be in more than {MAX_WINDOWS} windows: slide by more")
+        self._check_days(schema)
         if self.late == "correct" and (self.keep is None or self.gap is not None):
             raise InvalidArgument("corrections need `keep`, which bounds the state, and windows with a size")
         if not self.aggregates:
             raise InvalidArgument("aggregates says nothing: name columns of the answer with what they are")
         self.output_schema(schema)
         return []
+
+    def _check_days(self, schema: pa.Schema) -> None:
+        """Windows of dates begin and end with days. Raises InvalidArgument."""
+        if not pa.types.is_date(schema.field(column_of(schema, self.time)).type):
+            return
+        for each in (self.size, self.slide, self.gap):
+            if each is not None and units(each) % units(timedelta(days=1)):
+                raise InvalidArgument(f"{self.time} is a date: {each!r} is no number of days")
+
+    @property
+    def _keys(self) -> list[str]:
+        """The keys' columns in the state, whose other columns cannot have such a name."""
+        return [f"k{number}" for number in range(len(self.keys))]
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         kind = schema.field(column_of(schema, self.time)).type
@@ -88,34 +112,38 @@ class Windows(Operator):
             of = pa.int64() if column is None else schema.field(column_of(schema, column)).type
             if function in ("sum", "avg") and not (pa.types.is_integer(of) or pa.types.is_floating(of)):
                 raise InvalidArgument(f"{name}: no {function} of {of}")
+            if function in ("min", "max") and pa.types.is_nested(of):
+                raise InvalidArgument(f"{name}: no {function} of {of}")
             summed = pa.int64() if pa.types.is_integer(of) else pa.float64()
             fields.append(pa.field(name, {"count": pa.int64(), "avg": pa.float64(), "sum": summed}.get(function, of)))
-        return pa.schema([*fields, *([pa.field(REVISION, pa.int64())] if self.late == "correct" else [])])
+        return one_name_each([*fields, *([pa.field(REVISION, pa.int64())] if self.late == "correct" else [])])
 
     def advance(self, state: State, rows: pa.Table, watermark: int | None) -> Step:
         kind = rows.schema.field(column_of(rows.schema, self.time)).type
         times, valid = times_of(rows, self.time)
         floor = None if watermark is None or watermark == END else watermark - units(self.lateness or 0)
-        side = [left_out(rows, ~valid, np.zeros(len(times), dtype=np.int64), "no time", kind=kind)]
+        side = [left_out(rows, ~valid, np.zeros(len(times), dtype=np.int64), IS_TIMELESS, kind=kind)]
         if self.gap is not None:
             fresh, gone, window = self._sessions(state, rows, times, valid, floor)
             missed, dropped = gone, gone
         else:
             fresh, missed, dropped, window = self._placed(rows, times, valid, floor)
-        if missed.any() and floor is not None:
-            side.append(left_out(rows, missed, floor - times, "late", window, kind))
+        partly = missed & ~dropped
+        if missed.any() and floor is not None and self.late != "drop":
+            side.append(left_out(rows, dropped, floor - times, IS_LATE, window, kind))
+            side.append(left_out(rows, partly, floor - times, IS_PARTLY_LATE, window, kind))
         late = pa.concat_tables([each.cast(late_schema(rows.schema, kind)) for each in side])
-        if self.late == "drop":
-            late = late.filter(pc.not_equal(late.column("reason"), "late"))
         open_ = self._merged(state.get("windows"), fresh)
         output, following = self._closed(open_, rows.schema, END if watermark == END else floor)
-        taken = int(valid.sum() - dropped.sum())
-        facts = (
-            {"dropped": int(missed.sum())}
-            if self.late == "drop"
-            else {"late for one window": int((missed & ~dropped).sum())}
+        counts = Counts(
+            taken=int(valid.sum() - dropped.sum()),
+            late=int(dropped.sum()),
+            rejected=int((~valid).sum()),
+            partly_late=int(partly.sum()),
+            corrected=int(pc.sum(pc.greater(output.column(REVISION), 0)).as_py() or 0) if self.late == "correct" else 0,
+            evicted=open_.num_rows - following.num_rows,
         )
-        return Step(output, {"windows": following}, late, taken, facts)
+        return Step(output, {"windows": following}, late, counts)
 
     def _placed(
         self, rows: pa.Table, times: Places, valid: Any, floor: int | None
@@ -159,8 +187,8 @@ class Windows(Operator):
 
     def _joins(self, open_: pa.Table, rows: pa.Table, times: Places, gap: int) -> Any:
         """Whether an open session of the row's key overlaps with what would be the row's own. Sessions of one key do not overlap."""
-        names = list(self.keys)
-        mine = rows.select([column_of(rows.schema, each) for each in names]).rename_columns(names)
+        names = self._keys
+        mine = rows.select([column_of(rows.schema, each) for each in self.keys]).rename_columns(names)
         both = pa.concat_tables([open_.select(names), mine.cast(open_.select(names).schema)]) if names else None
         count = open_.num_rows
         codes = key_codes(both, names) if both is not None else np.zeros(count + rows.num_rows, dtype=np.int64)
@@ -183,7 +211,10 @@ class Windows(Operator):
     def _partial(self, rows: pa.Table, at: Places, starts: Places, stops: Places) -> pa.Table:
         """Rows as windows of one row each."""
         chosen = pa.array(at)
-        columns: dict[str, Any] = {name: rows.column(column_of(rows.schema, name)).take(chosen) for name in self.keys}
+        columns: dict[str, Any] = {
+            ours: rows.column(column_of(rows.schema, name)).take(chosen)
+            for ours, name in zip(self._keys, self.keys, strict=True)
+        }
         columns[START], columns[STOP] = pa.array(starts), pa.array(stops)
         columns[REVISION] = pa.array(np.zeros(len(at), dtype=np.int64))
         columns["changed"] = pa.array(np.ones(len(at), dtype=np.bool_))
@@ -204,11 +235,14 @@ class Windows(Operator):
         return values
 
     def _grouped(self, table: pa.Table) -> pa.Table:
-        names = [*self.keys, START, STOP]
+        names = [*self._keys, START, STOP]
         rest = [each for each in table.column_names if each not in names]
         how = {REVISION: "max", "changed": "max"}
         asked = [(each, how.get(each) or _MERGE[each.rpartition(".")[2]]) for each in rest]
         found = table.group_by(names).aggregate(asked)
+        for each, function in asked:
+            if function == "sum" and pa.types.is_integer(table.schema.field(each).type):
+                require_sums(each.rpartition(".")[0], one_chunk(table.column(each)), key_codes(table, names))
         return (
             found.select([*names, *(f"{each}_{function}" for each, function in asked)])
             .rename_columns([*names, *rest])
@@ -221,7 +255,7 @@ class Windows(Operator):
             return both if known is None else self._grouped(both)
         if not both.num_rows:
             return both
-        codes = key_codes(both, self.keys)
+        codes = key_codes(both, self._keys)
         starts, stops = both.column(START).to_numpy(), both.column(STOP).to_numpy()
         order = np.lexsort((starts, codes))
         reach = scanned(stops[order], codes[order], np.maximum)
@@ -253,7 +287,7 @@ class Windows(Operator):
 
     def _answers(self, windows: pa.Table, target: pa.Schema) -> pa.Table:
         kind = target.field(START).type
-        columns: list[Any] = [windows.column(each) for each in self.keys]
+        columns: list[Any] = [windows.column(each) for each in self._keys]
         columns += [from_number(windows.column(each), kind) for each in (START, STOP)]
         for name, (function, _) in self.aggregates.items():
             if function == "avg":

@@ -16,7 +16,7 @@ from millrace.streams.patterns.expressions import Aggregate, Expression, MatchNu
 from millrace.streams.patterns.find import Matches
 from millrace.streams.patterns.operations import over_columns
 from millrace.streams.patterns.query import MatchRecognize
-from millrace.streams.patterns.sorted_rows import SortedRows, column_of, one_chunk
+from millrace.streams.patterns.sorted_rows import SortedRows, column_of, one_chunk, sort
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,18 @@ def answer(
             if name.lower() not in taken:
                 found[name] = one_chunk(table.column(name)).take(at)
     return pa.table(found)
+
+
+def check_conditions(query: MatchRecognize, schema: pa.Schema) -> None:
+    """Raises InvalidArgument where a condition of DEFINE does not go with rows of `schema`: before any row, as those over captured rows
+    are evaluated one by one, and would fail in the middle of a stream."""
+    none = np.zeros(0, dtype=np.int64)
+    rows = sort(schema.empty_table(), query)
+    matches = Matches(none, np.zeros(1, dtype=np.int64), none.astype(np.int16), none.astype(np.bool_), none)
+    for name, condition in query.define.items():
+        kind = _measure(query, rows, matches, Points(none, none, none), condition).type
+        if not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+            raise InvalidArgument(f"DEFINE {name}: the condition is of type {kind}, not true or false")
 
 
 def _zoned(column: Any, zone: str | None) -> Any:
@@ -186,6 +198,9 @@ def _aggregated(
         return pa.array(counts)
     nothing = counts == 0
     last = np.where(filled, high - 1, 0)
+    numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+    if leaf.function not in ("min", "max") and not (numeric or pa.types.is_decimal(values.type)):
+        raise InvalidArgument(f"{leaf.function.upper()} of {values.type} does not work")
     if not len(values):
         return pa.nulls(len(low), _kind(leaf.function, values.type))
     of = np.searchsorted(matches.offsets, members, side="right")
@@ -196,12 +211,12 @@ def _aggregated(
         by_rank = np.empty(len(values) + 1, dtype=np.int64)
         by_rank[ranks.to_numpy(zero_copy_only=False).astype(np.int64)] = np.arange(len(values))
         return values.take(pa.array(by_rank[least[last]], mask=nothing))
-    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_decimal(values.type)):
-        raise InvalidArgument(f"{leaf.function.upper()} of {values.type} does not work")
     if pa.types.is_decimal(values.type):
         return _decimal(leaf.function, values, low, high)
     numbers = pc.fill_null(values, pa.scalar(0).cast(values.type)).to_numpy(zero_copy_only=False)
-    whole = pa.types.is_integer(values.type)
+    whole = pa.types.is_integer(values.type) and leaf.function == "sum"
+    if whole:
+        require_sums(leaf.function.upper(), values, of)
     sums = scanned(numbers.astype(np.int64 if whole else np.float64), of, np.add)[last]
     if leaf.function == "sum":
         return pa.array(sums, mask=nothing)
@@ -227,6 +242,18 @@ def scanned(values: Any, of: Places, step: Any) -> Any:
         found[distance:] = np.where(same, moved, found[distance:])
         distance *= 2
     return found
+
+
+def require_sums(name: str, values: Any, of: Places) -> None:
+    """Raises InvalidArgument where a running sum of whole numbers, beginning anew with each group, leaves the range of a bigint."""
+    extremes = pc.min_max(values)
+    least, most = extremes["min"].as_py(), extremes["max"].as_py()
+    if least is None or max(abs(least), abs(most)) * len(values) < 1 << 63:
+        return
+    order = np.argsort(of, kind="stable")
+    numbers = pc.fill_null(values.cast(pa.float64(), safe=False), 0.0).to_numpy(zero_copy_only=False)[order]
+    if (np.abs(scanned(numbers, of[order], np.add)) >= float(1 << 63)).any():
+        raise InvalidArgument(f"{name}: the sum is beyond what a bigint holds: sum a double, CAST(x AS DOUBLE)")
 
 
 def _decimal(function: str, values: Any, low: Places, high: Places) -> Any:

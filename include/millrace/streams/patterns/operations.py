@@ -174,7 +174,7 @@ def over_columns(expression: Expression, leaf: Callable[[Expression], Any]) -> A
             try:
                 if name == "cast":
                     return pc.cast(values[0], KINDS[kind], safe=False)
-                return OPERATIONS[name].columns(*_typed(values))
+                return OPERATIONS[name].columns(*(_typed_case(values) if name == "case" else _typed(values)))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
                 types = ", ".join(str(each.type) for each in values)
                 raise InvalidArgument(f"{name.upper()} of ({types}) does not work: {error}") from error
@@ -185,6 +185,14 @@ def over_columns(expression: Expression, leaf: Callable[[Expression], Any]) -> A
 def constant(value: Any) -> pa.Scalar:
     """A literal as Arrow has it."""
     return pa.scalar(value, pa.timestamp("us")) if isinstance(value, datetime) else pa.scalar(value)
+
+
+def _typed_case(values: list[Any]) -> list[Any]:
+    """As `_typed`, of the conditions and of the values, each for itself: what CASE gives has not the type of what it asks."""
+    conditions, results = values[:-1:2], [*values[1::2], values[-1]]
+    *chosen, otherwise = _typed(results)
+    asked = [pc.cast(each, pa.bool_()) if pa.types.is_null(each.type) else each for each in conditions]
+    return [*(each for pair in zip(asked, chosen, strict=True) for each in pair), otherwise]
 
 
 def _typed(values: list[Any]) -> list[Any]:

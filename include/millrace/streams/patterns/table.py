@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from millrace.streams.patterns.find import Finder
-from millrace.streams.patterns.measures import answer
+from millrace.streams.patterns.measures import answer, check_conditions
 from millrace.streams.patterns.query import MatchRecognize
 from millrace.streams.patterns.sorted_rows import sort
 
@@ -13,6 +13,7 @@ from millrace.streams.patterns.sorted_rows import sort
 def match_table(query: MatchRecognize, table: pa.Table) -> pa.Table:
     """The answer to `query` over `table`. Rows that the order calls equal stay in the table's order; partitions come in the order of
     their first rows. Raises InvalidArgument."""
+    check_conditions(query, table.schema)
     rows = sort(table, query)
     return answer(query, rows, Finder(query, rows).find().matches)
 
