@@ -19,6 +19,7 @@ nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore 
 ``sink.journaled``, ``sink.renumbered``, ``sink.sent``, ``sink.done`` (millrace.streams.sinks.collection: behind its steps),
 ``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.pipelines.worker: behind the sink, behind
 the error topic, before and behind the commit of positions),
+``saga.<plan|make|undo>.<step>`` and the same with ``.done`` (millrace.pipelines.deploy.runner: before and behind the effect of a pipeline's step),
 ``import.noted`` and ``import.appended`` (around the Imports of one VChannel),
 ``backfill.written`` (a slice of a derived table is committed, not recorded),
 ``switch.created``, ``switch.listed``, ``switch.appended``, ``switch.passed``, ``switch.closed`` (millrace.coord.switch_log: behind

@@ -74,10 +74,12 @@ def rotate_keys(data: DataFolder = None) -> None:
 
     Example: `millrace pipelines rotate-keys`
     """
+    from getpass import getuser
+
     from millrace.pipelines.store.store import open_pipelines
 
     with open_pipelines(load_settings(data)) as store:
-        typer.echo(f"{store.rotate_keys()} secrets are encrypted by the first key")
+        typer.echo(f"{store.rotate_keys(who=getuser())} secrets are encrypted by the first key")
 
 
 @app.command()

@@ -29,7 +29,7 @@ from millrace.demo.summary import Interrupted
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import OpenSearchSink
-from millrace.pipelines.sinks.opensearch.sink import client_of
+from millrace.pipelines.sinks.opensearch.index import client_of
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.positions import positions_of
 from millrace.runtime.child_processes import Job

@@ -25,8 +25,10 @@ from millrace.base.settings import Settings
 from millrace.coord.opening import cluster_token
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS, router
+from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.store.store import PipelineStore, open_pipelines
+from millrace.pipelines.worker.logs import begin_log, new_run
 from millrace.runtime.service import begin_service
 from millrace.service.access import token_door
 from millrace.service.application import Part, application
@@ -34,6 +36,8 @@ from millrace.service.faults import ANSWERS
 from millrace.service.server import serving
 
 TEND_SECONDS: Final = 5.0
+LOG: Final = "service.log"
+"""In ``<data>/pipelines``, as `log:` of the configuration says."""
 _log: Final = logging.getLogger(__name__)
 
 
@@ -91,10 +95,12 @@ def main() -> int:
         settings = Settings.load()
         claim(settings.data_dir)
         configuration = configuration_of(settings, options.config)
+        begin_log(settings.data_dir / "pipelines", configuration.log, pipeline="", run=new_run(), file=LOG)
         door = token_door([cluster_token(settings)], TokenFile(settings.data_dir))
         at_port = replace(settings, service_port=settings.service_port or configuration.server.httpPort)
         with open_pipelines(settings) as store:
-            management = Management(settings, store, configuration=configuration)
+            deployment = Deployment(settings, config=options.config)
+            management = Management(settings, store, configuration=configuration, deployment=deployment)
             with serving(application([pipelines_part(management)], door), at_port):
                 tend(management, stop)
     except MillraceError as error:

@@ -27,14 +27,16 @@ def calls(app: Any) -> Iterator[Call]:
         if getattr(route, "name", "") in CALLS and route.path.startswith("/api/v1/"):
             (method,) = route.methods
             path = route.path.removeprefix("/api/v1/")
-            names = {**dict.fromkeys(("to", "principal", "run"), "other"), "pipeline": PIPELINE}
+            names = {**dict.fromkeys(("to", "principal", "run", "account"), "other"), "pipeline": PIPELINE}
             yield Call(route.name, method, path.format(**names), CALLS[route.name])
 
 
-def expected(call: Call, *, on_it: Role | None, anywhere: bool) -> str:
-    """What somebody gets who has the role `on_it` over the pipeline (None: none), and `anywhere` any role at all."""
+def expected(call: Call, *, on_it: Role | None, on_all: Role | None, anywhere: bool) -> str:
+    """What somebody gets who has the role `on_it` over the pipeline (None: none), `on_all` over the deployment, and `anywhere` any at all."""
     if call.need.over is Over.ANYTHING:
         return "let in" if anywhere else "refused"
+    if call.need.over is Over.EVERYTHING:
+        return "let in" if on_all is not None and not on_all.held.isdisjoint(call.need.roles) else "refused"
     assert call.need.over is Kind.PIPELINE
     if on_it is not None and not on_it.held.isdisjoint(call.need.roles):
         return "let in"

@@ -50,12 +50,13 @@ class World:
             self.there.add(thing)
             self._befalls("behind")
 
-    def undo(self, step: str, record: Record, things: tuple[str, ...]) -> None:
+    def undo(self, step: str, record: Record, things: tuple[str, ...]) -> tuple[str, ...]:
         self._befalls("before")
         for thing in things:
             self.there.discard(thing)
             self.undone.add(thing)
             self._befalls("behind")
+        return ()
 
 
 def to_the_end(store: PipelineStore, world: World) -> Record | None:

@@ -213,3 +213,11 @@ def test_nonsense_is_told_and_never_breaks(changes: dict[str, Any]) -> None:
         return
     assert problems
     assert all(isinstance(each["field"], str) and each["message"] for each in problems)
+
+
+def test_what_is_nested_too_deep_is_said_with_secrets_too() -> None:
+    deep: Any = 1
+    for _ in range(900):
+        deep = [deep]
+    with pytest.raises(PipelineInvalid, match="deep"):
+        Pipeline.parse({"id": "x", "steps": deep}, secrets={"sink.password": "p"})

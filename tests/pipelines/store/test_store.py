@@ -27,7 +27,8 @@ from tests.pipelines.store.conftest import Again, declared
 
 
 def make(store: PipelineStore, pipeline: str = "flights", /, who: str = "ada", **more: object) -> None:
-    store.create(declared(pipeline, **more), secrets={}, who=who, saga={"at": 0})
+    record = store.create(declared(pipeline, **more), secrets={}, who=who, saga={"at": 0})
+    store.move(record, phase=Phase.READY, saga=record.saga)
 
 
 def test_what_was_created_is_there_for_the_next_process_too(store: PipelineStore, again: Again) -> None:
@@ -162,8 +163,8 @@ def test_people_of_a_pipeline_are_bounded(store: PipelineStore, monkeypatch: pyt
 
 
 def test_an_account_gets_what_its_quota_says_and_no_more(store: PipelineStore) -> None:
-    store.set_quota(Quota("*", 1, 100, 10_000))
-    store.set_quota(Quota("ops", 3, 3, 4096))
+    store.set_quota(Quota("*", 1, 100, 10_000), who="ada")
+    store.set_quota(Quota("ops", 3, 3, 4096), who="ada")
     make(store, "a", account="ops", resources={"cpus": 2})
     make(store, "x", account="lab")
     with pytest.raises(QuotaExceeded, match="'lab' has 1 pipelines of 1"):
@@ -206,12 +207,12 @@ def test_keys_are_rotated_and_one_that_is_gone_is_named(settings: Settings) -> N
         store.create(declared("flights"), secrets={"sink.password": "s"}, who="ada", saga={})
     with open_pipelines(settings, env={VARIABLE: f"{new},{old}"}) as store:
         assert store.secrets("flights") == {"sink.password": "s"}
-        assert store.rotate_keys() == 1
+        assert store.rotate_keys(who="ada") == 1
     with open_pipelines(settings, env={VARIABLE: new}) as store:
         assert store.secrets("flights") == {"sink.password": "s"}
     with open_pipelines(settings, env={VARIABLE: old}) as store:
         with pytest.raises(SecretUnreadable, match=VARIABLE):
-            store.rotate_keys()
+            store.rotate_keys(who="ada")
         with pytest.raises(SecretUnreadable):
             store.secrets("flights")
     with open_pipelines(settings, env={VARIABLE: "nonsense"}) as store:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.base.errors import LogUnavailable
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.steps import Lookup
 from millrace.pipelines.records import Record
@@ -285,3 +287,43 @@ def test_numbers_stay_the_numbers_that_they_were() -> None:
     assert found["b"] == 0.1
     assert found["d"] == 1e300
     assert math.copysign(1, found["c"]) == -1
+
+
+@pytest.mark.parametrize(
+    ("document", "step", "kind"),
+    [
+        ({"a": list(range(20_000))}, {"kind": "filter", "keep": "doc.a.exists(x, doc.a.exists(y, x + y == -1))"}, "TOO_MUCH_WORK"),
+        ({"a": list(range(20_000))}, {"kind": "compute", "fields": {"b": "doc.a.map(x, doc.a)"}}, "TOO_MUCH_WORK"),
+        ({"a": list(range(300_000))}, {"kind": "filter", "keep": "(doc.a + doc.a + doc.a + doc.a + doc.a).all(x, x >= 0)"}, "TOO_MUCH_WORK"),
+        ({"a": "x" * 500_000}, {"kind": "compute", "fields": {"b": "+".join(["doc.a"] * 200)}}, "TOO_MUCH_WORK"),
+        ({"n" * 100_000: {str(n): n for n in range(5000)}}, {"kind": "flatten"}, "TOO_LARGE"),
+        ({"a": "x" * 30_000}, {"kind": "template_id", "template": "{a}{a}{a}"}, "ID_LENGTH"),
+    ],
+    ids=["loops in loops", "lists of lists", "added lists", "added texts", "a long name above many", "a long id"],
+)  # fmt: skip
+def test_a_document_cannot_make_a_step_work_without_end(document: Any, step: dict[str, Any], kind: str) -> None:
+    begun = time.monotonic()
+    assert _one(document, step)[1] == kind
+    assert time.monotonic() - begun < 5, "it was refused, not tried"
+
+
+def test_documents_of_a_reasonable_size_are_worked_on() -> None:
+    loops = {"kind": "compute", "fields": {"n": "doc.a.map(x, doc.b.filter(y, y == x).size()).size()"}}
+    assert _one({"a": list(range(500)), "b": list(range(500))}, loops)["n"] == 500
+    assert len(_one({"a": "x" * 10_000}, {"kind": "compute", "fields": {"b": "doc.a + doc.a + doc.a"}})["b"]) == 30_000
+    long = {"kind": "filter", "keep": "doc.a.exists(x, x == 999999)"}
+    assert _one({"a": list(range(1_000_000))}, long) != "filtered"
+
+
+def test_a_collection_that_cannot_be_read_is_no_document_s_fault() -> None:
+    class Away:
+        def get(self, key: str, /) -> Mapping[str, Any] | None:
+            raise LogUnavailable("no answer")
+
+    step = {"kind": "lookup", "collection": "airlines", "key": "carrier", "into": "airline"}
+    made = Transform(
+        Pipeline.parse({"id": "x", "source": SOURCE, "steps": [step], "sink": SINK}), open_rows=lambda _: Away()
+    )
+    with pytest.raises(LogUnavailable):
+        made.run([_record({"carrier": "UA"})])
+    assert made.show(_record({"carrier": "UA"})).outcome == "error"

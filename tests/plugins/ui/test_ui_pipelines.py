@@ -46,7 +46,9 @@ def test_every_call_lets_in_who_the_table_says_and_no_one_else(pipelines: Site) 
     for call in found:
         for role, over_all in OVER_ALL.items():
             ask(pipelines, "PUT", "pipelines/flights", DECLARED, role="admin")
-            assert got(partial(ask, pipelines, role=role), call) == expected(call, on_it=over_all, anywhere=True), (
+            assert got(partial(ask, pipelines, role=role), call) == expected(
+                call, on_it=over_all, on_all=over_all, anywhere=True
+            ), (
                 role,
                 call,
             )

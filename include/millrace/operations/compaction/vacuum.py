@@ -15,6 +15,7 @@ from millrace.operations.backfill.derived import derived_names, derived_uri
 from millrace.operations.checkpoint.store import checkpoints_uri as recovery_checkpoints_uri
 from millrace.operations.quality.gate import require_open
 from millrace.operations.quality.quarantine import quarantine_uri
+from millrace.pipelines.worker.positions import pipeline_tables
 from millrace.storage.table import Table, open_table
 from millrace.tables.collections.bases import bases_uri
 from millrace.tables.collections.table import stored_ids
@@ -45,6 +46,7 @@ def vacuum_places(settings: Settings, collection_ids: list[int] | None) -> dict[
             "quality/results": results_uri(settings),
             "quality/quarantine": quarantine_uri(settings),
         }
+        places |= pipeline_tables(settings)
         places |= {f"derived/{name}": derived_uri(settings, name) for name in derived_names(settings)}
     return places
 

@@ -5,26 +5,38 @@ A pipeline that was made is STOPPED. What is asked for is kept first, and done b
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Final
+from zlib import crc32
 
 from millrace.access.calls import Need, require
-from millrace.access.grants import MACHINE, Caller, Kind, Principal, Resource, Role
+from millrace.access.grants import MACHINE, Caller, Principal
 from millrace.base.errors import (
     InvalidArgument,
+    InvalidSettings,
+    LogUnavailable,
     MillraceError,
     PermissionDenied,
     PipelineBusy,
     PipelineConflict,
     PipelineInvalid,
     PipelineNotFound,
+    SecretUnreadable,
+    SinkBusy,
+    SinkRefused,
     TableNotFound,
+    TableUnavailable,
 )
 from millrace.base.settings import Settings
+from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
 from millrace.pipelines.deploy.deployment import Deployment
+from millrace.pipelines.deploy.reach import require_allowed
 from millrace.pipelines.deploy.runner import World, run
 from millrace.pipelines.deploy.saga import Saga
 from millrace.pipelines.deploy.world import RealWorld
@@ -33,17 +45,22 @@ from millrace.pipelines.model.part import Problem, invalid
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.status import PipelineStatus
 from millrace.pipelines.records import Record as TopicRecord
-from millrace.pipelines.store.records import PAUSED, RUNNING, STOPPED, Phase, PipelineRole, Record
+from millrace.pipelines.store.records import DEFAULT_QUOTA, PAUSED, RUNNING, STOPPED, Phase, PipelineRole, Quota, Record
 from millrace.pipelines.store.store import PipelineStore
 from millrace.pipelines.transform.transform import Transform
+from millrace.pipelines.worker.lookups import CollectionRows
 
 MAX_SAMPLES: Final = 100
 """Documents of one dry run."""
 _FROM_ENVIRONMENT: Final = re.compile(r"\$\{env:")
 _PATIENCE_SECONDS: Final = 60.0
 """One that is younger may still be being made by another process of the service."""
-_HOME: Final = ("bootstrap", "hosts")
-"""Fields that say where secrets beside them are sent."""
+_SERVICE: Final = "service"
+"""Who did it, where nobody asked."""
+_TURNS: Final = 64
+_RETRY_SECONDS: Final = 5.0
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Management:
@@ -68,6 +85,8 @@ class Management:
         self._world = world or RealWorld(self.deployment, self._pipeline)
         self._moving: set[str] = set()
         """Pipelines that a call of this process is making or deleting: `tend` leaves them alone."""
+        self._turns = tuple(threading.Lock() for _ in range(_TURNS))
+        """By whose id's digest: a worker is started and stopped by one at a time, and by what is asked for then."""
 
     @property
     def _store(self) -> PipelineStore:
@@ -82,7 +101,7 @@ class Management:
         try:
             require(caller, call, request, calls=calls)
         except PermissionDenied:
-            if isinstance(name, str) and not _sees(caller, name):
+            if isinstance(name, str) and not sees(caller, name):
                 raise PipelineNotFound(f"no pipeline {name[:100]!r}") from None
             raise
         return caller
@@ -103,15 +122,18 @@ class Management:
         if declared["id"] != pipeline:
             raise invalid([Problem("id", f"is {pipeline!r}, as in the address", "id")])
         _check_environment(declared, "")
-        return Pipeline.parse(self._configuration.with_defaults(declared))
+        made = Pipeline.parse(self._configuration.with_defaults(declared))
+        require_allowed(made, self._configuration.reach.hosts)
+        return made
 
     def create(self, caller: Caller, pipeline: str, declared: Any) -> Record:
-        """Make a pipeline and all that it needs; STOPPED. Raises PipelineInvalid, PipelineExists, QuotaExceeded, and what kept a step from
-        being made: then nothing of it is left."""
+        """Make a pipeline and all that it needs; STOPPED. Raises PipelineInvalid, PipelineExists, PermissionDenied (a collection, another's
+        account), QuotaExceeded, and what kept a step from being made: then nothing of it is left."""
         who = caller.principal.name
         checked = self.validate(pipeline, declared)
         if not checked.account:
             checked = checked.model_copy(update={"account": who})
+        may_declare(caller, checked)
         self._moving.add(pipeline)
         try:
             record = self._store.create(
@@ -123,7 +145,7 @@ class Management:
         made = self._run(record)
         if made is None:
             (last,) = self._store.events(pipeline, limit=1)
-            raise InvalidArgument(f"{pipeline!r} was not made, and nothing of it is left: {last.detail.get('cause')}")
+            raise _not_made(pipeline, str(last.detail.get("code")), str(last.detail.get("cause")))
         return made
 
     def get(self, pipeline: str) -> Record:
@@ -132,13 +154,13 @@ class Management:
 
     def seen_by(self, caller: Caller) -> list[Record]:
         """Those that the caller may see, by id."""
-        return [record for record in self._store.all() if _sees(caller, record.id)]
+        return [record for record in self._store.all() if sees(caller, record.id)]
 
     def update(self, caller: Caller, pipeline: str, declared: Any, *, version: int) -> tuple[Record, list[str]]:
         """Put another declaration in place of that `version`; the fields for which a running worker started again. Secrets that it leaves out
         stay, unless where they are sent to changes.
 
-        Raises PipelineInvalid, PipelineConflict, PipelineBusy, QuotaExceeded.
+        Raises PipelineInvalid, PipelineConflict, PipelineBusy, PermissionDenied, QuotaExceeded.
         """
         record = self._ready(pipeline)
         was = self._pipeline(record)
@@ -147,10 +169,12 @@ class Management:
             declared = {"id": pipeline, **declared} if isinstance(declared, dict) else declared
             _check_environment(declared, "")
             with_defaults = self._configuration.with_defaults(declared) if isinstance(declared, dict) else declared
-            asked = Pipeline.parse(with_defaults, secrets=_kept(was, with_defaults))
+            asked = Pipeline.parse(with_defaults, secrets=kept_secrets(was, with_defaults))
             if asked.id != pipeline:
                 raise invalid([Problem("id", f"is {pipeline!r}, as in the address", "id")])
+            require_allowed(asked, self._configuration.reach.hosts)
         asked = asked if asked.account else asked.model_copy(update={"account": was.account})
+        may_declare(caller, asked, was=was)
         restarts = was.restarts(asked)
         changed = self._store.update(
             pipeline,
@@ -160,10 +184,11 @@ class Management:
             who=caller.principal.name,
             detail={"restarts": restarts},
         )
-        self.deployment.write(asked)
-        if restarts and changed.wanted != STOPPED:
-            self.deployment.stop(pipeline)
-            self.deployment.start(pipeline)
+        with self._turn(pipeline):
+            self.deployment.write(asked)
+            if restarts and changed.wanted != STOPPED:
+                self.deployment.stop(pipeline)
+        self._align(pipeline, asked=True)
         return changed, restarts
 
     def delete(self, caller: Caller, pipeline: str) -> None:
@@ -173,7 +198,8 @@ class Management:
             if record.wanted != STOPPED or self.deployment.running(pipeline):
                 raise PipelineBusy(f"{pipeline!r} is {record.wanted}: stop it, then delete it")
             saga = Saga.from_json(record.saga).deleting(caller.principal.name)
-            record = self._store.move(record, phase=Phase.DELETING, saga=saga.to_json())
+            who = caller.principal.name
+            record = self._store.move(record, phase=Phase.DELETING, saga=saga.to_json(), who=who, what="delete")
             self._moving.add(pipeline)
         elif record.phase is Phase.CREATING:
             raise PipelineBusy(f"{pipeline!r} is being made: wait until it is, or is not")
@@ -190,7 +216,9 @@ class Management:
         declared = {**self._store.get(pipeline).declaration, **changes, "id": to}
         if "account" not in changes:
             declared.pop("account", None)
-        return self.create(caller, to, declared)
+        made = self.create(caller, to, declared)
+        self._store.note(to, who=caller.principal.name, what="clone", of=pipeline)
+        return made
 
     # --- to run -------------------------------------------------------------------------------------------------------------
 
@@ -203,7 +231,7 @@ class Management:
         """Have it run: its worker is started where there is none."""
         self._ready(pipeline)
         record = self._store.want(pipeline, RUNNING, who=caller.principal.name, what="resume")
-        self._align(record)
+        self._align(pipeline, asked=True)
         return record
 
     def pause(self, caller: Caller, pipeline: str) -> Record:
@@ -211,14 +239,14 @@ class Management:
         if self._ready(pipeline).wanted == STOPPED:
             raise PipelineBusy(f"{pipeline!r} is STOPPED: resume it first")
         record = self._store.want(pipeline, PAUSED, who=caller.principal.name, what="pause")
-        self._align(record)
+        self._align(pipeline, asked=True)
         return record
 
     def stop(self, caller: Caller, pipeline: str) -> Record:
         """End its worker between two micro-batches. No effect where it is stopped."""
         self._ready(pipeline)
         record = self._store.want(pipeline, STOPPED, who=caller.principal.name, what="stop")
-        self._align(record)
+        self._align(pipeline, asked=True)
         return record
 
     def restart(self, caller: Caller, pipeline: str, *, only_failed: bool) -> Record:
@@ -228,28 +256,47 @@ class Management:
             raise PipelineBusy(f"{pipeline!r} is STOPPED: resume it")
         self._store.note(pipeline, who=caller.principal.name, what="restart", only_failed=only_failed)
         self.deployment.ask(pipeline, restart="failed" if only_failed else "all")
-        self._align(record)
+        self._align(pipeline, asked=True)
         return record
 
     def tend(self) -> None:
-        """Do what is left: sagas of a process that died, workers that are not as they were asked to be. To be called again and again."""
-        for record in self._store.all():
-            with suppress(PipelineConflict, PipelineNotFound):
-                if record.phase is Phase.READY:
-                    self._align(record)
-                elif record.id not in self._moving and self._clock() - record.created_at > _PATIENCE_SECONDS:
-                    run(self._store, record, self._world)
+        """Do what is left: sagas of a process that died, workers that are not as they were asked to be. To be called again and again.
 
-    def _align(self, record: Record) -> None:
-        runs = self.deployment.running(record.id)
-        if record.wanted == STOPPED:
-            if runs:
-                self.deployment.stop(record.id)
-            return
-        self.deployment.ask(record.id, paused=record.wanted == PAUSED)
-        if not runs:
+        What is wrong with one pipeline is said in the log, and keeps nobody from the others.
+        """
+        records = self._store.all()
+        for record in records:
+            if record.phase is Phase.READY:
+                _tended(record.id, partial(self._align, record.id))
+        for record in records:
+            if (
+                record.phase is not Phase.READY
+                and record.id not in self._moving
+                and self._clock() - record.created_at > _PATIENCE_SECONDS
+            ):
+                _tended(record.id, partial(run, self._store, record, self._world))
+
+    def _align(self, pipeline: str, *, asked: bool = False) -> None:
+        """Have its worker be as it is to be now; without being `asked` no worker is started whose supervisor gave it up."""
+        with self._turn(pipeline):
+            record = self._store.get(pipeline)
+            if record.phase is not Phase.READY:
+                return
+            runs = self.deployment.running(pipeline)
+            if record.wanted == STOPPED:
+                if runs:
+                    self.deployment.stop(pipeline)
+                return
+            self.deployment.ask(pipeline, paused=record.wanted == PAUSED)
+            if runs or (not asked and self.deployment.gave_up(pipeline)):
+                return
+            if not asked:
+                self._store.note(pipeline, who=_SERVICE, what="start", cause="its worker did not run")
             self.deployment.write(self._pipeline(record))
-            self.deployment.start(record.id)
+            self.deployment.start(pipeline)
+
+    def _turn(self, pipeline: str) -> threading.Lock:
+        return self._turns[crc32(pipeline.encode()) % _TURNS]
 
     # --- offsets, samples, errors -------------------------------------------------------------------------------------------
 
@@ -287,18 +334,19 @@ class Management:
         """Have every task that has an offset begin at the first one again. Raises PipelineBusy unless it is stopped."""
         return self.change_offsets(caller, pipeline, dict.fromkeys(self.offsets(pipeline), 0))
 
-    def dry_run(self, pipeline: str, documents: list[Any], declared: Any = None) -> list[dict[str, Any]]:
-        """What each step makes of sample documents, by the pipeline as it is or as `declared`; nothing is written. Raises PipelineInvalid."""
+    def dry_run(
+        self, caller: Caller, pipeline: str, documents: list[Any], declared: Any = None
+    ) -> list[dict[str, Any]]:
+        """What each step makes of sample documents, by the pipeline as it is or as `declared`; nothing is written. Lookups look at the
+        collections, which the caller must be allowed to read. Raises PipelineInvalid, PermissionDenied."""
         import msgspec
 
         if len(documents) > MAX_SAMPLES:
             raise InvalidArgument(f"a dry run takes at most {MAX_SAMPLES} documents, not {len(documents)}")
         known = self._store.get(pipeline)
         made = self._pipeline(known) if declared is None else self.validate(pipeline, declared)
-        try:
-            transform = Transform(made)
-        except ValueError as error:
-            raise InvalidArgument(f"it cannot be run dry: {error}") from None
+        may_look_up(caller, made)
+        transform = Transform(made, open_rows=partial(CollectionRows, self._settings))
         found = []
         for place, document in enumerate(documents):
             value = None if document is None else msgspec.json.encode(document)
@@ -327,8 +375,26 @@ class Management:
     def history(self, pipeline: str, *, before: int | None, limit: int) -> list[dict[str, Any]]:
         """Newest first."""
         self._store.get(pipeline)
-        found = self._store.events(pipeline, before=before, limit=limit)
-        return [{"id": e.id, "at": e.at, "who": e.who, "what": e.what, "detail": e.detail} for e in found]
+        return [asdict(event) for event in self._store.events(pipeline, before=before, limit=limit)]
+
+    def audit(self, *, before: int | None, limit: int) -> list[dict[str, Any]]:
+        """Who did what to any pipeline, those that are gone, quotas and keys too; newest first."""
+        return [asdict(event) for event in self._store.events(None, before=before, limit=limit)]
+
+    def quotas(self) -> list[tuple[Quota, Quota]]:
+        """Of each account that has pipelines or a quota: the quota, and what is taken of it. The account ``*`` is that of all others."""
+        known, used = {each.account: each for each in self._store.quotas()}, self._store.used()
+        others = known.get("*", DEFAULT_QUOTA)
+        names = sorted({"*", *known, *used})
+        return [
+            (replace(known.get(name, others), account=name), used.get(name, Quota(name, 0, 0.0, 0))) for name in names
+        ]
+
+    def set_quota(self, caller: Caller, quota: Quota) -> None:
+        self._store.set_quota(quota, who=caller.principal.name)
+
+    def drop_quota(self, caller: Caller, account: str) -> None:
+        self._store.drop_quota(account, who=caller.principal.name)
 
     def secret_names(self, pipeline: str) -> list[str]:
         return self._store.secret_names(pipeline)
@@ -350,32 +416,24 @@ class Management:
         return Pipeline.parse(record.declaration, secrets=self._store.secrets(record.id))
 
 
-def _sees(caller: Caller, pipeline: str) -> bool:
-    return caller.principal.has((Role.READ,), (Resource(Kind.PIPELINE, pipeline),))
+def _tended(pipeline: str, do: Callable[[], object]) -> None:
+    try:
+        do()
+    except (PipelineConflict, PipelineNotFound):
+        pass  # somebody else is at it
+    except MillraceError as error:
+        _log.warning("%s: %s: %s", pipeline, error.code, error)
+    except Exception:
+        _log.exception("%s cannot be looked after; it is tried again", pipeline)
 
 
-def _kept(was: Pipeline, declared: Any) -> dict[str, str]:
-    """The secrets of `was` that go on: not those of a part that is sent elsewhere, or else who may change a pipeline could read them."""
-    found = {}
-    before = was.to_json()
-    for path, text in was.secrets().items():
-        part = path.split(".")[0]
-        old, new = before.get(part), declared.get(part) if isinstance(declared, dict) else None
-        if part == "errors":
-            old, new = (each.get("cluster") if isinstance(each, dict) else None for each in (old, new))
-        if isinstance(old, dict) and isinstance(new, dict) and all(_same(old, new, name) for name in _HOME):
-            found[path] = text
-    return found
-
-
-def _same(old: dict[str, Any], new: dict[str, Any], name: str) -> bool:
-    return list(old.get(name, ())) == (
-        list(new[name])
-        if isinstance(new.get(name), list | tuple)
-        else list(old.get(name, ()))
-        if name not in new
-        else None
-    )
+def _not_made(pipeline: str, code: str, cause: str) -> MillraceError:
+    """What kept it from being made, as an error of its kind."""
+    words = f"{pipeline!r} was not made, and nothing of it is left: {cause}"
+    if code == SinkBusy.code:
+        return SinkBusy(words, retry_after=_RETRY_SECONDS)
+    kinds = (LogUnavailable, SinkRefused, InvalidSettings, SecretUnreadable, TableUnavailable)
+    return next((kind(words) for kind in kinds if kind.code == code), InvalidArgument(words))
 
 
 def _check_environment(value: Any, path: str) -> None:

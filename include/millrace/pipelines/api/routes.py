@@ -15,7 +15,7 @@ from millrace.access.grants import Caller, Kind, Role
 from millrace.base.package import VERSION
 from millrace.pipelines.api.management import MAX_SAMPLES, Management
 from millrace.pipelines.model.status import PipelineStatus
-from millrace.pipelines.store.records import Phase, PipelineRole, Record
+from millrace.pipelines.store.records import Phase, PipelineRole, Quota, Record
 
 
 def _over(role: Role, words: str) -> Need:
@@ -26,6 +26,12 @@ CALLS: Final[Mapping[str, Need]] = {
     "pipelines_health": Need(
         (Role.READ, Role.PRODUCE), Over.ANYTHING, words="the pipeline service, and what it stands on"
     ),
+    "pipelines_audit": Need((Role.READ,), Over.EVERYTHING, words="who did what to any pipeline, quota or key"),
+    "pipelines_quotas": Need(
+        (Role.READ,), Over.EVERYTHING, words="what the pipelines of each account may take, and do"
+    ),
+    "set_quota": Need((Role.ADMIN,), Over.EVERYTHING, words="say what the pipelines of an account may take together"),
+    "drop_quota": Need((Role.ADMIN,), Over.EVERYTHING, words="take an account's own quota away"),
     "pipelines": Need((Role.READ, Role.PRODUCE), Over.ANYTHING, words="the pipelines that one may read"),
     "create_pipeline": _over(Role.OPERATE, "make a pipeline, and become its owner"),
     "validate_pipeline": _over(Role.OPERATE, "check a declaration; nothing is made"),
@@ -51,6 +57,7 @@ CALLS: Final[Mapping[str, Need]] = {
 
 Id = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="A pipeline's id.")]
 Principal = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$", description="Somebody's name.")]
+Account = Annotated[str, Path(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9_.@-]{0,254})$", description="An account, or ``*``.")]
 Offset = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Query(max_length=100)]
 Declaration = Annotated[dict[str, Any], Body(description="A declaration (docs/pipelines.md).")]
@@ -105,6 +112,20 @@ class Redrive(BaseModel):
     dry_run: bool = False
 
 
+class QuotaValues(BaseModel):
+    pipelines: int = Field(ge=0, le=1_000_000)
+    cpus: float = Field(ge=0, le=1e9, description="sum of their resources.cpus", allow_inf_nan=False)
+    memory_mib: int = Field(ge=0, le=1 << 40, description="sum of their resources.memory_mib")
+
+
+class QuotaRow(BaseModel):
+    """An account's quota, and what it takes of it."""
+
+    account: str
+    quota: QuotaValues
+    used: QuotaValues
+
+
 class Health(BaseModel):
     service: str
     version: str
@@ -121,6 +142,7 @@ def router(management: Management, answers: dict[int | str, dict[str, Any]]) -> 
     made = APIRouter(prefix="/api/v1", tags=["pipelines"], responses={**answers, **told})
 
     _look(made, management)
+    _service(made, management)
     _declare(made, management)
     _operate(made, management)
     _people(made, management)
@@ -168,6 +190,38 @@ def _look(made: APIRouter, management: Management) -> None:
         found.sort(key=lambda each: (getattr(each, sort), each.id), reverse=descending)
         rows = [PipelineRow(**_row(each)) for each in found[offset : offset + limit]]
         return PipelinePage(total=len(found), pipelines=rows)
+
+
+def _service(made: APIRouter, management: Management) -> None:
+    @made.get("/pipelines-audit")
+    def pipelines_audit(
+        before: Annotated[int | None, Query(ge=0, le=1 << 62)] = None,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> list[dict[str, Any]]:
+        """Who did what to which pipeline, newest first; of those that are gone, too, and of quotas and keys."""
+        return management.audit(before=before, limit=limit)
+
+    @made.get("/pipelines-quotas")
+    def pipelines_quotas() -> list[QuotaRow]:
+        """Of each account what its pipelines may take together, and what they do; ``*`` is each account without a quota of its own."""
+        return [
+            QuotaRow(account=quota.account, quota=_values(quota), used=_values(used))
+            for quota, used in management.quotas()
+        ]
+
+    @made.put("/pipelines-quotas/{account}", status_code=204)
+    def set_quota(request: Request, account: Account, quota: QuotaValues) -> None:
+        """From now on; what an account has beyond it stays. 0 is nothing at all."""
+        management.set_quota(_caller(request), Quota(account=account, **quota.model_dump()))
+
+    @made.delete("/pipelines-quotas/{account}", status_code=204)
+    def drop_quota(request: Request, account: Account) -> None:
+        """It has the quota of ``*`` again, or the default."""
+        management.drop_quota(_caller(request), account)
+
+
+def _values(quota: Quota) -> QuotaValues:
+    return QuotaValues(pipelines=quota.pipelines, cpus=quota.cpus, memory_mib=quota.memory_mib)
 
 
 def _declare(made: APIRouter, management: Management) -> None:
@@ -254,9 +308,9 @@ def _operate(made: APIRouter, management: Management) -> None:
         return management.reset_offsets(_caller(request), pipeline)
 
     @made.put("/pipelines/{pipeline}/dry-run")
-    def dry_run(pipeline: Id, asked: DryRun) -> list[dict[str, Any]]:
+    def dry_run(request: Request, pipeline: Id, asked: DryRun) -> list[dict[str, Any]]:
         """What each step makes of sample documents; nothing is written."""
-        return management.dry_run(pipeline, asked.documents, asked.declaration)
+        return management.dry_run(_caller(request), pipeline, asked.documents, asked.declaration)
 
     @made.put("/pipelines/{pipeline}/redrive")
     def redrive(request: Request, pipeline: Id, asked: Redrive) -> dict[str, int]:

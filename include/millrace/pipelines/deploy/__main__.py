@@ -19,12 +19,13 @@ from millrace.pipelines.worker.supervisor import supervise
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--config", type=Path)
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--progress", type=Path)
     options = parser.parse_args()
     private()
     try:
-        code = supervise(Settings.load(), options.file)
+        code = supervise(Settings.load(), options.file, config=options.config)
     except MillraceError as error:
         told = {"code": error.code, "message": str(error)[:2000], "retriable": error.retriable}
         replace_json(options.result, {"ok": False, "error": told})

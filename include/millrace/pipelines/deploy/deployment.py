@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from millrace.base.errors import RunNotFound
@@ -11,9 +12,10 @@ from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.status import PipelineStatus, State, declaration_path, pipeline_folder
+from millrace.pipelines.worker.positions import forget_positions
 from millrace.pipelines.worker.supervision import read_status, want
 from millrace.runtime.launch.command import module_job
-from millrace.runtime.launch.launcher import Launcher, RunStatus
+from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
 
 
 def run_id(pipeline: str) -> str:
@@ -35,8 +37,10 @@ def with_secrets(pipeline: Pipeline) -> dict[str, Any]:
 class Deployment:
     """The workers of one data folder. Holds nothing itself."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, config: Path | None = None) -> None:
+        """`config`: the pipeline-config.yaml that workers read (how they log), in place of the settings' own."""
         self._settings = settings
+        self._config = config or (Path(settings.pipeline_config) if settings.pipeline_config else None)
         self._launcher = Launcher(settings)
 
     def write(self, pipeline: Pipeline) -> None:
@@ -45,7 +49,9 @@ class Deployment:
 
     def start(self, pipeline: str) -> RunStatus:
         """Start its worker, or find it running."""
-        job = module_job("pipeline", "millrace.pipelines.deploy", str(declaration_path(self._settings, pipeline)))
+        command = [str(declaration_path(self._settings, pipeline))]
+        command += [] if self._config is None else ["--config", str(self._config.absolute())]
+        job = module_job("pipeline", "millrace.pipelines.deploy", *command)
         return self._launcher.start(run_id(pipeline), job)
 
     def stop(self, pipeline: str) -> None:
@@ -64,6 +70,13 @@ class Deployment:
         except RunNotFound:
             return False
 
+    def gave_up(self, pipeline: str) -> bool:
+        """Whether its worker's supervisor ended by itself: the worker died so often that starting it again is somebody's decision."""
+        try:
+            return self._launcher.poll(run_id(pipeline)).state is RunState.FAILED
+        except RunNotFound:
+            return False
+
     def status(self, pipeline: str) -> PipelineStatus:
         """As its worker said last; what no worker stands behind any more is STOPPED, or FAILED with how its run ended."""
         said = read_status(self._settings, pipeline)
@@ -79,6 +92,7 @@ class Deployment:
         return said.model_copy(update={"state": State.STOPPED})
 
     def remove(self, pipeline: str) -> None:
-        """Stop its worker, and take away its folder."""
+        """Stop its worker, and take away its folder and where its tasks stand. Raises CommitFenced, TableUnavailable."""
         self.stop(pipeline)
+        forget_positions(self._settings, pipeline)
         shutil.rmtree(pipeline_folder(self._settings, pipeline), ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from millrace.base.errors import MillraceError
+from millrace.base.failpoint import hit
 from millrace.pipelines.deploy.saga import Do, Saga
 from millrace.pipelines.store.records import Phase, Record
 from millrace.pipelines.store.store import PipelineStore
@@ -19,8 +20,8 @@ class World(Protocol):
 
     def make(self, step: str, record: Record, things: tuple[str, ...]) -> None: ...
 
-    def undo(self, step: str, record: Record, things: tuple[str, ...]) -> None:
-        """Take away what is there of `things`, and nothing else."""
+    def undo(self, step: str, record: Record, things: tuple[str, ...]) -> tuple[str, ...]:
+        """Take away what is there of `things`, and nothing else; those that it cannot reach any more, and leaves."""
         ...
 
 
@@ -34,22 +35,29 @@ def run(store: PipelineStore, record: Record, world: World) -> Record | None:
             return store.move(record, phase=Phase.READY, saga=record.saga, who=record.created_by, what="created")
         if not isinstance(do, Do):
             what = "create failed" if record.phase is Phase.CREATING else "deleted"
-            store.remove(record, who=saga.who or record.created_by, what=what, cause=saga.cause)
+            store.remove(record, who=saga.who or record.created_by, what=what, cause=saga.cause, code=saga.code)
             return None
+        hit(f"saga.{do.what}.{do.step}")
         try:
-            behind = _do(world, do, record, saga)
+            behind, left = _do(world, do, record, saga)
         except MillraceError as error:
             if saga.back:
                 raise
             behind = saga.failed(error.code, str(error))
+            left = ()
+        hit(f"saga.{do.what}.{do.step}.done")
         record = store.move(record, phase=record.phase, saga=behind.to_json())
+        if left:
+            store.note(record.id, who=saga.who or record.created_by, what="left", things=list(left))
 
 
-def _do(world: World, do: Do, record: Record, saga: Saga) -> Saga:
+def _do(world: World, do: Do, record: Record, saga: Saga) -> tuple[Saga, tuple[str, ...]]:
+    """The saga behind it, and what an undo leaves."""
     if do.what == "plan":
-        return saga.done(world.plan(do.step, record))
+        return saga.done(world.plan(do.step, record)), ()
+    left: tuple[str, ...] = ()
     if do.what == "make":
         world.make(do.step, record, do.things)
     else:
-        world.undo(do.step, record, do.things)
-    return saga.done()
+        left = world.undo(do.step, record, do.things)
+    return saga.done(), left

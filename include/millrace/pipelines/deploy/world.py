@@ -1,20 +1,28 @@
-"""What the steps of a pipeline's saga do: on its Kafka, its OpenSearch, and this machine."""
+"""What the steps of a pipeline's saga do: on its Kafka, its OpenSearch, and this machine.
+
+A thing that a step makes is noted with the cluster that it is in (``input:flights <id>``): a pipeline may be sent elsewhere before it is
+deleted, and what has the same name there is somebody else's.
+"""
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
-import httpx
+from opensearchpy import OpenSearch
 
-from millrace.base.errors import InvalidArgument, LogUnavailable, SinkBusy, SinkRefused
+from millrace.base.errors import InvalidArgument
 from millrace.pipelines.deploy.deployment import Deployment
+from millrace.pipelines.deploy.reach import require_reachable
 from millrace.pipelines.model.kafka import KafkaCluster
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import KafkaSink, OpenSearchSink
 from millrace.pipelines.model.sources import KafkaSource
+from millrace.pipelines.sinks.opensearch import index as indices
 from millrace.pipelines.store.records import Record
+from millrace.pipelines.worker import topic_admin
+from millrace.pipelines.worker.error_topic import make_error_topic
 
 SECONDS: Final = 15.0
 
@@ -29,57 +37,71 @@ class RealWorld:
     def plan(self, step: str, record: Record) -> tuple[str, ...]:
         pipeline = self._pipeline_of(record)
         if step == "index_base" and isinstance(pipeline.sink, OpenSearchSink):
-            with _client(pipeline.sink) as client:
-                if _ask(client, "HEAD", pipeline.sink.index_base, allowed=(200, 404)).status_code == 200:
+            require_reachable(pipeline)
+            sink = pipeline.sink
+            with _client(sink) as client:
+                home = indices.cluster_of(client, sink)
+                if indices.exists(client, sink):
                     return ()
-            if not pipeline.sink.create_index:
-                raise InvalidArgument(
-                    f"there is no index {pipeline.sink.index_base!r}: make it, or say sink.create_index"
-                )
-            return (pipeline.sink.index_base,)
+            if not sink.create_index:
+                raise InvalidArgument(f"there is no index {sink.index_base!r}: make it, or say sink.create_index")
+            return (f"{sink.index_base} {home}",)
         if step == "topics":
+            require_reachable(pipeline)
             found = []
             for kind, cluster, topics in _topics(pipeline):
-                there = _existing(cluster, topics)
-                missing = [topic for topic in topics if topic not in there]
+                there = topic_admin.look(cluster)
+                missing = [topic for topic in topics if topic not in there.topics]
                 if missing and kind == "error" and not pipeline.errors.create:
                     raise InvalidArgument(f"there is no error topic {missing[0]!r}: make it, or say errors.create")
-                found += [f"{kind}:{topic}" for topic in missing]
+                found += [f"{kind}:{topic} {there.cluster}" for topic in missing]
             return tuple(dict.fromkeys(found))
         return (record.id,) if step == "deployment" else ()
 
     def make(self, step: str, record: Record, things: tuple[str, ...]) -> None:
         pipeline = self._pipeline_of(record)
-        if step == "index_base" and isinstance(pipeline.sink, OpenSearchSink):
+        if step == "index_base" and isinstance(pipeline.sink, OpenSearchSink) and things:
             with _client(pipeline.sink) as client:
-                for index in things:
-                    answer = _ask(client, "PUT", index, body=pipeline.sink.index_body, allowed=(200, 400))
-                    if answer.status_code == 400 and "resource_already_exists" not in answer.text:
-                        raise SinkRefused(f"the index {index!r} cannot be made: {answer.text[:500]}")
+                indices.make(client, pipeline.sink)
         elif step == "topics":
             for kind, cluster, _ in _topics(pipeline):
-                _change(cluster, _of(kind, things), make=True)
+                names = [name for name, _ in _of(kind, things)]
+                if kind == "error" and names:
+                    make_error_topic(pipeline)
+                else:
+                    topic_admin.make(cluster, names)
         elif step == "deployment":
             self._deployment.write(pipeline)
 
-    def undo(self, step: str, record: Record, things: tuple[str, ...]) -> None:
+    def undo(self, step: str, record: Record, things: tuple[str, ...]) -> tuple[str, ...]:
         if not things:
-            return
+            return ()
         if step == "deployment":
             self._deployment.remove(record.id)
-            return
+            return ()
         pipeline = self._pipeline_of(record)
+        gone: set[str] = set()
         if step == "index_base" and isinstance(pipeline.sink, OpenSearchSink):
             with _client(pipeline.sink) as client:
-                for index in things:
-                    _ask(client, "DELETE", index, allowed=(200, 404))
+                here = indices.cluster_of(client, pipeline.sink)
+                for thing in things:
+                    index, _, home = thing.partition(" ")
+                    if home == here:
+                        indices.remove(client, pipeline.sink, index)
+                        gone.add(thing)
         elif step == "topics":
             for kind, cluster, _ in _topics(pipeline):
-                _change(cluster, _of(kind, things), make=False)
+                told = _of(kind, things)
+                here = topic_admin.look(cluster).cluster if told else ""
+                topic_admin.delete(cluster, [name for name, home in told if home == here])
+                gone |= {f"{kind}:{name} {home}" for name, home in told if home == here}
+        return tuple(thing for thing in things if thing not in gone)
 
 
-def _of(kind: str, things: Iterable[str]) -> list[str]:
-    return [each.partition(":")[2] for each in things if each.startswith(f"{kind}:")]
+def _of(kind: str, things: Iterable[str]) -> list[tuple[str, str]]:
+    """Name and cluster of those of `kind`."""
+    found = [each.partition(":")[2].partition(" ") for each in things if each.startswith(f"{kind}:")]
+    return [(name, home) for name, _, home in found]
 
 
 def _topics(pipeline: Pipeline) -> list[tuple[str, KafkaCluster, tuple[str, ...]]]:
@@ -93,62 +115,10 @@ def _topics(pipeline: Pipeline) -> list[tuple[str, KafkaCluster, tuple[str, ...]
     return found
 
 
-def _admin(cluster: KafkaCluster) -> Any:
-    from confluent_kafka.admin import AdminClient
-
-    return AdminClient(dict(KafkaCluster.client_settings(cluster)))
-
-
-def _existing(cluster: KafkaCluster, topics: Iterable[str]) -> set[str]:
-    from confluent_kafka import KafkaException
-
+@contextmanager
+def _client(sink: OpenSearchSink) -> Iterator[OpenSearch]:
+    client = indices.client_of(sink, seconds=SECONDS)
     try:
-        known = _admin(cluster).list_topics(timeout=SECONDS).topics
-    except KafkaException as error:
-        raise LogUnavailable(f"Kafka at {', '.join(cluster.bootstrap)}: {error.args[0].str()}") from None
-    return {topic for topic in topics if topic in known}
-
-
-def _change(cluster: KafkaCluster, topics: list[str], *, make: bool) -> None:
-    from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.cimpl import NewTopic
-
-    if not topics:
-        return
-    admin = _admin(cluster)
-    done = (
-        admin.create_topics([NewTopic(topic, num_partitions=1) for topic in topics], operation_timeout=SECONDS)
-        if make
-        else admin.delete_topics(topics, operation_timeout=SECONDS)
-    )
-    for topic, future in done.items():
-        try:
-            future.result(timeout=2 * SECONDS)
-        except KafkaException as error:
-            so_already = KafkaError.TOPIC_ALREADY_EXISTS if make else KafkaError.UNKNOWN_TOPIC_OR_PART
-            if error.args[0].code() == so_already:
-                continue
-            kind = LogUnavailable if error.args[0].retriable() else SinkRefused
-            raise kind(f"topic {topic}: {error.args[0].str()}") from None
-        except TimeoutError:
-            raise LogUnavailable(f"topic {topic}: Kafka gave no answer in {2 * SECONDS:.0f} s") from None
-
-
-def _client(sink: OpenSearchSink) -> httpx.Client:
-    verify: Any = ssl.create_default_context(cadata=sink.ca) if sink.ca else True
-    login = (sink.username, sink.password.get_secret_value()) if sink.username else None
-    return httpx.Client(base_url=sink.hosts[0], auth=login, verify=verify, timeout=SECONDS)
-
-
-def _ask(
-    client: httpx.Client, method: str, index: str, *, allowed: tuple[int, ...], body: Any = None
-) -> httpx.Response:
-    try:
-        answer = client.request(method, f"/{index}", json=body if method == "PUT" else None)
-    except httpx.HTTPError as error:
-        raise SinkBusy(f"OpenSearch at {client.base_url}: {error}", retry_after=1.0) from None
-    if answer.status_code not in allowed:
-        raise SinkRefused(
-            f"OpenSearch at {client.base_url}: {method} {index}: {answer.status_code} {answer.text[:300]}"
-        )
-    return answer
+        yield client
+    finally:
+        client.close()

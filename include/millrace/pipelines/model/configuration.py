@@ -57,6 +57,16 @@ class Log(Part):
     maxSize: int = Field(default=100, ge=1, le=100_000, description="MB of a file before it is rotated")
 
 
+class Reach(Part):
+    """``reach:`` where declarations may lead. Not in the reference document: without it all is as there."""
+
+    hosts: tuple[str, ...] = Field(
+        default=(),
+        max_length=1000,
+        description="patterns of names (*.svc.cluster.local) and networks (10.0.0.0/8) that pipelines may reach; none: all but link-local",
+    )
+
+
 class Configuration(Part):
     """The file."""
 
@@ -66,6 +76,7 @@ class Configuration(Part):
     kafka: Kafka = Field(default_factory=Kafka)
     mq: Mq = Field(default_factory=Mq)
     log: Log = Field(default_factory=Log)
+    reach: Reach = Field(default_factory=Reach)
 
     @classmethod
     def load(cls, path: Path) -> Self:

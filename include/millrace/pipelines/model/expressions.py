@@ -6,7 +6,7 @@ An expression sees the document as ``doc`` and its record as ``record`` (topic, 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, StringConstraints
 
@@ -18,6 +18,8 @@ MAX_EXPRESSION: Final = 2000
 _MACROS: Final = 3
 """Comprehensions in one expression: each may go over a list within another's, so that what it costs grows with their product."""
 _COMPREHENSION: Final = re.compile(r"\.\s*(?:map|filter|all|exists|exists_one)\s*\(\s*([A-Za-z_]\w*)")
+
+_MAP: Final = re.compile(r"\.\s*map\s*\(")
 
 
 def compiled(text: str) -> Any:
@@ -37,6 +39,19 @@ def compiled(text: str) -> Any:
             f"names {', '.join(unknown)}; an expression has {DOC} (the document) and {RECORD} alone: write {DOC}.{unknown[0]}"
         )
     return program
+
+
+class Loops(NamedTuple):
+    """What an expression may multiply: comprehensions, those among them that make a value for each (map), and sums."""
+
+    all: int
+    maps: int
+    sums: int
+
+
+def loops_of(text: str) -> Loops:
+    """Counted in the text, names within strings too: rather more than it has."""
+    return Loops(len(_COMPREHENSION.findall(text)), len(_MAP.findall(text)), text.count("+"))
 
 
 def _short(error: Exception) -> str:

@@ -145,8 +145,9 @@ class Pipeline(Part):
         """
         if not isinstance(value, Mapping):
             raise invalid([Problem("", "is an object with id, source and sink", "type")])
-        whole = _with_secrets(value, secrets or {})
+        whole: Any = value
         try:
+            whole = _with_secrets(value, secrets or {})
             return cls.model_validate(whole)
         except ValidationError as error:
             raise invalid(problems_of(error, whole)) from None

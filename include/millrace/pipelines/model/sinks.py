@@ -116,7 +116,7 @@ class DeltaSink(Part):
 
     kind: Literal["delta"] = "delta"
     table: str = words(
-        "its name below the deployment's tables", min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9_/-]*$"
+        "its name below the deployment's tables", min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
     )
     tombstones: Literal["ignore", "error"] = words("a table of appends deletes nothing", default="error")
 

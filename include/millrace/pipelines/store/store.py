@@ -18,7 +18,14 @@ import sqlalchemy as sa
 
 from millrace.access.grants import Grant, Kind
 from millrace.base.closing import Closing
-from millrace.base.errors import InvalidArgument, PipelineConflict, PipelineExists, PipelineNotFound, QuotaExceeded
+from millrace.base.errors import (
+    InvalidArgument,
+    PipelineBusy,
+    PipelineConflict,
+    PipelineExists,
+    PipelineNotFound,
+    QuotaExceeded,
+)
 from millrace.base.settings import Settings
 from millrace.meta.databases import mariadb, prepare, sqlite, transaction
 from millrace.meta.opening import PASSWORD_VARIABLE, USERNAME_VARIABLE
@@ -34,6 +41,9 @@ KEPT_DELETED: Final = 5_000
 MAX_ROLES: Final = 200
 """People of one pipeline."""
 MAX_QUOTAS: Final = 10_000
+QUOTAS: Final = "*quotas"
+KEYS: Final = "*keys"
+"""What lines of history that are of no pipeline are of."""
 
 _upgrade = partial(
     upgrade,
@@ -136,11 +146,11 @@ class PipelineStore(Closing):
     ) -> Record:
         """Put another declaration in place of the one of that `version`, and `secrets` in place of all that there were.
 
-        Raises PipelineNotFound, PipelineConflict, QuotaExceeded.
+        Raises PipelineNotFound, PipelineBusy, PipelineConflict, QuotaExceeded.
         """
         encrypted = {path: self._keys.encrypt(text) for path, text in secrets.items()}
         with self._writing() as db:
-            row = _row(db, pipeline)
+            row = _ready(db, pipeline)
             _check_version(row, version)
             values = _columns(declaration)
             _check_quota(db, values["account"], values["cpus"], values["memory_mib"], without=pipeline)
@@ -152,9 +162,9 @@ class PipelineStore(Closing):
             return _record(_row(db, pipeline))
 
     def want(self, pipeline: str, wanted: str, *, who: str, what: str) -> Record:
-        """Note what is asked for (RUNNING, PAUSED, STOPPED), and who asked by which call. Raises PipelineNotFound."""
+        """Note what is asked for (RUNNING, PAUSED, STOPPED), and who asked by which call. Raises PipelineNotFound, PipelineBusy."""
         with self._writing() as db:
-            _row(db, pipeline)
+            _ready(db, pipeline)
             db.execute(sa.update(PIPELINE).where(PIPELINE.c.id == pipeline).values(wanted=wanted))
             self._note(db, pipeline, who, what, {})
             return _record(_row(db, pipeline))
@@ -163,11 +173,9 @@ class PipelineStore(Closing):
         self, was: Record, *, phase: Phase, saga: Mapping[str, Any], who: str = "", what: str = "", **detail: Any
     ) -> Record:
         """Put phase and saga in place of those of `was`, with a line in the history where `what` is given. Raises PipelineNotFound,
-        and PipelineConflict where another process has moved it on meanwhile."""
+        and PipelineConflict where another process has moved it on meanwhile, or where it is to run now."""
         with self._writing() as db:
-            row = _row(db, was.id)
-            if row.saga != _text(was.saga) or row.phase != was.phase:
-                raise PipelineConflict(f"another process has moved {was.id!r} on: it is {row.phase}")
+            _unmoved(db, was)
             moved = sa.update(PIPELINE).where(PIPELINE.c.id == was.id)
             db.execute(moved.values(phase=phase, saga=_text(saga)))
             if what:
@@ -177,9 +185,7 @@ class PipelineStore(Closing):
     def remove(self, was: Record, *, who: str, what: str, **detail: Any) -> None:
         """Forget a pipeline, its secrets and roles; its history stays, bounded. Raises as :meth:`move`."""
         with self._writing() as db:
-            row = _row(db, was.id)
-            if row.saga != _text(was.saga) or row.phase != was.phase:
-                raise PipelineConflict(f"another process has moved {was.id!r} on: it is {row.phase}")
+            _unmoved(db, was)
             for table in (SECRET, ROLE):
                 db.execute(sa.delete(table).where(table.c.pipeline == was.id))
             db.execute(sa.delete(PIPELINE).where(PIPELINE.c.id == was.id))
@@ -197,9 +203,9 @@ class PipelineStore(Closing):
         with self._writing() as db:
             self._note(db, pipeline, who, what, detail)
 
-    def events(self, pipeline: str, *, before: int | None = None, limit: int = 100) -> list[Event]:
-        """Its history, newest first; those with a smaller id than `before`."""
-        query = sa.select(EVENT).where(EVENT.c.pipeline == pipeline)
+    def events(self, pipeline: str | None, *, before: int | None = None, limit: int = 100) -> list[Event]:
+        """Its history, newest first; those with a smaller id than `before`. None: of all, those that are gone and the service's own too."""
+        query = sa.select(EVENT) if pipeline is None else sa.select(EVENT).where(EVENT.c.pipeline == pipeline)
         if before is not None:
             query = query.where(EVENT.c.id < before)
         with self._reading() as db:
@@ -265,13 +271,14 @@ class PipelineStore(Closing):
             rows = db.execute(sa.select(SECRET).where(SECRET.c.pipeline == pipeline)).all()
         return {row.path: self._keys.decrypt(row.value) for row in rows}
 
-    def rotate_keys(self) -> int:
+    def rotate_keys(self, *, who: str) -> int:
         """Encrypt each secret anew, by the first key; how many. Raises SecretUnreadable with nothing changed."""
         with self._writing() as db:
             rows = db.execute(sa.select(SECRET)).all()
             for row in rows:
                 place = sa.and_(SECRET.c.pipeline == row.pipeline, SECRET.c.path == row.path)
                 db.execute(sa.update(SECRET).where(place).values(value=self._keys.rotated(row.value)))
+            self._note(db, KEYS, who, "rotate keys", {"secrets": len(rows)})
         return len(rows)
 
     # --- quotas -------------------------------------------------------------------------------------------------------------
@@ -281,7 +288,20 @@ class PipelineStore(Closing):
         with self._reading() as db:
             return [Quota(*row) for row in db.execute(sa.select(QUOTA).order_by(QUOTA.c.account))]
 
-    def set_quota(self, quota: Quota) -> None:
+    def used(self) -> dict[str, Quota]:
+        """What the pipelines of each account take together now."""
+        sums = (sa.func.count(), sa.func.sum(PIPELINE.c.cpus), sa.func.sum(PIPELINE.c.memory_mib))
+        query = sa.select(PIPELINE.c.account, *sums).group_by(PIPELINE.c.account).order_by(PIPELINE.c.account)
+        with self._reading() as db:
+            return {row[0]: Quota(row[0], row[1], float(row[2]), int(row[3])) for row in db.execute(query)}
+
+    def drop_quota(self, account: str, *, who: str) -> None:
+        """From now on it has the quota of ``*``, or the default. No effect where it has none of its own."""
+        with self._writing() as db:
+            db.execute(sa.delete(QUOTA).where(QUOTA.c.account == account))
+            self._note(db, QUOTAS, who, "drop quota", {"account": account})
+
+    def set_quota(self, quota: Quota, *, who: str) -> None:
         """From now on; what an account has beyond it stays. The account ``*`` stands for each without a quota. Raises InvalidArgument."""
         with self._writing() as db:
             db.execute(sa.delete(QUOTA).where(QUOTA.c.account == quota.account))
@@ -289,6 +309,20 @@ class PipelineStore(Closing):
                 raise InvalidArgument(f"there are {MAX_QUOTAS} quotas already")
             values = {name: getattr(quota, name) for name in ("account", "pipelines", "cpus", "memory_mib")}
             db.execute(sa.insert(QUOTA).values(**values))
+            self._note(db, QUOTAS, who, "set quota", values)
+
+
+def _ready(db: sa.Connection, pipeline: str) -> Any:
+    row = _row(db, pipeline)
+    if row.phase != Phase.READY:
+        raise PipelineBusy(f"{pipeline!r} is {row.phase}")
+    return row
+
+
+def _unmoved(db: sa.Connection, was: Record) -> None:
+    row = _row(db, was.id)
+    if row.saga != _text(was.saga) or row.phase != was.phase or row.wanted != was.wanted:
+        raise PipelineConflict(f"somebody else has moved {was.id!r} on: it is {row.phase}, and to be {row.wanted}")
 
 
 def _check_version(row: Any, version: int) -> None:

@@ -14,7 +14,7 @@ from functools import singledispatch
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from millrace.pipelines.model import steps
-from millrace.pipelines.model.expressions import DOC, RECORD, compiled, validator
+from millrace.pipelines.model.expressions import DOC, RECORD, Loops, compiled, loops_of, validator
 from millrace.pipelines.model.paths import joined, split, template
 from millrace.pipelines.records import Record
 from millrace.pipelines.transform.casts import CASTS, to_string
@@ -22,6 +22,14 @@ from millrace.pipelines.transform.places import MISSING, Document, Refused, gett
 
 MAX_NAMES: Final = 10_000
 """Of a flattened document."""
+MAX_DOCUMENT_BYTES: Final = 32 << 20
+"""Of a record's value, and of a document; what is larger is an error."""
+MAX_MADE_ID: Final = 32 << 10
+"""Characters of an id that a template makes; sinks allow less."""
+MAX_ROUNDS: Final = 1_000_000
+"""Of an expression's comprehensions within each other, on one document."""
+MAX_VALUES: Final = 30_000_000
+"""That comprehensions may put into lists, on one document."""
 
 
 class Context:
@@ -146,6 +154,8 @@ def _template_id(step: steps.TemplateId, open_rows: Open) -> Apply:
                     "NO_ID", f"{joined(path)} is {'missing' if value is MISSING else 'null'}: there is no id without it"
                 )
             found += (value if type(value) is str else to_string(value)) + text
+            if len(found) > MAX_MADE_ID:
+                raise Refused("ID_LENGTH", f"the id has more than {MAX_MADE_ID} characters")
         context.id = found
         if put is not None:
             put(document, found)
@@ -177,20 +187,26 @@ def _lookup(step: steps.Lookup, open_rows: Open) -> Apply:
 def _flatten(step: steps.Flatten, open_rows: Open) -> Apply:
     separator, lists = step.separator, step.lists == "index"
 
-    def flatten(value: Any, name: str, depth: int, found: Document) -> None:
+    def flatten(value: Any, name: str, depth: int, found: Document, left: int) -> int:
+        """Into `found`; of `left` characters of names those that are left."""
         if depth and value and (type(value) is dict or (lists and type(value) is list)):
             for inner, each in value.items() if type(value) is dict else enumerate(value):
-                flatten(each, f"{name}{separator}{inner}" if name else str(inner), depth - 1, found)
-            return
+                left = flatten(each, f"{name}{separator}{inner}" if name else str(inner), depth - 1, found, left)
+            return left
+        # A long name above many values is in the name of each: a document of one megabyte may become one of ten gigabytes.
+        left -= len(name)
+        if left < 0:
+            raise Refused("TOO_LARGE", f"the names of the flat document have more than {MAX_DOCUMENT_BYTES} characters")
         if name in found:
             raise Refused("TWO_VALUES", f"two values would get the name {name!r}")
         if len(found) >= MAX_NAMES:
             raise Refused("TOO_MANY_NAMES", f"a flattened document has at most {MAX_NAMES} names")
         found[name] = value
+        return left
 
     def apply(document: Document, context: Context) -> bool:
         found: Document = {}
-        flatten(document, "", step.depth + 1, found)
+        flatten(document, "", step.depth + 1, found, MAX_DOCUMENT_BYTES)
         if document:
             document.clear()
             document.update(found)
@@ -265,9 +281,13 @@ def evaluator(expression: str) -> Callable[[Document, Context], Any]:
     execute = compiled(expression).execute
     names = names_read(expression)
     wants_record = re.search(rf"\b{RECORD}\b", expression) is not None
+    loops = loops_of(expression)
+    may_grow = loops.all > 0 or loops.sums > 0
 
     def evaluate(document: Document, context: Context) -> Any:
         given = document if names is None else {name: document[name] for name in names if name in document}
+        if may_grow:
+            _bounded(given, loops)
         values: dict[str, Any] = {DOC: given}
         if wants_record:
             values[RECORD] = _described(context.record)
@@ -281,6 +301,33 @@ def evaluator(expression: str) -> Callable[[Document, Context], Any]:
             raise Refused("EXPRESSION", f"{expression[:200]!r}: {told[:300]}") from None
 
     return evaluate
+
+
+def _bounded(given: Document, loops: Loops) -> None:
+    """Raises Refused where what the expression may do to this document has no reasonable end: the evaluator cannot be interrupted.
+
+    Work grows with the longest list, once for each comprehension; text with what is read, once for each sum.
+    """
+    values = text = longest = 0
+    waiting: list[Any] = [given]
+    while waiting:
+        value = waiting.pop()
+        values += 1
+        if type(value) is str:
+            text += len(value)
+        elif type(value) is dict:
+            longest = max(longest, len(value))
+            waiting += value.values()
+        elif type(value) is list:
+            longest = max(longest, len(value))
+            waiting += value
+    longest *= loops.sums + 1  # lists are added, too
+    rounds: int = longest**loops.all
+    made: int = values * longest ** max(loops.maps, loops.all - 1)
+    if loops.all and (rounds > MAX_ROUNDS or made > MAX_VALUES):
+        raise Refused("TOO_MUCH_WORK", f"a list of {longest} values is too long for {loops.all} comprehensions over it")
+    if loops.sums and text * (loops.sums + 1) * max(1, longest**loops.maps) > MAX_DOCUMENT_BYTES:
+        raise Refused("TOO_MUCH_WORK", f"{text} characters are too many for {loops.sums} sums over them")
 
 
 def _described(record: Record | None) -> dict[str, Any]:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from millrace.base.errors import MillraceError
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.steps import Lookup
 from millrace.pipelines.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record
-from millrace.pipelines.transform.operators import Context, Open, Rows, compile_step
+from millrace.pipelines.transform.operators import MAX_DOCUMENT_BYTES, Context, Open, Rows, compile_step
 from millrace.pipelines.transform.places import Document, Refused
-
-MAX_DOCUMENT_BYTES: Final = 32 << 20
-"""Of a record's value, and of a document; what is larger is an error."""
 
 
 @dataclass(slots=True)
@@ -75,7 +73,8 @@ class Transform:
         self._context = Context()
 
     def run(self, records: Sequence[Record]) -> Transformed:
-        """Every record's outcome. Raises nothing of a document's own: that is its failure."""
+        """Every record's outcome. Raises nothing of a document's own: that is its failure; a MillraceError where a lookup's collection
+        cannot be read, which is no document's fault."""
         done = Transformed()
         actions, failures = done.actions, done.failures
         decode, encode, context, operators = self._decode, self._encode, self._context, self._operators
@@ -113,6 +112,8 @@ class Transform:
                 failures.append(Failure(record, stage, step, "NO_JSON", f"no JSON: {str(error)[:300]}"))
             except RecursionError:
                 failures.append(Failure(record, stage, step, "TOO_DEEP", "it is nested too deep"))
+            except MillraceError:
+                raise
             except Exception as error:
                 # One document's trouble, whatever it is, is not the others': it is recorded as what it is.
                 failures.append(Failure(record, stage, step, type(error).__name__, str(error)[:300]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import uuid
 from pathlib import Path
 
 from millrace.base.errors import MillraceError
@@ -20,7 +19,7 @@ from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.definition import PipelineRun
 from millrace.pipelines.worker.host import run
 from millrace.pipelines.worker.limits import hold_to
-from millrace.pipelines.worker.logs import begin_log
+from millrace.pipelines.worker.logs import begin_log, new_run
 from millrace.runtime.service import begin_service
 
 
@@ -40,9 +39,7 @@ def main() -> int:
         settings = Settings.load()
         configuration = Configuration.load(options.config) if options.config is not None else Configuration()
         pipeline = read_pipeline(options.file, configuration)
-        begin_log(
-            pipeline_folder(settings, pipeline.id), configuration.log, pipeline=pipeline.id, run=uuid.uuid4().hex[:12]
-        )
+        begin_log(pipeline_folder(settings, pipeline.id), configuration.log, pipeline=pipeline.id, run=new_run())
         hold_to(pipeline.resources)
         server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
         run(PipelineRun(settings, pipeline), stop=stop, metrics=metrics, until_end=options.until_end)

@@ -18,9 +18,11 @@ from millrace.node.range.definition import CommitResult, Definition, Holds, Pend
 from millrace.node.range.failure import Failure
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sources import KafkaSource
+from millrace.pipelines.model.steps import Lookup
 from millrace.pipelines.sinks.sink import sink_of
 from millrace.pipelines.worker.beat import Beat
 from millrace.pipelines.worker.error_topic import ensure_topic
+from millrace.pipelines.worker.lookups import CollectionRows
 from millrace.pipelines.worker.positions import (
     Position,
     commit_positions,
@@ -46,6 +48,7 @@ class PipelineRun(Definition[Work, Done]):
     settings: Settings
     pipeline: Pipeline
     _tasks: dict[str, Task] = field(default_factory=dict, compare=False, repr=False)
+    _rows: dict[Lookup, CollectionRows] = field(default_factory=dict, compare=False, repr=False)
     _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
 
     @property
@@ -56,7 +59,7 @@ class PipelineRun(Definition[Work, Done]):
         return {"settings": self.settings, "pipeline": self.pipeline}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        for key, value in {**state, "_tasks": {}, "_lock": threading.Lock()}.items():
+        for key, value in {**state, "_tasks": {}, "_rows": {}, "_lock": threading.Lock()}.items():
             object.__setattr__(self, key, value)
 
     @property
@@ -83,16 +86,18 @@ class PipelineRun(Definition[Work, Done]):
         finally:
             places.close()
         ensure_topic(self.pipeline)
-        new = sorted(ends.keys() - read_positions(table).keys())
+        known = read_positions(table)
+        new = sorted(task for task in ends if task not in known or known[task].forgotten)
         if new and reset == "error":
             raise InvalidSettings(
                 f"{', '.join(new)} have no position, and offset_reset is error: set their offsets first"
             )
         # Written down now: a record that comes before the first range ends is not behind "latest".
-        begins = [
-            (None, Position(task, ends[task].low if reset == "earliest" else ends[task].high, commits=1))
-            for task in new
-        ]
+        begins = []
+        for task in new:
+            before = known.get(task)
+            start = ends[task].low if reset == "earliest" else ends[task].high
+            begins.append((before, (before or Position(task, 0)).moved(start)))
         if begins:
             commit_positions(table, begins)
 
@@ -105,7 +110,7 @@ class PipelineRun(Definition[Work, Done]):
             task = self._tasks.pop(plan.channel, None)
         try:
             if task is None:
-                task = Task(self.settings, self.pipeline, plan.topic, plan.partition)
+                task = Task(self.settings, self.pipeline, plan.topic, plan.partition, open_rows=self.rows_of)
             done = task.run(plan)
         except Exception as error:
             if task is not None:
@@ -117,6 +122,11 @@ class PipelineRun(Definition[Work, Done]):
         with self._lock:
             self._tasks[plan.channel] = task
         return done
+
+    def rows_of(self, step: Lookup) -> CollectionRows:
+        """The rows that a lookup looks at: one copy for all tasks of this process."""
+        with self._lock:
+            return self._rows.setdefault(step, CollectionRows(self.settings, step))
 
     def committer(self, metrics: Metrics | None, *, holds: Holds = always) -> PipelineCommitter:
         return PipelineCommitter(self, metrics)

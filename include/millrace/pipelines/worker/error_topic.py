@@ -1,6 +1,7 @@
 """The error topic: the record as it came, with Kafka Connect's headers that say where it failed and why.
 
-A header that is there already (of an earlier failure, elsewhere) is never written over. What is produced is acknowledged by all
+A header that is there already (of an earlier failure, elsewhere, or somebody's invention) is never written over: ours come behind it, and
+of one name the last counts. What is produced is acknowledged by all
 in-sync replicas before the offsets move; a range that is repeated may bring its failures again, with the same origin in the headers.
 """
 
@@ -14,11 +15,16 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.records import Failure, Record
+from millrace.pipelines.worker import topic_admin
 from millrace.pipelines.worker.topics import logger
 
 PREFIX: Final = "__connect.errors."
 MAX_BYTES: Final = 64 << 20
+OMITTED: Final = "millrace.value.omitted"
+"""The header of a record whose value (and own headers) the error topic does not take: it stands where the other headers say."""
 _SECONDS: Final = 60.0
+_KEY: Final = 1024
+_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE})
 
 
 def headers_of(failure: Failure, *, pipeline: str, task: str) -> dict[str, bytes]:
@@ -39,8 +45,11 @@ def headers_of(failure: Failure, *, pipeline: str, task: str) -> dict[str, bytes
 
 
 def origin_of(record: Record) -> Record | None:
-    """The record that failed, of one of the error topic: as it came, at its first place. None where the headers say no place."""
-    told = {name: value for name, value in record.headers if name.startswith(PREFIX)}
+    """The record that failed, of one of the error topic: as it came, at its first place. None where the headers say no place, or where its
+    value was left out."""
+    told = {name: value for name, value in record.headers if name.startswith(PREFIX)}  # the last of each name
+    if OMITTED in dict(record.headers):
+        return None
     try:
         topic = (told[f"{PREFIX}topic"] or b"").decode()
         partition, offset = (int(told[f"{PREFIX}{name}"] or b"") for name in ("partition", "offset"))
@@ -71,40 +80,48 @@ class ErrorTopic:
     def put(self, failures: Sequence[Failure], *, task: str) -> None:
         """Produce them, acknowledged. Raises SinkBusy, SinkRefused: nothing may move then."""
         trouble: list[KafkaError] = []
-
-        def told(error: KafkaError | None, _: Any) -> None:
-            if error is not None:
-                trouble.append(error)
-
+        too_large: list[Failure] = []
         for failure in failures:
-            record = failure.record
-            headers: list[tuple[str, str | bytes | None]] = list(record.headers)
-            known = {name for name, _ in record.headers}
-            made = headers_of(failure, pipeline=self._pipeline, task=task)
-            headers += [(name, value) for name, value in made.items() if name not in known]
-            try:
-                while True:
-                    try:
-                        self._producer.produce(
-                            self._topic,
-                            record.value,
-                            record.key,
-                            headers=headers,
-                            timestamp=max(record.timestamp, 0),
-                            on_delivery=told,
-                        )
-                        break
-                    except BufferError:
-                        self._producer.poll(0.1)
-            except KafkaException as error:
-                trouble.append(error.args[0])
-            self._producer.poll(0)
+            self._produce(failure, task, trouble, too_large)
         left = self._producer.flush(_SECONDS + 5)
+        # A topic that somebody made takes less than the source's: without its value the record is told of all the same.
+        for failure in too_large:
+            self._produce(failure, task, trouble, None)
+        left += self._producer.flush(_SECONDS + 5)
         if trouble or left:
             said = trouble[0].str() if trouble else f"{left} records got no answer"
             if trouble and trouble[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
                 raise SinkRefused(f"there is no error topic {self._topic}: make it, or say errors.create")
             raise SinkBusy(f"error topic {self._topic}: {said}", retry_after=1.0)
+
+    def _produce(self, failure: Failure, task: str, trouble: list[KafkaError], too_large: list[Failure] | None) -> None:
+        """Hand it to the producer; what goes wrong comes into `trouble`, what is too large into `too_large`; None: without its value."""
+
+        def told(error: KafkaError | None, _: Any = None) -> None:
+            if error is None:
+                return
+            if too_large is not None and error.code() in _TOO_LARGE:
+                too_large.append(failure)
+            else:
+                trouble.append(error)
+
+        record, whole = failure.record, too_large is not None
+        made = headers_of(failure, pipeline=self._pipeline, task=task)
+        headers: list[tuple[str, str | bytes | None]] = list(record.headers) if whole else [(OMITTED, b"true")]
+        headers += made.items()
+        value, key = (record.value, record.key) if whole else (None, (record.key or b"")[:_KEY])
+        try:
+            while True:
+                try:
+                    self._producer.produce(
+                        self._topic, value, key, headers=headers, timestamp=max(record.timestamp, 0), on_delivery=told
+                    )
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)
+        except KafkaException as error:
+            told(error.args[0])
+        self._producer.poll(0)
 
     def close(self) -> None:
         """Idempotent."""
@@ -112,21 +129,16 @@ class ErrorTopic:
         self._producer.flush(1.0)
 
 
-def ensure_topic(pipeline: Pipeline, *, partitions: int = 1, wait: float = 30.0) -> None:
-    """Make the error topic where it is not there and may be made. Raises SinkBusy, SinkRefused."""
-    from confluent_kafka.admin import AdminClient
-    from confluent_kafka.cimpl import NewTopic
-
-    admin = AdminClient(dict(pipeline.errors_cluster.client_settings()), logger=logger)
+def ensure_topic(pipeline: Pipeline) -> None:
+    """Make the error topic where it is not there and may be made. Raises LogUnavailable, InvalidSettings, SinkRefused."""
     topic = pipeline.errors_topic
-    try:
-        known = admin.list_topics(topic, timeout=wait).topics.get(topic)
-        if known is not None and known.error is None:
-            return
-        if not pipeline.errors.create:
-            raise SinkRefused(f"there is no error topic {topic}: make it, or say errors.create")
-        admin.create_topics([NewTopic(topic, partitions, -1)], request_timeout=wait)[topic].result(timeout=wait)
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-            return
-        raise SinkBusy(f"error topic {topic}: {error.args[0].str()}", retry_after=1.0) from None
+    if topic in topic_admin.look(pipeline.errors_cluster).topics:
+        return
+    if not pipeline.errors.create:
+        raise SinkRefused(f"there is no error topic {topic}: make it, or say errors.create")
+    make_error_topic(pipeline)
+
+
+def make_error_topic(pipeline: Pipeline) -> None:
+    """Make it, so that it takes any record that a topic of the source may hold, with our headers."""
+    topic_admin.make(pipeline.errors_cluster, [pipeline.errors_topic], settings={"max.message.bytes": str(MAX_BYTES)})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import uuid
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
@@ -44,10 +45,10 @@ class JsonLine(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def begin_log(folder: Path, log: Log, *, pipeline: str, run: str) -> logging.Handler:
-    """Have everything this process says go into ``<folder>/pipeline.log``; what is older than maxAge is removed now."""
+def begin_log(folder: Path, log: Log, *, pipeline: str, run: str, file: str = FILE) -> logging.Handler:
+    """Have everything this process says go into `file` of `folder`; what is older than maxAge is removed now."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
+    path = folder / file
     forget(path, days=log.maxAge)
     handler = RotatingFileHandler(
         path, maxBytes=log.maxSize * 1_000_000, backupCount=log.maxBackups, encoding="utf-8", delay=True
@@ -62,6 +63,11 @@ def begin_log(folder: Path, log: Log, *, pipeline: str, run: str) -> logging.Han
     for name in ("opensearch", "urllib3", "kafka"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what fails is raised, with its reason
     return handler
+
+
+def new_run() -> str:
+    """A name for this process's life."""
+    return uuid.uuid4().hex[:12]
 
 
 def forget(path: Path, *, days: int) -> None:

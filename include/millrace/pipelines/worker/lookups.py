@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -17,24 +18,31 @@ MAX_ROWS: Final = 1_000_000
 
 
 class CollectionRows:
-    """Rows as JSON values, by the text of their primary key."""
+    """Rows as JSON values, by the text of their primary key. Thread-safe: the tasks of a process share them."""
 
     def __init__(self, settings: Settings, step: Lookup) -> None:
         self._settings, self._step = settings, step
         self._rows: dict[str, dict[str, Any]] | None = None
         self._read_at = 0.0
+        self._lock = threading.Lock()
 
     def get(self, key: str, /) -> Mapping[str, Any] | None:
         """The row of `key`. What has been read stays in use where the collection cannot be read anew now; raises where nothing was."""
-        now = time.monotonic()
-        if self._rows is None or now - self._read_at >= self._step.refresh_seconds:
-            try:
-                self._rows = self._read()
-            except MillraceError as error:
-                if self._rows is None or not error.retriable:
-                    raise
-            self._read_at = now
-        return self._rows.get(key)
+        rows = self._rows
+        if rows is None or time.monotonic() - self._read_at >= self._step.refresh_seconds:
+            rows = self._fresh()
+        return rows.get(key)
+
+    def _fresh(self) -> dict[str, dict[str, Any]]:
+        with self._lock:
+            if self._rows is None or time.monotonic() - self._read_at >= self._step.refresh_seconds:
+                try:
+                    self._rows = self._read()
+                except MillraceError as error:
+                    if self._rows is None or not error.retriable:
+                        raise
+                self._read_at = time.monotonic()
+            return self._rows
 
     def _read(self) -> dict[str, dict[str, Any]]:
         import msgspec

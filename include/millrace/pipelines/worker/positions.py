@@ -14,11 +14,16 @@ from typing import Any, Final
 import pyarrow as pa
 
 from millrace.base.settings import Settings
+from millrace.pipelines.sinks.delta.sink import OUTPUTS
 from millrace.storage.commit import AppMove, Outcome, Part, commit_fenced
 from millrace.storage.files import FileSink
+from millrace.storage.store import store_at
 from millrace.storage.table import Table, create_table, open_table
 
 TASK: Final = "task"
+FOLDER: Final = "pipelines"
+"""Of these tables, below the deployment's."""
+_FORGOTTEN: Final = -1
 _COUNTS: Final = ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries")
 COLUMNS: Final = pa.schema(
     [
@@ -47,6 +52,11 @@ class Position:
     retries: int = 0
     path: str | None = None
 
+    @property
+    def forgotten(self) -> bool:
+        """Its row is there for its commits alone, which fence: the task has no position."""
+        return self.position == _FORGOTTEN
+
     def moved(self, position: int, **more: int) -> Position:
         """Behind a range that counted so many `more`."""
         counts = {name: getattr(self, name) + more.get(name, 0) for name in _COUNTS}
@@ -55,7 +65,16 @@ class Position:
 
 def positions_uri(settings: Settings, pipeline: str) -> str:
     """The table of a pipeline."""
-    return settings.table_uri(f"pipelines/{pipeline}")
+    return settings.table_uri(f"{FOLDER}/{pipeline}")
+
+
+def pipeline_tables(settings: Settings) -> dict[str, str]:
+    """The tables of all pipelines, by name: each commit of positions replaces a small file, which somebody has to take away."""
+    found = {}
+    for folder in (FOLDER, OUTPUTS):
+        for name in store_at(settings.table_uri(folder)).folders():
+            found[f"{folder}/{name}"] = settings.table_uri(f"{folder}/{name}")
+    return found
 
 
 def ensure_positions(uri: str) -> Table:
@@ -64,7 +83,7 @@ def ensure_positions(uri: str) -> Table:
 
 
 def read_positions(table: Table | None) -> dict[str, Position]:
-    """By task, at the version of `table`."""
+    """By task, at the version of `table`; those that were forgotten too."""
     found: dict[str, Position] = {}
     for action in [] if table is None else table.actions().to_pylist():
         row = table.read(action["path"]).to_pylist()[0]  # type: ignore[union-attr]
@@ -95,6 +114,16 @@ def commit_positions(table: Table, moves: Sequence[tuple[Position | None, Positi
     return commit_fenced(table, parts)
 
 
+def forget_positions(settings: Settings, pipeline: str) -> None:
+    """Have its tasks begin as if it had never been: a pipeline of the same id may come, and the topics may be others then. What still runs
+    is fenced. Raises CommitFenced where another commit was first."""
+    table = open_table(positions_uri(settings, pipeline))
+    known = [] if table is None else [each for each in read_positions(table).values() if not each.forgotten]
+    if table is not None and known:
+        moves = [(each, Position(each.task, _FORGOTTEN, each.commits + 1)) for each in known]
+        commit_positions(table, moves).require()
+
+
 def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, int]) -> dict[str, Position]:
     """Set the next offset of tasks (``flights-0``) by hand, while no worker runs; counts stay. All rows afterwards.
 
@@ -108,9 +137,10 @@ def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, in
         moves.append((before, (before or Position(task, 0)).moved(offset)))
     if moves:
         commit_positions(table, moves).require()
-    return read_positions(open_table(table.uri))
+    return positions_of(settings, pipeline)
 
 
 def positions_of(settings: Settings, pipeline: str) -> dict[str, Position]:
-    """Where the tasks of `pipeline` stand now; none before its first commit."""
-    return read_positions(open_table(positions_uri(settings, pipeline)))
+    """Where the tasks of `pipeline` stand now; none before its first commit, or before the first one behind it was deleted."""
+    found = read_positions(open_table(positions_uri(settings, pipeline)))
+    return {task: each for task, each in found.items() if not each.forgotten}

@@ -19,9 +19,9 @@ from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.records import Action, Failure, Record
 from millrace.pipelines.sinks.sink import Sink, Written, sink_of
+from millrace.pipelines.transform.operators import Open
 from millrace.pipelines.transform.transform import Transform, Transformed
 from millrace.pipelines.worker.error_topic import ErrorTopic
-from millrace.pipelines.worker.lookups import CollectionRows
 from millrace.pipelines.worker.positions import Position
 from millrace.pipelines.worker.rows import RowsReader
 from millrace.pipelines.worker.topics import Reader, task_of
@@ -87,11 +87,11 @@ class Done:
 class Task:
     """What a range needs, opened once and used by range after range; one thread at a time."""
 
-    def __init__(self, settings: Settings, pipeline: Pipeline, topic: str, partition: int) -> None:
+    def __init__(self, settings: Settings, pipeline: Pipeline, topic: str, partition: int, *, open_rows: Open) -> None:
         source = pipeline.source
         self._pipeline = pipeline
         self._name = task_of(topic, partition)
-        self._transform = Transform(pipeline, open_rows=lambda step: CollectionRows(settings, step))
+        self._transform = Transform(pipeline, open_rows=open_rows)
         self._reader: Reader | RowsReader = (
             Reader(source, pipeline.group, topic, partition)
             if isinstance(source, KafkaSource)

@@ -22,6 +22,8 @@ from millrace.storage.commit import AppMove, Part, commit_fenced
 from millrace.storage.files import FileSink
 from millrace.storage.table import Table, create_table
 
+OUTPUTS: Final = "pipelines-out"
+"""Folder of these tables, below the deployment's."""
 COLUMNS: Final = pa.schema(
     [
         pa.field("id", pa.string()),
@@ -123,4 +125,4 @@ def made(pipeline: Pipeline, settings: Settings) -> DeltaSink:
     """The sink of `pipeline`."""
     declared = pipeline.sink
     assert isinstance(declared, Declared), "the registry goes by kind"
-    return DeltaSink(settings.table_uri(f"pipelines-out/{declared.table}"), pipeline.id)
+    return DeltaSink(settings.table_uri(f"{OUTPUTS}/{declared.table}"), pipeline.id)

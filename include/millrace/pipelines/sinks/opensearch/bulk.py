@@ -15,7 +15,7 @@ from opensearchpy.serializer import Serializer
 from millrace.pipelines.records import Action
 
 FILTER: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
-_AGAIN: Final = frozenset({429, 500, 502, 503, 504})
+AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 _BLOCKED: Final = frozenset({"cluster_block_exception", "process_cluster_event_timeout_exception"})
 """A read-only index (a full disk), a cluster without a manager: the cluster's state, whatever status it comes with."""
 _REASON: Final = 500
@@ -88,13 +88,13 @@ def body(actions: Sequence[Action]) -> bytes:
     return b"\n".join(parts)
 
 
-def send(client: OpenSearch, index: str, actions: Sequence[Action], *, refresh: bool) -> list[Item]:
-    """What became of each of `actions`, in their order. Raises Busy, TooLarge, Refused."""
+def send(client: OpenSearch, path: str, actions: Sequence[Action], *, refresh: bool) -> list[Item]:
+    """What became of each of `actions`, in their order, in the index at `path`. Raises Busy, TooLarge, Refused."""
     params = {"filter_path": FILTER} | ({"refresh": "true"} if refresh else {})
     try:
         answer = client.transport.perform_request(
             "POST",
-            f"/{index}/_bulk",
+            f"{path}/_bulk",
             params=params,
             body=body(actions),
             headers={"content-type": "application/x-ndjson"},
@@ -103,7 +103,7 @@ def send(client: OpenSearch, index: str, actions: Sequence[Action], *, refresh: 
         raise Busy(_told(error)) from None
     except TransportError as error:
         status, told = error.status_code, _told(error)
-        if status in _AGAIN or error.error in _BLOCKED:
+        if status in AGAIN or error.error in _BLOCKED:
             raise Busy(told) from None
         if status in (400, 413):
             raise TooLarge(f"HTTP_{status}", told) from None
@@ -130,7 +130,7 @@ def _judged(item: dict[str, Any], action: Action) -> Item:
         return _STALE
     caused = (error.get("caused_by") or {}).get("reason")
     reason = f"{error.get('reason', '')}{f': {caused}' if caused else ''}"[:_REASON]
-    if kind in _BLOCKED or status in _AGAIN or status == 409:
+    if kind in _BLOCKED or status in AGAIN or status == 409:
         return Item(Verdict.AGAIN, kind, reason)
     if kind in ("index_not_found_exception", "security_exception") or status in (401, 403):
         return Item(Verdict.REFUSED, kind, reason)

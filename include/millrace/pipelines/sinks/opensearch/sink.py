@@ -11,11 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
-
-from opensearchpy import OpenSearch
-from opensearchpy.exceptions import ConnectionError as NoConnection
-from opensearchpy.exceptions import OpenSearchException, TransportError
+from typing import Final
 
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.base.pauses import jittered
@@ -23,35 +19,13 @@ from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import OpenSearchSink as Declared
 from millrace.pipelines.records import TASK_PUT, Action, Failure
-from millrace.pipelines.sinks.opensearch.bulk import Busy, Json, Refused, TooLarge, Verdict, send
+from millrace.pipelines.sinks.opensearch.bulk import Busy, Refused, TooLarge, Verdict, send
+from millrace.pipelines.sinks.opensearch.index import client_of, exists, index_path, make
 from millrace.pipelines.sinks.opensearch.window import Window
 from millrace.pipelines.sinks.sink import Written
 
 MAX_ID_BYTES: Final = 512
 STEP: Final = "opensearch"
-GC_DELETES: Final = "24h"
-"""How long an index that is made here remembers the versions of what was deleted: as long, an older record cannot bring it back."""
-
-
-def client_of(declared: Declared) -> OpenSearch:
-    """A client that tries nothing again by itself."""
-    options: dict[str, Any] = {}
-    if declared.username:
-        options["http_auth"] = (declared.username, declared.password.get_secret_value())
-    if any(host.startswith("https") for host in declared.hosts):
-        import ssl
-
-        options["ssl_context"] = ssl.create_default_context(cadata=declared.ca or None)
-    return OpenSearch(
-        [host.rstrip("/") for host in declared.hosts],
-        timeout=declared.timeout_ms / 1000,
-        max_retries=0,
-        retry_on_timeout=False,
-        retry_on_status=(),
-        pool_maxsize=declared.requests,
-        serializer=Json(),
-        **options,
-    )
 
 
 class OpenSearchSink:
@@ -75,23 +49,11 @@ class OpenSearchSink:
 
     def open(self) -> None:
         """As millrace.pipelines.sinks.sink.Sink says."""
-        index = self._declared.index_base
-        try:
-            if self._client.indices.exists(index=index):
-                return
-            if not self._declared.create_index:
-                raise SinkRefused(f"there is no index {index}: make it, or say create_index")
-            self._client.indices.create(index=index, body=_with_memory(self._declared.index_body))
-        except NoConnection as error:
-            raise SinkBusy(
-                f"OpenSearch does not answer: {_told(error)}", retry_after=self._declared.backoff_ms / 1000
-            ) from None
-        except TransportError as error:
-            if error.error == "resource_already_exists_exception":
-                return
-            if error.status_code in (429, 500, 502, 503, 504):
-                raise SinkBusy(_told(error), retry_after=self._declared.backoff_ms / 1000) from None
-            raise SinkRefused(f"index {index}: {_told(error)}") from None
+        if exists(self._client, self._declared):
+            return
+        if not self._declared.create_index:
+            raise SinkRefused(f"there is no index {self._declared.index_base}: make it, or say create_index")
+        make(self._client, self._declared)
 
     def write(self, actions: Sequence[Action], /) -> Written:
         """As millrace.pipelines.sinks.sink.Sink says."""
@@ -139,7 +101,7 @@ class OpenSearchSink:
             bulk = self._cut(left, whole)
             written.bulks += 1
             try:
-                items = send(self._client, self._declared.index_base, bulk, refresh=self._declared.refresh)
+                items = send(self._client, index_path(self._declared.index_base), bulk, refresh=self._declared.refresh)
             except TooLarge as error:
                 if len(bulk) == 1:
                     written.failures.append(Failure(bulk[0].record, TASK_PUT, STEP, error.kind, str(error)))
@@ -205,17 +167,6 @@ class OpenSearchSink:
             size -= len(action.body or b"") + len(action.id) + 64
             bulk.append(action)
         return bulk
-
-
-def _with_memory(body: dict[str, Any]) -> dict[str, Any]:
-    """An index's body with what external versions of deletes need."""
-    settings = body.get("settings") or {}
-    known = {"index.gc_deletes", "gc_deletes"} & settings.keys() or "gc_deletes" in (settings.get("index") or {})
-    return body if known else {**body, "settings": {**settings, "index.gc_deletes": GC_DELETES}}
-
-
-def _told(error: OpenSearchException) -> str:
-    return " ".join(str(error).split())[:500]
 
 
 def made(pipeline: Pipeline, settings: Settings) -> OpenSearchSink:

@@ -1,0 +1,98 @@
+"""What a declaration takes of others, and whether its writer may: collections, another's account, secrets that are there already.
+
+A pipeline's worker has the rights of its machine. So what it reads and writes by a declaration is what the declaration's writer may read and write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from millrace.access.grants import Caller, Kind, Resource, Role
+from millrace.base.errors import PermissionDenied
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.sinks import CollectionSink
+from millrace.pipelines.model.sources import CollectionSource
+from millrace.pipelines.model.steps import Lookup
+
+_HOME: Final = ("bootstrap", "hosts")
+"""Fields that say where secrets beside them are sent."""
+_TRUST: Final = ("protocol", "mechanism", "ca")
+"""Fields that say how, and to whom."""
+
+
+def sees(caller: Caller, pipeline: str) -> bool:
+    """Whether he may know that there is such a pipeline."""
+    return caller.principal.has((Role.READ,), (Resource(Kind.PIPELINE, pipeline),))
+
+
+def may_declare(caller: Caller, asked: Pipeline, *, was: Pipeline | None = None) -> None:
+    """Raises PermissionDenied for a collection that the caller may not read or write, and for an account that is not his, unless they were in
+    the declaration that `was` there already."""
+    known = set() if was is None else set(_taken(was))
+    for role, collection in _taken(asked):
+        if (role, collection) not in known:
+            caller.principal.require((role,), (Resource(Kind.COLLECTION, collection),), f"pipeline {asked.id}")
+    kept = was is not None and was.account == asked.account
+    everybody = (Resource(Kind.PIPELINE, "*"),)
+    if not kept and asked.account != caller.principal.name and not caller.principal.has((Role.ADMIN,), everybody):
+        raise PermissionDenied(
+            f"the account {asked.account!r} is not yours: leave it out, or ask somebody with the role admin on pipeline:*"
+        )
+
+
+def may_look_up(caller: Caller, asked: Pipeline) -> None:
+    """Raises PermissionDenied for a collection that its lookups would show to the caller, who may not read it."""
+    for step in asked.steps:
+        if isinstance(step, Lookup):
+            caller.principal.require((Role.READ,), (Resource(Kind.COLLECTION, step.collection),), "a dry run")
+
+
+def _taken(pipeline: Pipeline) -> Iterator[tuple[Role, str]]:
+    if isinstance(pipeline.source, CollectionSource):
+        yield Role.READ, pipeline.source.collection
+    if isinstance(pipeline.sink, CollectionSink):
+        yield Role.PRODUCE, pipeline.sink.collection
+    for step in pipeline.steps:
+        if isinstance(step, Lookup):
+            yield Role.READ, step.collection
+
+
+def kept_secrets(was: Pipeline, declared: Any) -> dict[str, str]:
+    """The secrets of `was` that go on: not those of a part that is sent elsewhere, or to whom another certificate vouches for, or else who may
+    change a pipeline could read them."""
+    found = {}
+    before = was.to_json()
+    for path, text in was.secrets().items():
+        part = path.split(".")[0]
+        old, new = before.get(part), declared.get(part) if isinstance(declared, dict) else None
+        if part == "errors":
+            old, new = (each.get("cluster") if isinstance(each, dict) else None for each in (old, new))
+        if isinstance(old, dict) and isinstance(new, dict) and _one_place(old, new):
+            found[path] = text
+    return found
+
+
+def _one_place(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    here, there = (each.get("security") for each in (old, new))
+    trust = all(
+        (new.get(name) or None) == (old.get(name) or None) for name in _TRUST if name in old or name in new
+    ) and (
+        there is None
+        or (
+            isinstance(here, dict)
+            and isinstance(there, dict)
+            and all(here.get(n) == there.get(n, here.get(n)) for n in _TRUST)
+        )
+    )
+    return trust and all(_same(old, new, name) for name in _HOME)
+
+
+def _same(old: dict[str, Any], new: dict[str, Any], name: str) -> bool:
+    return list(old.get(name, ())) == (
+        list(new[name])
+        if isinstance(new.get(name), list | tuple)
+        else list(old.get(name, ()))
+        if name not in new
+        else None
+    )

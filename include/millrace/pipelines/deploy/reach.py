@@ -1,0 +1,86 @@
+"""Where a declaration may lead this service and its workers: whoever may declare a pipeline chooses the addresses that they connect to.
+
+Link-local addresses are refused always: there are the keys of the machine that a cloud hands out (169.254.169.254), and no Kafka or
+OpenSearch. ``reach.hosts`` of pipeline-config.yaml allows those that it names, and no others.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from millrace.pipelines.model.kafka import KafkaCluster
+from millrace.pipelines.model.part import Problem, invalid
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.sinks import OpenSearchSink
+
+
+def require_allowed(pipeline: Pipeline, hosts: Sequence[str]) -> None:
+    """Raises PipelineInvalid where an address is none of `hosts` (patterns of names, or networks; none: all), or a link-local one."""
+    wrong = []
+    for path, host in _hosts(pipeline):
+        if hosts and not any(_matches(host, pattern) for pattern in hosts):
+            wrong.append(
+                Problem(path, f"{host} is not among the hosts that this service may reach (reach.hosts)", "reach")
+            )
+        elif _forbidden(host):
+            wrong.append(Problem(path, f"{host} is an address that no pipeline may reach", "reach"))
+    if wrong:
+        raise invalid(wrong)
+
+
+def require_reachable(pipeline: Pipeline) -> None:
+    """As :func:`require_allowed`, of what the names are now: a name may lead to such an address. Raises PipelineInvalid."""
+    wrong = []
+    for path, host in _hosts(pipeline):
+        try:
+            found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        except (OSError, UnicodeError):
+            continue  # who connects says what is wrong with it
+        if any(map(_forbidden, found)):
+            wrong.append(Problem(path, f"{host} is an address that no pipeline may reach", "reach"))
+    if wrong:
+        raise invalid(wrong)
+
+
+def _hosts(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+    """Field and host of each address."""
+    clusters = [("source", pipeline.source), ("sink", pipeline.sink), ("errors.cluster", pipeline.errors.cluster)]
+    for path, part in clusters:
+        if isinstance(part, OpenSearchSink):
+            yield from (
+                (f"{path}.hosts.{place}", _bare(url.partition("://")[2])) for place, url in enumerate(part.hosts)
+            )
+        elif isinstance(part, KafkaCluster):
+            yield from ((f"{path}.bootstrap.{place}", _bare(each)) for place, each in enumerate(part.bootstrap))
+
+
+def _bare(address: str) -> str:
+    address = address.rstrip("/")
+    host = address[1:].partition("]")[0] if address.startswith("[") else address.rpartition(":")[0] or address
+    return host.lower()
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _forbidden(host: str) -> bool:
+    found = _address(host)
+    return found is not None and (found.is_link_local or found.is_multicast or found.is_unspecified)
+
+
+def _matches(host: str, pattern: str) -> bool:
+    found = _address(host)
+    if found is None:
+        return fnmatchcase(host, pattern.lower())
+    try:
+        return found in ipaddress.ip_network(pattern, strict=False)
+    except (ValueError, TypeError):
+        return False

@@ -1,0 +1,75 @@
+"""Topics looked for, made and taken away; and which cluster they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from millrace.base.errors import LogUnavailable
+from millrace.pipelines.model.kafka import KafkaCluster
+from millrace.pipelines.worker.topics import error_of, logger
+
+SECONDS: Final = 15.0
+
+
+class Found(NamedTuple):
+    """What a cluster has."""
+
+    cluster: str
+    """Its id, which stays when brokers come and go."""
+    topics: frozenset[str]
+
+
+def look(cluster: KafkaCluster) -> Found:
+    """Raises LogUnavailable, InvalidSettings (the brokers refuse the login)."""
+    try:
+        known = _admin(cluster).list_topics(timeout=SECONDS)
+    except KafkaException as error:
+        raise error_of(error.args[0], f"Kafka at {', '.join(cluster.bootstrap)}") from None
+    return Found(str(known.cluster_id), frozenset(known.topics))
+
+
+def make(cluster: KafkaCluster, topics: Iterable[str], *, settings: Mapping[str, str] | None = None) -> None:
+    """One partition each, with the brokers' own number of replicas; no effect where there is one. `settings` are left out where the brokers
+    do not allow them. Raises as :func:`look`."""
+    config = dict(settings or {})
+    admin = _admin(cluster)
+    for topic in topics:
+        code = _made(admin, NewTopic(topic, num_partitions=1, config=config))
+        if code == KafkaError.POLICY_VIOLATION and config:
+            _made(admin, NewTopic(topic, num_partitions=1))
+
+
+def _made(admin: AdminClient, topic: NewTopic) -> int:
+    done = admin.create_topics([topic], operation_timeout=SECONDS)[topic.topic]
+    return _settled(topic.topic, done, allowed=(KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.POLICY_VIOLATION))
+
+
+def delete(cluster: KafkaCluster, topics: Iterable[str]) -> None:
+    """Take them away; no effect where there is none. Raises as :func:`look`."""
+    names = list(topics)
+    if names:
+        for topic, done in _admin(cluster).delete_topics(names, operation_timeout=SECONDS).items():
+            _settled(topic, done, allowed=(KafkaError.UNKNOWN_TOPIC_OR_PART,))
+
+
+def _settled(topic: str, done: Any, *, allowed: tuple[int, ...]) -> int:
+    """The code of an allowed error; 0: it was done."""
+    try:
+        done.result(timeout=2 * SECONDS)
+    except KafkaException as error:
+        code = int(error.args[0].code())
+        if code in allowed:
+            return code
+        raise error_of(error.args[0], f"topic {topic}") from None
+    except TimeoutError:
+        raise LogUnavailable(f"topic {topic}: Kafka gave no answer in {2 * SECONDS:.0f} s") from None
+    return 0
+
+
+def _admin(cluster: KafkaCluster) -> AdminClient:
+    return AdminClient(dict(KafkaCluster.client_settings(cluster)), logger=logger)
