@@ -127,7 +127,9 @@ def test_the_spark_query_of_the_tables_page_gives_the_visible_rows(
     (block,) = [block.text for block in python_blocks("docs/tables.md") if block.mark == "spark"]
     run(block, readme)
     assert sorted((row["id"], row["name"]) for row in readme["visible"].collect()) == [(3, "Cyd"), (4, "Dan")]
-    assert readme["stored"].count() == 4
+    assert (
+        readme["stored"].count() == 2 * 4
+    )  # of two runs, the first of which was replaced: files keep what deletes hit
 
 
 @pytest.mark.parametrize("lost", [["collections", "deletes", "segments", "checkpoints"], ["wal"]])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, Unpack
@@ -190,7 +190,7 @@ class Client(Closing):
             spool=sender,
             metrics=metrics,
         )
-        self._producers.append(producer)
+        self._producers = [*(each for each in self._producers if not each.closed), producer]
         return producer
 
     def consumer(
@@ -233,7 +233,7 @@ class Client(Closing):
             if positions is not None:
                 positions.close()
             raise
-        self._consumers.append(made)
+        self._open(made)
         return made
 
     def drop_group(self, group: str) -> None:
@@ -263,7 +263,7 @@ class Client(Closing):
         tables = self._tables
         sources = Sources(tables.histories(collection.vchannels), self.append, tables.imports(), tables.start)
         made = ChangeStream(collection, sources, after=after, until_tick=until_tick, schema=schema, metrics=metrics)
-        self._consumers.append(made)
+        self._open(made)
         return made
 
     @cached_property
@@ -284,10 +284,9 @@ class Client(Closing):
             raise CollectionNotFound(f"the catalog has no schema version {version} of collection {collection_id}")
         return found
 
-    def forget(self, stream: ChangeStream) -> None:
-        """Let go of a stream that its user has closed: who opens many keeps none of them here."""
-        with suppress(ValueError):
-            self._consumers.remove(stream)
+    def _open(self, made: Consumer | ChangeStream) -> None:
+        """Close it with this client, unless its user does: who opens many, one after another, has none of them held here."""
+        self._consumers = [*(each for each in self._consumers if not each.closed), made]
 
     def now(self, pchannels: Iterable[str]) -> int:
         """A tick behind every append to these PChannels that was answered."""

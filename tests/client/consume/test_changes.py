@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -114,6 +116,19 @@ def test_a_stream_goes_on_from_positions_that_were_kept_amid_an_imports_rows(
     assert amid > 3, "stops in the midst of an import were among them"
     order = lambda row: (row["_vchannel"], row["_time_tick"], row["_write_tick"])  # noqa: E731
     assert sorted(found, key=order) == sorted(whole, key=order), "each change once, in the order of its VChannel"
+
+
+def test_a_client_holds_what_its_user_has_closed_no_longer_than_until_the_next(shop: Client, items: Collection) -> None:
+    made: list[weakref.ref[Any]] = []
+    for _ in range(3):
+        with shop.changes(items) as changes, shop.consumer(items) as consumer, shop.producer() as producer:
+            for _ in range(2):
+                with producer.batch() as batch:
+                    made.append(weakref.ref(batch))
+            made += map(weakref.ref, (changes, consumer, producer))
+    del changes, consumer, producer, batch
+    gc.collect()
+    assert [each() is not None for each in made] == [False] * 11 + [True] * 4
 
 
 def test_positions_amid_an_import_count_here_and_elsewhere(shop: Client, reader: Client, items: Collection) -> None:

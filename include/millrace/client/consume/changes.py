@@ -78,6 +78,10 @@ class ChangeStream(Closing):
         return {feed.pchannel: feed.position for feed in self._feeds}
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def ended(self) -> bool:
         """Whether nothing more comes: closed, or everything up to `until_tick` was given."""
         return self._closed or all(feed.ended for feed in self._feeds)

@@ -191,6 +191,10 @@ class Consumer(Closing):
                 yield delivery
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def ended(self) -> bool:
         """Whether nothing more comes."""
         return self._closed or (not self._running and not self._ready)

@@ -109,6 +109,10 @@ class BatchAppender(Closing):
         self._given_up = False
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of rows that are not settled yet."""
         return self._held

@@ -109,6 +109,7 @@ class Producer(Closing):
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="producer")
         self._upserts = Upsert(self, self._pool, settings)
         self._batches: list[BatchAppender] = []
+        self.closed = False
         self._newest: dict[int, Collection] = {}
         """By collection what the catalog said last of one whose schema was to evolve."""
         self.spool = spool
@@ -126,6 +127,7 @@ class Producer(Closing):
 
     def close(self) -> None:
         """Send what its batch appenders hold, then release everything. Idempotent. Raises DeadlineExceeded."""
+        self.closed = True
         with ExitStack() as closing:
             closing.callback(self._pool.shutdown)
             for lane in self._all_lanes():
@@ -322,7 +324,7 @@ class Producer(Closing):
         made = BatchAppender(
             self.lane, self._settings, known=self.known, evolved=self.evolved, limits=limits, spool=self.spool
         )
-        self._batches.append(made)
+        self._batches = [*(each for each in self._batches if not each.closed), made]
         return made
 
     def settle(self) -> Written:

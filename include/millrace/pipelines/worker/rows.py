@@ -73,7 +73,6 @@ class Rows:
                     self._high = now
             finally:
                 stream.close()
-                client.forget(stream)
             self._scanned, self._looked = now, time.monotonic()
         return {task_of(self._name, 0): Ends(0, self._high)}
 
@@ -119,7 +118,6 @@ class RowsReader:
                     ready = []
         finally:
             stream.close()
-            collection.database.client.forget(stream)
         ready += [record for _, records in held.values() for record in records.values()]
         if ready:
             yield ready
