@@ -131,6 +131,10 @@ class ImmutableTxn:
         return self.commit.txn_id
 
 
+_ROWS: Final = 256
+_BYTES: Final = 1 << 20
+"""Of a table, that become objects together: at most, about."""
+
 _SILENT: Final = texts(("BEGIN_TXN", "KEEP_ALIVE", "ROLLBACK_TXN"))
 _IDS: Final = ("ledger", "entry", "index", "ordinal")
 
@@ -243,20 +247,23 @@ def _names(table: pa.Table, column: str) -> pa.ChunkedArray:
 
 
 def messages(visible: pa.Table) -> Iterator[ImmutableMessage | ImmutableTxn]:
-    """The units of a table that :meth:`Scanner.push` gave, as objects."""
+    """The units of a table that :meth:`Scanner.push` gave, as objects, which are made as they are asked for: a message without
+    much in it is ten times as large as its row."""
     if visible.num_rows == 0:
         return
     ends = set(_unit_ends(visible).tolist())
     bodies: list[ImmutableMessage] = []
-    for place, row in enumerate(visible.to_pylist()):
-        message = immutable(row)
-        if place not in ends:
-            bodies.append(message)
-        elif message.type == MessageType.COMMIT_TXN:
-            yield ImmutableTxn(message, tuple(bodies))
-            bodies = []
-        else:
-            yield message
+    step = max(1, min(_ROWS, visible.num_rows * _BYTES // max(1, visible.nbytes)))
+    for start in range(0, visible.num_rows, step):
+        for place, row in enumerate(visible.slice(start, step).to_pylist(), start):
+            message = immutable(row)
+            if place not in ends:
+                bodies.append(message)
+            elif message.type == MessageType.COMMIT_TXN:
+                yield ImmutableTxn(message, tuple(bodies))
+                bodies = []
+            else:
+                yield message
 
 
 _SAME: Final = ("time_tick", "physical_ms", "vchannel", "segment_id", *NUMBERS)

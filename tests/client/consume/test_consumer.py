@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -22,9 +24,14 @@ from millrace.client.consume.parallel_consumer import ParallelConsumer, Work
 from millrace.message.ids import MessageId
 from millrace.message.model import ImmutableMessage
 from millrace.message.types import MessageType
+from millrace.message.wire.encode import encode_entry
+from millrace.node.append.host import AppendHost
 from millrace.node.ingest.in_process import catch_up
 from millrace.wal.scanner import Latest, Types
+from millrace.wal.state import ChannelState
 from tests.client.conftest import item_rows
+from tests.node.append.samples import PCHANNEL, VCHANNELS, commit_wal, insert, open_log, opening
+from tests.node.append.samples import keys_of as keys_of_vchannel
 
 INSERTS = Types({MessageType.INSERT, MessageType.DELETE})
 
@@ -263,3 +270,33 @@ def test_what_nobody_acknowledges_holds_no_rows(shop: Client, items: Collection)
         held = [each for each in known if each.vchannel in items.vchannels]
         assert sum(map(len, found)) == 2_000
         assert len(held) <= 1, "a unit that was handed out is kept"
+
+
+def test_many_small_messages_are_read_ahead_up_to_a_bound(tmp_path: Path) -> None:
+    count, ahead = 8_000, 2 << 20
+    key = keys_of_vchannel(VCHANNELS[0], 1)[0]
+    one = insert(key, body=b"x" * 100)
+    with (
+        open_log(tmp_path / "log", PCHANNEL) as service,
+        AppendHost(service, ChannelState.new) as host,
+    ):
+        host.append(PCHANNEL, opening()).results()
+        for _ in range(10):
+            host.append(PCHANNEL, encode_entry([one] * (count // 10))).results()
+        commit_wal(service, tmp_path / "wal")
+        until = host.tick(PCHANNEL)
+        wal = str(tmp_path / "wal")
+        tracemalloc.start()
+        try:
+            with Consumer(
+                [VCHANNELS[0]], wal=wal, tail=host, filters=[INSERTS], until_tick=until, prefetch_bytes=ahead
+            ) as consumer:
+                got = 0
+                for delivery in consumer:
+                    got += 1
+                    consumer.acknowledge(delivery)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert got == count
+    assert peak < 2 * ahead, f"{peak >> 10} KiB of objects at once, with {ahead >> 10} to be read ahead"

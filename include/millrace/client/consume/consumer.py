@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from millrace.base.closing import Closing
 from millrace.base.deadline import Deadline
@@ -29,11 +29,16 @@ from millrace.base.pauses import jittered
 from millrace.client.consume.delivery import Definitions, Delivery, Mark
 from millrace.client.consume.scan import Histories, Scan, TailSource, scan
 from millrace.message.bodies import Imports
-from millrace.message.model import ImmutableMessage
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannels, messages
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 PREFETCH_BYTES: Final = 16 << 20
-"""Payload bytes that are read ahead, at most about; one piece of a scan beside that."""
+"""Bytes of units that are read ahead, at most about, a unit that is larger apart; one piece of a scan beside that, in Arrow's memory."""
+
+_HAND_BYTES: Final = 256 << 10
+"""Bytes of units that are handed over together, about."""
 
 COMMIT_INTERVAL: Final = 0.2
 
@@ -265,7 +270,7 @@ class Consumer(Closing):
     # --- under it -----------------------------------------------------------------------------------------------------------
 
     def _delivered(self, delivery: Delivery) -> Delivery:
-        self._held -= delivery.bytes
+        self._held -= delivery.held_bytes
         self._changed.notify_all()
         place = self._places[delivery.pchannel]
         place.out.append(delivery.mark)  # not the delivery: one that nobody acknowledges holds no rows here
@@ -301,8 +306,12 @@ class Consumer(Closing):
             while not self._closed and not found.ended:
                 try:
                     rows = found.poll(timeout=_WAIT)
-                    units = [] if rows is None else list(messages(rows))
-                    if not self._hand_over(pchannel, units, found.confirmed_tick, caught_up=rows is None):
+                    for deliveries in self._portions(pchannel, rows):
+                        # All that lies before a unit was handed over with it or before it.
+                        if not self._hand_over(pchannel, deliveries, deliveries[-1].tick, caught_up=False):
+                            return
+                        handed = deliveries[-1].tick
+                    if not self._hand_over(pchannel, [], found.confirmed_tick, caught_up=rows is None):
                         return
                     handed = found.confirmed_tick
                 except MillraceError as error:
@@ -321,16 +330,28 @@ class Consumer(Closing):
                 self._running -= 1
                 self._wake()
 
-    def _hand_over(
-        self, pchannel: str, units: Sequence[ImmutableMessage | ImmutableTxn], through: int, *, caught_up: bool
-    ) -> bool:
-        deliveries = [Delivery(pchannel, unit, _definitions=self._definitions, _files=self._files) for unit in units]
+    def _portions(self, pchannel: str, rows: pa.Table | None) -> Iterator[list[Delivery]]:
+        """The units of a piece of a scan as deliveries, some at a time: none is made before there is room for it."""
+        portion: list[Delivery] = []
+        size = 0
+        for unit in () if rows is None else messages(rows):
+            delivery = Delivery(pchannel, unit, _definitions=self._definitions, _files=self._files)
+            portion.append(delivery)
+            size += delivery.held_bytes
+            if size >= _HAND_BYTES:
+                yield portion
+                portion, size = [], 0
+        if portion:
+            yield portion
+
+    def _hand_over(self, pchannel: str, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> bool:
+        """Put them into the queue, as soon as it has room, and that everything up to tick `through` is there with them."""
         with self._changed:
             while self._held >= self._prefetch and not self._closed:
                 self._changed.wait(_WAIT)
             if self._closed:
                 return False
-            self._held += sum(delivery.bytes for delivery in deliveries)
+            self._held += sum(delivery.held_bytes for delivery in deliveries)
             (self._caught_up.add if caught_up else self._caught_up.discard)(pchannel)
             if deliveries or through > self._places[pchannel].seen:
                 self._put([*deliveries, (pchannel, through)])

@@ -21,6 +21,9 @@ from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
 from millrace.wal.scanner import ImmutableTxn, Types
 
+_OBJECT_BYTES: Final = 2 << 10
+"""Of a message as an object, beside its payload, about."""
+
 Definitions = Callable[[int, int], Collection]
 """(collection id, schema version) -> the collection's definition, which has that version."""
 
@@ -96,6 +99,11 @@ class Delivery:
     @property
     def bytes(self) -> int:
         return sum(len(message.payload) for message in self.bodies)
+
+    @property
+    def held_bytes(self) -> int:
+        """About what it takes in memory."""
+        return self.bytes + _OBJECT_BYTES * len(self.bodies)
 
     def changes(self) -> Iterator[Change]:
         """The rows and keys that the unit inserts, deletes and retracts, in order; an import's rows in pieces of bounded size.
