@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,7 @@ class ExchangeStream:
         except CONNECTION_FAILURES as error:
             raise lost(error, sent=False) from error
         self._begun = False
+        link.opened(self)
 
     def request(self, values: pa.LargeBinaryArray, metadata: bytes | None, *, deadline: Deadline) -> None:
         """Send one append, by `deadline`. Raises ConnectionLost."""
@@ -124,6 +126,11 @@ class ExchangeStream:
             except CONNECTION_FAILURES as error:
                 self.over = True
                 raise lost(error) from error
+
+    def cancel(self) -> None:
+        """Break the stream: whoever waits on it, in whatever thread, gets ConnectionLost."""
+        self.over = True
+        self._reader.cancel()
 
     def close(self) -> None:
         """End the stream. Idempotent; never raises for a stream that broke."""
@@ -159,6 +166,7 @@ class Link:
         self.client = flight.FlightClient(record.address, **_tls(record))
         self._headers = [(AUTHORIZATION.encode(), f"Bearer {record.token}".encode())]
         self._idle: dict[str, list[AppendStream]] = {}
+        self._streams: weakref.WeakSet[ExchangeStream] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._server = Liveness(record)
         self._closed = False
@@ -166,6 +174,15 @@ class Link:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    def opened(self, stream: ExchangeStream) -> None:
+        """A stream of this connection, which is to break with it. Raises ConnectionLost where it is closed already."""
+        with self._lock:
+            self._streams.add(stream)
+            closed = self._closed
+        if closed:
+            stream.cancel()
+            raise ConnectionLost("the connection was closed", sent=False)
 
     def options(self, timeout: float | None) -> flight.FlightCallOptions:
         """Options of a call: its token and, unless None, its deadline in seconds from now."""
@@ -247,13 +264,16 @@ class Link:
                 stream.close()
 
     def close(self) -> None:
-        """Close the idle streams and the client; streams in use break."""
+        """Close the idle streams and the client; streams in use break, also those on which a server that sleeps is waited for."""
         with self._lock:
             self._closed = True
-            streams = [stream for idle in self._idle.values() for stream in idle]
+            idle = [stream for each in self._idle.values() for stream in each]
             self._idle.clear()
-        for stream in streams:
+            used = [stream for stream in self._streams if stream not in idle]
+        for stream in idle:
             stream.close()
+        for broken in used:
+            broken.cancel()  # closing the client leaves them as they are: who waits there would wait for his deadline
         self.client.close()
         self._server.close()
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 import pytest
 
 from millrace.base.deadline import Deadline
@@ -33,6 +34,7 @@ from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import EARLIEST, LogId
 from millrace.rpc.discovery import LOCK_FILE, RECORD_FILE, Liveness, ServerRecord, read_record, write_record
 from millrace.rpc.launch import ServerLaunch
+from millrace.rpc.link import AppendStream, ConnectionLost
 from millrace.rpc.remote_log import RemoteLogService
 from tests.log.server_rig import until
 
@@ -378,6 +380,38 @@ def test_a_server_that_hangs_costs_a_client_its_deadline_and_no_more(folder: Pat
         found = everything(log)
         assert found.count(b"a") == 1
         assert found.count(b"b") <= 1
+
+
+def test_who_waits_for_a_server_that_sleeps_goes_on_at_once_when_the_connection_is_given_up(folder: Path) -> None:
+    with RemoteLogService.connect(folder, launch=LAUNCH) as service:
+        service.create("p0")
+        link = service.link(Deadline.after(20))
+        service.open("p0").append([b"a"])
+        failures: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                with link.stream("p0") as stream:
+                    stream.send(pa.array([b"b"], pa.large_binary()), deadline=Deadline.after(60))
+                    stream.receive(deadline=Deadline.after(60))
+            except ConnectionLost as error:
+                failures.append(error)
+
+        pid = server_of(folder).pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            time.sleep(0.3)  # it is on its way, and nobody answers
+            link.close()
+            waiting.join(20)
+            assert not waiting.is_alive()
+            assert failures
+            with pytest.raises(ConnectionLost) as raised:
+                AppendStream(link, "p0", pipelined=False)
+            assert not raised.value.sent
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
 
 def works(call: Callable[[], object]) -> bool:
