@@ -61,8 +61,8 @@ status: $(STAMP) ## Show how it is: components, rows/s, lag, memory
 demo: jars ## Put a year of flights through the running system (started if it is not), and say where to look
 	@$(BIN)/python -m millrace.demo.running $(ARGS)
 
-run: jars ## The demo without Airflow: a year of flights through the whole flow (LOG=kafka|pulsar; NODES=3 META=etcd|mariadb; PIPELINE=1; ARGS="--fresh", "--help")
-	@$(BIN)/python -m millrace.demo $(if $(LOG),--log $(LOG)) $(if $(NODES),--nodes $(NODES)) $(if $(META),--meta $(META)) $(if $(PIPELINE),--pipeline) $(ARGS)
+run: jars ## The demo without Airflow: a year of flights through the whole flow (LOG=kafka|pulsar; NODES=3 META=etcd|mariadb; PIPELINE=1; STREAMS=1; ARGS="--fresh", "--help")
+	@$(BIN)/python -m millrace.demo $(if $(LOG),--log $(LOG)) $(if $(NODES),--nodes $(NODES)) $(if $(META),--meta $(META)) $(if $(PIPELINE),--pipeline) $(if $(STREAMS),--streams) $(ARGS)
 
 # --- check -----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from millrace.demo.flights import _data_file, flights, flights_schema
+from millrace.demo.flights import data_file, flights, flights_schema
 from millrace.message.field_types import SCALAR_TYPES
 
 
@@ -38,7 +38,7 @@ def test_cancelled_flights_and_origins_are_what_the_published_data_says(table: p
 
 
 def test_values_are_those_of_the_file(table: pa.Table) -> None:
-    with zipfile.ZipFile(_data_file()) as archive, archive.open("flights.csv") as file:
+    with zipfile.ZipFile(data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
         rows = csv.DictReader(io.TextIOWrapper(file))
         for number, row in enumerate(rows):
             if number % 20_011 and not (number < 2_000 and not row["dep_time"]):

@@ -30,9 +30,9 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
             service.shutdown()
 
 
-def demo(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def demo(env: dict[str, str], *arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "millrace.demo", *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 @pytest.mark.spark
@@ -74,6 +74,17 @@ def test_ctrl_c_ends_it_in_good_order(env: dict[str, str]) -> None:
     assert not alive, (gone, alive)
     with pytest.raises(LogUnavailable):
         RemoteLogService.connect(Settings(data_dir=Path(env["MILLRACE_DATA"])).log_path, start=False, deadline=2.0)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(480)
+def test_streams_are_held_against_duckdb_and_begin_anew(env: dict[str, str]) -> None:
+    for _ in range(2):
+        done = demo(env, "--streams", "--rows", "4000", "--seconds", "3", timeout=220)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("✓ the same") == 3
+        assert "every row is accounted for" in done.stdout
 
 
 def test_wrong_arguments_are_refused_with_a_sentence(env: dict[str, str]) -> None:

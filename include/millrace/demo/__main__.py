@@ -11,6 +11,8 @@ With ``--nodes 3`` (``make run NODES=3``) a coordinator and that many nodes shar
 beyond its lease and woken, one drained and one added while the rows stream.
 
 With ``--pipeline`` (``make run PIPELINE=1``) the flights go from a topic of Kafka's into OpenSearch instead, and a search is answered.
+
+With ``--streams`` (``make run STREAMS=1``) three streams answer questions of the flights while they are fed, each held against DuckDB's answer.
 """
 
 from __future__ import annotations
@@ -65,6 +67,12 @@ def main() -> int:
                 from millrace.demo.pipeline import run_pipeline
 
                 return run_pipeline(settings, options.rows, console, stop)
+            if options.streams:
+                from millrace.demo.streaming.run import run_streams
+
+                return run_streams(
+                    settings, ROOT, rows=options.rows, seconds=options.seconds, console=console, stop=stop
+                )
             with (
                 logged(settings, options.log, console) as settings,
                 agreed(settings, options.meta, console) as settings,
@@ -192,6 +200,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=0, help=f"a cluster of so many nodes ({LEAST_NODES} or more)")
     parser.add_argument(
         "--pipeline", action="store_true", help="a pipeline from Kafka to OpenSearch, both started here"
+    )
+    parser.add_argument(
+        "--streams", action="store_true", help="streams over the flights, their answers held against DuckDB's"
     )
     parser.add_argument(
         "--meta",

