@@ -12,30 +12,8 @@ running, and the next run goes on watching.
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from airflow.sdk import Param
-
-from millrace_airflow.defaults import millrace_dag
+from millrace_airflow.defaults import WATCH_FOR, supervising_dag
 from millrace_airflow.streaming import StreamingJobOperator
 
-with millrace_dag(
-    "streaming",
-    doc=__doc__,
-    paused=True,  # `make up` unpauses it once Airflow answers
-    schedule="@continuous",
-    tags=["streaming"],
-    deadline=timedelta(hours=2),
-    params={
-        "watch_seconds": Param(
-            3600,
-            type="integer",
-            minimum=5,
-            maximum=86400,
-            title="Watch for (seconds)",
-            description="How long this run watches the job before the next run takes over; the job goes on meanwhile.",
-        )
-    },
-    task_defaults={"retries": 20, "retry_delay": timedelta(seconds=5), "max_retry_delay": timedelta(minutes=1)},
-) as dag:
-    StreamingJobOperator(task_id="supervise", watch_for="{{ params.watch_seconds }}", priority_weight=100)
+with supervising_dag("streaming", doc=__doc__, tags=["streaming"]) as dag:  # `make up` unpauses it once Airflow answers
+    StreamingJobOperator(task_id="supervise", watch_for=WATCH_FOR, priority_weight=100)

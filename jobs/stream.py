@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from millrace.base.settings import Settings
 from millrace.runtime import job
-from millrace.streams.running.query import APP, queries_of, streams_of
+from millrace.streams.running.query import queries_of, streams_of
+from millrace.streams.running.status import app_name
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = Settings.load()
     job.run(
-        APP.format(arguments.name),
+        app_name(arguments.name),
         queries_of(settings, streams_of(settings, arguments.name)),
         available_now=arguments.available_now,
         result=arguments.result,

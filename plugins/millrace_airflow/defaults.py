@@ -131,3 +131,30 @@ def millrace_dag(
         is_paused_upon_creation=paused,
         **arguments,
     )
+
+
+WATCH_FOR: Final = "{{ params.watch_seconds }}"
+"""What the form of :func:`supervising_dag` says, for the operator's `watch_for`."""
+
+
+def supervising_dag(dag_id: str, *, doc: str | None, tags: Sequence[str]) -> DAG:
+    """A DAG that keeps one streaming job alive: run after run, each of which watches for as long as its form says. It begins paused."""
+    return millrace_dag(
+        dag_id,
+        doc=doc,
+        paused=True,
+        schedule="@continuous",
+        tags=tags,
+        deadline=timedelta(hours=2),
+        params={
+            "watch_seconds": Param(
+                3600,
+                type="integer",
+                minimum=5,
+                maximum=86400,
+                title="Watch for (seconds)",
+                description="How long this run watches the job before the next run takes over; the job goes on meanwhile.",
+            )
+        },
+        task_defaults={"retries": 20, "retry_delay": timedelta(seconds=5), "max_retry_delay": timedelta(minutes=1)},
+    )

@@ -9,26 +9,22 @@ A run of such a DAG watches its job for a while, as that of ``streaming`` does. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, Asset, Param
+from airflow.sdk import DAG, Asset
 
 from millrace.base.deadline import Deadline
 from millrace.base.settings import Settings
 from millrace.streams.declare.declaration import Stream
 from millrace.streams.declare.found import declared_streams
 from millrace.streams.declare.kept import Kept
-from millrace.streams.running.status import dag_id, run_id
-from millrace_airflow.defaults import millrace_dag
+from millrace.streams.running.status import app_name, dag_id, run_id
+from millrace_airflow.defaults import WATCH_FOR, supervising_dag
 from millrace_airflow.hooks import MillraceHook
 from millrace_airflow.streaming import StreamingJobOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-APP: Final = "millrace-stream-{}"
-"""Under which a job of streams writes its heartbeat (millrace.streams.running.query)."""
 
 
 def table_asset(target: str) -> Asset:
@@ -48,7 +44,7 @@ class DeclaredStreamOperator(StreamingJobOperator):
             job="stream",
             arguments=(stream_job,),
             job_run_id=run_id(stream_job),
-            app_name=APP.format(stream_job),
+            app_name=app_name(stream_job),
             **arguments,
         )
         self.streams = list(streams)
@@ -74,30 +70,12 @@ def stream_dags(settings: Settings | None = None) -> dict[str, DAG]:
 
 def stream_dag(job: str, streams: Sequence[Stream]) -> DAG:
     """The DAG that keeps one job of streams alive. It begins paused: unpause it to run the stream."""
-    with millrace_dag(
-        dag_id(job),
-        doc=_words(job, streams),
-        paused=True,
-        schedule="@continuous",
-        tags=["streaming", "stream"],
-        deadline=timedelta(hours=2),
-        params={
-            "watch_seconds": Param(
-                3600,
-                type="integer",
-                minimum=5,
-                maximum=86400,
-                title="Watch for (seconds)",
-                description="How long this run watches the job before the next run takes over; the job goes on meanwhile.",
-            )
-        },
-        task_defaults={"retries": 20, "retry_delay": timedelta(seconds=5), "max_retry_delay": timedelta(minutes=1)},
-    ) as dag:
+    with supervising_dag(dag_id(job), doc=_words(job, streams), tags=["streaming", "stream"]) as dag:
         DeclaredStreamOperator(
             task_id="supervise",
             stream_job=job,
             streams=[each.name for each in streams],
-            watch_for="{{ params.watch_seconds }}",
+            watch_for=WATCH_FOR,
             inlets=[table_asset(name) for name in sorted({f"collection:{each.source.collection}" for each in streams})],
             outlets=[table_asset(target) for target in sorted({each.sink.target for each in streams})],
             priority_weight=50,

@@ -133,6 +133,10 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "stream_watermark_seconds": Family("gauge", "The watermark of a declared stream, in Unix seconds.", ("stream",)),
     "stream_state_rows": Family("gauge", "Rows that the operators of a declared stream keep as state.", ("stream",)),
+    "stream_state_bytes": Family("gauge", "Memory that this state takes.", ("stream",)),
+    "stream_running": Family(
+        "gauge", "Whether a declared stream runs (1), by the files that all of them leave.", ("stream",)
+    ),
     "read_duration_seconds": Family("histogram", "A client's read at a time tick, its wait included.", (), SLOW),
     # Sync: flusher, checkpoints, recovery.
     "flusher_time_tick": Family("gauge", "Everything up to here is in its collection.", ("vchannel",)),
@@ -238,6 +242,8 @@ class Metrics:
         self.stream_lag_seconds = gauge("stream_lag_seconds")
         self.stream_watermark_seconds = gauge("stream_watermark_seconds")
         self.stream_state_rows = gauge("stream_state_rows")
+        self.stream_state_bytes = gauge("stream_state_bytes")
+        self.stream_running = gauge("stream_running")
         self.read_duration_seconds = histogram("read_duration_seconds")
 
         self.flusher_time_tick = gauge("flusher_time_tick")

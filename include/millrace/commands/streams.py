@@ -39,6 +39,41 @@ def list_streams(data: DataFolder = None, as_json: AsJson = False) -> None:
     print_rows(rows, columns=shown, as_json=as_json, empty="No streams are declared.")
 
 
+@app.command("status")
+def show_status(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The stream; without one, all of them.")] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how declared streams are doing: rows/s, lag, watermark, state, late and rejected rows; of one all that is known.
+
+    Rows are those since its process began. The page Streams in Airflow shows the same as a graph.
+
+    Example: `millrace streams status`
+    """
+    from millrace.streams.declare.found import declared_stream
+    from millrace.streams.running.status import status, statuses
+
+    settings = load_settings(data)
+    if name is not None:
+        print_facts(status(settings, declared_stream(settings, name)).to_json(), as_json=as_json)
+        return
+    rows = [each.to_json() for each in statuses(settings)]
+    shown = (
+        "name",
+        "state",
+        "rows_per_second",
+        "lag_seconds",
+        "watermark",
+        "rows",
+        "out",
+        "late",
+        "rejected",
+        "state_rows",
+    )
+    print_rows(rows, columns=shown, as_json=as_json, empty="No streams are declared.")
+
+
 @app.command()
 def validate(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The stream; without one, all of them.")] = None,

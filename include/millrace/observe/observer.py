@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from millrace.base.errors import ChannelNotFound, InvalidArgument
+from millrace.base.errors import ChannelNotFound, InvalidArgument, MillraceError
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.catalog.records import known_collections
@@ -37,6 +37,7 @@ from millrace.observe.models import (
     TransactionSearch,
 )
 from millrace.observe.search import Cursor, Query, find_message, search
+from millrace.observe.streams import StreamsView, of_streams, streams_view
 from millrace.observe.tables import Pinned, Tables
 from millrace.operations.quality.results import docs_path
 from millrace.storage.table import open_table
@@ -137,10 +138,16 @@ class Observer:
             lambda: exposition.exposition(
                 self.overview(),
                 host=self._log.metrics(),
-                jobs=exposition.job_metrics(self._settings),
+                jobs=[*exposition.job_metrics(self._settings), self._stream_metrics()],
                 backlogs=exposition.backlogs(self._settings, WalSnapshot.open(self._settings.wal_uri)),
             ),
         )
+
+    def _stream_metrics(self) -> str:
+        try:
+            return of_streams(self.streams())
+        except MillraceError:
+            return ""  # a declaration that cannot be read: the page and Airflow say so
 
     # -- Collections --------------------------------------------------------------------------------------------------
 
@@ -276,6 +283,10 @@ class Observer:
     def operations(self, *, job: str = "", limit: int = 50) -> list[OperationRow]:
         """Finished operations (of one job), the newest first."""
         return self.maintenance(job=job, limit=limit).operations
+
+    def streams(self) -> StreamsView:
+        """Declared streams, and what feeds what. Raises InvalidStream where a declaration cannot be read."""
+        return self._cache.get("streams", FAST, lambda: streams_view(self._settings))
 
     def quality(self, *, limit: int = 100) -> QualityView:
         """Results of the quality checks, the newest first."""

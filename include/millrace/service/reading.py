@@ -26,6 +26,7 @@ from millrace.observe.models import (
     TransactionSearch,
 )
 from millrace.observe.observer import Observer
+from millrace.observe.streams import StreamsView
 from millrace.service.faults import ANSWERS
 from millrace.service.searching import rejection_query, transaction_query
 
@@ -50,6 +51,7 @@ CALLS: Final[Mapping[str, Need]] = {
         "message": "a message of the WAL, decoded",
         "checkpoints": "checkpoints, and what truncation could free",
         "maintenance": "the tables' health and the operations",
+        "streams": "declared streams, what feeds what, and how each is doing",
         "quality": "results of the quality checks",
         "metrics": "all metrics (the token of `MILLRACE_METRICS_TOKEN` opens them too)",
     }.items()
@@ -133,6 +135,11 @@ def router(observer: Observer) -> APIRouter:
     def maintenance(job: Text = "", limit: Limit = 50) -> MaintenanceView:
         """The tables' health, and operations that run or ran (of one job)."""
         return observer.maintenance(job=job, limit=limit)
+
+    @made.get("/streams")
+    def streams() -> StreamsView:
+        """Declared streams and the tables between them: state, rows, lag, watermark, state and late rows of each."""
+        return observer.streams()
 
     @made.get("/quality")
     def quality(limit: Limit = 100) -> QualityView:

@@ -35,6 +35,7 @@ TABS: Final = (
     ("rejections", "Rejections"),
     ("checkpoints", "Checkpoints"),
     ("maintenance", "Maintenance"),
+    ("streams", "Streams"),
     ("quality", "Quality"),
     ("cluster", "Cluster"),
     ("actions", "Actions"),

@@ -19,6 +19,7 @@ PAGES = (
     "rejections",
     "checkpoints",
     "maintenance",
+    "streams",
     "quality",
     "cluster",
     "actions",
@@ -270,3 +271,18 @@ def test_the_reference_says_where_the_server_is_and_lets_one_try(site: Site) -> 
     assert 'data-route="/millrace/api/v1/collections/{name}"' in page
     assert 'name="name" data-place="path"' in page
     assert site.client.get("/millrace/static/try.js").status_code == 200
+
+
+def test_streams_are_a_graph_between_their_tables(site: Site, world: World) -> None:
+    found = site.json("streams")
+    [shipped] = found["streams"]
+    assert (shipped["name"], shipped["state"], shipped["source"], shipped["sink"]) == (
+        "flights_hourly", "new", "collection:flights", "collection:flights_by_hour"
+    )  # fmt: skip
+    assert found["levels"] == {"collection:flights": 0, "stream:flights_hourly": 1, "collection:flights_by_hour": 2}
+    page = site.page("streams")
+    assert page.count('<path class="line"') == 2
+    assert page.count('class="stream new"') == 1
+    assert page.count('class="table"') == 2
+    assert 'href="/dags/stream_flights_hourly"' in page
+    assert 'id="stream-flights_hourly"' in page

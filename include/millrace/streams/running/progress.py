@@ -40,7 +40,7 @@ class Told(StreamingQueryListener):
         """Of the query, once it is started: a session hears of all of its queries, those of an earlier start too."""
         self.facts: dict[str, Any] = {
             "pid": os.getpid(), "stream": stream, "at": time.time(), "batches": 0,
-            "rows": 0, "out": 0, "rejected": 0, "late": 0, "state_rows": 0,
+            "rows": 0, "out": 0, "rejected": 0, "late": 0, "state_rows": 0, "state_bytes": 0,
             "watermark": None, "lag_seconds": None, "pchannels": {}, "rows_per_second": 0.0,
         }  # fmt: skip
 
@@ -77,6 +77,7 @@ class Told(StreamingQueryListener):
         operators = progress.get("stateOperators") or []
         late = sum(int(each.get("numRowsDroppedByWatermark") or 0) for each in operators)
         state = sum(int(each.get("numRowsTotal") or 0) for each in operators)
+        size = sum(int(each.get("memoryUsedBytes") or 0) for each in operators)
         mark = (progress.get("eventTime") or {}).get("watermark")
         [read] = progress.get("sources") or [{}]
         ticks = _ticks(read.get("endOffset"))
@@ -89,6 +90,7 @@ class Told(StreamingQueryListener):
             facts |= {
                 "at": time.time(),
                 "state_rows": state,
+                "state_bytes": size,
                 "watermark": mark,
                 "lag_seconds": lag,
                 "rows_per_second": round(float(progress.get("processedRowsPerSecond") or 0.0), 1),
@@ -100,6 +102,7 @@ class Told(StreamingQueryListener):
         metrics.stream_rows_total.labels(name, "late").inc(late)
         metrics.stream_batches_total.labels(name).inc()
         metrics.stream_state_rows.labels(name).set(state)
+        metrics.stream_state_bytes.labels(name).set(size)
         if lag is not None:
             metrics.stream_lag_seconds.labels(name).set(lag)
         if mark:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -19,9 +17,6 @@ from millrace.streams.running.frames import rows_of, sink_of, transformed
 from millrace.streams.running.progress import Told
 from millrace.streams.running.status import progress_name
 from millrace.streams.sinks.frames import sink_folder, start
-
-APP: Final = "millrace-stream-{}"
-"""Under which a job of streams writes its heartbeat."""
 
 
 def streams_of(settings: Settings, job: str) -> list[Stream]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from millrace.base.errors import RunNotFound
-from millrace.base.process import is_alive
+from millrace.base.process import wrote
 from millrace.base.settings import Settings
 from millrace.runtime.launch.launcher import Launcher
 from millrace.streams.declare.declaration import Stream
@@ -40,6 +40,7 @@ class StreamStatus:
     lag_seconds: float | None
     watermark: str | None
     state_rows: int
+    state_bytes: int
     at: float | None
     error: str | None
 
@@ -57,6 +58,11 @@ def run_id(job: str) -> str:
     return f"stream-{job}"
 
 
+def app_name(job: str) -> str:
+    """Under which a job of streams writes its heartbeat."""
+    return f"millrace-stream-{job}"
+
+
 def progress_name(stream: str) -> str:
     """The name of a stream's query, and of its progress file."""
     return f"stream-{stream}"
@@ -67,7 +73,7 @@ def status(settings: Settings, stream: Stream) -> StreamStatus:
     kept = Kept(settings, stream.name).state
     told = _told(settings, stream.name)
     state, error = _run(settings, stream)
-    lives = bool(told) and is_alive(int(told.get("pid", 0)), None)
+    lives = bool(told) and wrote(int(told.get("pid", 0)), float(told.get("at", 0.0)))
     if kept.paused:
         state = "paused"
     elif lives:
@@ -92,6 +98,7 @@ def status(settings: Settings, stream: Stream) -> StreamStatus:
         lag_seconds=told.get("lag_seconds"),
         watermark=told.get("watermark"),
         state_rows=told.get("state_rows", 0),
+        state_bytes=told.get("state_bytes", 0),
         at=told.get("at"),
         error=error,
     )

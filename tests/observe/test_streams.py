@@ -1,0 +1,94 @@
+"""Declared streams as a graph: levels by the longest way, circles too; a stream that does not run is told by a metric."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.base.errors import InvalidStream
+from millrace.base.files import replace_json
+from millrace.base.settings import Settings
+from millrace.observe.observer import Observer
+from millrace.observe.streams import levels
+from millrace.streams.running.status import progress_name
+
+TWO = """
+streams:
+  - {name: one, source: flights, sink: a, group: light, words: The first.}
+  - {name: two, source: a, sink: {delta: /lake/two}}
+"""
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> Settings:
+    (tmp_path / "s.yaml").write_text(TWO, encoding="utf-8")
+    return Settings(data_dir=tmp_path / "data", stream_declarations=str(tmp_path / "s.yaml"))
+
+
+def test_a_level_is_the_longest_way_and_a_circle_ends() -> None:
+    assert levels([("a", "s"), ("s", "b"), ("b", "t"), ("t", "c"), ("a", "u"), ("u", "c")]) == {
+        "a": 0, "s": 1, "b": 2, "t": 3, "u": 1, "c": 4
+    }  # fmt: skip
+    assert levels([("a", "s"), ("s", "b"), ("b", "t"), ("t", "a")]) == {"a": 0, "s": 1, "b": 2, "t": 3}
+    assert levels([]) == {}
+
+
+NODES = st.integers(0, 7)
+
+
+@given(st.lists(st.tuples(NODES, NODES).filter(lambda pair: pair[0] < pair[1])))
+def test_every_line_leads_to_the_right_where_nothing_goes_round(pairs: list[tuple[int, int]]) -> None:
+    edges = [(str(one), str(other)) for one, other in pairs]
+    found = levels(edges)
+    assert all(found[one] < found[other] for one, other in edges)
+    assert set(found) == {each for pair in edges for each in pair}
+    into = {other for _, other in edges}
+    assert all((level == 0) == (node not in into) for node, level in found.items())
+
+
+@given(st.lists(st.tuples(NODES, NODES), max_size=20))
+def test_any_graph_has_a_bounded_picture(pairs: list[tuple[int, int]]) -> None:
+    found = levels((str(one), str(other)) for one, other in pairs)
+    assert all(0 <= level < len(found) for level in found.values())
+
+
+def test_a_chain_of_streams_is_told_with_what_each_says(declared: Settings) -> None:
+    told = {
+        "pid": os.getpid(),
+        "at": time.time(),
+        "rows": 12,
+        "late": 2,
+        "state_rows": 5,
+        "state_bytes": 640,
+        "rows_per_second": 4.5,
+    }
+    path = declared.progress_path(progress_name("two"))
+    path.parent.mkdir(parents=True)
+    replace_json(path, told)
+    view = Observer(declared).streams()
+    rows = {each.name: each for each in view.streams}
+    assert sorted(rows) == ["flights_hourly", "one", "two"]
+    assert (rows["two"].state, rows["two"].rows, rows["two"].late, rows["two"].state_bytes) == ("running", 12, 2, 640)
+    assert rows["one"].dag_id == "stream_light"
+    assert view.levels["collection:flights"] == 0
+    assert [view.levels[each] for each in ("stream:one", "collection:a", "stream:two", "delta:/lake/two")] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    metrics = Observer(declared).metrics().decode()
+    assert 'millrace_stream_running{stream="two"} 1.0' in metrics
+    assert 'millrace_stream_running{stream="one"} 0.0' in metrics
+
+
+def test_a_declaration_that_is_wrong_is_said_and_costs_no_metrics(declared: Settings, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("streams: [{name: one}]", encoding="utf-8")
+    with pytest.raises(InvalidStream):
+        Observer(declared).streams()
+    assert "millrace_read_duration_seconds" in Observer(declared).metrics().decode()
