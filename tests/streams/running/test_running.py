@@ -150,7 +150,13 @@ def test_windows_are_the_same_as_a_stream_as_a_batch_and_by_duckdb(
     assert told.lag_seconds is not None
     assert told.watermark is not None
     exposed = exposition(metrics)
-    for sample in ("stream_batches_total", "stream_lag_seconds", "stream_watermark_seconds", "stream_state_rows"):
+    for sample in (
+        "stream_batches_total",
+        "stream_lag_seconds",
+        "stream_watermark_seconds",
+        "stream_state_rows",
+        "stream_state_bytes",
+    ):
         assert f'millrace_{sample}{{stream="by_hour"}}' in exposed
     assert 'millrace_stream_rows_total{outcome="in",stream="by_hour"} 300.0' in exposed
     # Late rows: Spark drops them behind the watermark, and they are counted.
