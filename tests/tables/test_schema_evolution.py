@@ -28,6 +28,7 @@ from millrace.operations.restore.run import restore
 from millrace.operations.verify.run import verify_collections
 from millrace.rpc.discovery import read_record
 from millrace.runtime.progress import Progress
+from millrace.storage import parquet_file
 from millrace.storage.table import open_table
 from millrace.tables.collections.table import base_tick
 from millrace.tables.wal.reader import MAX_TICK
@@ -129,6 +130,64 @@ def test_a_read_has_the_fields_of_its_tick(db: Deployment, settled: bool) -> Non
     assert made.count() == 4
     assert made.count(where="key = 2") == 0
     assert made.read(order_by="cents desc", limit=1, columns="key, cents").to_pylist() == [{"key": 3, "cents": 1 << 40}]
+
+
+def test_a_filter_of_a_widened_field_reads_the_files_that_may_hold_it(
+    db: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {"price": "int32", "weight": "float32?", "sum": "decimal(4,1)?"}
+    wide = {"price": "int64", "weight": "float64", "sum": "decimal(12,2)"}
+    made = db.create_collection("pruned", {"id": "int64", **kinds}, key="id")
+
+    def rows(first: int) -> list[dict[str, Any]]:
+        return [
+            {"id": each, "price": each, "weight": each + 0.25, "sum": Decimal(each) / 2}
+            for each in range(first, first + 10)
+        ]
+
+    for number, first in enumerate(
+        (0, 100, 200, 10_000_000_000, 300)
+    ):  # of the last, the values would fit the older columns
+        if number == 2:
+            made.alter(widen=wide)
+        made.insert([{**each, "sum": None} if first > 10_000 else each for each in rows(first)])
+        db.settle()
+    read: list[int] = []
+    plain = parquet_file.dataset
+
+    def counted(*args: Any, **options: Any) -> Any:
+        found = plain(*args, **options)
+        read.append(len(found.files))
+        return found
+
+    monkeypatch.setattr(parquet_file, "dataset", counted)
+    everything = made.read()
+    assert read.pop() == 5
+    for where, files, ids in (
+        ("price < 3", 1, {0, 1, 2}),
+        ("104 = price", 1, {104}),
+        ("price >= 309", 2, {309, *range(10_000_000_000, 10_000_000_010)}),
+        ("price IN (5, 10000000001)", 2, {5, 10_000_000_001}),
+        ("price > 5000000000", 1, set(range(10_000_000_000, 10_000_000_010))),
+        ("price = 50", 0, set()),
+        ("weight <= 1.25", 1, {0, 1}),
+        ("weight > 108 AND weight < 201", 2, {108, 109, 200}),
+        ("sum < 0.75", 1, {0, 1}),
+        ("sum = 101.50", 1, {203}),
+        ("price < 3 OR id = 104", 5, {0, 1, 2, 104}),
+        ("price != 3 AND price > 2 AND price < 6", 1, {4, 5}),
+    ):
+        found = made.read(where=where)
+        assert (set(found["id"].to_pylist()), read.pop()) == (ids, files), where
+        with made.stream(where=where) as stream:
+            assert (set(stream.read_all()["id"].to_pylist()), read.pop()) == (ids, files), where
+    compact(
+        db.settings, CompactionParams(min_files=2, fold="always", keep_history_hours=0, segments=False, vacuum=False)
+    )
+    assert by_id(made.read()) == by_id(everything)
+    assert by_id(made.read(where="price > 5000000000 OR price < 3")) == by_id(
+        everything.filter((pc.field("price") > 5_000_000_000) | (pc.field("price") < 3))
+    )
 
 
 def test_any_reader_of_delta_reads_the_files_as_they_are(db: Deployment) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +25,9 @@ from millrace.storage.store import TableStore
 
 MAX_STAT_CHARACTERS: Final = 64
 """Longer strings stay out of the log: a cut maximum would prune what is there."""
+
+RowGroups: TypeAlias = Callable[[pq.FileMetaData], Sequence[int]]
+"""By a file's footer, the numbers of the row groups that are to be read."""
 
 REPAIR: Final = "run the operation recovery (mode repair), which makes it anew"
 _CHECKED: Final = ds.ParquetFileFormat(
@@ -66,12 +69,32 @@ def read_file(store: TableStore, name: str) -> pa.Table:
 
 
 def dataset(
-    store: TableStore, names: Iterable[str], schema: pa.Schema, *, partitioning: ds.Partitioning | None = None
+    store: TableStore,
+    names: Iterable[str],
+    schema: pa.Schema,
+    *,
+    partitioning: ds.Partitioning | None = None,
+    groups: RowGroups | None = None,
 ) -> ds.Dataset:
-    """The rows of files of a table, as a dataset with the columns of `schema`: pages that have a checksum must match it."""
+    """The rows of files of a table, as a dataset with the columns of `schema`: pages that have a checksum must match it. `groups` looks
+    at each footer and says which row groups are wanted."""
+    if groups is not None:
+        return _wanted(store, names, schema, groups)
     return ds.dataset(
         list(names), filesystem=store.filesystem, schema=schema, format=_CHECKED, partitioning=partitioning
     )
+
+
+def _wanted(store: TableStore, names: Iterable[str], schema: pa.Schema, groups: RowGroups) -> ds.Dataset:
+    kept = []
+    for name in names:
+        fragment = _CHECKED.make_fragment(name, store.filesystem)
+        numbers = groups(fragment.metadata)
+        if len(numbers) == fragment.metadata.num_row_groups:
+            kept.append(fragment)
+        elif numbers:
+            kept.append(fragment.subset(row_group_ids=numbers))
+    return ds.FileSystemDataset(kept, schema, _CHECKED, store.filesystem)
 
 
 def read_rows(
@@ -81,13 +104,15 @@ def read_rows(
     *,
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
+    groups: RowGroups | None = None,
 ) -> pa.Table:
-    """The rows of files of a table, with `columns` of `schema`, for which `where` holds. Raises TableDamaged."""
+    """The rows of files of a table, with `columns` of `schema`, for which `where` holds, out of the row groups that are wanted. Raises
+    TableDamaged."""
     wanted = list(names)
     if not wanted:
         return schema.empty_table() if columns is None else schema.empty_table().select(list(columns))
     with readable(store.uri):
-        return dataset(store, wanted, schema).to_table(columns=columns, filter=where)
+        return dataset(store, wanted, schema, groups=groups).to_table(columns=columns, filter=where)
 
 
 def scan_rows(
@@ -98,11 +123,12 @@ def scan_rows(
     columns: Sequence[str],
     where: pc.Expression | None,
     batch_rows: int,
+    groups: RowGroups | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """As :func:`read_rows`, batch by batch, in the files' order: in memory are the row groups of two files at a time, which
     a writer of ours ends at 64 MiB, and some batches. Raises TableDamaged."""
     with readable(store.uri):
-        scanner = dataset(store, names, schema).scanner(
+        scanner = dataset(store, names, schema, groups=groups).scanner(
             columns=list(columns), filter=where, batch_size=batch_rows, batch_readahead=4, fragment_readahead=2
         )
         yield from scanner.to_batches()

@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from millrace.base.errors import TableDamaged, TableNotFound, TableUnavailable
 from millrace.base.failpoint import hit
 from millrace.storage.log import entry_name, last_checkpoint, trim
-from millrace.storage.parquet_file import dataset, opened, read_file, read_rows, scan_rows
+from millrace.storage.parquet_file import RowGroups, dataset, opened, read_file, read_rows, scan_rows
 from millrace.storage.store import TableStore, store_at
 
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
@@ -129,9 +129,10 @@ class Table:
         *,
         columns: Sequence[str] | None = None,
         where: pc.Expression | None = None,
+        groups: RowGroups | None = None,
     ) -> pa.Table:
         """The rows of some of its files, with the columns of `schema`. Raises TableDamaged."""
-        return read_rows(self.store, names, schema, columns=columns, where=where)
+        return read_rows(self.store, names, schema, columns=columns, where=where, groups=groups)
 
     def scan_rows(
         self,
@@ -141,9 +142,10 @@ class Table:
         columns: Sequence[str],
         where: pc.Expression | None,
         batch_rows: int,
+        groups: RowGroups | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The rows of some of its files, batch by batch. Raises TableDamaged."""
-        return scan_rows(self.store, names, schema, columns=columns, where=where, batch_rows=batch_rows)
+        return scan_rows(self.store, names, schema, columns=columns, where=where, batch_rows=batch_rows, groups=groups)
 
     def is_newest(self) -> bool:
         """Whether there is no later version, and this one still stands."""

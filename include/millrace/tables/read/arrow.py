@@ -23,9 +23,10 @@ from millrace.message.ids import Moment
 from millrace.message.keys import key_column
 from millrace.message.stored_columns import key_schema, needed, plain_column, to_fields
 from millrace.rpc.selection import EVERYTHING, Selection
+from millrace.storage.parquet_file import RowGroups
 from millrace.storage.table import Table
 from millrace.tables.read.plan import ReadPlan, plan_read, tick_span
-from millrace.tables.read.pruning import may_hold
+from millrace.tables.read.pruning import WideComparison, may_hold, row_groups
 from millrace.wal.visible.columns import ROW_COLUMNS, delete_file_schema, stored_schema
 from millrace.wal.visible.rows import conform
 
@@ -140,6 +141,9 @@ class _Look:
             for each in (() if found is None else conjuncts(found))
             if columns(each) <= set(self._places)
         ]
+        whole = () if found is None else conjuncts(found)
+        wide = [each for part in whole if (each := WideComparison.of(part, plan.schema)) is not None]
+        self._groups = row_groups(wide) if wide else None
         stored = stored_schema(plan.schema)
         self._coarse = coarse(All(tuple(self._conjuncts)), stored) if self._conjuncts else None
         if matching is not None:
@@ -178,6 +182,7 @@ class _Look:
             columns=self._columns,
             where=self._coarse,
             conjuncts=self._conjuncts,
+            groups=self._groups,
         )
         tail = (self._between(piece).select(self._columns) for piece in self._plan.tail_rows(deletes=False))
         whole = chain(stored, tail)
@@ -232,6 +237,7 @@ def _table_rows(
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
     conjuncts: Sequence[Condition] = (),
+    groups: RowGroups | None = None,
 ) -> Iterator[pa.Table]:
     """Rows behind `after` and up to `tick` of one version of a table: the files its log names, pruned by their statistics, in pieces."""
     names = schema.names if columns is None else list(columns)
@@ -253,10 +259,10 @@ def _table_rows(
         where = early if where is None else early & where
     paths = actions["path"].to_pylist()
     if most_bytes is None or not paths:
-        yield conform(table.read_rows(paths, schema, columns=names, where=where), target)
+        yield conform(table.read_rows(paths, schema, columns=names, where=where, groups=groups), target)
         return
     held: list[pa.RecordBatch] = []
-    for batch in table.scan_rows(paths, schema, columns=names, where=where, batch_rows=BATCH_ROWS):
+    for batch in table.scan_rows(paths, schema, columns=names, where=where, batch_rows=BATCH_ROWS, groups=groups):
         held.append(batch)
         if sum(each.nbytes for each in held) >= most_bytes:
             yield conform(pa.Table.from_batches(held), target)

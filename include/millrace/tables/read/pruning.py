@@ -1,18 +1,27 @@
-"""Which files of a table may hold rows that a predicate hits, by the bounds in the table's log.
+"""Which files of a table may hold rows that a predicate hits, by the bounds in the table's log; which row groups of a file, by its footer.
 
 Bounds of numbers, strings and dates are taken; a bound may be wider than the file's values (a string cut off), never narrower.
 Where a file has none it may hold anything. What is no comparison of a column with a literal rules nothing out.
+
+A field that was widened stands in several columns, each value in one. Arrow asks the bounds of one column at a time, and knows
+nothing of a column that a file does not have; here a row group holds what one of its columns may hold, and a column that is
+not there, or null throughout, holds nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from millrace.base.predicate.language import Column, Compare, Condition, In, Literal
+from millrace.message.schema import CollectionSchema
 
 _TURNED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "="}
 
@@ -52,3 +61,76 @@ def _within(actions: pa.Table, schema: pa.Schema, name: str, op: str, values: li
         room = pc.and_(above, below) if op == "=" else above if op.startswith("<") else below
         found = room if found is False else pc.or_(found, room)
     return pc.fill_null(found, True) if found is not False else False
+
+
+_HOLDS: Final[dict[str, Callable[[Any, Any, Any], bool]]] = {
+    "<": lambda low, _, value: operator.lt(low, value),
+    "<=": lambda low, _, value: operator.le(low, value),
+    "=": lambda low, high, value: low <= value <= high,
+    ">=": lambda _, high, value: operator.ge(high, value),
+    ">": lambda _, high, value: operator.gt(high, value),
+}
+"""Whether values between two bounds leave room for one of which the comparison holds."""
+
+_LITERALS: Final[dict[str, tuple[type, ...]]] = {
+    "int16": (int,),
+    "int32": (int,),
+    "int64": (int,),  # with a fraction Arrow compares as floats, and rounds
+    "decimal": (int, Decimal),
+    "float64": (int, Decimal),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WideComparison:
+    """A comparison of a field that stands in several columns with literals, of which one is to hold."""
+
+    columns: tuple[str, ...]
+    op: str
+    values: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, found: Condition, schema: CollectionSchema) -> Self | None:
+        """None where it is no such one, or one of which bounds tell nothing."""
+        match found:
+            case Compare(op, Column((name,)), Literal(value)) if op in _TURNED:
+                values: tuple[Any, ...] = (value,)
+            case Compare(turned, Literal(value), Column((name,))) if turned in _TURNED:
+                op, values = _TURNED[turned], (value,)
+            case In(Column((name,)), literals):
+                op, values = "=", tuple(each.value for each in literals)
+            case _:
+                return None
+        field = next((each for each in schema.fields if each.name == name and len(each.stored) > 1), None)
+        kinds = () if field is None else _LITERALS.get(field.tree.kind, ())
+        if field is None or any(isinstance(value, bool) or not isinstance(value, kinds) for value in values):
+            return None
+        if field.tree.kind == "float64":
+            values = tuple(map(float, values))
+        return cls(tuple(column.name for column in field.stored), op, values)
+
+    def groups(self, footer: pq.FileMetaData) -> set[int]:
+        """The row groups of a file that may hold a row for which it holds."""
+        there = {footer.schema.column(place).path: place for place in range(footer.num_columns)}
+        places = [there[name] for name in self.columns if name in there]
+        return {
+            number
+            for number in range(footer.num_row_groups)
+            if any(self._may(footer.row_group(number).column(place)) for place in places)
+        }
+
+    def _may(self, column: pq.ColumnChunkMetaData) -> bool:
+        found = column.statistics
+        if found is None:
+            return True
+        if found.has_null_count and found.null_count == column.num_values:
+            return False
+        if not found.has_min_max:
+            return True
+        return any(_HOLDS[self.op](found.min, found.max, value) for value in self.values)
+
+
+def row_groups(wanted: Iterable[WideComparison]) -> Callable[[pq.FileMetaData], list[int]]:
+    """By a file's footer, the row groups that may hold a row for which all of `wanted` hold."""
+    found = tuple(wanted)
+    return lambda footer: sorted(set.intersection(*(each.groups(footer) for each in found)))
