@@ -53,7 +53,8 @@ def delete(cluster: KafkaCluster, topics: Iterable[str]) -> None:
     """Take them away; no effect where there is none. Raises as :func:`look`."""
     names = list(topics)
     if names:
-        for topic, done in _admin(cluster).delete_topics(names, operation_timeout=SECONDS).items():
+        admin = _admin(cluster)  # kept until all is answered: what it was asked ends with it
+        for topic, done in admin.delete_topics(names, operation_timeout=SECONDS).items():
             _settled(topic, done, allowed=(KafkaError.UNKNOWN_TOPIC_OR_PART,))
 
 
