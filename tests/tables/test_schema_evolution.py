@@ -235,6 +235,44 @@ def test_changes_scan_and_upserts_go_through_a_change(db: Deployment) -> None:
     scanned = [(change.kind, change.key, change.rows.to_pylist()) for change in made.scan(until=end)]
     assert ("insert", "id", [{"id": 1, "a": 2}]) in scanned, "a scan gives a message as it was written"
     assert scanned[-1] == ("insert", "key", [{"key": 2, "b": 1 << 40}])
+    scanned = [
+        (change.kind, change.key, change.rows.to_pylist()) for change in before.scan(until=end, schema="current")
+    ]
+    assert scanned == [
+        ("insert", "key", [{"key": 1, "b": 1}]),
+        ("delete", "key", [{"key": 1}]),
+        ("insert", "key", [{"key": 1, "b": 2}]),
+        ("delete", "key", [{"key": 2}]),
+        ("insert", "key", [{"key": 2, "b": 1 << 40}]),
+    ], "columns are found by what they are, not by their names"
+
+
+def test_a_consumer_in_the_current_schema_goes_on_to_a_newer_one_with_its_first_row(db: Deployment) -> None:
+    made = db.create_collection("moving", {"id": "int64", "a": "int32?", "gone": "string?"}, key="id")
+    made.insert([{"id": 1, "a": 1, "gone": "x"}])
+    made.alter(drop="gone", add={"city": "string?"})
+    made.insert([{"id": 2, "a": 2, "city": "Oslo"}])
+    before = older(made)
+    with made.consume(schema="current") as consumer:
+
+        def following() -> pa.RecordBatch:
+            while True:
+                delivery = consumer.poll(timeout=10.0)
+                assert delivery is not None
+                for change in delivery.changes():
+                    return change.rows
+
+        assert following().to_pylist() == [{"id": 1, "a": 1, "city": None}]
+        assert following().to_pylist() == [{"id": 2, "a": 2, "city": "Oslo"}]
+        made.alter(rename={"a": "b"}, widen={"b": "int64"})
+        made.insert([{"id": 3, "b": 1 << 40, "city": None}])
+        assert following().to_pylist() == [{"id": 3, "b": 1 << 40, "city": None}]
+        before.insert([{"id": 4, "a": 4, "city": None}])
+        late = following()
+        assert late.schema == made.schema.arrow(), "and never back"
+        assert late.to_pylist() == [{"id": 4, "b": 4, "city": None}]
+    with pytest.raises(InvalidArgument, match="'current'"):
+        made.consume(schema="newest")  # type: ignore[arg-type]
 
 
 def test_elsewhere_a_schema_changes_and_is_read_as_on_the_spot(db: Deployment) -> None:
@@ -259,6 +297,13 @@ def test_elsewhere_a_schema_changes_and_is_read_as_on_the_spot(db: Deployment) -
             found, wanted = list(elsewhere), list(here)
         assert [each.rows.to_pylist() for each in found] == [each.rows.to_pylist() for each in wanted]
         assert found[-1].schema == made.schema
+        given = [
+            [change.rows for change in one.scan(until=end, schema="current") if change.kind == "insert"]
+            for one in (there, made)
+        ]
+        assert given[0] == given[1]
+        assert {each.schema for each in given[0]} == {made.schema.arrow()}
+        assert by_id(pa.Table.from_batches(given[0]), "key") == by_id(made.read(), "key")
         with pytest.raises(InvalidArgument, match="primary key"):
             there.alter(drop="key")
 
@@ -421,6 +466,22 @@ def test_any_changes_and_writers_of_any_version_read_back_at_every_tick(db: Depl
         assert [list(each) for each in found[:1]] == [list(each) for each in rows[:1]] or not rows
         assert _same(found, rows), (tick, found, rows)
     _fold_changes(made, model)
+    _fold_scan(made)
+
+
+def _fold_scan(made: Collection) -> None:
+    """A scan in the schema of now, taken one change after the other, is what is read now."""
+    end = made.database.client.now(made.definition.pchannels)
+    rows: dict[int, dict[str, Any]] = {}
+    for change in made.scan(until=end, schema="current"):
+        assert change.rows.schema == (made.schema.arrow() if change.kind == "insert" else made.schema.key_arrow())
+        for each in change.rows.to_pylist():
+            rows.pop(each["id"], None)
+            if change.kind == "insert":
+                rows[each["id"]] = each
+    wanted = made.read(at=end)
+    assert wanted.schema == made.schema.arrow()
+    assert _same([rows[key] for key in sorted(rows)], by_id(wanted))
 
 
 def _same(found: list[dict[str, Any]], rows: list[dict[str, Any]]) -> bool:

@@ -29,6 +29,7 @@ from millrace.catalog.collection import Collection
 from millrace.catalog.port import Catalog
 from millrace.client.append_client import AppendClient
 from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, Groups
+from millrace.client.consume.delivery import SchemaOf
 from millrace.client.consume.scan import Histories
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.queue import DEFAULT_BYTES
@@ -201,15 +202,19 @@ class Client(Closing):
         policy: DeliverPolicy | None = None,
         filters: Sequence[Filter] = (),
         until_tick: int | None = None,
+        schema: SchemaOf = "written",
         metrics: Metrics | None = None,
         commit_interval: float = COMMIT_INTERVAL,
     ) -> Consumer:
         """A consumer of a collection (or its name), or of channels; closed with the client.
 
         A `group` goes on where it was, and `policy` (default: everything) counts for its first start alone. `filters` choose
-        among units. It goes on until it is closed, or has delivered everything up to `until_tick`. Raises GroupBusy,
-        CollectionNotFound, and what the scan raises.
+        among units. It goes on until it is closed, or has delivered everything up to `until_tick`. Rows have the schema that they were
+        written with, or, with `schema` "current", the collection's newest. Raises GroupBusy, CollectionNotFound, InvalidArgument, and
+        what the scan raises.
         """
+        if schema == "current":
+            self._definitions = {}  # whoever asks next hears of the newest
         if isinstance(source, str):
             source = self.collection(source)
         channels = source.vchannels if isinstance(source, Collection) else source
@@ -226,6 +231,7 @@ class Client(Closing):
                 until_tick=until_tick,
                 definitions=self._definition,
                 imports=self._tables.imports(),
+                schema=schema,
                 metrics=metrics,
                 commit_interval=commit_interval,
             )

@@ -27,7 +27,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection as Definition
 from millrace.client.client import Client
 from millrace.client.consume.consumer import Consumer
-from millrace.client.consume.delivery import Change
+from millrace.client.consume.delivery import Change, SchemaOf
 from millrace.client.produce.producer import Deleted, Producer
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.transaction import Transaction
@@ -196,10 +196,15 @@ class Database(Closing):
         )
 
     def consumer(
-        self, names: str | Sequence[str], *, group: str | None = None, start: DeliverPolicy | None = None
+        self,
+        names: str | Sequence[str],
+        *,
+        group: str | None = None,
+        start: DeliverPolicy | None = None,
+        schema: SchemaOf = "written",
     ) -> Consumer:
         """A consumer of a collection by name, or of channels; see :meth:`Collection.consume`."""
-        return self.client.consumer(names, group=group, policy=start)
+        return self.client.consumer(names, group=group, policy=start, schema=schema)
 
     def drop_group(self, group: str) -> None:
         """Forget a consumer group and where it stands; one that nobody has is no error. Raises GroupBusy while a consumer has it."""
@@ -360,23 +365,40 @@ class Collection:
         lazy: pl.LazyFrame = _library("polars", "stream()").scan_pyarrow_dataset(self.dataset(at=at, deadline=deadline))
         return lazy
 
-    def scan(self, *, start: DeliverPolicy | None = None, until: Moment | None = None) -> Iterator[Change]:
+    def scan(
+        self, *, start: DeliverPolicy | None = None, until: Moment | None = None, schema: SchemaOf = "written"
+    ) -> Iterator[Change]:
         """What was inserted and deleted, in the order in which it took effect a VChannel: everything, or from `start` on
-        (:class:`All`, :class:`Latest`, :class:`StartAfterTick`). Goes on with what comes until it is closed, or up to `until`."""
+        (:class:`All`, :class:`Latest`, :class:`StartAfterTick`). Goes on with what comes until it is closed, or up to `until`.
+
+        Rows have the fields of the schema that they were written with; with `schema` "current" those that the collection has now, by
+        their names and types of now. Where it changes meanwhile, from the first row on that is written with a newer one."""
         with self.database.client.consumer(
-            self.definition, policy=start, until_tick=None if until is None else resolve_tick(until)
+            self.definition,
+            policy=start,
+            until_tick=None if until is None else resolve_tick(until),
+            schema=schema,
         ) as consumer:
             for delivery in consumer:
                 yield from delivery.changes()
                 consumer.acknowledge(delivery)
 
     def consume(
-        self, *, group: str | None = None, start: DeliverPolicy | None = None, until: Moment | None = None
+        self,
+        *,
+        group: str | None = None,
+        start: DeliverPolicy | None = None,
+        until: Moment | None = None,
+        schema: SchemaOf = "written",
     ) -> Consumer:
-        """A consumer of its units. A `group` goes on behind what it has acknowledged; `start` counts for its first time alone.
-        Raises GroupBusy."""
+        """A consumer of its units. A `group` goes on behind what it has acknowledged; `start` counts for its first time alone; `schema`
+        as for :meth:`scan`. Raises GroupBusy."""
         return self.database.client.consumer(
-            self.definition, group=group, policy=start, until_tick=None if until is None else resolve_tick(until)
+            self.definition,
+            group=group,
+            policy=start,
+            until_tick=None if until is None else resolve_tick(until),
+            schema=schema,
         )
 
     def changes(

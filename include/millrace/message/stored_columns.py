@@ -113,7 +113,8 @@ def in_schema(rows: pa.Table, written: CollectionSchema, wanted: CollectionSchem
     columns = needed(wanted)
     values = [there[each.name] if each.name in there else pa.nulls(rows.num_rows, each.type) for each in columns]
     stored = pa.table(values, pa.schema([each.with_nullable(True) for each in columns]))
-    return to_fields(stored, wanted).select([field.name for field in wanted.fields])
+    found = to_fields(stored, wanted)
+    return pa.table([found[field.name] for field in wanted.fields], wanted.arrow())
 
 
 def require_room(written: CollectionSchema, wanted: CollectionSchema) -> None:

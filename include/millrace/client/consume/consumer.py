@@ -19,14 +19,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, get_args
 
 from millrace.base.closing import Closing
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.pauses import jittered
-from millrace.client.consume.delivery import Definitions, Delivery, Mark
+from millrace.client.consume.delivery import Definitions, Delivery, Mark, SchemaOf
 from millrace.client.consume.scan import Histories, Scan, TailSource, scan
 from millrace.message.bodies import Imports
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannels, messages
@@ -100,16 +100,20 @@ class Consumer(Closing):
         until_tick: int | None = None,
         definitions: Definitions | None = None,
         imports: Imports | None = None,
+        schema: SchemaOf = "written",
         metrics: Metrics | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         commit_interval: float = COMMIT_INTERVAL,
     ) -> None:
+        if schema not in get_args(SchemaOf):
+            raise InvalidArgument(f"rows are given in the schema 'written' or 'current', not {schema!r}")
         if group is not None and positions is None:
             raise InvalidArgument("a group needs a place for its positions: take the consumer from Client.consumer()")
         self.group = group
         self._positions = positions
         self._definitions = definitions
         self._files = imports
+        self._schema: SchemaOf = schema
         self._metrics = metrics
         self._prefetch = prefetch_bytes
         self._interval = commit_interval
@@ -335,7 +339,9 @@ class Consumer(Closing):
         portion: list[Delivery] = []
         size = 0
         for unit in () if rows is None else messages(rows):
-            delivery = Delivery(pchannel, unit, _definitions=self._definitions, _files=self._files)
+            delivery = Delivery(
+                pchannel, unit, _definitions=self._definitions, _files=self._files, _schema=self._schema
+            )
             portion.append(delivery)
             size += delivery.held_bytes
             if size >= _HAND_BYTES:

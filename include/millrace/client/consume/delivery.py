@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -18,11 +18,16 @@ from millrace.message.bodies import Import, Imports, parse_body
 from millrace.message.model import ImmutableMessage
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
+from millrace.message.stored_columns import in_schema
 from millrace.message.types import MessageType
 from millrace.wal.scanner import ImmutableTxn, Types
 
 _OBJECT_BYTES: Final = 2 << 10
 """Of a message as an object, beside its payload, about."""
+
+SchemaOf: TypeAlias = Literal["written", "current"]
+"""In which schema a change's rows are given: each in that which it was written with, or all in the collection's newest: the one
+known when the consumer began, and a newer one from the first row of such a one on."""
 
 Definitions = Callable[[int, int], Collection]
 """(collection id, schema version) -> the collection's definition, which has that version."""
@@ -73,6 +78,7 @@ class Delivery:
     lag: float = 0.0
     _definitions: Definitions | None = None
     _files: Imports | None = None
+    _schema: SchemaOf = "written"
     mark: Mark = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,31 +123,44 @@ class Delivery:
                 yield from self._changes(message, self._definitions(message.collection_id, version))
 
     def _changes(self, message: ImmutableMessage, collection: Collection) -> Iterator[Change]:
-        schema = collection.schemas[max(1, message.schema_version) - 1]
+        written = collection.schemas[max(1, message.schema_version) - 1]
+        given = collection.schema if self._schema == "current" else written
+
+        def inserted(partition_id: int, rows: pa.RecordBatch) -> Change:
+            found = rows if given == written else _batch(in_schema(pa.table(rows), written, given))
+            return Change("insert", message.vchannel, partition_id, found, given.primary_key)
+
+        def deleted(partition_id: int, keys: pa.RecordBatch) -> Change:
+            # A key keeps its fields, their types and their order whatever they are called.
+            named = pa.RecordBatch.from_arrays(keys.columns, schema=given.key_arrow())
+            return Change("delete", message.vchannel, partition_id, named, given.primary_key)
+
         match message.type:
             case MessageType.INSERT:
-                rows = decode_rows(message.payload, schema.arrow())
-                yield Change("insert", message.vchannel, message.partition_id, rows, schema.primary_key)
+                yield inserted(message.partition_id, decode_rows(message.payload, written.arrow()))
             case MessageType.UPSERT:
-                rows = decode_rows(message.payload, schema.arrow())
-                keys = rows.select(schema.key_arrow().names)
-                yield Change("delete", message.vchannel, 0, keys, schema.primary_key)
-                yield Change("insert", message.vchannel, message.partition_id, rows, schema.primary_key)
+                rows = decode_rows(message.payload, written.arrow())
+                yield deleted(0, rows.select(written.key_arrow().names))
+                yield inserted(message.partition_id, rows)
             case MessageType.DELETE:
-                rows = decode_rows(message.payload, schema.key_arrow())
-                yield Change("delete", message.vchannel, message.partition_id, rows, schema.primary_key)
+                yield deleted(message.partition_id, decode_rows(message.payload, written.key_arrow()))
             case MessageType.DROP_PARTITION:
-                yield _retraction(message, schema, message.partition_id)
+                yield _retraction(message, given, message.partition_id)
             case MessageType.DROP_COLLECTION:
-                yield _retraction(message, schema)
+                yield _retraction(message, given)
             case _:
                 body = parse_body(MessageType.IMPORT, message.payload)
                 if body["replace"]:
-                    yield _retraction(message, schema)
+                    yield _retraction(message, given)
                 if self._files is not None:
-                    named = Import(message.vchannel, message.time_tick, body["files"], schema, collection.vchannels)
+                    named = Import(message.vchannel, message.time_tick, body["files"], written, collection.vchannels)
                     for partition_id, rows in self._files.rows(named):
-                        yield Change("insert", message.vchannel, partition_id, rows, schema.primary_key)
+                        yield inserted(partition_id, rows)
+
+
+def _batch(rows: pa.Table) -> pa.RecordBatch:
+    [batch] = rows.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
+    return batch
 
 
 def _retraction(message: ImmutableMessage, schema: CollectionSchema, partition_id: int = 0) -> Change:
