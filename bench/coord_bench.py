@@ -22,14 +22,9 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
 from millrace.coord import control
-from millrace.coord.broadcast.broadcaster import Broadcaster
-from millrace.coord.broadcast.callbacks import Kind, Kinds
-from millrace.coord.broadcast.keys import COLLECTION, ResourceKey
-from millrace.coord.broadcast.task import Task, TaskState
 from millrace.coord.channels.record import ChannelRecord
 from millrace.coord.clock import SystemClock
 from millrace.coord.discovery import Discovery
-from millrace.coord.leadership import Leadership
 from millrace.coord.opening import open_store
 from millrace.coord.session import INGEST
 from millrace.demo.cluster import Cluster, Move, Moves
@@ -132,51 +127,29 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def broadcast(folder: Path, *, vchannels: int = 64, times: int) -> dict[str, Any]:
-    """A new partition on `vchannels` VChannels of 16 PChannels through meta store and append host, from `submit` until it is done;
+    """A new partition on `vchannels` VChannels of 16 PChannels, as a client asks for it, until all of them and the catalog have it;
     beside it the same messages appended one after the other, kept nowhere."""
-    with deployment(folder, pchannels=16) as (settings, client, _), ThreadPoolExecutor(16) as pool:
-        collection = client.catalog.create_collection("wide", SCHEMA, vchannels=vchannels)
-        clock = SystemClock()
-        with open_store(settings, clock) as store:
-            leadership = Leadership(store, clock, "bench", seconds=300.0)
-            leadership.step()
-
-            def append(target: str, partition: int) -> int:
-                term = client.catalog.term(pchannel_of(target))
+    with deployment(folder, pchannels=16) as (_, client, _):
+        client.catalog.create_collection("wide", SCHEMA, vchannels=vchannels)
+        plainly = client.catalog.create_collection("plainly", SCHEMA, vchannels=vchannels)
+        plain, whole = [], []
+        for number in range(times):
+            term = {name: client.catalog.term(name) for name in plainly.pchannels}
+            start = time.perf_counter()
+            for target in plainly.vchannels:
+                pchannel = pchannel_of(target)
                 message = builders.create_partition(
-                    f"p{partition}", vchannel=target, collection_id=collection.id, partition_id=partition, term=term
+                    f"p{number}",
+                    vchannel=target,
+                    collection_id=plainly.id,
+                    partition_id=1_000 + number,
+                    term=term[pchannel],
                 )
-                return client.append.append(pchannel_of(target), [encode_entry([message])]).result().time_tick
-
-            class Host:
-                def append(self, task: Task, target: str) -> int:
-                    return append(target, task.payload)
-
-            def together(calls: Sequence[Callable[[], None]]) -> None:
-                list(pool.map(lambda call: call(), calls))
-
-            kinds = Kinds({"ddl": Kind(lambda task: None, lambda task: None)})
-            broadcaster = Broadcaster(leadership, clock, Host(), kinds, together=together)
-            broadcaster.load()
-            keys = (ResourceKey(COLLECTION, "wide"),)
-            plain, whole = [], []
-            for number in range(times):
-                start = time.perf_counter()
-                for target in collection.vchannels:
-                    append(target, 1_000 + number)
-                plain.append(time.perf_counter() - start)
-                start = time.perf_counter()
-                end = clock.monotonic() + WAIT
-                request = f"bench-{number}"
-                task = broadcaster.submit(
-                    request, "ddl", keys, 2_000 + number, list(collection.vchannels), deadline=end
-                )
-                while task.state is not TaskState.TOMBSTONE:
-                    broadcaster.step()
-                    task = broadcaster.submit(
-                        request, "ddl", keys, 2_000 + number, list(collection.vchannels), deadline=end
-                    )
-                whole.append(time.perf_counter() - start)
+                client.append.append(pchannel, [encode_entry([message])]).result()
+            plain.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            client.catalog.create_partition("wide", f"p{number}")
+            whole.append(time.perf_counter() - start)
     return {"vchannels": vchannels, "one_by_one_s": _spread(plain), "broadcast_s": _spread(whole)}
 
 

@@ -12,7 +12,6 @@ PACKAGE = Path(__file__).parent.parent / "include" / "millrace"
 ALONE = {
     "client/produce/transaction.py",
     "client/tables_served.py",
-    "coord/broadcast/broadcaster.py",
     "log/kafka/service.py",
     "node/append/follower.py",
     "runtime/periodic.py",

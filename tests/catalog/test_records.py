@@ -11,25 +11,23 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.catalog.records import catalog_path, collection_names, known_collections
-from millrace.coord.store import Broadcast, Store
+from millrace.coord.broadcast.task import keys_of
+from millrace.coord.store import Store
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.observe.health import read_kept
+from tests.coord.catalog_rig import add_collection, finish
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
-LATER = {"begun", "trouble"}
+LATER = {"begun", "request", "trouble"}
 """Tables that files of earlier builds lack."""
-
-
-def added(store: Store, name: str) -> Broadcast:
-    return store.add_collection(name, SCHEMA, vchannels=1, partitions=["p"], pchannels=["dml_0"])
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A deployment with two collections, one of which is under way."""
     with Store(catalog_path(tmp_path)) as store:
-        store.finish(added(store, "users"))
-        added(store, "orders")
+        finish(store, add_collection(store, "users", SCHEMA))
+        add_collection(store, "orders", SCHEMA)
     return tmp_path
 
 
@@ -60,8 +58,14 @@ def test_a_look_makes_no_table_that_a_file_of_an_earlier_build_lacks(data: Path)
     store = Store.to_look(data)
     assert store is not None
     with store:
-        assert [(each.collection, each.words) for each in store.troubles()] == [("orders", "")]
-        assert store.under_way() == [("orders", "create_collection", 0.0)]
+        (found,) = store.broadcasts.troubles()
+        assert (found.collection, found.task.kind, found.task.words, found.task.at) == (
+            "orders",
+            "create_collection",
+            "",
+            0.0,
+        )
+        assert found.task.keys == keys_of(2), "what earlier builds kept works on its collection for itself"
     assert [each[0] for each in read_kept(Settings(data_dir=data)).ddl] == ["orders"]
     assert len(known_collections(data)) == 2
     assert tables(data) == before

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-from millrace.coord.broadcast.keys import ResourceKey
-from millrace.coord.broadcast.task import Task
 from millrace.coord.channels.record import ChannelRecord
 from millrace.coord.leadership import LEADER
 from millrace.coord.session import INGEST, NODES, NodeInfo
@@ -13,13 +11,10 @@ from millrace.meta.store import MetaStore, Put
 
 
 def write_cluster(store: MetaStore) -> None:
-    """c1 leads; n1 has dml_0, which was n0's; dml_1's owner was lost; a broadcast waits for one of two VChannels."""
+    """c1 leads; n1 has dml_0, which was n0's; dml_1's owner was lost."""
     there = ChannelRecord("dml_0", INGEST).assigning("n0@6", "grpc://127.0.0.1:2", "place", 1e9).assigned(1e9 + 1)
     there = there.assigning("n1@7", "grpc://127.0.0.1:1", "drain", 1e9 + 5).assigned(1e9 + 7.5)
     gone = ChannelRecord("dml_1", INGEST).assigning("n1@7", "", "place").unavailable("lost", 1e9 + 9)
-    task = Task(
-        3, "r1", "create_collection", (ResourceKey("collection", "users"),), {}, {"dml_0_1v0": 7, "dml_1_1v1": None}
-    )
-    store.commit([Put(each.key, each.encoded()) for each in (there, gone, task)])
+    store.commit([Put(each.key, each.encoded()) for each in (there, gone)])
     store.commit([Put(f"{NODES}n1@7", NodeInfo("n1", "grpc://127.0.0.1:1", (INGEST,)).encoded())])
     store.commit([Put(LEADER, json.dumps(["c1", "http://127.0.0.1:1"]).encode())])

@@ -21,8 +21,10 @@ from millrace.base.errors import (
     LogUnavailable,
 )
 from millrace.base.settings import Settings
+from millrace.coord.broadcast.kept import MAX_ABANDONED
+from millrace.coord.broadcast.task import TaskState
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.store import MAX_ABANDONED, Store, Trouble
+from millrace.coord.store import Store
 from millrace.message import builders
 from millrace.message.ids import COORDINATOR_ID
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -170,9 +172,10 @@ def test_a_message_of_the_broadcast_s_kind_by_another_client_is_no_acknowledgeme
     assert refused.value.reason == "SCHEMA_MISMATCH"
     assert coordinator.collection("c").schema_version == 1, "nobody has it: nothing is in the catalog"
     with Store(settings.data_dir / "coord" / "coord.db") as store:
-        (trouble,) = store.troubles()
-    assert (trouble.collection, trouble.kind, trouble.abandoned) == ("c", "schema_change", True)
-    assert "SCHEMA_MISMATCH" in trouble.words
+        (trouble,) = store.broadcasts.troubles()
+    assert (trouble.collection, trouble.task.kind) == ("c", "schema_change")
+    assert trouble.task.state is TaskState.ABANDONED
+    assert "SCHEMA_MISMATCH" in trouble.task.words
 
 
 def test_a_coordinator_that_slept_does_not_do_again_what_was_undone(settings: Settings, log: ChainLog) -> None:
@@ -229,7 +232,7 @@ def test_what_no_message_can_say_is_refused_before_anything_is_kept(
         call(coordinator)
     assert log.appends == before
     with Store(settings.data_dir / "coord" / "coord.db") as store:
-        assert store.troubles() == []
+        assert store.broadcasts.troubles() == []
     coordinator.create_partition("c", "Zürich_2026-11.v2")
     agree(coordinator, log)
 
@@ -315,10 +318,10 @@ def test_a_deployment_that_is_wedged_is_freed_by_the_next_start(
     with Coordinator(settings, log=log, append=log) as started:  # type: ignore[arg-type]
         started.ensure_pchannels(2)
         with Store(settings.data_dir / "coord" / "coord.db") as store:
-            (trouble,) = store.troubles()
-        assert isinstance(trouble, Trouble)
-        assert (trouble.collection, trouble.kind, trouble.abandoned) == ("c", kind, True)
-        assert trouble.words
+            (trouble,) = store.broadcasts.troubles()
+        assert (trouble.collection, trouble.task.kind) == ("c", kind)
+        assert trouble.task.state is TaskState.ABANDONED
+        assert trouble.task.words
         assert started.alter("c", [Add(EMAIL)]) == 2
         assert started.create_partition("c", "p")
         agree(started, log)
@@ -367,15 +370,15 @@ def test_a_broadcast_that_has_to_wait_is_no_wall_for_other_collections(
     assert coordinator.resume() == 1
     assert coordinator.alter("other", [Add(EMAIL)]) == 2
     with Store(settings.data_dir / "coord" / "coord.db") as store:
-        (trouble,) = store.troubles()
-    assert (trouble.abandoned, trouble.words) == (False, "LOG_UNAVAILABLE: dml_1 is away")
+        (trouble,) = store.broadcasts.troubles()
+    assert (trouble.task.open, trouble.task.words) == (True, "LOG_UNAVAILABLE: dml_1 is away")
     with pytest.raises(LogUnavailable):
         coordinator.alter("c", [Add(EMAIL)])
     monkeypatch.undo()
     assert coordinator.alter("c", [Add(EMAIL)]) == 2
     assert coordinator.collection("c").partitions == {"_default": 1, "p": 2}
     with Store(settings.data_dir / "coord" / "coord.db") as store:
-        assert store.troubles() == []
+        assert store.broadcasts.troubles() == []
 
 
 def test_reasons_of_abandoned_broadcasts_are_kept_for_the_newest_alone(
@@ -385,7 +388,7 @@ def test_reasons_of_abandoned_broadcasts_are_kept_for_the_newest_alone(
         keep_as_before(settings, "create_partition", {"name": "", "id": 2})
     coordinator.resume()
     with Store(settings.data_dir / "coord" / "coord.db") as store:
-        assert len(store.troubles()) == MAX_ABANDONED
+        assert len(store.broadcasts.troubles()) == MAX_ABANDONED
 
 
 # -- at once ----------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[]
 
         def unsynced(self: Store, path: Path) -> None:
             made(self, path)
-            self._db.execute("pragma synchronous=off")
+            self._db.rows("pragma synchronous=off")
 
         patch.setattr(Store, "__init__", unsynced)
         with Coordinator(first, log=log, append=log) as coordinator:  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_ch
     assert {f"shared{turn}" for turn in range(TURNS)} <= set(found.partitions)
     assert len(set(found.partitions.values())) == len(found.partitions)
     with Store(client.settings.data_dir / "coord" / "coord.db") as store:
-        assert [each for each in store.troubles() if not each.abandoned] == []
+        assert store.broadcasts.open() == []
 
 
 def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(client: Client, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(clien
         again.append.service.ping()
         with Store(client.settings.data_dir / "coord" / "coord.db") as store:
             end = time.monotonic() + 60
-            while store.under_way():
-                assert time.monotonic() < end, store.troubles()
+            while store.broadcasts.open():
+                assert time.monotonic() < end, store.broadcasts.open()
                 threading.Event().wait(0.05)
             assert store.collection("c").schema.fields[-1] == FieldSpec("f0_0", "string", True)

@@ -145,7 +145,7 @@ def spool(folder: Path) -> Any:
 def coordinator(folder: Path) -> Any:
     found = Store(folder / "coord.db")
     try:
-        return found.pchannels(), found.collections(dropped=True), found.broadcasts()
+        return found.pchannels(), found.collections(dropped=True), found.broadcasts.open()
     finally:
         found.close()
 

@@ -26,6 +26,7 @@ from millrace.operations.quality.quarantine import release
 from millrace.operations.quality.results import record_run
 from millrace.rpc.clock import ClockView
 from millrace.runtime.launch import history as launch_history
+from tests.coord.catalog_rig import add_collection, finish
 
 NOW = 1_800_000_000.0
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
@@ -151,7 +152,7 @@ def test_what_a_deployment_keeps_is_found_by_whoever_looks(
 ) -> None:
     monkeypatch.setattr(health, "DDL_SECONDS", 0.0)
     store = Store(settings.data_dir / "coord" / "coord.db")
-    broadcast = store.add_collection("users", SCHEMA, vchannels=1, partitions=["_default"], pchannels=["dml_0"])
+    broadcast = add_collection(store, "users", SCHEMA)
     for name in ("streaming-node", "flusher"):
         progress = {"pid": os.getpid(), "at": time.time(), "batches": 1, "rows": 1, "pchannels": {}}
         replace_json(settings.progress_path(name), progress)
@@ -168,8 +169,7 @@ def test_what_a_deployment_keeps_is_found_by_whoever_looks(
     assert overview.state == "parked"
     text = look().metrics().decode()
     assert 'millrace_health_findings{kind="ddl_stuck",severity="critical"} 1.0' in text
-    store.acked(broadcast.id, broadcast.waiting[0][0], 1)
-    store.finish(broadcast)
+    finish(store, broadcast)
     store.close()
     blocks = read_kept(settings).blocks
     release(settings, list(blocks), by="a person")

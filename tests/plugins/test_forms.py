@@ -19,6 +19,7 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.operations.operation import OperationParams
 from millrace.operations.restore.declaration import RestoreParams
 from millrace_airflow.forms import form, values
+from tests.coord.catalog_rig import add_collection, finish
 
 
 class Colour(StrEnum):
@@ -116,8 +117,7 @@ def test_collections_and_derived_tables_are_suggested_and_what_comes_later_can_b
     store = Store(tmp_path / "coord" / "coord.db")
     schema = CollectionSchema((FieldSpec("id", "int64", False),), "id")
     for name in ("users", "orders"):
-        broadcast = store.add_collection(name, schema, vchannels=1, partitions=["p"], pchannels=["dml_0"])
-        store.finish(broadcast)
+        finish(store, add_collection(store, name, schema))
     store.close()
     made = form(Choosing)
     assert made["collection"].schema["examples"] == made["several"].schema["examples"] == ["orders", "users"]

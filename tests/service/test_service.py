@@ -16,12 +16,15 @@ from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
+from millrace.catalog.records import catalog_path
 from millrace.coord.channels.record import ChannelRecord
 from millrace.coord.clock import SystemClock
 from millrace.coord.control import wanted
 from millrace.coord.discovery import Discovery
 from millrace.coord.opening import open_store
 from millrace.coord.session import INGEST
+from millrace.coord.store import Store
+from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.meta.store import MetaStore, Put
 from millrace.observe.cluster import ClusterLook
 from millrace.observe.observer import Observer
@@ -31,9 +34,11 @@ from millrace.service.access import token_door
 from millrace.service.application import application, parts
 from millrace.service.server import serving
 from millrace.service.watch import Watch, text_of
+from tests.coord.catalog_rig import add_collection, finish
 from tests.coord.cluster_rig import write_cluster
 
 OWN = "the-machines-own"
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
 
 
 @pytest.fixture
@@ -110,7 +115,7 @@ def test_a_reader_reads_and_an_operator_drains_and_freezes(
     )
 
 
-def test_channels_have_their_moves_and_broadcasts_their_targets(client: TestClient, store: MetaStore) -> None:
+def test_channels_have_their_moves(client: TestClient, store: MetaStore) -> None:
     first, second = ask(client, "channels")[1]
     assert (first["node"], first["cause"], first["state"], first["term"]) == ("n1", "drain", "assigned", 2)
     assert [(each["source"], each["to"], each["cause"]) for each in first["moves"]] == [
@@ -119,9 +124,25 @@ def test_channels_have_their_moves_and_broadcasts_their_targets(client: TestClie
     ]
     assert (second["state"], second["not_let_go"], second["moves"]) == ("unavailable", ["n1@7"], [])
     assert ask(client, "moves?limit=1")[1] == first["moves"][:1]
-    (broadcast,) = ask(client, "broadcasts")[1]
-    assert (broadcast["kind"], broadcast["targets"]) == ("create_collection", {"dml_0_1v0": "7", "dml_1_1v1": None})
     assert ask(client, "moves?limit=0")[1]["error"]["code"] == "INVALID_ARGUMENT"
+
+
+def test_broadcasts_are_told_with_who_has_them_without_a_cluster_too(client: TestClient, settings: Settings) -> None:
+    assert ask(client, "broadcasts")[1] == []
+    with Store(catalog_path(settings.data_dir)) as catalog:
+        finish(catalog, add_collection(catalog, "users", SCHEMA))
+        waits = add_collection(catalog, "orders", SCHEMA, vchannels=2)
+        catalog.broadcasts.acknowledge(waits.id, {"dml_0_2v1": 7})
+        catalog.broadcasts.note(waits.id, "LOG_UNAVAILABLE: dml_0 is away")
+    second, first = ask(client, "broadcasts")[1]
+    assert [(each["collection"], each["state"]) for each in (first, second)] == [
+        ("users", "done"),
+        ("orders", "pending"),
+    ]
+    assert second["targets"] == {"dml_0_2v0": None, "dml_0_2v1": "7"}
+    assert second["words"] == "LOG_UNAVAILABLE: dml_0 is away"
+    assert second["keys"] == ["cluster: (shared)", "collection:2"]
+    assert ask(client, "broadcasts?limit=1")[1] == [second]
 
 
 def test_without_a_cluster_its_routes_say_how_to_start_one_and_make_none(

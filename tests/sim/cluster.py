@@ -4,30 +4,35 @@ discovery, and what must hold at any moment."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from millrace.base.errors import AppendRejected, MillraceError, NodeUnreachable, NotLeader
+from millrace.catalog.collection import pchannel_of
 from millrace.coord.balancer.balancer import Balancer, Guards, Stats
 from millrace.coord.balancer.vchannelfair import vchannel_fair
 from millrace.coord.broadcast.broadcaster import Broadcaster
 from millrace.coord.broadcast.callbacks import Kind, Kinds
-from millrace.coord.broadcast.keys import COLLECTION, ResourceKey
-from millrace.coord.broadcast.task import Task
+from millrace.coord.broadcast.kept import Kept
+from millrace.coord.broadcast.keys import CLUSTER, ResourceKey, complete
+from millrace.coord.broadcast.task import Draft, Task, keys_of
 from millrace.coord.channels.record import Owner
+from millrace.coord.database import Database
 from millrace.coord.discovery import Discovery
 from millrace.coord.hosting import Hosting
 from millrace.coord.leadership import Leadership
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session
 from millrace.meta.memory import MemoryStore
-from millrace.meta.store import Is, Put
 from millrace.rpc.assignments import Assignment, Assignments
+from millrace.wal.reasons import Reason
 from tests.sim.log import BROADCAST, OPENING, ROW, Log
-from tests.sim.store import RemoteStore, StoreHealth
+from tests.sim.store import RemoteLedger, RemoteStore, StoreHealth
 from tests.sim.world import Broken, Clock, Network, Process, World
 
 SESSION = 3.0
+WALL = 1_577_836_800
+"""When the world begins, in Unix seconds."""
 KEPT = 12
 """Finished broadcasts that stay known: more than can be repeated within a run."""
 DRIFT = 0.01
@@ -44,6 +49,7 @@ class Cluster:
         self.memory = MemoryStore(Clock(world, self.store_process).monotonic)
         self.health = StoreHealth(self.memory)
         self.log = Log(world, self.network, PCHANNELS)
+        self.catalog = Catalog(world)
         self.nodes = [Node(self, f"n{number}") for number in range(3)]
         self.coordinators = [Coordinator(self, f"c{number}") for number in range(2)]
         self.clients = [Client(self, f"p{number}") for number in range(2)]
@@ -57,6 +63,9 @@ class Cluster:
 
     def remote(self, process: Process) -> RemoteStore:
         return RemoteStore(self.world, self.network, self.health, process)
+
+    def ledger(self, process: Process) -> RemoteLedger:
+        return RemoteLedger(self.world, self.network, self.health, process, self.catalog.kept)
 
     def at(self, address: str) -> Node | None:
         return next((node for node in self.nodes if node.name == address), None)
@@ -74,6 +83,28 @@ class Cluster:
         for other in self.coordinators:
             if other is not coordinator and other.process.alive and other.leadership.epoch:
                 raise Broken(f"{coordinator.name} and {other.name} lead")
+
+
+class Catalog:
+    """The coordinators' file, with a catalog that knows which broadcasts had their effect, and in which order."""
+
+    def __init__(self, world: World) -> None:
+        self.database = Database(":memory:")
+        self.database.rows(
+            "create table effect (place integer primary key, task integer, request text, collection integer)"
+        )
+        self.kept = Kept(self.database, kept=KEPT, wall=lambda: WALL + world.now)
+        self.kinds = Kinds({"ddl": Kind(lambda task, seen: None, self._effect, lambda task: None)})
+
+    def _effect(self, task: Task) -> None:
+        if task.waiting:
+            raise Broken(f"broadcast {task.id} has its effect, and {task.waiting} do not have it")
+        values = (task.id, task.request, task.collection_id)
+        self.database.rows("insert into effect (task, request, collection) values (?, ?, ?)", values)
+
+    def effects(self) -> list[tuple[int, str, int]]:
+        """(task, request, collection), in the order in which they were made."""
+        return self.database.rows("select task, request, collection from effect order by place")
 
 
 class Node:
@@ -162,7 +193,8 @@ class Coordinator:
         self.clock = Clock(cluster.world, self.process)
         self.store = cluster.remote(self.process)
         self.leadership = Leadership(self.store, self.clock, self.name, seconds=SESSION)
-        self.broadcaster: Broadcaster | None = None
+        together = partial(cluster.network.together, self.process)
+        self.broadcaster = Broadcaster(cluster.ledger(self.process), self, cluster.catalog.kinds, together=together)
         self.balancer: Balancer | None = None
         cluster.world.spawn(self.process, self._campaign, cluster.world.random.random() * 0.2)
         cluster.world.spawn(self.process, self._lead, 0.2)
@@ -182,8 +214,6 @@ class Coordinator:
 
     def _serve(self, epoch: int) -> None:
         together = partial(self.cluster.network.together, self.process)
-        kinds = Kinds({"ddl": Kind(lambda task: None, partial(self._effect, epoch))})
-        self.broadcaster = Broadcaster(self.leadership, self.clock, self, kinds, together=together, kept=KEPT)
         self.balancer = Balancer(
             self.leadership,
             self.clock,
@@ -197,7 +227,7 @@ class Coordinator:
         )
         ended = []
 
-        def rounds(step: Callable[[], None], pause: float) -> None:
+        def rounds(step: Callable[[], object], pause: float) -> None:
             while self.leadership.epoch == epoch:
                 try:
                     step()
@@ -208,11 +238,11 @@ class Coordinator:
                 self.clock.sleep(pause)
             ended.append(step)
 
-        for step, pause in ((self.balancer.step, 0.5), (self.broadcaster.step, 0.3)):
+        for step, pause in ((self.balancer.step, 0.5), (self.broadcaster.resume, 0.3)):
             self.cluster.world.spawn(self.process, partial(rounds, step, pause))
         while len(ended) < 2:
             self.clock.sleep(0.4)
-        self.broadcaster = self.balancer = None
+        self.balancer = None
 
     # -- orders and appends, through the network ------------------------------------------------------------------------
 
@@ -227,32 +257,31 @@ class Coordinator:
         assert node is not None
         self.cluster.network.call(self.process, node.process, lambda: call(node.hosting))
 
-    def append(self, task: Task, target: str) -> int:
+    def send(self, task: Task, target: str) -> int:
+        """The broadcaster's (the protocol Sending)."""
         if self.cluster.world.random.random() < 0.1 and self.cluster.network.loss:
             raise NodeUnreachable("lost on the way")
-        tick = self.cluster.log.append(self.process, target, BROADCAST, 0, (BROADCAST, task.id, task.request))
-        assert tick is not None
+        what = (BROADCAST, task.id, task.request, target, task.change["refused_by"] == target)
+        tick = self.cluster.log.append(self.process, pchannel_of(target), BROADCAST, 0, what)
+        if tick is None:
+            raise AppendRejected(f"{target} refuses {task.id}", reason=Reason.NO_EFFECT)
         return tick
 
-    def _effect(self, epoch: int, task: Task) -> None:
-        """The catalog: what was done to each collection, in order; bound to the epoch, and made once a task."""
-        key = f"catalog/{task.payload}"
-        there = self.store.get(key)
-        done = there.value.decode().split() if there is not None else []
-        if str(task.id) not in done:
-            value = " ".join([*done, str(task.id)]).encode()
-            then = [Put(key, value)]
-            if self.leadership.commit(epoch, then, when=[Is(key, there.modified if there is not None else 0)]) is None:
-                raise NodeUnreachable("an earlier try came through: again")
+    def refused(self, error: MillraceError) -> bool:
+        return isinstance(error, AppendRejected)
 
 
 @dataclass
 class Request:
-    collection: str
+    collection: int
     keys: tuple[ResourceKey, ...]
-    targets: list[str]
-    task: int = 0
-    tasks: set[int] = field(default_factory=set)
+    targets: tuple[str, ...]
+    refused_by: str
+    """The target that takes it not, "" where all do."""
+    patient: bool
+    """Whether its caller asks until it has an answer; else it dies behind its first attempt."""
+    outcome: str = ""
+    """What the caller was told: done, or abandoned."""
 
 
 class Client:
@@ -314,24 +343,33 @@ class Client:
                 continue
             self._requests += 1
             name = f"{self.name}-{self._requests}"
-            collection = random.choice("ab")
-            keys = (ResourceKey(COLLECTION, collection),) if random.random() < 0.8 else (ResourceKey("cluster"),)
-            request = cluster.requests[name] = Request(collection, keys, random.sample(PCHANNELS, 2))
-            while not request.task:
-                for coordinator in cluster.coordinators:
+            collection = random.choice((1, 2))
+            keys = keys_of(collection) if random.random() < 0.8 else complete([ResourceKey(CLUSTER)])
+            targets = tuple(f"{pchannel}_{collection}v0" for pchannel in random.sample(PCHANNELS, 2))
+            refused_by = random.choice(targets) if random.random() < 0.1 else ""
+            request = Request(collection, keys, targets, refused_by, patient=random.random() < 0.7)
+            cluster.requests[name] = request
+            while not request.outcome:
+                for coordinator in random.sample(cluster.coordinators, 2):
                     try:
-                        task = cluster.network.call(
+                        cluster.network.call(
                             self.process, coordinator.process, partial(self._submit, coordinator, name, request)
                         )
+                        request.outcome = "done"
+                        break
+                    except AppendRejected:
+                        request.outcome = "abandoned"
+                        break
                     except MillraceError:
                         continue
-                    request.task = task.id
+                if not request.patient:
                     break
                 self.clock.sleep(0.3)
 
     def _submit(self, coordinator: Coordinator, name: str, request: Request) -> Task:
-        broadcaster = coordinator.broadcaster
-        if broadcaster is None:
-            raise NotLeader("stands by")
         deadline = coordinator.clock.monotonic() + 0.7
-        return broadcaster.submit(name, "ddl", request.keys, request.collection, request.targets, deadline=deadline)
+        change = {"refused_by": request.refused_by}
+        draft = Draft("ddl", request.collection, change, request.targets, request.keys, name)
+        return coordinator.broadcaster.submit(
+            lambda: draft, request=name, late=lambda: coordinator.clock.monotonic() > deadline
+        )

@@ -1,6 +1,7 @@
 """A model of the log with the chain's laws that ownership relies on: terms (law 5), repeats (law 8), rising ticks (law 2).
 
-An entry is judged where it lands. One that is under way lands whoever dies.
+An entry is judged where it lands; of a broadcast's, a repeat is answered as the first one was, and what a later one of the VChannel has
+passed is refused. One that is under way lands whoever dies.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class Channel:
     tick: int = 0
     ticks: dict[Any, int] = field(default_factory=dict)
     """By what is accepted once."""
+    passed: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    """By VChannel its newest broadcast, and what that came to."""
 
 
 class Log:
@@ -44,21 +47,27 @@ class Log:
 
     def _land(self, pchannel: str, kind: str, term: int, what: Any) -> int | None:
         channel = self.channels[pchannel]
+        if kind == BROADCAST and (known := channel.passed.get(what[3], (0, None)))[0] >= what[1]:
+            return known[1] if known[0] == what[1] else None
         if kind == OPENING:
             accepted = term > channel.term
             if accepted:
                 channel.term = term
         else:
-            accepted = kind == BROADCAST or term == channel.term
+            accepted = not what[4] if kind == BROADCAST else term == channel.term
         if accepted and what in channel.ticks:
             return channel.ticks[what]
         channel.entries.append((kind, term, what, accepted))
+        if kind == BROADCAST and not accepted:
+            channel.passed[what[3]] = what[1], None
         if not accepted:
             return None
         tick = max(channel.tick + 1, int((self._world.now + self.wall_offset) * 1000) << 18)
         if tick <= channel.tick:
             raise Broken(f"the ticks of {pchannel} do not rise")
         channel.tick = channel.ticks[what] = tick
+        if kind == BROADCAST:
+            channel.passed[what[3]] = what[1], tick
         return tick
 
     def commit(self, pchannel: str, base: int, end: int) -> bool:

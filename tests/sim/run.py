@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from millrace.catalog.collection import pchannel_of
 from millrace.coord.broadcast.keys import conflict
-from millrace.coord.broadcast.task import TASKS, Task, TaskState
+from millrace.coord.broadcast.task import TaskState
 from millrace.coord.channels.record import CHANNELS, ChannelRecord, State
 from millrace.coord.control import DRAINS
 from millrace.coord.session import ROLES
 from millrace.meta.store import Delete, Put
-from tests.sim.cluster import KEPT, PCHANNELS, Cluster
+from tests.sim.cluster import KEPT, PCHANNELS, Cluster, Request
 from tests.sim.log import BROADCAST, ROW
 from tests.sim.world import Broken
 
@@ -71,6 +72,7 @@ def play(seed: int) -> Outcome:
         raise
     finally:
         world.close()
+        cluster.catalog.database.close()
 
 
 def inject(cluster: Cluster) -> None:
@@ -163,10 +165,6 @@ def records(cluster: Cluster) -> list[ChannelRecord]:
     return [ChannelRecord.decoded(entry.value, entry.modified) for entry in cluster.memory.list(CHANNELS).entries]
 
 
-def tasks(cluster: Cluster) -> list[Task]:
-    return [Task.decoded(entry.value, entry.modified) for entry in cluster.memory.list(TASKS).entries]
-
-
 def unsettled(cluster: Cluster) -> str:
     """What is not yet as it must be, "" where all is."""
     there = records(cluster)
@@ -189,12 +187,12 @@ def unsettled(cluster: Cluster) -> str:
         load = Counter(record.owner.address for record in there if record.role == role and record.owner)
         if sorted(load.values()) != [1, 1, 1]:
             return f"{role} is {load}"
-    if open_requests := [name for name, request in cluster.requests.items() if not request.task]:
+    if open_requests := [name for name, each in cluster.requests.items() if each.patient and not each.outcome]:
         return f"requests {open_requests}"
-    if left := [task for task in tasks(cluster) if task.state is not TaskState.TOMBSTONE]:
+    if left := cluster.catalog.kept.open():
         return f"broadcasts {left}"
-    if len(tasks(cluster)) > KEPT:
-        return "finished broadcasts are not collected"
+    if len(cluster.catalog.kept.shown(limit=1_000)) > KEPT:
+        return "closed broadcasts are not collected"
     if any(cluster.log.committed[name] != len(channel.entries) for name, channel in cluster.log.channels.items()):
         return BEHIND
     return ""
@@ -211,29 +209,40 @@ def check_rows(cluster: Cluster) -> None:
 
 
 def check_broadcasts(cluster: Cluster) -> None:
+    """What was told done is whole and had its effect once, in order; what was told abandoned had none; nothing is in between."""
     placed: dict[int, dict[str, int]] = {}
-    names: dict[str, set[int]] = {}
+    names: dict[str, set[int]] = {name: set() for name in cluster.requests}
     for pchannel, channel in cluster.log.channels.items():
-        for place, (kind, _, what, _) in enumerate(channel.entries):
+        for place, (kind, _, what, accepted) in enumerate(channel.entries):
             if kind == BROADCAST:
-                placed.setdefault(what[1], {})[pchannel] = place
-                names.setdefault(what[2], set()).add(what[1])
-    effects: dict[int, int] = {}
-    for entry in cluster.memory.list("catalog/").entries:
-        done = list(map(int, entry.value.decode().split()))
+                names[what[2]].add(what[1])
+                if accepted:
+                    placed.setdefault(what[1], {})[pchannel] = place
+    effects = cluster.catalog.effects()
+    for key in {collection for *_, collection in effects}:
+        done = [task for task, _, collection in effects if collection == key]
         if done != sorted(set(done)):
-            raise Broken(f"effects of {entry.key} are out of order: {done}")
-        effects |= dict.fromkeys(done, entry.modified)
+            raise Broken(f"effects of collection {key} are doubled, or out of order: {done}")
+    had = {request: task for task, request, _ in effects}
+    closed = {each.task.request: each.task.state for each in cluster.catalog.kept.shown(limit=1_000)}
+    ids: dict[int, Request] = {}
     for name, request in cluster.requests.items():
-        if names.get(name, set()) != {request.task}:
-            raise Broken(f"request {name} is {request.task}, and its messages are of {names.get(name)}")
-        if set(placed[request.task]) != set(request.targets) or request.task not in effects:
-            raise Broken(f"broadcast {request.task} is not whole: {placed[request.task]}, {request.targets}")
-    requests = sorted(cluster.requests.values(), key=lambda each: each.task)
-    for number, one in enumerate(requests):
-        for other in requests[number + 1 :]:
-            both = set(one.targets) & set(other.targets)
-            if conflict(one.keys, other.keys) and any(
-                placed[one.task][each] > placed[other.task][each] for each in both
-            ):
-                raise Broken(f"broadcasts {one.task} and {other.task} conflict and came in another order")
+        if len(names[name]) > 1 or (name in had and names[name] != {had[name]}):
+            raise Broken(f"request {name} had its effect by {had.get(name)}, and its messages are of {names[name]}")
+        ids |= dict.fromkeys(names[name], request)
+        if (name in had) == bool(request.refused_by) and (request.outcome or name in had):
+            raise Broken(f"{name} is refused by {request.refused_by!r}, and its effect is {had.get(name)}")
+        if request.outcome and request.outcome != ("done" if name in had else "abandoned"):
+            raise Broken(f"the caller of {name} was told {request.outcome!r}, and its effect is {had.get(name)}")
+        if name in closed and (closed[name] is TaskState.DONE) != (name in had):
+            raise Broken(f"{name} is {closed[name]}, and its effect is {had.get(name)}")
+        if name in had and set(placed[had[name]]) != set(map(pchannel_of, request.targets)):
+            raise Broken(f"broadcast {had[name]} is not whole: {placed[had[name]]}, {request.targets}")
+        if name not in had and not request.refused_by and names[name]:
+            raise Broken(f"{name} was sent, and is not completed")
+    order = sorted(ids)
+    for number, one in enumerate(order):
+        for other in order[number + 1 :]:
+            both = set(placed.get(one, ())) & set(placed.get(other, ()))
+            if conflict(ids[one].keys, ids[other].keys) and any(placed[one][at] > placed[other][at] for at in both):
+                raise Broken(f"broadcasts {one} and {other} conflict and came in another order")

@@ -1,15 +1,17 @@
-"""The meta store as one process sees it: elsewhere, at times slow or down, with answers that get lost."""
+"""The meta store, and the ledger of broadcasts, as one process sees them: elsewhere, at times slow or down, with answers that get lost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from millrace.base.errors import MetaAmbiguous, MetaUnavailable
+from millrace.coord.broadcast.kept import Kept
+from millrace.coord.broadcast.task import Draft, Task
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Change, Changes, Entry, Is, Listing
-from tests.sim.world import Network, Process, World
+from tests.sim.world import Broken, Network, Process, World
 
 STORE = "store"
 GIVES_UP = 0.5
@@ -27,8 +29,8 @@ class StoreHealth:
 
 
 @dataclass
-class RemoteStore:
-    """The protocol MetaStore, for one process."""
+class Remote:
+    """What is elsewhere, for one process."""
 
     world: World
     network: Network
@@ -77,6 +79,8 @@ class RemoteStore:
         def anyhow() -> None:
             try:
                 call()
+            except Broken:
+                raise
             except Exception:
                 return  # nobody is there to be told
 
@@ -86,6 +90,42 @@ class RemoteStore:
             world.later(GIVES_UP + world.random.random() * 2.0, anyhow)
         world.sleep(self.process, GIVES_UP)
         raise MetaAmbiguous("the answer was lost")
+
+
+class RemoteLedger(Remote):
+    """The protocol Ledger, for one process: the real one of a file, each of whose transactions is somewhere else."""
+
+    def __init__(self, world: World, network: Network, health: StoreHealth, process: Process, kept: Kept) -> None:
+        super().__init__(world, network, health, process)
+        self._kept = kept
+
+    def keep(self, draft: Draft, check: Callable[[Task, Any], None]) -> Task | tuple[Task, ...]:
+        return self._write(lambda: self._kept.keep(draft, check))
+
+    def task(self, number: int) -> Task | None:
+        return self._read(lambda: self._kept.task(number))
+
+    def requested(self, request: str) -> Task | None:
+        return self._read(lambda: self._kept.requested(request))
+
+    def open(self) -> list[Task]:
+        return self._read(self._kept.open)
+
+    def acknowledge(self, number: int, ticks: Mapping[str, int]) -> None:
+        self._write(lambda: self._kept.acknowledge(number, ticks))
+
+    def finish(self, number: int, acked: Callable[[Task], None]) -> Task | None:
+        return self._write(lambda: self._kept.finish(number, acked))
+
+    def abandon(self, number: int, words: str, refused: Callable[[Task], Draft | None]) -> Task | None:
+        return self._write(lambda: self._kept.abandon(number, words, refused))
+
+    def note(self, number: int, words: str) -> None:
+        self._write(lambda: self._kept.note(number, words))
+
+
+class RemoteStore(Remote):
+    """The protocol MetaStore, for one process."""
 
     def get(self, key: str) -> Entry | None:
         return self._read(lambda: self.health.store.get(key))

@@ -25,7 +25,7 @@ the error topic, before and behind the commit of positions),
 ``switch.created``, ``switch.listed``, ``switch.appended``, ``switch.passed``, ``switch.closed`` (millrace.coord.switch_log: behind
 its steps),
 ``tombstone.proposed``, ``tombstone.fenced``, ``tombstone.placed`` (millrace.node.append.tombstones: behind its steps),
-``ddl.planned``, ``ddl.kept``, ``ddl.sent``, ``ddl.acknowledged`` (millrace.coord.coordinator: nothing is kept yet; a broadcast is
+``ddl.planned``, ``ddl.kept``, ``ddl.sent``, ``ddl.acknowledged`` (millrace.coord.broadcast.broadcaster: nothing is kept yet; a broadcast is
 kept; a message is appended, not acknowledged; all are, and the catalog is as it was),
 ``keyed.written`` and ``keyed.committed`` (a shard's files of a keyed stream's batch are on disk; the batch is committed),
 ``compact.*`` (millrace.operations.compaction: ``written``, a file that replaces others is on disk; ``base``, behind

@@ -109,12 +109,14 @@ def nodes(data: DataFolder = None, as_json: AsJson = False) -> None:
 
 @root.command(rich_help_panel=LOOK)
 def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show who owns which role of each PChannel, in which term, and why it is there.
+    """Show who owns which role of each PChannel, in which term, why it is there, and how many broadcasts (DDL) wait for it.
 
     Example: `millrace channels`
     """
     from millrace.coord import control
+    from millrace.observe.broadcasts import waited_for
 
+    waits = waited_for(load_settings(data))
     with _store(data) as store:
         rows = [
             {
@@ -126,10 +128,11 @@ def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
                 "session": None if each.owner is None else each.owner.session,
                 "cause": each.cause or None,
                 "not_let_go": [owner.session for owner in each.history],
+                "broadcasts": waits[each.pchannel],
             }
             for each in control.channels(store)
         ]
-    columns = ("pchannel", "role", "state", "term", "node", "cause", "not_let_go")
+    columns = ("pchannel", "role", "state", "term", "node", "cause", "not_let_go", "broadcasts")
     print_rows(rows, columns=columns, as_json=as_json, empty="Nothing is assigned yet: `millrace coord` does that.")
 
 

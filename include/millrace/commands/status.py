@@ -53,7 +53,9 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
     for each in found["operations"]:
         typer.echo(f"Operation      {each['job']}: {each['words'] or 'starting'} ({each['run_id']})")
     for each in found["ddl"]:
-        typer.echo(f"DDL            {each['kind']} of {each['collection']} {each['state']}: {each['detail']}")
+        typer.echo(
+            f"DDL            {each['kind']} of {each['collection']} {each['state']}, {each['acked']} VChannels have it: {each['detail']}"
+        )
     print_rows(found["pchannels"], columns=_COLUMNS, as_json=False, empty="No PChannels yet.")
 
 
@@ -92,15 +94,17 @@ def _ddl(settings: Settings) -> list[dict[str, Any]]:
     if store is None:
         return []
     with store:
-        troubles = store.troubles()
-    shown = [each for each in troubles if not each.abandoned] + [each for each in troubles if each.abandoned][-_MOST:]
+        troubles = store.broadcasts.troubles()
+    open_ = [each for each in troubles if each.task.open]
+    shown = open_ + [each for each in troubles if not each.task.open][-_MOST:]
     return [
         {
             "collection": each.collection,
-            "kind": each.kind,
-            "state": "abandoned" if each.abandoned else "waiting",
-            "since": stamp(each.at_ms) if each.at_ms else None,
-            "detail": each.words or "under way",
+            "kind": each.task.kind,
+            "state": "waiting" if each.task.open else "abandoned",
+            "since": stamp(each.task.words_at_ms) if each.task.words_at_ms else None,
+            "acked": f"{len(each.task.ticks)} of {len(each.task.targets)}",
+            "detail": each.task.words or "under way",
         }
         for each in shown
     ]

@@ -1,10 +1,9 @@
 """The streaming coordinator: PChannels and their terms, collections, and DDL as persisted, idempotent broadcasts.
 
-A broadcast is kept in the store before its first append (id → append to all → acknowledged by all → catalog changed), and only
-where its messages can be made and every VChannel can take them. A coordinator that dies anywhere in between leaves a broadcast
-that :meth:`Coordinator.resume` completes, and two coordinators may complete one at the same time: its messages carry its id, by
-which the chain knows a repeat (millrace.coord.ddl). A collection's broadcasts come one after the other. One that cannot be
-completed is abandoned, with its reason kept: it is no wall for others.
+Here DDL is planned: from the catalog, and from what the chain has of the collection. Everything behind that is the broadcaster's
+(millrace.coord.broadcast.broadcaster), with the messages of millrace.coord.ddl and the effects of millrace.coord.effects: it is kept
+only where its messages can be made and every VChannel can take them, and whoever dies anywhere in between leaves a broadcast that
+:meth:`Coordinator.resume` completes. One that cannot be completed is abandoned, with its reason kept: it is no wall for others.
 
 The chain's state is the truth. Before DDL of a collection the catalog follows it (millrace.coord.follow).
 """
@@ -12,8 +11,8 @@ The chain's state is the truth. Before DDL of a collection the catalog follows i
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from millrace.base.closing import Closing
@@ -23,8 +22,6 @@ from millrace.base.errors import (
     ChannelExists,
     CollectionExists,
     CollectionNotFound,
-    DeadlineExceeded,
-    EntryTooLarge,
     InvalidArgument,
     MillraceError,
 )
@@ -33,12 +30,16 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, PChannel
 from millrace.catalog.records import catalog_path
 from millrace.coord.appending import Appending
-from millrace.coord.ddl import check_name, message, standing
+from millrace.coord.broadcast.broadcaster import Broadcaster, Together, in_turn
+from millrace.coord.broadcast.callbacks import Overtaken
+from millrace.coord.broadcast.task import Draft, Task, keys_of
+from millrace.coord.ddl import DdlKind, check_name, standing
+from millrace.coord.effects import Effects, draft
 from millrace.coord.follow import Difference, Held, differences, followed, held
-from millrace.coord.store import Broadcast, DdlKind, Store
+from millrace.coord.sending import DdlSending
+from millrace.coord.store import Store
 from millrace.log.protocol import LogService
 from millrace.message import builders
-from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import Change, apply_all, to_json
 from millrace.message.wire.encode import encode_entry
@@ -46,11 +47,8 @@ from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.reasons import Reason
 
 TERM_ATTEMPTS: Final = 5
-TURNS: Final = 100
-"""How often DDL that other DDL of its collection overtook is planned anew."""
 
 _log = logging.getLogger(__name__)
-_TERMS: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED})
 
 Plan = Callable[[Collection, Held], dict[str, Any]]
 """From a collection, and what the chain has of it, the change that a broadcast makes. Raises where there is none to make."""
@@ -60,14 +58,22 @@ class Coordinator(Closing):
     """Catalog and DDL of one deployment (millrace.catalog.port). Any process may hold one; the store lets them write in turn."""
 
     def __init__(
-        self, settings: Settings, *, log: LogService, append: Appending, seam: Callable[[str], None] = hit
+        self,
+        settings: Settings,
+        *,
+        log: LogService,
+        append: Appending,
+        together: Together = in_turn,
+        seam: Callable[[str], None] = hit,
     ) -> None:
-        """`seam` is called at the places that crash and interleaving tests stop at (see millrace.base.failpoint)."""
+        """`together` sends a broadcast's messages; `seam`: as the broadcaster's."""
         self._settings = settings
-        self._seam = seam
         self._store = Store(catalog_path(settings.data_dir))
         self._log = log
         self._append = append
+        effects = Effects(self._store, max_entry_bytes=settings.max_entry_bytes)
+        sending = DdlSending(self._store, append)
+        self._broadcaster = Broadcaster(self._store.broadcasts, sending, effects.kinds(), together=together, seam=seam)
 
     def close(self) -> None:
         self._store.close()
@@ -120,7 +126,7 @@ class Coordinator(Closing):
 
     def term(self, pchannel: str) -> int:
         """The newest term of `pchannel`: what its producers stamp."""
-        return next(each.term for each in self._store.pchannels() if each.name == pchannel)
+        return self._store.term(pchannel)
 
     def next_epoch(self, producer_id: int, *, held: int | None = None) -> int:
         """A new epoch for the producer `producer_id`: it fences every earlier producer of that id.
@@ -172,21 +178,21 @@ class Coordinator(Closing):
         if not channels:
             channels = [pchannel.name for pchannel in self.ensure_pchannels(self._settings.pchannels)]
         self._check_room(name, channels, vchannels, len(partitions))
-        self._seam("ddl.planned")
-        try:
-            broadcast = self._store.add_collection(
-                name,
-                schema,
-                vchannels=vchannels,
-                partitions=list(partitions),
-                pchannels=channels,
-                check=self._check,
+
+        def plan() -> Draft:
+            number = self._store.next_collection()
+            ids = {partition: place for place, partition in enumerate(partitions, start=1)}
+            names = tuple(f"{channels[place % len(channels)]}_{number}v{place}" for place in range(vchannels))
+            return draft(
+                "create_collection", Collection(number, name, "creating", names, (schema,), ids, len(ids) + 1), {}
             )
+
+        try:
+            self._broadcaster.submit(plan)
         except CollectionExists:
             if exist_ok and (there := self._standing(name, schema)):  # another was as quick
                 return there
             raise
-        self._complete(broadcast)
         return self._store.collection(name)
 
     def _standing(self, name: str, schema: CollectionSchema) -> Collection | None:
@@ -233,8 +239,7 @@ class Coordinator(Closing):
             ids = (number for each in known for number, held_name in each.items() if held_name == partition)
             return {"name": partition, "id": next(ids, None) or self._store.take_partition_id(collection.id)}
 
-        change, _ = self._broadcast(name, "create_partition", plan)
-        return int(change["id"])
+        return int(self._broadcast(name, "create_partition", plan).change["id"])
 
     def drop_partition(self, name: str, partition: str) -> None:
         def plan(collection: Collection, there: Held) -> dict[str, Any]:
@@ -254,27 +259,21 @@ class Coordinator(Closing):
             said = [to_json(each) for each in changes]
             return {"changes": said, "schema": changed.to_json(), "version": collection.schema_version + 1}
 
-        change, _ = self._broadcast(name, "schema_change", plan)
-        return int(change["version"])
+        return int(self._broadcast(name, "schema_change", plan).change["version"])
 
     def flush(self, name: str) -> dict[str, int]:
         """Seal and flush what grows in the collection; by VChannel the tick of its ManualFlush, 0 where nothing grew."""
-        return self._broadcast(name, "manual_flush", lambda collection, there: {})[1]
+        return self._broadcast(name, "manual_flush", lambda collection, there: {}).ticks
 
     # -- broadcasts ---------------------------------------------------------------------------------------------------
 
-    def resume(self) -> int:
-        """Complete the broadcasts that a coordinator left half done; how many there were.
+    def resume(self, *, older: float = 0.0) -> int:
+        """Complete the broadcasts that were kept at least `older` seconds ago and are open still; how many there were.
 
         One that cannot be completed now stays for the next call, and is no reason to leave the others.
         """
-        pending = self._store.broadcasts()
-        for broadcast in pending:
-            try:
-                self._complete(broadcast)
-            except MillraceError as error:
-                _log.warning("%s of collection %s: %s", broadcast.kind, broadcast.collection_id, error)
-        return len(pending)
+        now = time.time()
+        return self._broadcaster.resume(left_alone=lambda task: 0 <= now - task.at < older)
 
     def follow(self) -> None:
         """Let the catalog follow the chain where another client changed that; what it cannot follow is logged."""
@@ -292,136 +291,37 @@ class Coordinator(Closing):
 
     def _settled(self, name: str) -> Collection:
         """The collection once its earlier broadcasts are closed. Raises CollectionNotFound, and what keeps them from that."""
-        number = self._store.collection(name).id
-        for earlier in self._store.broadcasts():
-            if earlier.collection_id == number:
-                try:
-                    self._complete(earlier)
-                except MillraceError:
-                    if not self._store.outcome(earlier)[0]:
-                        raise
+        self._broadcaster.clear(keys_of(self._store.collection(name).id))
         return self._store.collection(name)
 
-    def _broadcast(self, name: str, kind: DdlKind, plan: Plan) -> tuple[dict[str, Any], dict[str, int]]:
-        """Plan a change of the collection as it is now, and broadcast it; the change, and the ticks by VChannel.
+    def _broadcast(self, name: str, kind: DdlKind, plan: Plan) -> Task:
+        """Plan a change of the collection as it is now, and broadcast it.
 
         Nothing is kept before the plan stands: its messages can be made, and every VChannel can take them (CatalogDiverged).
         """
-        for _ in range(TURNS):
-            collection = self._settled(name)
-            there = held(collection, self._append.definitions)
-            diverged: CatalogDiverged | None = None
-            if kind != "drop_collection":
-                try:
-                    now = followed(collection, there)
-                except CatalogDiverged as error:
-                    now, diverged = collection, error
-                if now != collection:
-                    self._store.follow(collection, now)
-                    continue
-            change = plan(collection, there)
-            strange = [
-                f"{vchannel} of {name!r} {found.words}: see `millrace verify`"
-                for vchannel, each in there.items()
-                if (found := standing(kind, change, collection, each)).state == "differs"
-            ]
-            if strange and not self._store.settled(collection):
-                continue  # other DDL was on its way to the VChannels
-            if strange:
-                raise diverged or CatalogDiverged(strange[0])
-            self._seam("ddl.planned")
-            broadcast = self._store.add_broadcast(collection, kind, change, self._check)
-            if broadcast is not None:
-                return change, self._complete(broadcast)
-        raise DeadlineExceeded(f"other DDL of {name!r} kept coming: {kind} was planned {TURNS} times; call it again")
+        return self._broadcaster.submit(lambda: self._plan(name, kind, plan))
 
-    def _check(self, broadcast: Broadcast, collection: Collection) -> None:
-        """Raise where a broadcast's messages cannot be made, or not be appended: they differ in the VChannel's name alone."""
-        made = message(broadcast, collection, max(collection.vchannels, key=len), term=1)
-        size, most = len(encode_entry([made])), self._settings.max_entry_bytes
-        if size > most:
-            raise EntryTooLarge(f"{broadcast.kind} of {collection.name!r} takes {size:,} bytes, an entry {most:,}")
-
-    def _complete(self, broadcast: Broadcast) -> dict[str, int]:
-        """Append what waits; the ticks by VChannel. Raises AppendRejected or EntryTooLarge (abandoned), or what to wait for."""
-        self._seam("ddl.kept")
-        try:
-            collection = self._store.collection_by_id(broadcast.collection_id)
-            for vchannel, pchannel in broadcast.waiting:
-                tick = self._send(broadcast, collection, vchannel, pchannel)
-                self._seam("ddl.sent")
-                self._store.acked(broadcast.id, vchannel, tick)
-        except MillraceError as error:
-            self._failed(broadcast, error)
-        self._seam("ddl.acknowledged")
-        ticks = self._store.finish(broadcast)
-        given_up = self._store.outcome(broadcast)[1]
-        if given_up:
-            raise AppendRejected(f"another coordinator gave {broadcast.kind} up: {given_up}", reason=Reason.NO_EFFECT)
-        return ticks
-
-    def _failed(self, broadcast: Broadcast, error: MillraceError) -> None:
-        """Abandon what was refused for good, note what has to wait, and raise; unless another coordinator completed it."""
-        done, given_up = self._store.outcome(broadcast)
-        if done and not given_up:
-            return
-        if isinstance(error, EntryTooLarge) or (isinstance(error, AppendRejected) and error.reason not in _TERMS):
-            _log.warning("%s of collection %s is given up: %s", broadcast.kind, broadcast.collection_id, error)
-            undoing = self._store.abandon(broadcast, f"{error.code}: {error}")
-            if undoing is not None:
-                self._complete(undoing)
-        elif not done:
-            self._store.note(broadcast, f"{error.code}: {error}")
-        raise error
-
-    def _send(self, broadcast: Broadcast, collection: Collection, vchannel: str, pchannel: str) -> int:
-        """Append one target's message; its tick, or 0 where the VChannel has the effect by another. Raises AppendRejected."""
-        try:
-            made = message(broadcast, collection, vchannel, self.term(pchannel))
-        except InvalidArgument as error:  # kept by a build that did not look first
-            raise AppendRejected(str(error), reason=Reason.MALFORMED) from error
-        if broadcast.kind == "drop_collection":
-            there = self._append.definitions(pchannel, collection.id).vchannels.get(vchannel)
-            if standing(broadcast.kind, broadcast.change, collection, there).state == "done":
-                return 0  # dropped, or another client's collection under this id
-        try:
-            tick = self._append_in_term(pchannel, made)
-        except AppendRejected as rejection:
-            if rejection.reason in _TERMS:
-                raise
-            if broadcast.kind == "manual_flush" and rejection.reason == Reason.NO_EFFECT:
-                return 0
-            there = self._append.definitions(pchannel, collection.id).vchannels.get(vchannel)
-            found = standing(broadcast.kind, broadcast.change, collection, there)
-            if found.state == "done":
-                return 0
-            words = f"{rejection} ({vchannel} {found.words})" if found.words else str(rejection)
-            raise AppendRejected(words, reason=rejection.reason) from rejection
-        if broadcast.kind == "create_collection":
-            self._take_back(broadcast, collection, vchannel, pchannel)
-        return tick
-
-    def _take_back(self, broadcast: Broadcast, collection: Collection, vchannel: str, pchannel: str) -> None:
-        """Drop what was just created, where the collection was dropped while this coordinator slept.
-
-        A CreateCollection alone carries no identity that the chain looks at: behind the drop it makes the collection again.
-        """
-        if self._store.collection_by_id(collection.id).state in ("dropping", "dropped"):
-            drop = message(
-                replace(broadcast, kind="drop_collection", change={}), collection, vchannel, self.term(pchannel)
-            )
+    def _plan(self, name: str, kind: DdlKind, plan: Plan) -> Draft:
+        """Raises Overtaken where other DDL was on its way to the VChannels as they were looked at."""
+        collection = self._settled(name)
+        there = held(collection, self._append.definitions)
+        diverged: CatalogDiverged | None = None
+        if kind != "drop_collection":
             try:
-                self._append_in_term(pchannel, drop)
-            except AppendRejected as rejection:
-                if rejection.reason != Reason.COLLECTION_NOT_FOUND:
-                    raise
-
-    def _append_in_term(self, pchannel: str, made: MutableMessage) -> int:
-        """Append one message; once more where a newer term was opened meanwhile."""
-        try:
-            return self._append.append_one(pchannel, encode_entry([made]))
-        except AppendRejected as rejection:
-            term = self.term(pchannel)
-            if rejection.reason not in _TERMS or term == made.term:
-                raise
-        return self._append_in_term(pchannel, replace(made, term=term))
+                now = followed(collection, there)
+            except CatalogDiverged as error:
+                now, diverged = collection, error
+            if now != collection:
+                self._store.follow(collection, now)
+                raise Overtaken
+        change = plan(collection, there)
+        strange = [
+            f"{vchannel} of {name!r} {found.words}: see `millrace verify`"
+            for vchannel, each in there.items()
+            if (found := standing(kind, change, collection, each)).state == "differs"
+        ]
+        if strange and not self._store.settled(collection):
+            raise Overtaken
+        if strange:
+            raise diverged or CatalogDiverged(strange[0])
+        return draft(kind, collection, change)

@@ -13,11 +13,11 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from millrace.base.errors import InvalidArgument, MillraceError, UnsupportedVersion
 from millrace.catalog.collection import Collection
-from millrace.coord.store import Broadcast, DdlKind
+from millrace.coord.broadcast.task import Task
 from millrace.message import builders
 from millrace.message.bodies import MAX_NAME_BYTES
 from millrace.message.ids import COORDINATOR_ID
@@ -25,6 +25,11 @@ from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import Add, Change, from_json
 from millrace.wal.definitions import Definition
+
+DdlKind: TypeAlias = Literal[
+    "create_collection", "drop_collection", "create_partition", "drop_partition", "schema_change", "manual_flush"
+]
+KINDS: Final[tuple[DdlKind, ...]] = get_args(DdlKind)
 
 _MARKS: Final = "_-."
 
@@ -47,7 +52,7 @@ def check_name(name: object, what: str) -> None:
         )
 
 
-def message(broadcast: Broadcast, collection: Collection, vchannel: str, term: int) -> MutableMessage:
+def message(broadcast: Task, collection: Collection, vchannel: str, term: int) -> MutableMessage:
     """What `broadcast` sends to `vchannel`.
 
     Raises InvalidArgument for what no message can say, UnsupportedVersion for a kind that a newer build kept.
@@ -83,7 +88,7 @@ def same_collection(collection: Collection, held: Definition | None) -> bool:
     )
 
 
-def standing(kind: DdlKind, change: dict[str, Any], collection: Collection, held: Definition | None) -> Standing:
+def standing(kind: str, change: dict[str, Any], collection: Collection, held: Definition | None) -> Standing:
     """How a VChannel of `collection` that holds `held` (None: no collection of that id) stands to a broadcast."""
     if kind == "create_collection":
         if held is None:

@@ -1,4 +1,4 @@
-"""The cluster as it is seen: nodes, who owns what, how it came there, broadcasts. From the meta store, which is opened when it is there."""
+"""The cluster as it is seen: nodes, who owns what, how it came there. From the meta store, which is opened when it is there."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from millrace.base.closing import Closing
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.coord import control
-from millrace.coord.broadcast.task import TASKS, Task, TaskState
 from millrace.coord.channels.record import ChannelRecord, State
 from millrace.coord.clock import Clock
 from millrace.coord.opening import open_store, require_cluster
 from millrace.meta.store import MetaStore
-from millrace.observe.models import Big, View
+from millrace.observe.broadcasts import BroadcastRow, broadcast_rows
+from millrace.observe.models import View
 
 MOST_MOVES: Final = 200
-MOST_BROADCASTS: Final = 200
+MOST_BROADCASTS_SHOWN: Final = 20
+"""With the rest; more by themselves."""
 
 
 class NodeRow(View):
@@ -65,18 +66,6 @@ class ChannelRow(View):
     """Newest first."""
 
 
-class BroadcastRow(View):
-    """A broadcast."""
-
-    id: int
-    request: str
-    kind: str
-    state: TaskState
-    keys: list[str]
-    targets: dict[str, Big | None]
-    """By VChannel the time tick of its message, None while it is not known to be there."""
-
-
 class BalanceView(View):
     """Who leads, and what people asked for."""
 
@@ -106,7 +95,7 @@ class ClusterLook(Closing):
     """The meta store of a deployment, opened once there is one. Thread-safe."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._lock = threading.Lock()
         self._store: Any = None
@@ -115,8 +104,8 @@ class ClusterLook(Closing):
         """Raises InvalidSettings where there is no cluster, MetaUnavailable, UnsupportedVersion."""
         with self._lock:
             if self._store is None:
-                require_cluster(self._settings)
-                self._store = open_store(self._settings, self._clock)
+                require_cluster(self.settings)
+                self._store = open_store(self.settings, self._clock)
             found: MetaStore = self._store
             return found
 
@@ -131,7 +120,7 @@ class ClusterLook(Closing):
         try:
             store = self.store()
         except InvalidSettings:
-            return ClusterView(present=False)
+            return ClusterView(present=False, broadcasts=self._broadcasts())
         found = channel_rows(store)
         return ClusterView(
             present=True,
@@ -139,8 +128,11 @@ class ClusterLook(Closing):
             nodes=tuple(node_rows(store)),
             channels=tuple(found),
             moves=tuple(moves_of(found, limit=MOST_MOVES)),
-            broadcasts=tuple(broadcast_rows(store, limit=20)),
+            broadcasts=self._broadcasts(),
         )
+
+    def _broadcasts(self) -> tuple[BroadcastRow, ...]:
+        return tuple(broadcast_rows(self.settings, limit=MOST_BROADCASTS_SHOWN))
 
 
 def node_of(session: str) -> str:
@@ -204,19 +196,3 @@ def balance_view(store: MetaStore) -> BalanceView:
     asked = control.wanted(store)
     name, service = control.leader(store)
     return BalanceView(leader=name, service=service, frozen=asked.frozen, draining=sorted(asked.drains))
-
-
-def broadcast_rows(store: MetaStore, *, limit: int) -> list[BroadcastRow]:
-    """The newest broadcasts, newest first."""
-    tasks = [Task.decoded(entry.value, entry.modified) for entry in store.list(TASKS).entries[-limit:]]
-    return [
-        BroadcastRow(
-            id=task.id,
-            request=task.request,
-            kind=task.kind,
-            state=task.state,
-            keys=[f"{key.domain}:{key.name}{' (shared)' if key.shared else ''}" for key in task.keys],
-            targets={name: None if tick is None else str(tick) for name, tick in task.targets.items()},
-        )
-        for task in reversed(tasks)
-    ]

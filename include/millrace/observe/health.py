@@ -94,7 +94,8 @@ def read_kept(settings: Settings) -> Kept:
     store = Store.to_look(settings.data_dir)
     if store is not None:
         with store:
-            ddl = store.under_way()
+            open_ = [each for each in store.broadcasts.troubles() if each.task.open]
+            ddl = [(each.collection, each.task.kind, each.task.at) for each in open_]
     newest: dict[str, Mapping[str, Any]] = {}
     for line in launch_history.read(
         launch_history.history_path(settings, launch_history.OPERATIONS), limit=HISTORY_LINES

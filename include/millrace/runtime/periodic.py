@@ -18,11 +18,12 @@ _log = logging.getLogger(__name__)
 
 
 class Periodic(ABC):
-    """Calls :meth:`work` every `pause` seconds, from :meth:`start` to :meth:`close`."""
+    """Calls :meth:`work` every `pause` seconds, from :meth:`start` to :meth:`close`; with `at_once` for the first time at the start."""
 
-    def __init__(self, *, name: str, pause: float) -> None:
+    def __init__(self, *, name: str, pause: float, at_once: bool = False) -> None:
         self._name = name
         self._pause = pause
+        self._first = 0.0 if at_once else pause
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -40,7 +41,9 @@ class Periodic(ABC):
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._closed.wait(self._pause):
+        pause = self._first
+        while not self._closed.wait(pause):
+            pause = self._pause
             try:
                 self.work()
             except UPKEEP_FAILURES:

@@ -17,17 +17,15 @@ from millrace.access.calls import Need, Over
 from millrace.access.grants import Role
 from millrace.coord import control
 from millrace.coord.discovery import Discovery
+from millrace.observe.broadcasts import MOST_BROADCASTS, BroadcastRow, broadcast_rows
 from millrace.observe.cluster import (
-    MOST_BROADCASTS,
     MOST_MOVES,
     BalanceView,
-    BroadcastRow,
     ChannelRow,
     ClusterLook,
     MoveRow,
     NodeRow,
     balance_view,
-    broadcast_rows,
     channel_rows,
     moves_of,
     node_rows,
@@ -57,7 +55,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 def router(look: ClusterLook) -> APIRouter:
-    """Routes under /api/v1; each raises InvalidSettings (409) where the deployment has no cluster."""
+    """Routes under /api/v1; each but `broadcasts` raises InvalidSettings (409) where the deployment has no cluster."""
     made = APIRouter(prefix="/api/v1", tags=["cluster"], responses=ANSWERS)
     watch = Watch(lambda: Discovery(look.store()))
 
@@ -127,8 +125,8 @@ def router(look: ClusterLook) -> APIRouter:
 
     @made.get("/broadcasts")
     def broadcasts(limit: Annotated[int, Query(ge=1, le=MOST_BROADCASTS)] = 50) -> list[BroadcastRow]:
-        """The newest broadcasts, newest first."""
-        return broadcast_rows(look.store(), limit=limit)
+        """Those that are not closed, all of them, and the newest others; newest first. One node has them as well."""
+        return broadcast_rows(look.settings, limit=limit)
 
     def _done(request: Request, words: str) -> BalanceView:
         _log.info("%s %s", request.state.caller.principal.name, words)

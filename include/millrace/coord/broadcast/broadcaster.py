@@ -1,253 +1,186 @@
-"""The broadcaster's core: a task is kept, appended to each target, acknowledged by each, has its effect, and is collected.
+"""The broadcaster: a task is planned, kept, sent to each target, acknowledged by each, has its effect and is closed.
 
-Tasks whose keys conflict run one after the other in the order of their ids, which is the order in which they were kept. A task
-that was kept is completed by whoever leads: appends carry its id, by which the chain knows a repeat, and effects may be made
-twice. A request is one task, however often it is made.
+Any process may have one; what they share is the ledger. A task is kept where nothing that is open works on the same resources:
+whoever comes upon such a task completes it first, and plans anew. So a task that was kept is completed by whoever needs that, or
+looks for what lies there (`resume`), while its own process completes it, sleeps or is dead: messages carry the task's id, by which the
+chain knows a repeat and refuses what a later task of its VChannel has passed, and the effect is made in the transaction that closes
+the task. Those that conflict follow each other in the order of their ids, which is the order in which they were kept.
 """
 
 from __future__ import annotations
 
-import threading
+import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from millrace.base.errors import (
-    DeadlineExceeded,
-    InvalidArgument,
-    MetaAmbiguous,
-    MetaUnavailable,
-    MillraceError,
-    NotLeader,
-)
-from millrace.coord.broadcast.callbacks import Kinds
-from millrace.coord.broadcast.keys import ResourceKey, complete, conflict
-from millrace.coord.broadcast.task import TASKS, Task, TaskState
-from millrace.coord.clock import Clock
-from millrace.coord.leadership import Leadership
-from millrace.meta.store import Delete, Is, Put
+from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgument, MillraceError
+from millrace.base.failpoint import hit
+from millrace.coord.broadcast.callbacks import Kinds, Overtaken
+from millrace.coord.broadcast.keys import ResourceKey, conflict
+from millrace.coord.broadcast.ledger import Ledger
+from millrace.coord.broadcast.task import Draft, Task, TaskState
+from millrace.wal.reasons import Reason
 
-KEPT_TOMBSTONES: Final = 1_000
-"""Finished tasks that are kept, so that a request that is repeated finds its own."""
+TURNS: Final = 100
+"""How often a broadcast that others overtook is planned anew."""
 MAX_TARGETS: Final = 10_000
-_PAUSE: Final = 0.05
+
+Together = Callable[[Sequence[Callable[[], None]]], None]
+"""Calls all of them, and returns when all have returned. Raises what one of them raises."""
+
+_log = logging.getLogger(__name__)
 
 
-class Appending(Protocol):
+def in_turn(calls: Sequence[Callable[[], None]]) -> None:
+    """One after the other (a Together)."""
+    for call in calls:
+        call()
+
+
+class Sending(Protocol):
     """How a task's message gets to a VChannel."""
 
-    def append(self, task: Task, target: str) -> int:
-        """Its time tick there (a repeat's: the first one's). What raises may have been done."""
+    def send(self, task: Task, target: str) -> int:
+        """Its time tick there (a repeat's: the first one's), 0 where the target has the effect by another. What raises may have
+        been done."""
+        ...
+
+    def refused(self, error: MillraceError) -> bool:
+        """Whether a target refuses the message for good, so that no later attempt can come to another end."""
         ...
 
 
 class Broadcaster:
-    """One leader's, for one epoch: made anew for each. Thread-safe; no lock is held over a call outwards."""
+    """Thread-safe as its ledger is; no transaction is open while something is sent."""
 
     def __init__(
         self,
-        leadership: Leadership,
-        clock: Clock,
-        appending: Appending,
+        ledger: Ledger,
+        sending: Sending,
         kinds: Kinds,
         *,
-        together: Callable[[Sequence[Callable[[], None]]], None],
-        kept: int = KEPT_TOMBSTONES,
+        together: Together = in_turn,
+        seam: Callable[[str], None] = hit,
     ) -> None:
-        self._leadership = leadership
-        self._epoch = leadership.epoch
-        self._clock = clock
-        self._appending = appending
+        """`seam` is called at the places that crash and interleaving tests stop at (see millrace.base.failpoint)."""
+        self._ledger = ledger
+        self._sending = sending
         self._kinds = kinds
         self._together = together
-        self._kept = kept
-        self._lock = threading.Lock()
-        self._tasks: dict[int, Task] = {}
-        self._requests: dict[str, int] = {}
-        self._coming: dict[str, tuple[ResourceKey, ...]] = {}
-        """Requests that hold their keys, and are not kept yet."""
-        self._running: set[int] = set()
-        self._last = 0
-        self._loaded = False
+        self._seam = seam
 
-    def load(self) -> None:
-        """Know what was kept: nothing is taken before."""
-        for entry in self._leadership.store.list(TASKS).entries:
-            self._know(Task.decoded(entry.value, entry.modified))
-        self._loaded = True
+    def submit(self, plan: Callable[[], Draft], *, request: str = "", late: Callable[[], bool] = lambda: False) -> Task:
+        """Keep what `plan` makes of the state as it is now, and complete it. It is called again where others came in between (Overtaken).
 
-    def _know(self, task: Task) -> Task:
-        self._tasks[task.id] = task
-        self._requests[task.request] = task.id
-        self._last = max(self._last, task.id)
+        A request that is kept already is completed as it was. Raises what `plan`, the kind's check and a target's refusal raise
+        (behind the last the task is abandoned); what it has to wait for (the task stays, and is completed later); DeadlineExceeded
+        where others kept coming, or it is `late` before anything was kept.
+        """
+        for _ in range(TURNS):
+            if request and (known := self._ledger.requested(request)) is not None:
+                return self.complete(known)
+            if late():
+                break
+            try:
+                drafted = plan()
+                if not 0 < len(set(drafted.targets)) == len(drafted.targets) <= MAX_TARGETS:
+                    raise InvalidArgument(f"a broadcast goes to 1 to {MAX_TARGETS:,} different VChannels")
+                self._seam("ddl.planned")
+                kept = self._ledger.keep(drafted, self._kinds[drafted.kind].check)
+            except Overtaken:
+                continue
+            if isinstance(kept, Task):
+                return self.complete(kept)
+            self._settle(kept)
+        raise DeadlineExceeded("other broadcasts of the same resources kept coming: nothing was kept, call it again")
+
+    def clear(self, keys: Iterable[ResourceKey]) -> None:
+        """Complete what is open and works on the same resources. Raises what keeps one of them from its end."""
+        wanted = tuple(keys)
+        self._settle([task for task in self._ledger.open() if conflict(task.keys, wanted)])
+
+    def _settle(self, tasks: Iterable[Task]) -> None:
+        for task in tasks:
+            try:
+                self.complete(task)
+            except MillraceError:
+                there = self._ledger.task(task.id)
+                if there is not None and there.open:
+                    raise
+
+    def resume(self, *, left_alone: Callable[[Task], bool] = lambda task: False) -> int:
+        """Complete what is open and not `left_alone`, the oldest first; how many there were.
+
+        What cannot be completed now stays for the next call, and is a wall only for what works on the same resources.
+        """
+        pending = [task for task in self._ledger.open() if not left_alone(task)]
+        left: list[Task] = []
+        for task in pending:
+            if any(conflict(task.keys, each.keys) for each in left):
+                continue
+            try:
+                self.complete(task)
+            except MillraceError as error:
+                _log.warning("%s of collection %s: %s: %s", task.kind, task.collection_id, error.code, error)
+                there = self._ledger.task(task.id)
+                if there is not None and there.open:
+                    left.append(task)
+        return len(pending)
+
+    def complete(self, task: Task) -> Task:
+        """Send what waits, and close the task; as it is then. Raises what a target refuses it for (it is abandoned then, by this
+        broadcaster or by another one), or what to wait for."""
+        if not task.open:
+            return self._closed(task)
+        self._seam("ddl.kept")
+        try:
+            self._send(task)
+            self._seam("ddl.acknowledged")
+            done = self._ledger.finish(task.id, self._kinds[task.kind].acked)
+        except MillraceError as error:
+            done = self._failed(task, error)
+        return task if done is None else self._closed(done)  # None: done so long ago that it was collected
+
+    def _closed(self, task: Task) -> Task:
+        if task.state is TaskState.ABANDONED:
+            raise AppendRejected(f"{task.kind} was given up: {task.words}", reason=Reason.NO_EFFECT)
         return task
 
-    # -- requests -----------------------------------------------------------------------------------------------------
+    def _send(self, task: Task) -> None:
+        """To one target first: what that refuses, no other one gets."""
+        waiting = task.waiting
+        alone = 0 if task.ticks else 1
+        ticks: dict[str, int] = {}
+        errors: list[MillraceError] = []
+        for targets in (waiting[:alone], waiting[alone:]):
+            if targets and not errors:
+                self._together([partial(self._send_one, task, target, ticks, errors) for target in targets])
+        if ticks:
+            self._ledger.acknowledge(task.id, ticks)
+        if errors:
+            raise next((each for each in errors if self._sending.refused(each)), errors[0])
 
-    def submit(
-        self,
-        request: str,
-        kind: str,
-        keys: Iterable[ResourceKey],
-        payload: Any,
-        targets: Sequence[str],
-        *,
-        deadline: float,
-    ) -> Task:
-        """Keep a broadcast, when nothing that conflicts is under way; it is completed from then on, whatever happens.
-
-        Raises NotLeader, DeadlineExceeded (what conflicts takes longer than `deadline`, monotonic), what the kind's check
-        raises: nothing was kept; MetaAmbiguous: make the same request again.
-        """
-        chosen = self._kinds[kind]
-        if not 0 < len(set(targets)) == len(targets) <= MAX_TARGETS:
-            raise InvalidArgument(f"a broadcast goes to 1 to {MAX_TARGETS:,} different VChannels")
-        wanted = complete(keys)
-        while True:
-            if not self._loaded or self._leadership.epoch != self._epoch:
-                raise NotLeader("this coordinator does not lead: ask the one that does")
-            with self._lock:
-                known = self._requests.get(request)
-                if known is not None and self._tasks[known].revision:
-                    return self._tasks[known]
-                if known is None and request not in self._coming and self._free(wanted, self._last + 1):
-                    self._coming[request] = wanted
-                    break
-            if self._clock.monotonic() >= deadline:
-                raise DeadlineExceeded(
-                    f"other broadcasts of the same resources take their time: {request!r} was not kept"
-                )
-            self._clock.sleep(_PAUSE)
+    def _send_one(self, task: Task, target: str, ticks: dict[str, int], errors: list[MillraceError]) -> None:
         try:
-            task = Task(0, request, kind, wanted, payload, dict.fromkeys(targets))
-            chosen.check(task)
-            return self._keep(task)
-        finally:
-            with self._lock:
-                del self._coming[request]
+            tick = self._sending.send(task, target)
+        except MillraceError as error:
+            errors.append(error)
+            return
+        self._seam("ddl.sent")
+        ticks[target] = tick
 
-    def _free(self, keys: tuple[ResourceKey, ...], before: int) -> bool:
-        """Whether nothing that conflicts, and came before the id `before`, is unfinished or coming."""
-        earlier = (
-            task.keys for task in self._tasks.values() if task.id < before and task.state is not TaskState.TOMBSTONE
-        )
-        return not any(conflict(keys, each) for each in earlier) and not (
-            before > self._last and any(conflict(keys, each) for each in self._coming.values())
-        )
-
-    def _keep(self, task: Task) -> Task:
-        with self._lock:
-            self._last += 1
-            task = replace(task, id=self._last)
-            self._know(task)  # from here on it may be kept: it is this leader's to find out
-            self._running.add(task.id)
-        try:
-            return self._put(task)
-        except (NotLeader, MetaUnavailable):
-            with self._lock:  # certain: nothing was done
-                del self._tasks[task.id], self._requests[task.request]
-            raise
-        finally:
-            with self._lock:
-                self._running.discard(task.id)
-
-    def _put(self, task: Task) -> Task:
-        """Keep it, or see that an earlier try did: only this leader gives ids. Raises MetaAmbiguous: try again."""
-        revision = self._leadership.commit(self._epoch, [Put(task.key, task.encoded())], when=[Is(task.key, 0)])
-        if revision is None:
-            there = self._leadership.store.get(task.key)
-            if there is None:
-                raise MetaAmbiguous(f"{task.key} was kept, and is gone: another coordinator leads")
-            revision = there.modified
-        with self._lock:
-            return self._know(replace(task, revision=revision))
-
-    def task(self, request: str) -> Task | None:
-        """What became of a request, as this leader knows it."""
-        with self._lock:
-            number = self._requests.get(request)
-            return None if number is None else self._tasks[number]
-
-    # -- completion ---------------------------------------------------------------------------------------------------
-
-    def step(self) -> None:
-        """One round over what is unfinished. Raises NotLeader; what else fails is tried again in the next round."""
-        if not self._loaded:
-            self.load()
-        with self._lock:
-            ready = [
-                task.id
-                for task in self._tasks.values()
-                if task.state is not TaskState.TOMBSTONE
-                and task.id not in self._running
-                and self._free(task.keys, task.id)
-            ]
-            self._running |= set(ready)
-        failures: list[BaseException] = []
-        try:
-            self._together([partial(self._attempt, number, failures) for number in ready])
-        finally:
-            with self._lock:
-                self._running -= set(ready)
-        for failure in failures:
-            raise failure
-        self._collect()
-
-    def _attempt(self, number: int, failures: list[BaseException]) -> None:
-        try:
-            self._complete(number)
-        except NotLeader as error:
-            failures.append(error)
-        except MillraceError:
-            pass  # the next round tries again
-
-    def _complete(self, number: int) -> None:
-        task = self._tasks[number]
-        if not task.revision:
-            task = self._put(task)
-        if task.state is TaskState.PENDING:
-            ticks: dict[str, int] = {}
-            self._together([partial(self._append, task, target, ticks) for target in task.waiting])
-            if ticks:
-                task = self._change(task.acknowledged(ticks))
-        if task.state is TaskState.ACKNOWLEDGED:
-            self._kinds[task.kind].acked(task)
-            self._change(replace(task, state=TaskState.TOMBSTONE))
-
-    def _append(self, task: Task, target: str, ticks: dict[str, int]) -> None:
-        try:
-            ticks[target] = self._appending.append(task, target)
-        except MillraceError:
-            pass  # it may be there: the next round sends it again, with the same id
-
-    def _change(self, task: Task) -> Task:
-        """Keep what became of a task. What it became meanwhile by a write of this leader whose answer was lost, counts."""
-        try:
-            revision = self._leadership.commit(
-                self._epoch, [Put(task.key, task.encoded())], when=[Is(task.key, task.revision)]
-            )
-        except MetaAmbiguous:
-            revision = None
-        if revision is not None:
-            with self._lock:
-                return self._know(replace(task, revision=revision))
-        there = self._leadership.store.get(task.key)
-        if there is None:
-            raise NotLeader("the task was collected by another coordinator: it leads")
-        with self._lock:
-            return self._know(Task.decoded(there.value, there.modified))
-
-    def _collect(self) -> None:
-        with self._lock:
-            done = sorted(number for number, task in self._tasks.items() if task.state is TaskState.TOMBSTONE)
-            old = [self._tasks[number] for number in done[: max(len(done) - self._kept, 0)]]
-        for task in old:
-            try:
-                self._leadership.commit(self._epoch, [Delete(task.key)])
-            except MillraceError:
-                return
-            with self._lock:
-                del self._tasks[task.id]
-                if self._requests.get(task.request) == task.id:
-                    del self._requests[task.request]
+    def _failed(self, task: Task, error: MillraceError) -> Task | None:
+        """Abandon what was refused for good, note what has to wait, and raise; unless another broadcaster completed it."""
+        there = self._ledger.task(task.id)
+        if there is None or there.state is TaskState.DONE:
+            return there
+        if self._sending.refused(error):
+            if there.open:
+                _log.warning("%s of collection %s is given up: %s", task.kind, task.collection_id, error)
+            undoing = self._ledger.abandon(task.id, f"{error.code}: {error}", self._kinds[task.kind].refused)
+            if undoing is not None:
+                self.complete(undoing)
+        elif there.open:
+            self._ledger.note(task.id, f"{error.code}: {error}")
+        raise error

@@ -1,24 +1,31 @@
-"""What a kind of broadcast does beside its messages: a check before it is kept, an effect when all targets have it."""
+"""What a kind of broadcast does beside its messages: a check as it is kept, an effect when all targets have it, or its undoing.
+
+All three run inside the ledger's transaction that does the rest of the step, so that both stand or neither does, and each is done
+once, whoever completes the broadcast, however often.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
-from millrace.base.errors import InvalidArgument
-from millrace.coord.broadcast.task import Task
+from millrace.base.errors import UnsupportedVersion
+from millrace.coord.broadcast.task import Draft, Task
 
-Callback: TypeAlias = Callable[[Task], None]
+
+class Overtaken(Exception):
+    """What a broadcast is planned from, or was planned from, has changed: it is planned anew. Nobody outside hears of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`check` raises where the broadcast makes no sense now: then nothing of it is kept. It runs while the task's keys are
-    held. `acked` runs when every target has the message, before anything that conflicts begins; again after a crash."""
-
-    check: Callback
-    acked: Callback
+    check: Callable[[Task, Any], None]
+    """As it is kept, with what it was planned from. Raises where it makes no sense (nothing is kept), Overtaken where the plan is old."""
+    acked: Callable[[Task], None]
+    """When every target has the message, as it is closed: before anything that conflicts is kept."""
+    refused: Callable[[Task], Draft | None]
+    """As it is given up: takes back what keeping it did; what has to be broadcast for that is kept in the same transaction."""
 
 
 class Kinds:
@@ -28,7 +35,7 @@ class Kinds:
         self._kinds = dict(kinds)
 
     def __getitem__(self, name: str) -> Kind:
-        """Raises InvalidArgument."""
+        """Raises UnsupportedVersion for one that a newer build kept."""
         if name not in self._kinds:
-            raise InvalidArgument(f"no broadcast of the kind {name!r}; there are {', '.join(sorted(self._kinds))}")
+            raise UnsupportedVersion(f"a broadcast of kind {name!r}: run the build that kept it, or a newer one")
         return self._kinds[name]

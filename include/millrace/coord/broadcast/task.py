@@ -1,59 +1,77 @@
-"""A broadcast task as it is kept."""
+"""A broadcast as it is kept: what it is, to whom it goes, who has it, what became of it."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any
 
-from millrace.coord.broadcast.keys import ResourceKey
-
-TASKS: Final = "broadcasts/"
+from millrace.coord.broadcast.keys import COLLECTION, ResourceKey, complete
 
 
 class TaskState(StrEnum):
     PENDING = "pending"
     """Kept; some targets may not have it yet."""
     ACKNOWLEDGED = "acknowledged"
-    """All targets have it; its ack callback may not have run to its end."""
-    TOMBSTONE = "tombstone"
-    """Done: kept for a while so that a repeated request finds it."""
+    """All targets have it; its effect is not there yet."""
+    DONE = "done"
+    """All targets have it, and its effect is there. Kept for a while, so that a repeated request finds it."""
+    ABANDONED = "abandoned"
+    """Refused for good: closed without its effect, with the reason."""
+
+
+OPEN = frozenset({TaskState.PENDING, TaskState.ACKNOWLEDGED})
+
+
+def keys_of(collection_id: int) -> tuple[ResourceKey, ...]:
+    """What DDL of one collection works on."""
+    return complete([ResourceKey(COLLECTION, str(collection_id))])
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A broadcast that is planned, and not kept yet."""
+
+    kind: str
+    collection_id: int
+    change: dict[str, Any]
+    """What its end does to the catalog: what JSON takes."""
+    targets: tuple[str, ...]
+    """VChannels."""
+    keys: tuple[ResourceKey, ...]
+    request: str = ""
+    """The caller's name for it: the same request is one broadcast, however often it is made. "": nobody repeats it."""
+    seen: Any = field(default=None, compare=False)
+    """What it was planned from, for its kind's check. It is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     id: int
     request: str
-    """The caller's name for it: the same request is one broadcast, however often it is made."""
     kind: str
+    collection_id: int
+    change: dict[str, Any]
     keys: tuple[ResourceKey, ...]
-    payload: Any
-    """What JSON takes."""
     targets: dict[str, int | None]
-    """By VChannel the time tick of its message, None while it is not known to be there."""
+    """By VChannel the time tick of its message (0: it has the effect by another), None while it is not known to be there."""
     state: TaskState = TaskState.PENDING
-    revision: int = 0
-
-    @property
-    def key(self) -> str:
-        return f"{TASKS}{self.id:012}"
+    at: float = 0.0
+    """When it was kept, in Unix seconds; 0.0 where that is known no more."""
+    words: str = ""
+    """Why it waits, or was given up."""
+    words_at_ms: int = 0
+    """When that was written."""
 
     @property
     def waiting(self) -> list[str]:
         return [target for target, tick in self.targets.items() if tick is None]
 
-    def acknowledged(self, ticks: dict[str, int]) -> Task:
-        targets = self.targets | {target: tick for target, tick in ticks.items() if self.targets[target] is None}
-        state = TaskState.ACKNOWLEDGED if None not in targets.values() else self.state
-        return replace(self, targets=targets, state=state)
+    @property
+    def open(self) -> bool:
+        return self.state in OPEN
 
-    def encoded(self) -> bytes:
-        keys = [[key.domain, key.name, key.shared] for key in self.keys]
-        return json.dumps([self.id, self.request, self.kind, keys, self.payload, self.targets, self.state]).encode()
-
-    @classmethod
-    def decoded(cls, data: bytes, revision: int) -> Self:
-        number, request, kind, keys, payload, targets, state = json.loads(data)
-        resources = tuple(ResourceKey(*key) for key in keys)
-        return cls(number, request, kind, resources, payload, targets, TaskState(state), revision)
+    @property
+    def ticks(self) -> dict[str, int]:
+        """By VChannel, of those that have it."""
+        return {target: tick for target, tick in self.targets.items() if tick is not None}

@@ -27,7 +27,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,8 @@ from millrace.base.settings import Settings
 from millrace.catalog.calls import call
 from millrace.catalog.records import pchannel_names
 from millrace.coord.appending import OneByOne
+from millrace.coord.broadcast.threads import Threads
+from millrace.coord.completing import Completing
 from millrace.coord.coordinator import Coordinator
 from millrace.log.generations.service import GenerationsService
 from millrace.log.protocol import LogService
@@ -110,7 +112,10 @@ class AppendExtension:
         histories: Histories | None = None,
         groups: Groups | None = None,
         placing: Placing | None = None,
+        behind: ExitStack | None = None,
     ) -> None:
+        """`behind`: what is closed behind the host, since it waits for answers of it."""
+        self._behind = ExitStack() if behind is None else behind
         self._histories = histories
         self._streams = {} if reads is None else {"read": reads.stream}
         if histories is not None:
@@ -284,10 +289,13 @@ class AppendExtension:
 
     def close(self) -> None:
         self._closing = True
-        for helper in (self._retention, self._flow, self._catalog, self._groups, self._placing):
+        for helper in (self._retention, self._flow, self._groups, self._placing):
             if helper is not None:
                 helper.close()
         self._host.close()
+        self._behind.close()
+        if self._catalog is not None:
+            self._catalog.close()
 
 
 def append_extension(
@@ -314,9 +322,12 @@ def append_extension(
         retention.start()
     flow = FlowMonitor(settings, host, service, metrics=host.metrics)
     flow.start()
-    catalog = Coordinator(settings, log=service, append=OneByOne(host, settings.append_deadline))
-    # DDL that was under way when everything stopped is completed, or given up with a record, before anybody asks for more.
-    threading.Thread(target=catalog.resume, name="resume-ddl", daemon=True).start()
+    behind = ExitStack()
+    together = behind.enter_context(Threads())
+    catalog = Coordinator(settings, log=service, append=OneByOne(host, settings.append_deadline), together=together)
+    completing = Completing(catalog)
+    behind.callback(completing.close)
+    completing.start()
     tombstones = Tombstones(host, service, wal) if isinstance(service, GenerationsService) else None
     if tombstones is not None:
         threading.Thread(target=tombstones.resume, name="resume-tombstones", daemon=True).start()
@@ -325,6 +336,7 @@ def append_extension(
         retention=retention,
         flow=flow,
         catalog=catalog,
+        behind=behind,
         tombstones=tombstones,
         reads=Reads(settings, catalog, host, service),
         histories=Histories(settings, catalog, host),

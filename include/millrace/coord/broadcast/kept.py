@@ -1,0 +1,204 @@
+"""Broadcasts in the coordinator's file, beside the catalog: one transaction takes a task and its effect (the protocol Ledger).
+
+Tables and rows are those of earlier builds. What those kept without keys works on its collection for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from millrace.catalog.collection import pchannel_of
+from millrace.coord.broadcast.keys import ResourceKey, conflict
+from millrace.coord.broadcast.task import Draft, Task, TaskState, keys_of
+from millrace.coord.database import Database
+
+KEPT_CLOSED: Final = 1_000
+"""Closed broadcasts that are kept, so that a request that is repeated finds its own."""
+MAX_ABANDONED: Final = 100
+"""Abandoned broadcasts whose reason is kept."""
+MAX_WORDS: Final = 1_000
+_ABANDONED: Final = 2
+"""As `broadcast.done`."""
+_ID_EPOCH: Final = 1_577_836_800
+"""2020, in Unix seconds: ids of broadcasts go up with the clock from there on, and fit into 31 bits until 2088."""
+
+_TASKS: Final = (
+    "select b.id, coalesce(r.name, ''), b.kind, b.collection_id, b.change, r.keys, b.done, coalesce(g.at, 0.0),"
+    " coalesce(t.words, ''), coalesce(t.at_ms, 0) from broadcast b left join request r on r.broadcast_id = b.id"
+    " left join begun g on g.broadcast_id = b.id left join trouble t on t.broadcast_id = b.id"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A broadcast for people to see."""
+
+    collection: str
+    task: Task
+
+
+class Kept:
+    """The ledger in one file. Thread-safe."""
+
+    def __init__(self, database: Database, *, kept: int = KEPT_CLOSED, wall: Callable[[], float] = time.time) -> None:
+        self._db = database
+        self._kept = kept
+        self._wall = wall
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def task(self, number: int) -> Task | None:
+        return next(iter(self._tasks("where b.id = ?", (number,))), None)
+
+    def requested(self, request: str) -> Task | None:
+        return next(iter(self._tasks("where r.name = ?", (request,))), None)
+
+    def open(self) -> list[Task]:
+        return self._tasks("where not b.done order by b.id")
+
+    def shown(self, *, limit: int, closed: bool = True) -> list[Shown]:
+        """All that are open, and with `closed` the newest others up to `limit` in all; newest first."""
+        found = self._tasks("where not b.done order by b.id desc")
+        if closed and len(found) < limit:
+            found += self._tasks("where b.done order by b.id desc limit ?", (limit - len(found),))
+        return self._named(sorted(found, key=lambda each: -each.id))
+
+    def troubles(self) -> list[Shown]:
+        """What is open, and what was given up and has its reason still; the oldest first."""
+        return self._named(self._tasks("where not b.done or t.words is not null order by b.id"))
+
+    def _named(self, tasks: Iterable[Task]) -> list[Shown]:
+        names = dict(self._db.rows("select id, name from collection"))
+        return [Shown(names.get(task.collection_id, ""), task) for task in tasks]
+
+    def _tasks(self, where: str, values: tuple[Any, ...] = ()) -> list[Task]:
+        return self._db.whole(
+            lambda db: [self._task(row) for row in db.execute(f"{_TASKS} {where}", values).fetchall()]
+        )
+
+    def _task(self, row: tuple[Any, ...]) -> Task:
+        number, request, kind, collection_id, change, keys, done, at, words, words_at_ms = row
+        targets = {
+            vchannel: tick if acked else None
+            for vchannel, acked, tick in self._db.rows(
+                "select vchannel, acked, time_tick from target where broadcast_id = ? order by rowid", (number,)
+            )
+        }
+        if done:  # 1 with a reason: given up by an earlier build
+            state = TaskState.ABANDONED if done == _ABANDONED or words else TaskState.DONE
+        else:
+            state = TaskState.PENDING if None in targets.values() else TaskState.ACKNOWLEDGED
+        resources = keys_of(collection_id) if keys is None else tuple(ResourceKey(*key) for key in json.loads(keys))
+        return Task(
+            number,
+            request,
+            kind,
+            collection_id,
+            json.loads(change),
+            resources,
+            targets,
+            state,
+            at=at,
+            words=words,
+            words_at_ms=words_at_ms,
+        )
+
+    # -- the protocol Ledger ------------------------------------------------------------------------------------------
+
+    def keep(self, draft: Draft, check: Callable[[Task, Any], None]) -> Task | tuple[Task, ...]:
+        with self._db.transaction():
+            known = self.requested(draft.request) if draft.request else None
+            if known is not None:
+                return known
+            blocking = tuple(each for each in self.open() if conflict(each.keys, draft.keys))
+            if blocking:
+                return blocking
+            task = self._next(draft)
+            check(task, draft.seen)
+            self._insert(task)
+            self._collect()
+            return task
+
+    def _next(self, draft: Draft) -> Task:
+        # Also above what a copy of this file that is newer than it can have given: the log has seen those.
+        (newest,) = self._db.row("select coalesce(max(id), 0) from broadcast")
+        now = self._wall()
+        number = max(newest + 1, int(now) - _ID_EPOCH)
+        targets: dict[str, int | None] = dict.fromkeys(draft.targets)
+        request = draft.request or f"#{number}"
+        return Task(number, request, draft.kind, draft.collection_id, draft.change, draft.keys, targets, at=now)
+
+    def _insert(self, task: Task) -> None:
+        self._db.rows(
+            "insert into broadcast (id, collection_id, kind, change) values (?, ?, ?, ?)",
+            (task.id, task.collection_id, task.kind, json.dumps(task.change)),
+        )
+        self._db.many(
+            "insert into target (broadcast_id, vchannel, pchannel) values (?, ?, ?)",
+            [(task.id, target, pchannel_of(target)) for target in task.targets],
+        )
+        keys = json.dumps([[key.domain, key.name, key.shared] for key in task.keys])
+        self._db.rows("insert into request values (?, ?, ?)", (task.id, task.request, keys))
+        self._db.rows("insert into begun values (?, ?)", (task.id, task.at))
+
+    def _collect(self) -> None:
+        """Forget closed tasks but for the newest."""
+        oldest = self._db.row(
+            "select id from broadcast where done order by id desc limit 1 offset ?", (self._kept - 1,)
+        )
+        if oldest is None:
+            return
+        closed = "select id from broadcast where done and id < ?"
+        for table in ("target", "request", "begun", "trouble"):
+            self._db.rows(f"delete from {table} where broadcast_id in ({closed})", oldest)
+        self._db.rows("delete from broadcast where done and id < ?", oldest)
+
+    def acknowledge(self, number: int, ticks: Mapping[str, int]) -> None:
+        with self._db.transaction():
+            self._db.many(
+                "update target set acked = 1, time_tick = max(time_tick, ?) where broadcast_id = ? and vchannel = ?",
+                [(tick, number, target) for target, tick in ticks.items()],
+            )
+
+    def finish(self, number: int, acked: Callable[[Task], None]) -> Task | None:
+        with self._db.transaction():
+            task = self.task(number)
+            if task is not None and task.state is TaskState.ACKNOWLEDGED:
+                acked(task)
+                self._db.rows("update broadcast set done = 1 where id = ?", (number,))
+                self._db.rows("delete from trouble where broadcast_id = ?", (number,))
+            return self.task(number)
+
+    def abandon(self, number: int, words: str, refused: Callable[[Task], Draft | None]) -> Task | None:
+        with self._db.transaction():
+            task = self.task(number)
+            if task is None or not task.open:
+                return None
+            self._db.rows("update broadcast set done = ? where id = ?", (_ABANDONED, number))
+            self._note(number, words)
+            self._db.rows(
+                "delete from trouble where broadcast_id not in (select id from broadcast where not done)"
+                " and broadcast_id not in (select broadcast_id from trouble order by broadcast_id desc limit ?)",
+                (MAX_ABANDONED,),
+            )
+            draft = refused(task)
+            if draft is None:
+                return None
+            undoing = self._next(draft)
+            self._insert(undoing)
+            return undoing
+
+    def note(self, number: int, words: str) -> None:
+        with self._db.transaction():
+            if self._db.row("select 1 from broadcast where id = ? and not done", (number,)):
+                self._note(number, words)
+
+    def _note(self, number: int, words: str) -> None:
+        self._db.rows(
+            "insert or replace into trouble values (?, ?, ?)",
+            (number, int(self._wall() * 1000), words[:MAX_WORDS].encode("utf-8", "replace").decode()),
+        )

@@ -1,0 +1,112 @@
+"""The coordinator's file, `coord.db`: one SQLite file, synced, with what must not be forgotten.
+
+SQLite gives what is needed and no more: transactions that survive kill -9 and power loss (`synchronous=FULL`), and several
+processes of one machine that write in turn. What lies in it is the catalog's (millrace.coord.store) and the broadcasts'
+(millrace.coord.broadcast.kept), so that one transaction takes both.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from millrace.base.closing import Closing
+from millrace.catalog.records import look
+
+BUSY_SECONDS: Final = 30.0
+"""How long a writer waits for another process's transaction."""
+
+_SCHEMA: Final = """
+create table if not exists pchannel (name text primary key, term integer not null, opened integer not null);
+create table if not exists collection (
+    id integer primary key, name text not null, state text not null, vchannels text not null,
+    schemas text not null, partitions text not null, next_partition integer not null);
+create unique index if not exists collection_name on collection (name) where state != 'dropped';
+create table if not exists producer (id integer primary key, epoch integer not null);
+create table if not exists broadcast (
+    id integer primary key autoincrement, collection_id integer not null, kind text not null,
+    change text not null, done integer not null default 0);
+create table if not exists target (
+    broadcast_id integer not null references broadcast, vchannel text not null, pchannel text not null,
+    acked integer not null default 0, time_tick integer not null default 0, primary key (broadcast_id, vchannel));
+create table if not exists begun (broadcast_id integer primary key references broadcast, at real not null);
+create table if not exists trouble (
+    broadcast_id integer primary key references broadcast, at_ms integer not null, words text not null);
+create table if not exists request (
+    broadcast_id integer primary key references broadcast, name text not null unique, keys text not null);
+"""
+"""Files of earlier builds lack the tables at the end, and get them empty: what reads them takes that for what those builds meant."""
+
+_T = TypeVar("_T")
+_TABLE: Final = re.compile(r"create table if not exists (\w+) ([^;]+);")
+
+
+class Database(Closing):
+    """One connection to the file. Thread-safe: one caller at a time."""
+
+    def __init__(self, path: Path | str) -> None:
+        if isinstance(path, Path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._open(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False))
+        self._db.execute("pragma journal_mode=wal")
+        self._db.execute("pragma synchronous=full")
+        self._db.executescript(_SCHEMA)
+
+    def _open(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._lock = threading.RLock()
+
+    @classmethod
+    def to_look(cls, data_dir: Path) -> Self | None:
+        """The file of a deployment, of which nothing is changed; None where no coordinator was at work yet."""
+        db = look(data_dir)
+        if db is None:
+            return None
+        made = cls.__new__(cls)
+        made._open(db)
+        there = {name for (name,) in db.execute("select name from sqlite_master")}
+        for name, columns in _TABLE.findall(_SCHEMA):
+            if name not in there:  # a file of an earlier build: the table is empty, in this connection alone
+                db.execute(f"create temp table {name} {columns}")
+        return made
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing, durable at its end; writers of other processes wait. Inside another one of this thread it is part of it."""
+        with self._lock:
+            if self._db.in_transaction:
+                yield
+                return
+            self._db.execute("begin immediate")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+            self._db.execute("commit")
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._lock:
+            return self._db.execute(statement, values).fetchall()
+
+    def row(self, statement: str, values: Sequence[Any] = ()) -> Any:
+        """The first row, or None."""
+        return next(iter(self.rows(statement, values)), None)
+
+    def many(self, statement: str, values: Sequence[Sequence[Any]]) -> None:
+        """A statement for each of several rows of values."""
+        with self._lock:
+            self._db.executemany(statement, values)
+
+    def whole(self, call: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Call `call` with the connection, and nobody else's statement in between."""
+        with self._lock:
+            return call(self._db)
