@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,29 @@ def _tables(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     return parts
 
 
+def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
+    from bench.streams import beside, on_spark, sinks  # Bytewax is not there for each Python
+    from bench.streams.events import LAST, RISING
+
+    count, size = (200_000, 50_000) if quick else (2_000_000, 200_000)
+    parts: dict[str, Callable[[], Any]] = {}
+    for operator, name in ((RISING, "pattern"), (LAST, "as-of join")):
+        for keys in (10, 1_000_000):
+            parts[f"{name} beside Bytewax, {keys:,} keys"] = partial(
+                beside.beside_bytewax, operator, count=count, keys=keys, size=size, pairs=1 if quick else 3
+            )
+    parts["state"] = partial(beside.state_size, count=1_000_000 if quick else 10_000_000, keys=10_000, size=50_000)
+    parts["guarantees"] = partial(
+        sinks.guarantees, folder / "sinks", rows=50_000 if quick else 500_000, size=10_000, pairs=2 if quick else 5
+    )
+    parts["rows source"] = partial(on_spark.source, folder / "source", times=1 if quick else 6, pairs=1 if quick else 5)
+    for keys in (10, 1_000_000):
+        parts[f"pattern beside transformWithState, {keys:,} keys"] = partial(
+            on_spark.stateful, folder / f"stateful-{keys}", count=count, keys=keys, size=size
+        )
+    return parts
+
+
 SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "log": _log,
     "server": _server,
@@ -332,7 +356,10 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
 }
 
 #: Sections whose parts are printed and kept one by one, and which ``--part`` chooses from.
-IN_PARTS: dict[str, Callable[[Path, bool], dict[str, Callable[[], Any]]]] = {"tables": _tables}
+IN_PARTS: dict[str, Callable[[Path, bool], dict[str, Callable[[], Any]]]] = {
+    "tables": _tables,
+    "streams": _streams,
+}
 
 
 if __name__ == "__main__":

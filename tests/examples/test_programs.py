@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 import millrace.testing
+from millrace.base.settings import Settings
 from millrace.rpc.discovery import read_record
+from millrace.streams.declare.checks import check
+from millrace.streams.declare.found import declared_stream
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("test_"))
@@ -27,6 +32,7 @@ SAID = {
     "daily_quotes": ["closed at: [Decimal('12.50')]", "left: 1 before: 2"],
     "dataclass_rows": ["Order(number=1, customer='Ada'", "lines=['tea', 'cake'], note=None)"],
     "dataframes": ["BOS", "mean of the warm ones: 3.33"],
+    "declared_stream": ["trades: 6"],
     "offline_producer": ["rows taken: 1", "meter 7: True"],
     "patterns": ["N101: 0 -> 20 minutes in 6:00:00"],
     "quickstart": ["now: ['Cyd', 'Dan']", "before the transaction: ['Ada', 'Cyd'"],
@@ -74,6 +80,43 @@ def test_the_program_of_a_group_says_the_same_of_a_server_elsewhere(
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(EXAMPLES / "consumer_group.py"), run_name="__main__")
     for words in SAID["consumer_group"]:
+        assert words in printed.getvalue()
+
+
+def declared(deployment: millrace.testing.Deployment) -> Settings:
+    return replace(deployment.settings, stream_declarations="declared_stream")
+
+
+def test_the_declared_stream_of_the_examples_can_run(
+    deployment: millrace.testing.Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    runpy.run_path(str(EXAMPLES / "declared_stream.py"), run_name="__main__")
+    stream = declared_stream(declared(deployment), "prices")
+    assert [str(each) for each in check(declared(deployment), stream)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_declared_stream_of_the_examples_runs_by_the_commands_of_its_first_lines(
+    deployment: millrace.testing.Deployment,
+) -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(str(EXAMPLES / "declared_stream.py"), run_name="__main__")
+        deployment.settle()
+        command = [sys.executable, "-m", "millrace", "streams", "run", "prices", "--available-now"]
+        path = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent / "include")])
+        env = {**os.environ, **declared(deployment).environment(), "PYTHONPATH": path}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        deployment.settle()
+        runpy.run_path(str(EXAMPLES / "declared_stream.py"), run_name="__main__")
+    for words in (
+        "ACME 09:30 between 10.0 and 12.0",
+        "ACME 09:31 between 10.0 and 13.0",
+        "ACME 09:32 between 11.0 and 11.0",
+    ):
         assert words in printed.getvalue()
 
 

@@ -11,7 +11,7 @@ WIDE: Final = {"stream": 236, "table": 168}
 HIGH: Final = {"stream": 92, "table": 44}
 GAP: Final = (56, 18)
 """Between columns, and between the boxes of one."""
-_LETTERS: Final = {"stream": 22, "table": 20}
+_LETTERS: Final = {"stream": 18, "table": 20}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,60 @@
+"""A declared stream: the highest and lowest price by symbol and minute, kept up by Spark in a collection of its own.
+
+    python examples/declared_stream.py                              # makes the collections and sends some trades
+    export PYTHONPATH=examples MILLRACE_STREAM_DECLARATIONS=declared_stream
+    millrace streams validate prices && millrace streams run prices --available-now
+    python examples/declared_stream.py                              # shows what the stream has written
+
+Without ``--available-now`` it goes on; under Airflow the DAG ``stream_prices`` keeps it alive.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+import millrace
+from millrace.streams.declare.declaration import From, Into, Stream, Watermark
+
+STREAMS = [
+    Stream(
+        name="prices",
+        source=From(
+            collection="trades",
+            columns=("symbol", "at", "price"),
+            watermark=Watermark(column="at", delay="1 hour"),
+        ),
+        sql="""select symbol, window.start as minute, max(price) as high, min(price) as low
+            from trades group by symbol, window(at, '1 minute')""",
+        sink=Into(collection="prices", mode="upsert"),
+        output_mode="update",
+        words="Prices by symbol and minute.",
+    )
+]
+
+if __name__ == "__main__":
+    start = datetime(2026, 11, 24, 9, 30, tzinfo=UTC)
+    with millrace.connect() as db:
+        trades = db.create_collection(
+            "trades",
+            {"id": "int64", "symbol": "string", "at": "timestamp", "price": "float64"},
+            key="id",
+            exist_ok=True,
+        )
+        prices = db.create_collection(
+            "prices",
+            {"symbol": "string", "minute": "timestamp", "high": "float64?", "low": "float64?"},
+            key=("symbol", "minute"),
+            exist_ok=True,
+        )
+        trades.upsert(
+            [
+                {
+                    "id": number,
+                    "symbol": "ACME",
+                    "at": start + timedelta(seconds=25 * number),
+                    "price": 10.0 + number % 4,
+                }
+                for number in range(6)
+            ]
+        )
+        print("trades:", trades.count())
+        for row in prices.read(order_by="minute").to_pylist():
+            print(f"{row['symbol']} {row['minute']:%H:%M} between {row['low']} and {row['high']}")
