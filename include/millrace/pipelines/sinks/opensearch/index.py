@@ -47,14 +47,9 @@ def index_path(index: str) -> str:
 def exists(client: OpenSearch, declared: Declared) -> bool:
     """Whether it is there. Raises SinkBusy, SinkRefused."""
     try:
-        client.transport.perform_request("HEAD", index_path(declared.index_base))
-    except TransportError as error:
-        if error.status_code == 404:
-            return False
-        raise error_of(error, declared) from None
+        return bool(client.transport.perform_request("HEAD", index_path(declared.index_base)))  # False: 404
     except OpenSearchException as error:
         raise error_of(error, declared) from None
-    return True
 
 
 def make(client: OpenSearch, declared: Declared) -> None:
