@@ -18,7 +18,7 @@ nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore 
 ``produce.sent`` and ``produce.kept`` (around the note that a batch of a load was sent),
 ``sink.journaled``, ``sink.renumbered``, ``sink.sent``, ``sink.done`` (millrace.streams.sinks.collection: behind its steps),
 ``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.pipelines.worker: behind the sink, behind
-the error topic, before and behind the commit of positions),
+the error topic, before and behind the commit of positions), ``redrive.written`` (a batch of the error topic is in the sink, not noted),
 ``saga.<plan|make|undo>.<step>`` and the same with ``.done`` (millrace.pipelines.deploy.runner: before and behind the effect of a pipeline's step),
 ``import.noted`` and ``import.appended`` (around the Imports of one VChannel),
 ``backfill.written`` (a slice of a derived table is committed, not recorded),

@@ -151,8 +151,10 @@ def redrive(
     Example: `millrace pipelines redrive flights.yaml --step 0.cast --dry-run`
     """
     from millrace.pipelines.worker.redrive import redrive as redriven
+    from millrace.pipelines.worker.selection import Selection
 
-    report = redriven(load_settings(data), _pipeline(file, config), step=step, kind=kind, again=again, dry_run=dry_run)
+    chosen = Selection(step=step, kind=kind)
+    report = redriven(load_settings(data), _pipeline(file, config), chosen, again=again, dry_run=dry_run)
     print_facts(report._asdict(), as_json=as_json)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,16 +17,19 @@ from millrace.base.settings import Settings
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
 from millrace.pipelines.deploy.deployment import Deployment
+from millrace.pipelines.deploy.redriving import Redrives
 from millrace.pipelines.deploy.world import RealWorld
 from millrace.pipelines.store.records import PipelineRole, Record
 from millrace.pipelines.store.store import open_pipelines
+from millrace.pipelines.worker.selection import Selection
+from millrace.pipelines.worker.topics import Ends
 from millrace.service.access import token_door
 from millrace.service.application import application
 from millrace.service.pipelines import pipelines_part
 from tests.pipelines.api.matrix import calls, expected, got
 
 OWN = "the-machines-own"
-KAFKA = {"kind": "kafka", "bootstrap": ["127.0.0.1:9"], "topics": ["in"]}
+KAFKA = {"kind": "kafka", "bootstrap": ["127.0.0.1:9"], "topics": ["in"], "socket_timeout_ms": 10}
 DECLARED: dict[str, Any] = {
     "source": KAFKA,
     "steps": [{"kind": "rename", "fields": {"a": "b"}}],
@@ -67,10 +71,38 @@ class NoProcess(Deployment):
         return pipeline in self.runs
 
 
+class NoRun(Redrives):
+    """What is asked for, without a process that does it."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.asked: dict[str, Any] = {}
+
+    def _start(self, pipeline: str, asked: dict[str, Any]) -> Any:
+        self.asked[pipeline] = asked
+        return SimpleNamespace(params=asked)
+
+
+class Kept:
+    """A topic of two partitions, of which retention has taken the beginning."""
+
+    def ends(self) -> dict[str, Ends]:
+        return {"in-0": Ends(3, 90), "in-1": Ends(0, 7)}
+
+    def at(self, milliseconds: int) -> dict[str, int]:
+        return {"in-0": 3 + milliseconds // 1000, "in-1": 7}
+
+    def close(self) -> None:
+        pass
+
+
 class Service:
     def __init__(self, settings: Settings, store: Any) -> None:
         self.deployment = NoProcess(settings)
-        self.management = Management(settings, store, deployment=self.deployment)
+        self.redrives = NoRun(settings)
+        self.management = Management(
+            settings, store, deployment=self.deployment, redrives=self.redrives, places=lambda *_: Kept()
+        )
         self.world = NoServers(self.deployment, self.management._pipeline)
         self.management._world = self.world
         self.tokens = TokenFile(settings.data_dir)
@@ -113,7 +145,11 @@ def test_a_pipeline_lives_from_create_to_delete(service: Service, settings: Sett
     assert not service.deployment.running("flights")
     assert service.ask("GET", "pipelines/flights/offsets") == (200, {})
     assert service.ask("PUT", "pipelines/flights/offsets", {"in-0": 5}) == (200, {"in-0": 5})
-    assert service.ask("DELETE", "pipelines/flights/offsets") == (200, {"in-0": 0})
+    assert service.ask("DELETE", "pipelines/flights/offsets") == (200, {"in-0": 3, "in-1": 0}), "the earliest there is"
+    assert service.ask("DELETE", "pipelines/flights/offsets?to=latest") == (200, {"in-0": 90, "in-1": 7})
+    at = "pipelines/flights/offsets?to=1970-01-01T00:00:09Z"
+    assert service.ask("DELETE", at) == (200, {"in-0": 12, "in-1": 7})
+    assert service.ask("DELETE", "pipelines/flights/offsets?to=never")[1]["error"]["code"] == "INVALID_ARGUMENT"
     assert service.ask("PUT", "pipelines/flights/offsets", {"other-0": 5})[0] == 422
     done = [each["what"] for each in service.ask("GET", "pipelines/flights/history")[1]]
     assert done[-5:] == ["stop", "pause", "resume", "created", "create"]
@@ -244,6 +280,22 @@ def test_a_dry_run_shows_each_step_and_a_clone_has_no_secrets(service: Service) 
     assert service.ask("PUT", "pipelines/flights/clone/copy")[0] == 422, "username without its password"
     status, made = service.ask("PUT", "pipelines/flights/clone/copy", {"sink": DECLARED["sink"]})
     assert (status, made["id"]) == (201, "copy")
+
+
+def test_a_redrive_is_asked_for_by_a_selection_and_stands_in_the_history(service: Service) -> None:
+    service.ask("PUT", "pipelines/flights", DECLARED)
+    assert service.ask("GET", "pipelines/flights/redrive")[1]["state"] == "NONE"
+    chosen = {"kind": "CAST", "first": "0-3", "last": "0-9"}
+    assert service.ask("PUT", "pipelines/flights/redrive", chosen)[0] == 202
+    asked = service.redrives.asked["flights"]
+    assert asked["selection"] == Selection(kind="CAST", first="0-3", last="0-9").to_json()
+    newest = service.ask("GET", "pipelines/flights/history")[1][0]
+    assert (newest["what"], newest["who"], newest["detail"]["selection"]["kind"]) == ("redrive", "machine", "CAST")
+    for wrong in ({"first": "x"}, {"ids": ["0-1"] * 1001}, {"first": "0-1", "last": "1-1"}):
+        assert service.ask("PUT", "pipelines/flights/redrive", wrong)[0] == 422, wrong
+    assert service.ask("GET", "pipelines/flights/errors?first=x")[1]["error"]["code"] == "INVALID_ARGUMENT"
+    status, silent = service.ask("GET", "pipelines/flights/errors")
+    assert (status, silent["error"]["code"]) == (503, "LOG_UNAVAILABLE")
 
 
 def test_health_says_what_it_runs_on(service: Service) -> None:

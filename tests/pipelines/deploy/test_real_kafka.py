@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -18,6 +18,7 @@ from millrace.base.errors import InvalidArgument, PipelineNotFound
 from millrace.base.settings import Settings
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.store.store import open_pipelines
+from millrace.pipelines.worker.selection import EVERYTHING, Selection
 from tests import running_brokers
 
 pytestmark = pytest.mark.slow
@@ -97,3 +98,78 @@ def test_a_create_that_fails_behind_its_topics_takes_them_away(
     with pytest.raises(InvalidArgument, match="no room"):
         management.create(MACHINE, name, declared(name))
     assert until(lambda: not any(each.startswith(name) for each in topics()), Deadline.after(20), every=0.2)
+
+
+def test_errors_are_listed_and_a_redrive_that_is_killed_goes_on_where_it_was(
+    management: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"p{uuid.uuid4().hex[:10]}"
+    broken = {**declared(name), "steps": [{"kind": "cast", "fields": {"n": "int"}, "name": "number"}]}
+    management.create(MACHINE, name, broken)
+    producer = Producer({"bootstrap.servers": running_brokers.kafka().address})
+    for number in range(12_000):
+        producer.produce(f"{name}-in", json.dumps({"n": f"{number}x" if number % 2 else number}), key=str(number))
+        producer.poll(0)
+    producer.produce(f"{name}-in", b"no json <script>", key="odd")
+    assert producer.flush(20) == 0
+    management.resume(MACHINE, name)
+    assert until(
+        lambda: sum(task.position for task in management.status(name).tasks) == 12_001, Deadline.after(90), every=0.2
+    ), management.status(name)
+    management.stop(MACHINE, name)
+
+    page = management.errors(name, EVERYTHING, limit=3)
+    assert (page.total, page.complete, [each.id for each in page.errors]) == (
+        6001,
+        True,
+        ["0-6000", "0-5999", "0-5998"],
+    )
+    newest, older = page.errors[:2]
+    assert (newest.step, newest.kind, newest.stage, newest.value) == (
+        "json",
+        "NO_JSON",
+        "VALUE_CONVERTER",
+        "no json <script>",
+    )
+    assert (older.topic, older.partition, older.offset, older.key) == (f"{name}-in", 0, 11_999, "11999")
+    assert older.headers["__connect.errors.class.name"] == "number"
+    assert older.headers["__connect.errors.exception.message"] == older.reason
+    seen, before = [], ""
+    while before is not None:
+        page = management.errors(name, Selection(kind="CAST"), before=before, limit=200)
+        seen += [each.id for each in page.errors]
+        before = page.next
+    assert seen == [f"0-{place}" for place in reversed(range(6000))]
+    found = management.errors(name, Selection(kind="NO_JSON", first="0-10"))
+    assert [each.id for each in found.errors] == ["0-6000"]
+    assert not management.errors(name, Selection(reason="nothing like it")).complete, "it looks at so many at most"
+
+    mended = {**broken, "steps": [{"kind": "compute", "fields": {"n": "size(string(doc.n))"}}]}
+    management.update(MACHINE, name, mended, version=1)
+    one = management.redrive(MACHINE, name, Selection(ids=("0-0", "0-6000")))
+    told = _redriven(management, name)
+    assert (told.id, told.state, told.counts["selected"], told.counts["written"]) == (one.id, "DONE", 2, 1)
+    monkeypatch.setenv("MILLRACE_TEST_FAILPOINTS", "redrive.written@2")  # behind its second batch: not noted
+    management.redrive(MACHINE, name, EVERYTHING)
+    told = _redriven(management, name)
+    assert (told.state, told.code, told.done, told.of) == ("WAITING", "JOB_LOST", 5_000, 6_001)
+    monkeypatch.delenv("MILLRACE_TEST_FAILPOINTS")
+    monkeypatch.setattr(management.redrives, "_clock", lambda: told.retry_at)
+    management.tend()
+    told = _redriven(management, name)
+    assert (told.state, told.counts["looked_at"], told.counts["written"]) == ("DONE", 6_001, 6_000)
+    assert (told.counts["failed_again"], told.done) == (1, told.of)
+    management.redrive(MACHINE, name, EVERYTHING)
+    assert _redriven(management, name).counts["looked_at"] == 0, "all of it was redriven"
+    assert management.reset_offsets(MACHINE, name, "latest") == {f"{name}-in-0": 12_001}
+    assert management.reset_offsets(MACHINE, name, "2001-01-01") == {f"{name}-in-0": 0}
+    assert management.reset_offsets(MACHINE, name, "2100-01-01") == {f"{name}-in-0": 12_001}
+    place = TopicPartition(f"{name}-in", 0, 500)
+    AdminClient({"bootstrap.servers": running_brokers.kafka().address}).delete_records([place])[place].result(20)
+    assert management.reset_offsets(MACHINE, name) == {f"{name}-in-0": 500}, "what retention took is not begun with"
+    management.delete(MACHINE, name)
+
+
+def _redriven(management: Management, name: str) -> Any:
+    assert until(lambda: management.redrive_status(name).state != "RUNNING", Deadline.after(60), every=0.1)
+    return management.redrive_status(name)

@@ -19,6 +19,7 @@ from millrace.pipelines.worker.definition import PipelineRun
 from millrace.pipelines.worker.host import run
 from millrace.pipelines.worker.positions import change_positions, positions_of
 from millrace.pipelines.worker.redrive import redrive
+from millrace.pipelines.worker.selection import Selection
 from millrace.pipelines.worker.supervision import Supervision, read_status, want
 from tests.pipelines.worker.flights import Flights
 
@@ -94,9 +95,9 @@ def test_a_redrive_brings_what_can_be_mended_and_twice_is_as_once(tmp_path: Path
     mended = Pipeline.parse(
         {**flights.declared, "steps": [{"kind": "compute", "fields": {"flight": "size(string(doc.flight))"}}]}
     )
-    counted = redrive(flights.settings, mended, kind="CAST", dry_run=True)
+    counted = redrive(flights.settings, mended, Selection(kind="CAST"), dry_run=True)
     assert (counted.looked_at, counted.selected, counted.written) == (3, 2, 0)
-    chosen = redrive(flights.settings, mended, kind="CAST")
+    chosen = redrive(flights.settings, mended, Selection(kind="CAST"))
     assert (chosen.selected, chosen.written, chosen.failed_again) == (2, 2, 0)
     index = flights.index()
     # What came later stays: the older record of d does not go over it.

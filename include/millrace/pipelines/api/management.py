@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from millrace.access.calls import Need, require
@@ -34,9 +34,11 @@ from millrace.base.errors import (
     TableUnavailable,
 )
 from millrace.base.settings import Settings
+from millrace.message.ids import resolve_tick, tick_physical_ms
 from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.reach import require_allowed
+from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
 from millrace.pipelines.deploy.runner import World, run
 from millrace.pipelines.deploy.saga import Saga
 from millrace.pipelines.deploy.world import RealWorld
@@ -49,6 +51,11 @@ from millrace.pipelines.store.records import DEFAULT_QUOTA, PAUSED, RUNNING, STO
 from millrace.pipelines.store.store import PipelineStore
 from millrace.pipelines.transform.transform import Transform
 from millrace.pipelines.worker.lookups import CollectionRows
+
+if TYPE_CHECKING:
+    from millrace.pipelines.worker.error_listing import ErrorPage
+    from millrace.pipelines.worker.selection import Selection
+    from millrace.pipelines.worker.topics import Places
 
 MAX_SAMPLES: Final = 100
 """Documents of one dry run."""
@@ -74,14 +81,18 @@ class Management:
         configuration: Configuration | None = None,
         world: World | None = None,
         deployment: Deployment | None = None,
+        redrives: Redrives | None = None,
+        places: Callable[[Settings, Pipeline], Places] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`store` may be what gives the one that is open, asked with each call. `configuration` has the defaults of declarations; `world`
-        and `deployment` are this machine's where none is given."""
+        """`store` may be what gives the one that is open, asked with each call. `configuration` has the defaults of declarations; `world`,
+        `deployment`, `redrives` and `places` (where a source begins and ends) are the real ones where none is given."""
         self._settings, self._clock = settings, clock
         self._given = store
         self._configuration = configuration or Configuration()
         self.deployment = deployment or Deployment(settings)
+        self.redrives = redrives or Redrives(settings, clock=clock)
+        self._places = places
         self._world = world or RealWorld(self.deployment, self._pipeline)
         self._moving: set[str] = set()
         """Pipelines that a call of this process is making or deleting: `tend` leaves them alone."""
@@ -197,6 +208,7 @@ class Management:
         if record.phase is Phase.READY:
             if record.wanted != STOPPED or self.deployment.running(pipeline):
                 raise PipelineBusy(f"{pipeline!r} is {record.wanted}: stop it, then delete it")
+            self.redrives.cancel(pipeline)
             saga = Saga.from_json(record.saga).deleting(caller.principal.name)
             who = caller.principal.name
             record = self._store.move(record, phase=Phase.DELETING, saga=saga.to_json(), who=who, what="delete")
@@ -268,6 +280,7 @@ class Management:
         for record in records:
             if record.phase is Phase.READY:
                 _tended(record.id, partial(self._align, record.id))
+                _tended(record.id, partial(self.redrives.tend, record.id))
         for record in records:
             if (
                 record.phase is not Phase.READY
@@ -314,9 +327,7 @@ class Management:
         """Set the next offset of tasks. Raises PipelineBusy unless it is stopped, InvalidArgument for what is no task of it."""
         from millrace.pipelines.worker.positions import change_positions
 
-        record = self._ready(pipeline)
-        if record.wanted != STOPPED or self.deployment.running(pipeline):
-            raise PipelineBusy(f"{pipeline!r} is {record.wanted}: offsets change while it is STOPPED")
+        record = self._stopped(pipeline)
         topics = self._pipeline(record).topics()["input"]
         for task in offsets:
             topic, _, partition = task.rpartition("-")
@@ -330,9 +341,26 @@ class Management:
         found = change_positions(self._settings, pipeline, offsets)
         return {task: position.position for task, position in found.items()}
 
-    def reset_offsets(self, caller: Caller, pipeline: str) -> dict[str, int]:
-        """Have every task that has an offset begin at the first one again. Raises PipelineBusy unless it is stopped."""
-        return self.change_offsets(caller, pipeline, dict.fromkeys(self.offsets(pipeline), 0))
+    def reset_offsets(self, caller: Caller, pipeline: str, to: str = "earliest") -> dict[str, int]:
+        """Have every task begin at the ``earliest`` record that is kept, behind the ``latest``, or at the first of a moment (ISO 8601, or
+        a time tick). Raises PipelineBusy unless it is stopped, LogUnavailable, InvalidArgument."""
+        from millrace.pipelines.worker.definition import places_of
+        from millrace.pipelines.worker.positions import change_positions
+
+        at = None if to in ("earliest", "latest") else tick_physical_ms(resolve_tick(to))
+        record = self._stopped(pipeline)
+        places = (self._places or places_of)(self._settings, self._pipeline(record))
+        try:
+            offsets = (
+                places.at(at)
+                if at is not None
+                else {task: ends.low if to == "earliest" else ends.high for task, ends in places.ends().items()}
+            )
+        finally:
+            places.close()
+        self._store.note(pipeline, who=caller.principal.name, what="offsets", reset=to, offsets=offsets)
+        found = change_positions(self._settings, pipeline, offsets)
+        return {task: position.position for task, position in found.items()}
 
     def dry_run(
         self, caller: Caller, pipeline: str, documents: list[Any], declared: Any = None
@@ -354,13 +382,33 @@ class Management:
             found.append({**sample._asdict(), "steps": [step._asdict() for step in sample.steps]})
         return found
 
-    def redrive(self, caller: Caller, pipeline: str, **options: Any) -> dict[str, int]:
-        """Send what lies in the error topic through the pipeline again (millrace.pipelines.worker.redrive)."""
-        from millrace.pipelines.worker.redrive import redrive
+    def errors(self, pipeline: str, selection: Selection, *, before: str = "", limit: int = 50) -> ErrorPage:
+        """What lies in the error topic, newest first. Raises LogUnavailable, ChannelNotFound, InvalidArgument."""
+        from millrace.pipelines.worker.error_listing import error_page
 
-        made = self._pipeline(self._ready(pipeline))
-        self._store.note(pipeline, who=caller.principal.name, what="redrive", **options)
-        return dict(redrive(self._settings, made, **options)._asdict())
+        return error_page(self._pipeline(self._ready(pipeline)), selection, before=before, limit=limit)
+
+    def redrive(
+        self, caller: Caller, pipeline: str, selection: Selection, *, again: bool = False, dry_run: bool = False
+    ) -> RedriveStatus:
+        """Begin to send what lies in the error topic through the pipeline again. Raises PipelineBusy where one is under way."""
+        self.deployment.write(self._pipeline(self._ready(pipeline)))
+        who, chosen = caller.principal.name, selection.to_json()
+        found = self.redrives.start(pipeline, who=who, selection=chosen, again=again, dry_run=dry_run)
+        self._store.note(pipeline, who=who, what="redrive", selection=chosen, again=again, dry_run=dry_run)
+        return found
+
+    def redrive_status(self, pipeline: str) -> RedriveStatus:
+        """How its newest redrive is."""
+        record, found = self._store.get(pipeline), self.redrives.status(pipeline)
+        of_a_namesake = found.asked_at < record.created_at
+        return RedriveStatus(pipeline=pipeline, state=RedriveState.NONE) if of_a_namesake else found
+
+    def cancel_redrive(self, caller: Caller, pipeline: str) -> RedriveStatus:
+        """End it between two batches; what it did stands."""
+        self._ready(pipeline)
+        self._store.note(pipeline, who=caller.principal.name, what="cancel redrive")
+        return self.redrives.cancel(pipeline)
 
     # --- people -------------------------------------------------------------------------------------------------------------
 
@@ -410,6 +458,12 @@ class Management:
         record = self._store.get(pipeline)
         if record.phase is not Phase.READY:
             raise PipelineBusy(f"{pipeline!r} is {record.phase}")
+        return record
+
+    def _stopped(self, pipeline: str) -> Record:
+        record = self._ready(pipeline)
+        if record.wanted != STOPPED or self.deployment.running(pipeline):
+            raise PipelineBusy(f"{pipeline!r} is {record.wanted}: offsets change while it is STOPPED")
         return record
 
     def _pipeline(self, record: Record) -> Pipeline:

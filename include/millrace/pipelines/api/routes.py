@@ -14,8 +14,11 @@ from millrace.access.calls import Need, Over
 from millrace.access.grants import Caller, Kind, Role
 from millrace.base.package import VERSION
 from millrace.pipelines.api.management import MAX_SAMPLES, Management
+from millrace.pipelines.deploy.redriving import RedriveStatus
 from millrace.pipelines.model.status import PipelineStatus
 from millrace.pipelines.store.records import Phase, PipelineRole, Quota, Record
+from millrace.pipelines.worker.error_listing import ErrorPage
+from millrace.pipelines.worker.selection import MAX_IDS, Selection
 
 
 def _over(role: Role, words: str) -> Need:
@@ -48,7 +51,10 @@ CALLS: Final[Mapping[str, Need]] = {
     "change_offsets": _over(Role.OPERATE, "set offsets of a stopped pipeline"),
     "reset_offsets": _over(Role.OPERATE, "begin a stopped pipeline anew"),
     "dry_run": _over(Role.READ, "what each step makes of sample documents"),
+    "pipeline_errors": _over(Role.READ, "what lies in the error topic"),
     "redrive": _over(Role.OPERATE, "send the error topic through the pipeline again"),
+    "redrive_status": _over(Role.READ, "how the newest redrive is"),
+    "cancel_redrive": _over(Role.OPERATE, "end a redrive"),
     "pipeline_history": _over(Role.READ, "who did what to a pipeline"),
     "pipeline_roles": _over(Role.READ, "who is what to a pipeline"),
     "set_pipeline_role": _over(Role.ADMIN, "give somebody a role on a pipeline"),
@@ -106,10 +112,20 @@ class DryRun(BaseModel):
 
 
 class Redrive(BaseModel):
-    step: str = Field(default="", max_length=100)
-    kind: str = Field(default="", max_length=100)
-    again: bool = False
-    dry_run: bool = False
+    """All that lies in the error topic behind the last redrive of all of it, or what everything given here fits."""
+
+    step: str = Field(default="", max_length=100, description="it failed in this step")
+    kind: str = Field(default="", max_length=100, description="of this kind of fault")
+    reason: str = Field(default="", max_length=200, description="words of the reason")
+    first: str = Field(
+        default="", max_length=40, description="from this place of the error topic on (partition-offset)"
+    )
+    last: str = Field(default="", max_length=40, description="up to this one")
+    ids: list[Annotated[str, Field(max_length=40)]] = Field(
+        default_factory=list, max_length=MAX_IDS, description="just these places"
+    )
+    again: bool = Field(default=False, description="of all of it: from the beginning")
+    dry_run: bool = Field(default=False, description="count alone")
 
 
 class QuotaValues(BaseModel):
@@ -303,19 +319,50 @@ def _operate(made: APIRouter, management: Management) -> None:
         return management.change_offsets(_caller(request), pipeline, offsets)
 
     @made.delete("/pipelines/{pipeline}/offsets")
-    def reset_offsets(request: Request, pipeline: Id) -> dict[str, int]:
-        """Begin anew; 409 unless it is STOPPED."""
-        return management.reset_offsets(_caller(request), pipeline)
+    def reset_offsets(
+        request: Request,
+        pipeline: Id,
+        to: Annotated[str, Query(max_length=60, description="earliest, latest, or a moment (ISO 8601)")] = "earliest",
+    ) -> dict[str, int]:
+        """Begin at the earliest record that is kept, behind the latest, or at a moment; 409 unless it is STOPPED."""
+        return management.reset_offsets(_caller(request), pipeline, to)
 
     @made.put("/pipelines/{pipeline}/dry-run")
     def dry_run(request: Request, pipeline: Id, asked: DryRun) -> list[dict[str, Any]]:
         """What each step makes of sample documents; nothing is written."""
         return management.dry_run(_caller(request), pipeline, asked.documents, asked.declaration)
 
-    @made.put("/pipelines/{pipeline}/redrive")
-    def redrive(request: Request, pipeline: Id, asked: Redrive) -> dict[str, int]:
-        """Send what lies in the error topic through it again, all or a selection; twice is the same as once."""
-        return management.redrive(_caller(request), pipeline, **asked.model_dump())
+    @made.get("/pipelines/{pipeline}/errors")
+    def pipeline_errors(
+        pipeline: Id,
+        step: Name = "",
+        kind: Name = "",
+        reason: Annotated[str, Query(max_length=200, description="words of it")] = "",
+        first: Annotated[str, Query(max_length=40, description="a place: partition-offset")] = "",
+        last: Annotated[str, Query(max_length=40)] = "",
+        before: Annotated[str, Query(max_length=20_000, description="`next` of the page before")] = "",
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> ErrorPage:
+        """What failed, newest first: reason, headers as Kafka Connect names them, where it came from, the record."""
+        chosen = Selection(step=step, kind=kind, reason=reason, first=first, last=last)
+        return management.errors(pipeline, chosen, before=before, limit=limit)
+
+    @made.put("/pipelines/{pipeline}/redrive", status_code=202)
+    def redrive(request: Request, pipeline: Id, asked: Redrive) -> RedriveStatus:
+        """Begin to send the error topic through it again, all or a selection; twice is the same as once. 409 while another is under way."""
+        options = asked.model_dump()
+        again, dry_run = options.pop("again"), options.pop("dry_run")
+        return management.redrive(_caller(request), pipeline, Selection(**options), again=again, dry_run=dry_run)
+
+    @made.get("/pipelines/{pipeline}/redrive")
+    def redrive_status(pipeline: Id) -> RedriveStatus:
+        """How far its newest redrive is, and what became of what it looked at."""
+        return management.redrive_status(pipeline)
+
+    @made.delete("/pipelines/{pipeline}/redrive")
+    def cancel_redrive(request: Request, pipeline: Id) -> RedriveStatus:
+        """End it between two batches; what it did stands."""
+        return management.cancel_redrive(_caller(request), pipeline)
 
 
 def _people(made: APIRouter, management: Management) -> None:

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.records import Failure, Record
 from millrace.pipelines.worker import topic_admin
 from millrace.pipelines.worker.topics import logger
@@ -57,6 +58,18 @@ def origin_of(record: Record) -> Record | None:
         return None
     kept = [(name, value) for name, value in record.headers if not name.startswith(PREFIX)]
     return Record(topic, partition, offset, record.key, record.value, record.timestamp, kept)
+
+
+def error_source(pipeline: Pipeline) -> KafkaSource:
+    """The error topic as what is read, all of it: what was produced within a transaction that came to nothing, too."""
+    cluster = pipeline.errors_cluster
+    return KafkaSource(
+        bootstrap=cluster.bootstrap,
+        security=cluster.security,
+        socket_timeout_ms=cluster.socket_timeout_ms,
+        topics=(pipeline.errors_topic,),
+        isolation="read_uncommitted",
+    )
 
 
 class ErrorTopic:

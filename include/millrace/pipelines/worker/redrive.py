@@ -3,26 +3,34 @@
 A redriven record has the topic, partition and offset that it came from: its id and version are what they would have been, so that
 doing it twice is the same as once, and nothing newer is replaced where versions are on. What fails again stays where it is, in the topic.
 Where the last redrive ended is kept by a consumer group of its own, ``<group>-redrive``; one of a selection moves nothing.
+
+How far it is, is told after each batch that the sink has acknowledged; whoever begins again with what was told last loses nothing.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from confluent_kafka import Consumer, TopicPartition
 
+from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.records import Record
 from millrace.pipelines.sinks.sink import sink_of
 from millrace.pipelines.transform.transform import Transform
-from millrace.pipelines.worker.error_topic import PREFIX, origin_of
+from millrace.pipelines.worker.error_topic import error_source, origin_of
 from millrace.pipelines.worker.lookups import CollectionRows
+from millrace.pipelines.worker.selection import EVERYTHING, Selection
 from millrace.pipelines.worker.topics import Reader, Topics, consumer_of, task_of
 
 _ITEMS: Final = 5_000
 _BYTES: Final = 16 << 20
+_REMEMBERED: Final = 200_000
+"""Origins by which a repeated one is known; one that comes again behind so many others is redriven again, with the same effect."""
 
 
 class Redriven(NamedTuple):
@@ -39,65 +47,95 @@ class Redriven(NamedTuple):
     """Not of this pipeline's worker: headers that say no place."""
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far a redrive is: all before `places` is done, and `ends` are where it ends, by partition of the error topic."""
+
+    begins: dict[str, int] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Redriven._fields, 0))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_Origins: TypeAlias = "OrderedDict[tuple[str, int, int, bytes | None], None]"
+
+
+def _silent(_: Progress) -> bool:
+    return False
+
+
 def redrive(
     settings: Settings,
     pipeline: Pipeline,
+    selection: Selection = EVERYTHING,
     *,
-    step: str = "",
-    kind: str = "",
     again: bool = False,
     dry_run: bool = False,
+    behind: Progress | None = None,
+    tell: Callable[[Progress], bool] = _silent,
 ) -> Redriven:
-    """Redrive up to where the topic ends now; a selection by step and kind of failure. `again`: from the beginning.
+    """Redrive up to where the topic ends now, what `selection` takes. `again`: from the beginning.
 
-    Raises LogUnavailable, ChannelNotFound, SinkBusy, SinkRefused: what was done by then stands, and is done again without harm.
+    `tell` gets how far it is after each batch, and ends it there where it says so; `behind` is what it was told last by one that did not
+    come to its end. Raises LogUnavailable, ChannelNotFound, SinkBusy, SinkRefused: what was told stands, and the rest is done again without harm.
     """
-    cluster = pipeline.errors_cluster
-    source = KafkaSource(
-        bootstrap=cluster.bootstrap,
-        security=cluster.security,
-        socket_timeout_ms=cluster.socket_timeout_ms,
-        topics=(pipeline.errors_topic,),
-        isolation="read_uncommitted",
-    )
+    source = error_source(pipeline)
     group = f"{pipeline.group}-redrive"
     topics = Topics(source, group)
     transform = Transform(pipeline, open_rows=lambda lookup: CollectionRows(settings, lookup))
     sink = sink_of(pipeline, settings)
-    counts = dict.fromkeys(Redriven._fields, 0)
-    seen: set[tuple[str, int, int, bytes | None]] = set()
+    seen: _Origins = OrderedDict()
     try:
         if not dry_run:
             sink.open()
-        ends, begins = topics.ends(), {} if again or step or kind else topics.committed()
+        progress = behind if behind is not None and behind.ends else _begin(topics, selection, again=again)
+        stopped = tell(progress)
+        counts = progress.counts
         for topic, partition in topics.partitions():
             task = task_of(topic, partition)
-            place = max(begins.get(task, 0), ends[task].low)
+            end = progress.ends.get(task, 0)
+            if stopped or progress.places.get(task, end) >= end:
+                continue
             reader = Reader(source, group, topic, partition)
             try:
-                while place < ends[task].high:
-                    records, place = reader.read(place, ends[task].high, items=_ITEMS, size=_BYTES, seconds=1.0)
-                    chosen = _chosen(records, step, kind, counts, seen)
-                    if dry_run or not chosen:
-                        continue
-                    made = transform.run(chosen)
-                    written = sink.write(made.actions)
-                    counts["written"] += written.acknowledged
-                    counts["filtered"] += made.filtered
-                    counts["failed_again"] += len(made.failures) + len(written.failures)
+                while progress.places[task] < end and not stopped:
+                    records, place = reader.read(progress.places[task], end, items=_ITEMS, size=_BYTES, seconds=1.0)
+                    chosen = _chosen(records, selection, counts, seen)
+                    if chosen and not dry_run:
+                        made = transform.run(chosen)
+                        written = sink.write(made.actions)
+                        counts["written"] += written.acknowledged
+                        counts["filtered"] += made.filtered
+                        counts["failed_again"] += len(made.failures) + len(written.failures)
+                    hit("redrive.written")
+                    progress.places[task] = place
+                    stopped = tell(progress)
             finally:
                 reader.close()
-            if not (dry_run or step or kind):
-                _keep(consumer_of(source, group), TopicPartition(topic, partition, ends[task].high))
+            if selection.whole and not dry_run and not stopped:
+                _keep(consumer_of(source, group), TopicPartition(topic, partition, end))
     finally:
         sink.close()
         topics.close()
-    return Redriven(**counts)
+    return Redriven(**progress.counts)
 
 
-def _chosen(
-    records: list[Record], step: str, kind: str, counts: dict[str, int], seen: set[tuple[str, int, int, bytes | None]]
-) -> list[Record]:
+def _begin(topics: Topics, selection: Selection, *, again: bool) -> Progress:
+    progress = Progress()
+    ends, begins = topics.ends(), topics.committed() if selection.whole and not again else {}
+    for topic, partition in topics.partitions():
+        task = task_of(topic, partition)
+        bounds = selection.bounds(partition)
+        if bounds is not None:
+            progress.begins[task] = progress.places[task] = max(begins.get(task, 0), ends[task].low, bounds[0])
+            progress.ends[task] = min(ends[task].high, bounds[1])
+    return progress
+
+
+def _chosen(records: list[Record], selection: Selection, counts: dict[str, int], seen: _Origins) -> list[Record]:
     chosen = []
     for record in records:
         counts["looked_at"] += 1
@@ -105,17 +143,16 @@ def _chosen(
         if origin is None:
             counts["no_origin"] += 1
             continue
-        told = dict(record.headers)
-        if (step and told.get(f"{PREFIX}class.name") != step.encode()) or (
-            kind and told.get(f"{PREFIX}exception.class.name") != kind.encode()
-        ):
+        if not selection.takes(record):
             continue
         counts["selected"] += 1
         place = (origin.topic, origin.partition, origin.offset, origin.key)
         if place in seen:
             counts["repeated"] += 1
             continue
-        seen.add(place)
+        seen[place] = None
+        if len(seen) > _REMEMBERED:
+            seen.popitem(last=False)
         chosen.append(origin)
     # By place: of one key the older first, as they came.
     return sorted(chosen, key=lambda each: (each.topic, each.partition, each.offset))

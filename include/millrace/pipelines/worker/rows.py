@@ -15,7 +15,7 @@ import msgspec
 from millrace.base.errors import ChangesRefused
 from millrace.base.settings import Settings
 from millrace.client.database import Collection, Database, connect
-from millrace.message.ids import tick_physical_ms
+from millrace.message.ids import compose_tick, tick_physical_ms
 from millrace.pipelines.model.sources import CollectionSource
 from millrace.pipelines.records import Record
 from millrace.pipelines.worker.topics import Ends, task_of
@@ -75,6 +75,10 @@ class Rows:
                 stream.close()
             self._scanned, self._looked = now, time.monotonic()
         return {task_of(self._name, 0): Ends(0, self._high)}
+
+    def at(self, milliseconds: int) -> dict[str, int]:
+        """What became visible before that moment is left out."""
+        return {task_of(self._name, 0): max(0, compose_tick(milliseconds, 0) - 1)}
 
     def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
         """No consumer group is told."""

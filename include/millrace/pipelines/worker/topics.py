@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -41,6 +41,18 @@ class Ends(NamedTuple):
 
     low: int
     high: int
+
+
+class Places(Protocol):
+    """Where the tasks of a source begin and end: Topics, or Rows of a collection."""
+
+    def ends(self) -> dict[str, Ends]: ...
+
+    def at(self, milliseconds: int) -> dict[str, int]:
+        """Of each task the offset at which a moment begins."""
+        ...
+
+    def close(self) -> None: ...
 
 
 def task_of(topic: str, partition: int) -> str:
@@ -116,6 +128,19 @@ class Topics:
             )
             found[task_of(topic, partition)] = Ends(low, high)
         return found
+
+    def at(self, milliseconds: int) -> dict[str, int]:
+        """Of each task the first record of that moment or later, by the records' own timestamps; the end where there is none."""
+        ends = self.ends()
+        places = [TopicPartition(topic, partition, milliseconds) for topic, partition in self.partitions()]
+        found = self._ask("offsets of a moment", lambda: self._client().offsets_for_times(places, timeout=self._wait))
+        offsets = {}
+        for each in found:
+            if each.error is not None:
+                raise error_of(each.error, task_of(each.topic, each.partition))
+            task = task_of(each.topic, each.partition)
+            offsets[task] = each.offset if each.offset >= 0 else ends[task].high
+        return offsets
 
     def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
         """Tell the consumer group where (topic, partition) stand, for other tools; what keeps it from that is not ours."""

@@ -1,0 +1,153 @@
+"""What lies in a pipeline's error topic, newest first, a page at a time: the reason, where it came from, the record itself.
+
+Kafka reads forward alone, so a page is read in windows from the end back; it looks at so many records at most, whatever is searched for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import BaseModel, Field
+
+from millrace.base.errors import InvalidArgument
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.records import Record
+from millrace.pipelines.worker.error_topic import PREFIX, error_source, origin_of
+from millrace.pipelines.worker.selection import Place, Selection
+from millrace.pipelines.worker.topics import Reader, Topics, task_of
+
+WINDOW: Final = 500
+"""Records that are read at once."""
+MOST_SEEN: Final = 5_000
+"""Records that one page looks at."""
+SHOWN_BYTES: Final = 4_096
+"""Of a key, a value, a header."""
+_WINDOW_BYTES: Final = 16 << 20
+
+
+class ErrorRow(BaseModel):
+    """A record that is not in the sink, and why."""
+
+    id: str = Field(description="its place in the error topic: partition-offset")
+    timestamp: int = Field(description="of the record, milliseconds since 1970")
+    topic: str | None = Field(description="where it came from; null where the headers do not say it")
+    partition: int | None
+    offset: int | None
+    stage: str
+    step: str
+    kind: str
+    reason: str
+    headers: dict[str, str | None] = Field(description="all of them, as Kafka Connect names its own")
+    key: str | None
+    value: str | None = Field(description="null: a tombstone; bytes that are no UTF-8 are replaced")
+    value_bytes: int = Field(description="its whole length; of the text above there are at most 4,096")
+
+
+class ErrorPage(BaseModel):
+    topic: str
+    total: int = Field(
+        description="records that the topic holds, about: without those that retention or compaction took"
+    )
+    errors: list[ErrorRow]
+    next: str | None = Field(description="hand it over as `before`; null: that is all")
+    complete: bool = Field(description="false: the search stopped at its bound, and goes on behind `next`")
+
+
+def error_page(pipeline: Pipeline, selection: Selection, *, before: str = "", limit: int = 50) -> ErrorPage:
+    """The newest that `selection` takes, before the cursor of an earlier page.
+
+    Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), InvalidArgument.
+    """
+    source = error_source(pipeline)
+    group = f"{pipeline.group}-look"
+    topics = Topics(source, group)
+    search = _Search(selection, limit)
+    stands = _cursor(before)
+    total, more = 0, False
+    try:
+        ends = topics.ends()
+        for topic, partition in topics.partitions():
+            low, high = ends[task_of(topic, partition)]
+            total += high - low
+            begin, end = selection.bounds(partition) or (low, low)
+            low, high = max(low, begin), min(high, end, stands.get(partition, high))
+            if low < high and not search.over:
+                reader = Reader(source, group, topic, partition)
+                try:
+                    high = search.backwards(reader, low, high)
+                finally:
+                    reader.close()
+            stands[partition] = high
+            more = more or low < high
+    finally:
+        topics.close()
+    return ErrorPage(
+        topic=pipeline.errors_topic,
+        total=total,
+        errors=search.found,
+        next=",".join(str(Place(*each)) for each in sorted(stands.items())) if more else None,
+        complete=not more or len(search.found) >= limit,
+    )
+
+
+class _Search:
+    """What one page found, and how much more it may look at."""
+
+    def __init__(self, selection: Selection, limit: int) -> None:
+        self._selection, self._limit = selection, limit
+        self._left = MOST_SEEN
+        self.found: list[ErrorRow] = []
+
+    @property
+    def over(self) -> bool:
+        return self._left <= 0 or len(self.found) >= self._limit
+
+    def backwards(self, reader: Reader, low: int, high: int) -> int:
+        """Look at [low, high) from its end; the end of what was not looked at."""
+        while low < high and not self.over:
+            begin = max(low, high - WINDOW)
+            place, window = begin, list[Record]()
+            while place < high:
+                more, place = reader.read(place, high, items=WINDOW, size=_WINDOW_BYTES, seconds=1.0)
+                window += more
+            self._left -= max(1, len(window))
+            for record in reversed(window):
+                if self._selection.takes(record):
+                    if len(self.found) >= self._limit:
+                        return record.offset + 1
+                    self.found.append(_row(record))
+            high = begin
+        return max(low, high)
+
+
+def _row(record: Record) -> ErrorRow:
+    told = {name: _text(value) for name, value in record.headers}
+    origin = origin_of(record)
+    return ErrorRow(
+        id=str(Place(record.partition, record.offset)),
+        timestamp=record.timestamp,
+        topic=None if origin is None else origin.topic,
+        partition=None if origin is None else origin.partition,
+        offset=None if origin is None else origin.offset,
+        stage=told.get(f"{PREFIX}stage") or "",
+        step=told.get(f"{PREFIX}class.name") or "",
+        kind=told.get(f"{PREFIX}exception.class.name") or "",
+        reason=told.get(f"{PREFIX}exception.message") or "",
+        headers=told,
+        key=_text(record.key),
+        value=_text(record.value),
+        value_bytes=len(record.value or b""),
+    )
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value[:SHOWN_BYTES].decode(errors="replace")
+
+
+def _cursor(before: str) -> dict[int, int]:
+    if not before:
+        return {}
+    places = [Place.parse(each) for each in before.split(",")]
+    if len({place.partition for place in places}) < len(places):
+        raise InvalidArgument(f"{before[:60]!r} names a partition twice")
+    return {place.partition: place.offset for place in places}
