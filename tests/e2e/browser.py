@@ -149,6 +149,10 @@ class Page:
         """`light` or `dark`, as the reader's system has it; whoever keeps a choice of its own is not asked."""
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
+    def cookie(self, url: str, name: str, value: str) -> None:
+        """Have the browser send a cookie to where `url` is."""
+        self._call("Network.setCookie", url=url, name=name, value=value)
+
     def open(self, url: str, *, ready: str = "document.readyState === 'complete'") -> None:
         """Go to `url` and wait until the expression `ready` is true there."""
         self._call("Page.navigate", url=url)

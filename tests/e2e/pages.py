@@ -18,6 +18,7 @@ from tests.e2e.browser import Page, browser
 TABS: Final = {
     "Overview": "PChannels",
     "Collections": "Collections",
+    "Pipelines": "Pipelines",
     "Transactions": "Ended",
     "Rejections": "Rejected messages",
     "Checkpoints": "Checkpoints and truncation",

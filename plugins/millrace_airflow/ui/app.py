@@ -13,7 +13,7 @@ from millrace.pipelines.api.management import Management
 from millrace.service.application import application, parts
 from millrace.service.faults import ANSWERS
 from millrace.service.pipelines import StoreOnce, configuration_of, pipelines_part
-from millrace_airflow.ui import data_docs, pages, streams_page
+from millrace_airflow.ui import data_docs, pages, pipelines, streams_page
 from millrace_airflow.ui.access import Reader, door, may_trigger
 from millrace_airflow.ui.actions import Action, actions_for
 
@@ -36,6 +36,7 @@ def create_app(observer: Observer | None = None, management: Management | None =
     app.include_router(pages.static_router())
     app.include_router(pages.router(observer, look, renderer))
     app.include_router(streams_page.router(observer, renderer))
+    app.include_router(pipelines.router(management, observer, renderer))
     return app
 
 

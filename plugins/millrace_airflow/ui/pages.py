@@ -31,6 +31,7 @@ FOLDER: Final = Path(__file__).parent
 TABS: Final = (
     ("", "Overview"),
     ("collections", "Collections"),
+    ("pipelines", "Pipelines"),
     ("transactions", "Transactions"),
     ("rejections", "Rejections"),
     ("checkpoints", "Checkpoints"),

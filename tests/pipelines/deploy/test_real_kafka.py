@@ -154,7 +154,8 @@ def test_errors_are_listed_and_a_redrive_that_is_killed_goes_on_where_it_was(
     told = _redriven(management, name)
     assert (told.state, told.code, told.done, told.of) == ("WAITING", "JOB_LOST", 5_000, 6_001)
     monkeypatch.delenv("MILLRACE_TEST_FAILPOINTS")
-    monkeypatch.setattr(management.redrives, "_clock", lambda: told.retry_at)
+    due = told.retry_at
+    monkeypatch.setattr(management.redrives, "_clock", lambda: due)
     management.tend()
     told = _redriven(management, name)
     assert (told.state, told.counts["looked_at"], told.counts["written"]) == ("DONE", 6_001, 6_000)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
+from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN
 
 from millrace.access.grants import Role
+from millrace.base.deadline import Deadline, until
 from millrace.base.settings import Settings
-from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
 from millrace.service.pipelines import StoreOnce
 from millrace_airflow.roles import RolesAuthManager
 from millrace_airflow.ui import access
+from tests.e2e.browser import Page, browser
 from tests.pipelines.api.matrix import calls, expected, got
-from tests.pipelines.api.test_routes import DECLARED, NoProcess, NoServers
+from tests.pipelines.api.test_routes import DECLARED
 from tests.plugins.ui.conftest import Site, make_site
+from tests.plugins.ui.pipelines_world import HOSTILE, as_lines, make_management, populate
 
 OVER_ALL = {"viewer": Role.READ, "user": Role.READ, "op": Role.OPERATE, "admin": Role.ADMIN}
 
@@ -27,10 +35,18 @@ def pipelines(airflow_database: None, tmp_path_factory: pytest.TempPathFactory) 
     """The application with the roles of `make up`, over a folder that is not there yet."""
     settings = Settings(data_dir=tmp_path_factory.mktemp("ui-pipelines") / "data")
     with StoreOnce(settings) as store, pytest.MonkeyPatch.context() as patch:
-        deployment = NoProcess(settings)
-        management = Management(settings, store, deployment=deployment)
-        management._world = NoServers(deployment, management._pipeline)
         patch.setattr(access, "get_auth_manager", RolesAuthManager)
+        yield from make_site(settings, make_management(settings, store))
+
+
+@pytest.fixture(scope="module")
+def shown(airflow_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The same over three pipelines: `flights` runs, a task of `planes` failed, `hostile` is stopped."""
+    settings = Settings(data_dir=tmp_path_factory.mktemp("ui-shown") / "data")
+    with StoreOnce(settings) as store, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(access, "get_auth_manager", RolesAuthManager)
+        management = make_management(settings, store)
+        populate(settings, management)
         yield from make_site(settings, management)
 
 
@@ -72,3 +88,144 @@ def test_what_a_form_of_another_page_could_send_does_nothing(pipelines: Site) ->
     for call in calls(pipelines.app):
         if call.method != "GET":
             assert ask(pipelines, "POST", call.path, {}, role="admin")[0] == 405, call
+
+
+VIEWS = ("state", "errors", "samples", "declaration", "history")
+
+
+@pytest.mark.parametrize("role", ["viewer", "op", "admin"])
+def test_every_page_is_shown_to_who_may_read_and_has_nothing_hostile_as_markup(shown: Site, role: str) -> None:
+    paths = ["pipelines", "pipelines-new", "pipelines/hostile/edit", "pipelines/planes"]
+    for path in [*paths, *(f"pipelines/hostile?view={view}" for view in VIEWS)]:
+        answer = shown.get(path, html=True, role=role)
+        assert answer.status_code == 200, path
+        assert answer.text.count("<main") == 1
+        for markup in ("<script>alert", "<img", "Undefined", " style=", "hunter2"):
+            assert markup not in answer.text, (path, markup)
+    for echo in (
+        f"pipelines?text={HOSTILE}",
+        f"pipelines/hostile?view=errors&reason={HOSTILE}",
+        f"pipelines/{HOSTILE.replace('/', '')}",
+    ):
+        assert "<script>alert" not in shown.get(echo, html=True, role=role).text, echo
+
+
+def test_the_list_has_states_sums_and_causes_and_is_searched(shown: Site) -> None:
+    page = shown.page("pipelines")
+    for words in ("flights", "96 k", "DEGRADED", "STOPPED", "180 ms", "alert(1)", 'class="spark"'):
+        assert words in page, words
+    assert "New pipeline" not in page, "for a viewer"
+    assert "New pipeline" in shown.get("pipelines", html=True, role="op").text
+    assert "planes" not in shown.page("pipelines", text="fligh").partition("<main")[2]
+    assert "flights" not in shown.page("pipelines", state="DEGRADED").partition('id="list"')[2]
+    assert "None fits this search" in shown.page("pipelines", text="nothing")
+
+
+def test_buttons_are_alive_for_whom_the_api_lets_do_it(shown: Site) -> None:
+    def buttons(pipeline: str, role: str, view: str = "state") -> dict[str, bool]:
+        page = shown.get(f"pipelines/{pipeline}", html=True, role=role, view=view).text.partition("<main")[2]
+        found = re.findall(r"<button([^>]*)>([^<]+)</button>", page)
+        return {label: "disabled" not in how for how, label in found}
+
+    assert buttons("flights", "viewer") == {"Pause": False, "Restart": False, "Stop": False}
+    assert buttons("flights", "op") == {"Pause": True, "Restart": True, "Stop": True}
+    assert buttons("planes", "op") == {"Pause": True, "Restart": True, "Restart failed": True, "Stop": True}
+    assert buttons("hostile", "op") == {"Run": True, "Begin anew…": True, "Delete…": False}
+    assert buttons("hostile", "admin") == {"Run": True, "Begin anew…": True, "Delete…": True}
+    assert buttons("flights", "viewer", "errors")["Redrive"] is False
+    assert buttons("flights", "op", "errors")["Redrive"] is True
+    assert "Change…" not in shown.page("pipelines/flights", view="declaration")
+
+
+def test_who_may_not_read_gets_no_page_and_what_is_not_there_is_said(shown: Site) -> None:
+    for path in ("pipelines", "pipelines-new", "pipelines/flights", "pipelines/flights/edit"):
+        assert shown.get(path, role=None, html=True).status_code == 401, path
+        assert shown.get(path, role="stranger", html=True).status_code == 403, path
+    assert shown.get("pipelines/absent", html=True).status_code == 404
+    assert shown.get("pipelines/flights", html=True, view="nothing").status_code == 404
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """An application at a port of its own."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False, lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert until(lambda: server.started, Deadline.after(30), every=0.02)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+@pytest.fixture
+def page(shown: Site, tmp_path: Path) -> Iterator[tuple[Page, str]]:
+    """A browser, logged in as *op*, and where the pages are; none may complain, or ask another machine for anything."""
+    with served(shown.client.app) as address, browser(tmp_path) as made:
+        made.cookie(address, COOKIE_NAME_JWT_TOKEN, shown.tokens["op"])
+        yield made, f"{address}/millrace"
+        assert {url for url in made.fetched if not url.startswith(address)} == set()
+
+
+def test_a_person_makes_one_mends_what_is_wrong_runs_it_and_redrives(page: tuple[Page, str], shown: Site) -> None:
+    made, root = page
+    at = "document.querySelector('[data-path=\"{}\"]')".format
+    made.open(f"{root}/pipelines", ready="document.querySelectorAll('svg.spark path').length >= 2")
+    made.click("[...document.querySelectorAll('a.button')].find((each) => each.innerText === 'New pipeline…')")
+    made.wait("document.querySelector('#pipeline #whole')?.value")
+    made.type("document.getElementById('pipeline-id')", "mine")
+    made.type(at("source.bootstrap"), "127.0.0.1:9")
+    made.type(at("steps"), '[{"kind": "rename", "fields": {"a": "b"}}, {"kind": "nothing"}]')
+    made.click("document.getElementById('check')")
+    made.wait("document.querySelectorAll('.wrong').length >= 3", what="errors by field")
+    marked = made.evaluate("[...document.querySelectorAll('.wrong')].map((each) => each.parentElement.dataset.for)")
+    assert set(marked) == {"source.topics", "steps", "sink.hosts", "sink.index_base"}
+    assert made.errors != []  # the browser's own word for 422
+    made.forget()
+    made.type(at("source.topics"), "in")
+    made.type(at("steps"), '[{"kind": "rename", "fields": {"a": "b"}}]')
+    made.type(at("sink.hosts"), "http://127.0.0.1:9")
+    made.type(at("sink.index_base"), "mine")
+    made.click("document.getElementById('check')")
+    made.wait("document.getElementById('verdict').innerText === 'Nothing is wrong with it.'")
+    assert made.evaluate("JSON.parse(document.getElementById('whole').value).sink.index_base") == "mine"
+    made.click("document.querySelector('form#pipeline button.primary')")
+    made.wait("location.pathname.endsWith('/pipelines/mine') && document.querySelector('#buttons button')")
+    made.click("[...document.querySelectorAll('#buttons button')].find((each) => each.innerText === 'Run')")
+    made.wait("[...document.querySelectorAll('#buttons button')].some((each) => each.innerText === 'Stop')")
+    assert ask(shown, "GET", "pipelines/mine", role="op")[1]["wanted"] == "RUNNING"
+
+    made.open(f"{root}/pipelines/mine?view=samples", ready="document.querySelector('#dry-run textarea')")
+    made.type("document.querySelector('#dry-run textarea')", as_lines({"a": HOSTILE}, 7))
+    made.click("document.querySelector('#dry-run button')")
+    made.wait("document.querySelectorAll('#steps .sample').length === 2")
+    assert "alert(1)" in made.text()
+    assert made.evaluate("document.querySelectorAll('#steps img, #steps script').length") == 0
+    assert made.evaluate("document.querySelector('#steps .step pre').innerText.includes('\"b\"')")
+
+    made.open(f"{root}/pipelines/flights?view=errors", ready="document.querySelector('input.chosen')")
+    made.click("document.querySelector('input.chosen')")
+    made.click("[...document.querySelectorAll('button')].find((each) => each.innerText === 'Redrive the 1 chosen')")
+    made.wait("true", seconds=1)
+    assert until(lambda: "redrive" in _what(shown, "flights"), Deadline.after(20), every=0.1)
+    newest = ask(shown, "GET", "pipelines/flights/history", role="op")[1][0]
+    assert (newest["what"], newest["who"], newest["detail"]["selection"]["ids"]) == ("redrive", "op", ["0-2"])
+    assert made.errors == []
+
+    # Somebody else changes it meanwhile: who comes later is told, and nothing of his is taken.
+    made.open(f"{root}/pipelines/mine/edit", ready="document.querySelector('#whole')?.value")
+    declared = ask(shown, "GET", "pipelines/mine", role="op")[1]["declaration"]
+    assert (
+        ask(shown, "PUT", "pipelines/mine/declaration?version=1", {**declared, "name": "theirs"}, role="admin")[0]
+        == 200
+    )
+    made.type(at("name"), "ours")
+    made.click("document.querySelector('form#pipeline button.primary')")
+    made.wait("document.getElementById('problems').innerText.includes('somebody changed it')")
+    assert ask(shown, "GET", "pipelines/mine", role="op")[1]["name"] == "theirs"
+
+
+def _what(site: Site, pipeline: str) -> list[str]:
+    return [each["what"] for each in ask(site, "GET", f"pipelines/{pipeline}/history", role="op")[1]]

@@ -30,15 +30,14 @@ from millrace.base.errors import (
     SecretUnreadable,
     SinkBusy,
     SinkRefused,
-    TableNotFound,
     TableUnavailable,
 )
 from millrace.base.settings import Settings
-from millrace.message.ids import resolve_tick, tick_physical_ms
+from millrace.pipelines.api.reprocessing import Reprocessing
 from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.reach import require_allowed
-from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
+from millrace.pipelines.deploy.redriving import Redrives
 from millrace.pipelines.deploy.runner import World, run
 from millrace.pipelines.deploy.saga import Saga
 from millrace.pipelines.deploy.world import RealWorld
@@ -51,10 +50,9 @@ from millrace.pipelines.store.records import DEFAULT_QUOTA, PAUSED, RUNNING, STO
 from millrace.pipelines.store.store import PipelineStore
 from millrace.pipelines.transform.transform import Transform
 from millrace.pipelines.worker.lookups import CollectionRows
+from millrace.pipelines.worker.trend import Trend, read_trend
 
 if TYPE_CHECKING:
-    from millrace.pipelines.worker.error_listing import ErrorPage
-    from millrace.pipelines.worker.selection import Selection
     from millrace.pipelines.worker.topics import Places
 
 MAX_SAMPLES: Final = 100
@@ -70,7 +68,7 @@ _RETRY_SECONDS: Final = 5.0
 _log: Final = logging.getLogger(__name__)
 
 
-class Management:
+class Management(Reprocessing):
     """The calls. Thread-safe."""
 
     def __init__(
@@ -87,21 +85,16 @@ class Management:
     ) -> None:
         """`store` may be what gives the one that is open, asked with each call. `configuration` has the defaults of declarations; `world`,
         `deployment`, `redrives` and `places` (where a source begins and ends) are the real ones where none is given."""
-        self._settings, self._clock = settings, clock
-        self._given = store
+        super().__init__(
+            settings, store, deployment or Deployment(settings), redrives or Redrives(settings, clock=clock), places
+        )
+        self._clock = clock
         self._configuration = configuration or Configuration()
-        self.deployment = deployment or Deployment(settings)
-        self.redrives = redrives or Redrives(settings, clock=clock)
-        self._places = places
         self._world = world or RealWorld(self.deployment, self._pipeline)
         self._moving: set[str] = set()
         """Pipelines that a call of this process is making or deleting: `tend` leaves them alone."""
         self._turns = tuple(threading.Lock() for _ in range(_TURNS))
         """By whose id's digest: a worker is started and stopped by one at a time, and by what is asked for then."""
-
-    @property
-    def _store(self) -> PipelineStore:
-        return self._given if isinstance(self._given, PipelineStore) else self._given()
 
     def admit(self, calls: Mapping[str, Need], caller: Caller, call: str, request: Mapping[str, Any]) -> Caller:
         """The caller with his roles on pipelines, where he may make this call. Raises PermissionDenied, or PipelineNotFound where he may not
@@ -125,15 +118,25 @@ class Management:
 
     # --- to make, change, and look ------------------------------------------------------------------------------------------
 
-    def validate(self, pipeline: str, declared: Any) -> Pipeline:
-        """The pipeline that `declared` says, with the service's defaults; nothing is made. Raises PipelineInvalid."""
+    def check(self, pipeline: str, declared: Any) -> Pipeline:
+        """As create would take it, or update where there is one. Raises PipelineInvalid."""
+        try:
+            was = self._pipeline(self._store.get(pipeline))
+        except PipelineNotFound:
+            was = None
+        return self.validate(pipeline, declared, was=was)
+
+    def validate(self, pipeline: str, declared: Any, *, was: Pipeline | None = None) -> Pipeline:
+        """The pipeline that `declared` says, with the service's defaults, and with those secrets of `was` that it leaves out and that go on;
+        nothing is made. Raises PipelineInvalid."""
         if not isinstance(declared, dict):
             raise invalid([Problem("", "is an object with source and sink", "type")])
         declared = {"id": pipeline, **declared}
         if declared["id"] != pipeline:
             raise invalid([Problem("id", f"is {pipeline!r}, as in the address", "id")])
         _check_environment(declared, "")
-        made = Pipeline.parse(self._configuration.with_defaults(declared))
+        whole = self._configuration.with_defaults(declared)
+        made = Pipeline.parse(whole, secrets=None if was is None else kept_secrets(was, whole))
         require_allowed(made, self._configuration.reach.hosts)
         return made
 
@@ -175,15 +178,7 @@ class Management:
         """
         record = self._ready(pipeline)
         was = self._pipeline(record)
-        asked = self.validate(pipeline, declared) if not was.secrets() else None
-        if asked is None:
-            declared = {"id": pipeline, **declared} if isinstance(declared, dict) else declared
-            _check_environment(declared, "")
-            with_defaults = self._configuration.with_defaults(declared) if isinstance(declared, dict) else declared
-            asked = Pipeline.parse(with_defaults, secrets=kept_secrets(was, with_defaults))
-            if asked.id != pipeline:
-                raise invalid([Problem("id", f"is {pipeline!r}, as in the address", "id")])
-            require_allowed(asked, self._configuration.reach.hosts)
+        asked = self.validate(pipeline, declared, was=was)
         asked = asked if asked.account else asked.model_copy(update={"account": was.account})
         may_declare(caller, asked, was=was)
         restarts = was.restarts(asked)
@@ -238,6 +233,11 @@ class Management:
         """How it is, by its worker's own words."""
         self._store.get(pipeline)
         return self.deployment.status(pipeline)
+
+    def trend(self, pipeline: str) -> Trend:
+        """How it did over the last quarter of an hour, by samples of its worker."""
+        self._store.get(pipeline)
+        return read_trend(self._settings, pipeline, now=self._clock())
 
     def resume(self, caller: Caller, pipeline: str) -> Record:
         """Have it run: its worker is started where there is none."""
@@ -311,56 +311,7 @@ class Management:
     def _turn(self, pipeline: str) -> threading.Lock:
         return self._turns[crc32(pipeline.encode()) % _TURNS]
 
-    # --- offsets, samples, errors -------------------------------------------------------------------------------------------
-
-    def offsets(self, pipeline: str) -> dict[str, int]:
-        """The next offset of each task that has one."""
-        from millrace.pipelines.worker.positions import positions_of
-
-        self._store.get(pipeline)
-        try:
-            return {task: found.position for task, found in positions_of(self._settings, pipeline).items()}
-        except TableNotFound:
-            return {}
-
-    def change_offsets(self, caller: Caller, pipeline: str, offsets: Mapping[str, int]) -> dict[str, int]:
-        """Set the next offset of tasks. Raises PipelineBusy unless it is stopped, InvalidArgument for what is no task of it."""
-        from millrace.pipelines.worker.positions import change_positions
-
-        record = self._stopped(pipeline)
-        topics = self._pipeline(record).topics()["input"]
-        for task in offsets:
-            topic, _, partition = task.rpartition("-")
-            if topic not in topics or not (partition.isascii() and partition.isdigit() and len(partition) < 7):
-                raise InvalidArgument(
-                    f"{task[:300]!r} is no task of {pipeline!r}: a topic and a partition, {topics[0]}-0"
-                    if topics
-                    else f"{pipeline!r} has no topics"
-                )
-        self._store.note(pipeline, who=caller.principal.name, what="offsets", offsets=dict(offsets))
-        found = change_positions(self._settings, pipeline, offsets)
-        return {task: position.position for task, position in found.items()}
-
-    def reset_offsets(self, caller: Caller, pipeline: str, to: str = "earliest") -> dict[str, int]:
-        """Have every task begin at the ``earliest`` record that is kept, behind the ``latest``, or at the first of a moment (ISO 8601, or
-        a time tick). Raises PipelineBusy unless it is stopped, LogUnavailable, InvalidArgument."""
-        from millrace.pipelines.worker.definition import places_of
-        from millrace.pipelines.worker.positions import change_positions
-
-        at = None if to in ("earliest", "latest") else tick_physical_ms(resolve_tick(to))
-        record = self._stopped(pipeline)
-        places = (self._places or places_of)(self._settings, self._pipeline(record))
-        try:
-            offsets = (
-                places.at(at)
-                if at is not None
-                else {task: ends.low if to == "earliest" else ends.high for task, ends in places.ends().items()}
-            )
-        finally:
-            places.close()
-        self._store.note(pipeline, who=caller.principal.name, what="offsets", reset=to, offsets=offsets)
-        found = change_positions(self._settings, pipeline, offsets)
-        return {task: position.position for task, position in found.items()}
+    # --- samples -----------------------------------------------------------------------------------------------------------
 
     def dry_run(
         self, caller: Caller, pipeline: str, documents: list[Any], declared: Any = None
@@ -381,34 +332,6 @@ class Management:
             sample = transform.show(TopicRecord("sample", 0, place, None, value, 0))
             found.append({**sample._asdict(), "steps": [step._asdict() for step in sample.steps]})
         return found
-
-    def errors(self, pipeline: str, selection: Selection, *, before: str = "", limit: int = 50) -> ErrorPage:
-        """What lies in the error topic, newest first. Raises LogUnavailable, ChannelNotFound, InvalidArgument."""
-        from millrace.pipelines.worker.error_listing import error_page
-
-        return error_page(self._pipeline(self._ready(pipeline)), selection, before=before, limit=limit)
-
-    def redrive(
-        self, caller: Caller, pipeline: str, selection: Selection, *, again: bool = False, dry_run: bool = False
-    ) -> RedriveStatus:
-        """Begin to send what lies in the error topic through the pipeline again. Raises PipelineBusy where one is under way."""
-        self.deployment.write(self._pipeline(self._ready(pipeline)))
-        who, chosen = caller.principal.name, selection.to_json()
-        found = self.redrives.start(pipeline, who=who, selection=chosen, again=again, dry_run=dry_run)
-        self._store.note(pipeline, who=who, what="redrive", selection=chosen, again=again, dry_run=dry_run)
-        return found
-
-    def redrive_status(self, pipeline: str) -> RedriveStatus:
-        """How its newest redrive is."""
-        record, found = self._store.get(pipeline), self.redrives.status(pipeline)
-        of_a_namesake = found.asked_at < record.created_at
-        return RedriveStatus(pipeline=pipeline, state=RedriveState.NONE) if of_a_namesake else found
-
-    def cancel_redrive(self, caller: Caller, pipeline: str) -> RedriveStatus:
-        """End it between two batches; what it did stands."""
-        self._ready(pipeline)
-        self._store.note(pipeline, who=caller.principal.name, what="cancel redrive")
-        return self.redrives.cancel(pipeline)
 
     # --- people -------------------------------------------------------------------------------------------------------------
 
@@ -453,21 +376,6 @@ class Management:
             return {"store": "ok", "pipelines": str(len(self._store.all()))}
         except MillraceError as error:
             return {"store": error.code}
-
-    def _ready(self, pipeline: str) -> Record:
-        record = self._store.get(pipeline)
-        if record.phase is not Phase.READY:
-            raise PipelineBusy(f"{pipeline!r} is {record.phase}")
-        return record
-
-    def _stopped(self, pipeline: str) -> Record:
-        record = self._ready(pipeline)
-        if record.wanted != STOPPED or self.deployment.running(pipeline):
-            raise PipelineBusy(f"{pipeline!r} is {record.wanted}: offsets change while it is STOPPED")
-        return record
-
-    def _pipeline(self, record: Record) -> Pipeline:
-        return Pipeline.parse(record.declaration, secrets=self._store.secrets(record.id))
 
 
 def _tended(pipeline: str, do: Callable[[], object]) -> None:

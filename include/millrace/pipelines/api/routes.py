@@ -19,6 +19,7 @@ from millrace.pipelines.model.status import PipelineStatus
 from millrace.pipelines.store.records import Phase, PipelineRole, Quota, Record
 from millrace.pipelines.worker.error_listing import ErrorPage
 from millrace.pipelines.worker.selection import MAX_IDS, Selection
+from millrace.pipelines.worker.trend import Trend
 
 
 def _over(role: Role, words: str) -> Need:
@@ -42,6 +43,7 @@ CALLS: Final[Mapping[str, Need]] = {
     "update_pipeline": _over(Role.OPERATE, "change a pipeline's declaration"),
     "delete_pipeline": _over(Role.ADMIN, "delete a pipeline, and what was made for it"),
     "pipeline_status": _over(Role.READ, "how a pipeline and its tasks are"),
+    "pipeline_trend": _over(Role.READ, "how a pipeline did over the last quarter of an hour"),
     "pause_pipeline": _over(Role.OPERATE, "take nothing for a while"),
     "resume_pipeline": _over(Role.OPERATE, "run"),
     "stop_pipeline": _over(Role.OPERATE, "end the worker"),
@@ -248,8 +250,8 @@ def _declare(made: APIRouter, management: Management) -> None:
 
     @made.put("/pipelines/{pipeline}/validate")
     def validate_pipeline(pipeline: Id, declaration: Declaration) -> Valid:
-        """Check a declaration: 422 with a problem for each wrong field. Nothing is made."""
-        return Valid(declaration=management.validate(pipeline, declaration).to_json())
+        """Check a declaration: 422 with a problem for each wrong field. Nothing is made. Secrets of one that is there need not be given."""
+        return Valid(declaration=management.check(pipeline, declaration).to_json())
 
     @made.get("/pipelines/{pipeline}")
     def pipeline(pipeline: Id) -> PipelineView:
@@ -276,6 +278,11 @@ def _operate(made: APIRouter, management: Management) -> None:
     def pipeline_status(pipeline: Id) -> PipelineStatus:
         """State, tasks, lag, counts, causes."""
         return management.status(pipeline)
+
+    @made.get("/pipelines/{pipeline}/trend")
+    def pipeline_trend(pipeline: Id) -> Trend:
+        """Rates, lag and latency over the last quarter of an hour."""
+        return management.trend(pipeline)
 
     @made.put("/pipelines/{pipeline}/pause")
     def pause_pipeline(request: Request, pipeline: Id) -> PipelineView:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from millrace.base.files import replace_file
+from millrace.node.range.history import History
 from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, status_path
 from millrace.pipelines.worker.limits import over_memory
 from millrace.pipelines.worker.positions import positions_of
 from millrace.pipelines.worker.supervision import Health, Supervision, read_wanted
 from millrace.pipelines.worker.task import Done
 from millrace.pipelines.worker.topics import Ends
+from millrace.pipelines.worker.trend import EVERY_SECONDS, sample_of, samples_path
 from millrace.runtime.periodic import Periodic
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class Beat(Periodic):
         self._supervision = Supervision(run.settings, run.pipeline)
         self._topics = run.places()
         self._serial = read_wanted(run.settings, run.pipeline.id).serial
+        self._history = History(samples_path(run.settings, run.pipeline.id))
+        self._sampled = 0.0
         self._latencies: dict[str, deque[float]] = {}
         self._ends: dict[str, Ends] = {}
         self._process = psutil.Process()
@@ -74,6 +78,9 @@ class Beat(Periodic):
         replace_file(
             status_path(self._definition.settings, self._definition.pipeline.id), status.model_dump_json() + "\n"
         )
+        if status.at - self._sampled >= EVERY_SECONDS:
+            self._sampled = status.at
+            self._history.add(sample_of(status))
 
     def status(self, state: State | None = None, cause: str = "") -> PipelineStatus:
         """As the file has it."""

@@ -1,0 +1,132 @@
+"""What is asked of records that were read already, or are to be read again: offsets, what failed, its redrive. A part of Management."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from millrace.access.grants import Caller
+from millrace.base.errors import InvalidArgument, PipelineBusy, TableNotFound
+from millrace.base.settings import Settings
+from millrace.message.ids import resolve_tick, tick_physical_ms
+from millrace.pipelines.deploy.deployment import Deployment
+from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.store.records import STOPPED, Phase, Record
+from millrace.pipelines.store.store import PipelineStore
+
+if TYPE_CHECKING:
+    from millrace.pipelines.worker.error_listing import ErrorPage
+    from millrace.pipelines.worker.selection import Selection
+    from millrace.pipelines.worker.topics import Places
+
+
+class Reprocessing:
+    """Those calls, and what all calls stand on. Thread-safe."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: PipelineStore | Callable[[], PipelineStore],
+        deployment: Deployment,
+        redrives: Redrives,
+        places: Callable[[Settings, Pipeline], Places] | None,
+    ) -> None:
+        self._settings, self._given, self._places = settings, store, places
+        self.deployment, self.redrives = deployment, redrives
+
+    @property
+    def _store(self) -> PipelineStore:
+        return self._given if isinstance(self._given, PipelineStore) else self._given()
+
+    def offsets(self, pipeline: str) -> dict[str, int]:
+        """The next offset of each task that has one."""
+        from millrace.pipelines.worker.positions import positions_of
+
+        self._store.get(pipeline)
+        try:
+            return {task: found.position for task, found in positions_of(self._settings, pipeline).items()}
+        except TableNotFound:
+            return {}
+
+    def change_offsets(self, caller: Caller, pipeline: str, offsets: Mapping[str, int]) -> dict[str, int]:
+        """Set the next offset of tasks. Raises PipelineBusy unless it is stopped, InvalidArgument for what is no task of it."""
+        from millrace.pipelines.worker.positions import change_positions
+
+        record = self._stopped(pipeline)
+        topics = self._pipeline(record).topics()["input"]
+        for task in offsets:
+            topic, _, partition = task.rpartition("-")
+            if topic not in topics or not (partition.isascii() and partition.isdigit() and len(partition) < 7):
+                raise InvalidArgument(
+                    f"{task[:300]!r} is no task of {pipeline!r}: a topic and a partition, {topics[0]}-0"
+                    if topics
+                    else f"{pipeline!r} has no topics"
+                )
+        self._store.note(pipeline, who=caller.principal.name, what="offsets", offsets=dict(offsets))
+        found = change_positions(self._settings, pipeline, offsets)
+        return {task: position.position for task, position in found.items()}
+
+    def reset_offsets(self, caller: Caller, pipeline: str, to: str = "earliest") -> dict[str, int]:
+        """Have every task begin at the ``earliest`` record that is kept, behind the ``latest``, or at the first of a moment (ISO 8601, or
+        a time tick). Raises PipelineBusy unless it is stopped, LogUnavailable, InvalidArgument."""
+        from millrace.pipelines.worker.definition import places_of
+        from millrace.pipelines.worker.positions import change_positions
+
+        at = None if to in ("earliest", "latest") else tick_physical_ms(resolve_tick(to))
+        record = self._stopped(pipeline)
+        places = (self._places or places_of)(self._settings, self._pipeline(record))
+        try:
+            offsets = (
+                places.at(at)
+                if at is not None
+                else {task: ends.low if to == "earliest" else ends.high for task, ends in places.ends().items()}
+            )
+        finally:
+            places.close()
+        self._store.note(pipeline, who=caller.principal.name, what="offsets", reset=to, offsets=offsets)
+        found = change_positions(self._settings, pipeline, offsets)
+        return {task: position.position for task, position in found.items()}
+
+    def errors(self, pipeline: str, selection: Selection, *, before: str = "", limit: int = 50) -> ErrorPage:
+        """What lies in the error topic, newest first. Raises LogUnavailable, ChannelNotFound, InvalidArgument."""
+        from millrace.pipelines.worker.error_listing import error_page
+
+        return error_page(self._pipeline(self._ready(pipeline)), selection, before=before, limit=limit)
+
+    def redrive(
+        self, caller: Caller, pipeline: str, selection: Selection, *, again: bool = False, dry_run: bool = False
+    ) -> RedriveStatus:
+        """Begin to send what lies in the error topic through the pipeline again. Raises PipelineBusy where one is under way."""
+        self.deployment.write(self._pipeline(self._ready(pipeline)))
+        who, chosen = caller.principal.name, selection.to_json()
+        found = self.redrives.start(pipeline, who=who, selection=chosen, again=again, dry_run=dry_run)
+        self._store.note(pipeline, who=who, what="redrive", selection=chosen, again=again, dry_run=dry_run)
+        return found
+
+    def redrive_status(self, pipeline: str) -> RedriveStatus:
+        """How its newest redrive is."""
+        record, found = self._store.get(pipeline), self.redrives.status(pipeline)
+        of_a_namesake = found.asked_at < record.created_at
+        return RedriveStatus(pipeline=pipeline, state=RedriveState.NONE) if of_a_namesake else found
+
+    def cancel_redrive(self, caller: Caller, pipeline: str) -> RedriveStatus:
+        """End it between two batches; what it did stands."""
+        self._ready(pipeline)
+        self._store.note(pipeline, who=caller.principal.name, what="cancel redrive")
+        return self.redrives.cancel(pipeline)
+
+    def _ready(self, pipeline: str) -> Record:
+        record = self._store.get(pipeline)
+        if record.phase is not Phase.READY:
+            raise PipelineBusy(f"{pipeline!r} is {record.phase}")
+        return record
+
+    def _stopped(self, pipeline: str) -> Record:
+        record = self._ready(pipeline)
+        if record.wanted != STOPPED or self.deployment.running(pipeline):
+            raise PipelineBusy(f"{pipeline!r} is {record.wanted}: offsets change while it is STOPPED")
+        return record
+
+    def _pipeline(self, record: Record) -> Pipeline:
+        return Pipeline.parse(record.declaration, secrets=self._store.secrets(record.id))

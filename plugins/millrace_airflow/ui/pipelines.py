@@ -1,0 +1,163 @@
+"""The pages of pipelines: the list, one pipeline from every side, and the form that makes or changes one.
+
+What a page shows and which of its buttons are alive is what the person may by the API's own table; the buttons call that API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
+
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+from starlette.exceptions import HTTPException
+
+from millrace.access.grants import Caller, Role
+from millrace.base.errors import MillraceError
+from millrace.observe.observer import Observer
+from millrace.pipelines.api.management import Management
+from millrace.pipelines.api.routes import CALLS
+from millrace.pipelines.store.records import Phase, Record
+from millrace.pipelines.worker.selection import Selection
+from millrace_airflow.ui.access import Reader, may_trigger, principal_of
+from millrace_airflow.ui.pages import Renderer
+
+VIEWS: Final = {
+    "state": "State",
+    "errors": "Errors",
+    "samples": "Samples",
+    "declaration": "Declaration",
+    "history": "History",
+}
+PER_PAGE: Final = 50
+_STARTER: Final[Mapping[str, Any]] = {
+    "source": {"kind": "kafka", "bootstrap": [], "topics": []},
+    "steps": [],
+    "sink": {"kind": "opensearch", "hosts": [], "index_base": ""},
+}
+Short = Annotated[str, Query(max_length=200)]
+Offset = Annotated[int, Query(ge=0, le=1 << 31)]
+
+
+def router(management: Management, observer: Observer, renderer: Renderer) -> APIRouter:
+    """``/pipelines`` and what is below it."""
+    made = APIRouter(include_in_schema=False)
+
+    def show(request: Request, user: BaseUser, template: str, **values: Any) -> HTMLResponse:
+        def allowed(dag_id: str) -> bool:
+            return may_trigger(user, dag_id)
+
+        return renderer.page(
+            request, template, tab="pipelines", overview=observer.overview(), allowed=allowed, **values
+        )
+
+    def caller_of(user: BaseUser) -> Caller:
+        return management.known(Caller(principal_of(user)))
+
+    @made.get("/pipelines")
+    def listed(request: Request, user: Reader, text: Short = "", state: Short = "", offset: Offset = 0) -> HTMLResponse:
+        caller = caller_of(user)
+        fits = [
+            each
+            for each in management.seen_by(caller)
+            if text.lower() in each.id or text.lower() in each.name.lower() or text == each.account
+        ]
+        rows = [_row(management, each) for each in fits]
+        counts = {name: sum(row["state"] == name for row in rows) for name in sorted({row["state"] for row in rows})}
+        rows = [row for row in rows if state in ("", row["state"])]
+        page = {"offset": offset, "limit": PER_PAGE, "total": len(rows)}
+        return show(
+            request, user, "pipelines.html",
+            rows=rows[offset : offset + PER_PAGE], page=page, counts=counts, text=text, state=state,
+            creates=caller.principal.has((Role.OPERATE,)),
+        )  # fmt: skip
+
+    @made.get("/pipelines-new")
+    def new(request: Request, user: Reader) -> HTMLResponse:
+        creates = caller_of(user).principal.has((Role.OPERATE,))
+        return show(request, user, "pipeline_form.html", found=None, declaration=_STARTER, secrets=[], may_save=creates)
+
+    @made.get("/pipelines/{pipeline}")
+    def one(
+        request: Request,
+        user: Reader,
+        pipeline: str,
+        view: Short = "state",
+        step: Short = "",
+        kind: Short = "",
+        reason: Short = "",
+        before: Annotated[str, Query(max_length=20_000)] = "",
+    ) -> HTMLResponse:
+        caller = management.admit(CALLS, Caller(principal_of(user)), "pipeline", {"pipeline": pipeline})
+        if view not in VIEWS:
+            raise HTTPException(404, f"A pipeline has the views {', '.join(VIEWS)}.")
+        record = management.get(pipeline)
+        values: dict[str, Any] = {"errors": None, "events": None, "problem": None}
+        if view == "errors":
+            chosen = Selection(step=step, kind=kind, reason=reason)
+            values |= _asked(lambda: {"errors": management.errors(pipeline, chosen, before=before)})
+        elif view == "history":
+            values["events"] = management.history(pipeline, before=None, limit=200)
+        return show(
+            request, user, "pipeline.html",
+            found=record, view=view, views=VIEWS, row=_row(management, record), how=management.status(pipeline),
+            trend=management.trend(pipeline), redrive=management.redrive_status(pipeline), may=_may(caller, pipeline),
+            roles=management.roles(pipeline), secrets=management.secret_names(pipeline),
+            step=step, kind=kind, reason=reason, before=before, **values,
+        )  # fmt: skip
+
+    @made.get("/pipelines/{pipeline}/edit")
+    def edit(request: Request, user: Reader, pipeline: str) -> HTMLResponse:
+        caller = management.admit(CALLS, Caller(principal_of(user)), "pipeline", {"pipeline": pipeline})
+        record = management.get(pipeline)
+        return show(
+            request, user, "pipeline_form.html",
+            found=record, declaration=record.declaration, secrets=management.secret_names(pipeline),
+            may_save=_may(caller, pipeline)["update_pipeline"],
+        )  # fmt: skip
+
+    return made
+
+
+def _row(management: Management, record: Record) -> dict[str, Any]:
+    """A pipeline in the list: its state in one word, and the sums of its tasks."""
+    status, trend = management.status(record.id), management.trend(record.id)
+    sums = {
+        name: sum(getattr(task, name) for task in status.tasks)
+        for name in ("records_in", "records_out", "records_error", "records_filtered", "lag", "bulks", "retries")
+    }
+    failed = sum(task.state == "FAILED" for task in status.tasks)
+    state = str(status.state) if record.phase is Phase.READY else str(record.phase)
+    if state == "RUNNING" and failed:
+        state = "DEGRADED"
+    causes = [status.cause, *(task.cause for task in status.tasks)]
+    return {
+        **sums,
+        "record": record,
+        "state": state,
+        "failed": failed,
+        "tasks": len(status.tasks),
+        "cause": next((cause for cause in causes if cause), ""),
+        "rate": trend.records_out[-1],
+        "trend": trend,
+        "late": {
+            name: max((task.latency_ms[name] for task in status.tasks if name in task.latency_ms), default=None)
+            for name in ("p50", "p95", "p99")
+        },
+    }
+
+
+def _may(caller: Caller, pipeline: str) -> dict[str, bool]:
+    """By call, whether the person may make it."""
+    return {
+        name: caller.principal.has(need.roles, need.resources({"pipeline": pipeline})) for name, need in CALLS.items()
+    }
+
+
+def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `ask` gives; a typed error becomes a line on the page, which shows the rest."""
+    try:
+        return ask()
+    except MillraceError as error:
+        return {"problem": f"{error.code}: {error}"}
