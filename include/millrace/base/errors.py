@@ -469,6 +469,12 @@ class PipelineBusy(MillraceError):
     """Not in the state that the pipeline is in; nothing was done, and the message says which state it takes."""
 
 
+class ServiceUnavailable(MillraceError):
+    """No pipeline service answers where one was looked for, or not in time: start one, or name another address."""
+
+    retriable = True
+
+
 class QuotaExceeded(MillraceError):
     """An account's pipelines would take more than its quota allows: nothing was made. Ask whoever runs the deployment."""
 

@@ -31,6 +31,7 @@ RESERVED: Final = frozenset(
         "MILLRACE_RUN_FOLDER",
         "MILLRACE_INSTALLATION",
         "MILLRACE_METRICS_TOKEN",
+        "MILLRACE_PIPELINES",
         "MILLRACE_SERVER_TOKEN",
         "MILLRACE_LOG_USERNAME",
         "MILLRACE_LOG_PASSWORD",
@@ -41,7 +42,7 @@ RESERVED: Final = frozenset(
     }
 )
 """Not settings: the settings file to read, the checkout (airflow.cfg finds its folders by it), a launched job's folder, the
-installation that a process belongs to, and secrets, which no file and no listing has: the tokens that read the metrics and that
+installation that a process belongs to, where the pipeline service is, and secrets, which no file and no listing has: the tokens that read the metrics and that
 reach the log, what logs in to its brokers, and the keys that pipelines' secrets are encrypted with."""
 
 TEST_PREFIX: Final = "MILLRACE_TEST_"

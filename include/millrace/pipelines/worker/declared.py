@@ -21,11 +21,16 @@ _FROM: Final = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 
 def read_pipeline(path: Path, configuration: Configuration, *, env: Mapping[str, str] | None = None) -> Pipeline:
     """The pipeline that `path` declares, with the defaults of `configuration`. Raises PipelineInvalid, InvalidSettings."""
+    return Pipeline.parse(configuration.with_defaults(read_declaration(path, env=env)))
+
+
+def read_declaration(path: Path, *, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What `path` declares, not checked yet, secrets in their places. Raises PipelineInvalid, InvalidSettings."""
     value = read_yaml(path)
     if not isinstance(value, dict):
         raise invalid([Problem("", "is an object with id, source and sink", "type")], what=path.name)
-    expanded = _expanded(value, os.environ if env is None else env)
-    return Pipeline.parse(configuration.with_defaults(expanded))
+    found: dict[str, Any] = _expanded(value, os.environ if env is None else env)
+    return found
 
 
 def _expanded(value: Any, env: Mapping[str, str]) -> Any:

@@ -1,0 +1,371 @@
+"""``millrace pipelines create, list, …``: pipelines that a service keeps (`millrace pipelines serve`), from anywhere that its port is reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from millrace.base.errors import InvalidArgument
+from millrace.commands.parts.command_line import AsJson, DataFolder, load_settings, print_facts, print_json, print_rows
+from millrace.commands.parts.pipeline_service import PipelineService
+from millrace.commands.pipelines import app
+
+Name = Annotated[str, typer.Argument(metavar="PIPELINE", help="Its id.", show_default=False)]
+File = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="The declaration, YAML or JSON; ${env:NAME} for secrets.", show_default=False),
+]
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        envvar="MILLRACE_PIPELINES",
+        help="Where the service is, such as https://host:13012. Without it: on this host. Its token is in MILLRACE_SERVER_TOKEN.",
+        show_default=False,
+    ),
+]
+Roots = Annotated[
+    Path | None,
+    typer.Option(
+        "--roots", metavar="FILE", help="Certificates (PEM) that the service's is signed by.", show_default=False
+    ),
+]
+_COLUMNS: Final = ("id", "name", "account", "phase", "wanted", "version", "cpus", "memory_mib")
+
+
+def _ask(
+    data: Path | None, server: str, roots: Path | None, method: str, path: str, body: Any = None, **query: Any
+) -> Any:
+    with PipelineService(load_settings(data), server, roots=roots) as service:
+        return service.ask(method, path, body, **query)
+
+
+def _declared(file: Path) -> dict[str, Any]:
+    from millrace.pipelines.worker.declared import read_declaration
+
+    return read_declaration(file)
+
+
+def _id_of(declared: dict[str, Any], given: str) -> str:
+    found = given or declared.get("id")
+    if not isinstance(found, str) or not found:
+        raise InvalidArgument("the declaration has no id: write `id: NAME` into it, or say --id NAME")
+    return found
+
+
+def _tell(view: dict[str, Any], *, as_json: bool) -> None:
+    shown = {name: view[name] for name in _COLUMNS} if not as_json else view
+    print_facts(shown, as_json=as_json)
+
+
+@app.command()
+def create(
+    file: File,
+    name: Annotated[str, typer.Option("--id", metavar="NAME", help="In place of the declaration's own.")] = "",
+    run: Annotated[bool, typer.Option("--run", help="Have it run at once; without, it is STOPPED.")] = False,
+    server: Server = "",
+    roots: Roots = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have the service make a pipeline: its index, topics and deployment. All of it is made, or nothing of it is left.
+
+    Example: `millrace pipelines create flights.yaml --run`
+    """
+    declared = _declared(file)
+    found = _id_of(declared, name)
+    view = _ask(data, server, roots, "PUT", f"pipelines/{found}", {**declared, "id": found})
+    if run:
+        view = _ask(data, server, roots, "PUT", f"pipelines/{found}/resume")
+    _tell(view, as_json=as_json)
+
+
+@app.command()
+def validate(
+    file: File,
+    name: Annotated[str, typer.Option("--id", metavar="NAME", help="In place of the declaration's own.")] = "",
+    server: Server = "",
+    roots: Roots = None,
+    data: DataFolder = None,
+) -> None:
+    """Have the service check a declaration, with its own defaults; nothing is made. `check` does so without a service.
+
+    Example: `millrace pipelines validate flights.yaml`
+    """
+    declared = _declared(file)
+    found = _id_of(declared, name)
+    _ask(data, server, roots, "PUT", f"pipelines/{found}/validate", {**declared, "id": found})
+    typer.echo("Nothing is wrong with it.")
+
+
+@app.command("list")
+def listed(
+    text: Annotated[str, typer.Option("--text", metavar="TEXT", help="In id or name.")] = "",
+    account: Annotated[str, typer.Option("--account", metavar="NAME", help="Of this account.")] = "",
+    server: Server = "",
+    roots: Roots = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the pipelines of the service that one may read.
+
+    Example: `millrace pipelines list`
+    """
+    rows: list[dict[str, Any]] = []
+    with PipelineService(load_settings(data), server, roots=roots) as service:
+        while True:
+            page = service.ask("GET", "pipelines", text=text, account=account, offset=len(rows), limit=200)
+            rows += page["pipelines"]
+            if not page["pipelines"] or len(rows) >= page["total"]:
+                break
+    empty = "There are no pipelines: `millrace pipelines create FILE` makes one."
+    print_rows(rows, columns=_COLUMNS, as_json=as_json, empty=empty)
+
+
+@app.command()
+def get(name: Name, server: Server = "", roots: Roots = None, data: DataFolder = None) -> None:
+    """Show a pipeline whole, as JSON: its declaration without secrets, and the version that an update names.
+
+    Example: `millrace pipelines get flights`
+    """
+    print_json(_ask(data, server, roots, "GET", f"pipelines/{name}"))
+
+
+@app.command()
+def update(
+    name: Name,
+    file: File,
+    version: Annotated[
+        int, typer.Option("--version", metavar="N", help="The one that the change was made from (`get` shows it).")
+    ],
+    server: Server = "",
+    roots: Roots = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put another declaration in place; refused where somebody else changed it since that version. Secrets that are left out stay.
+
+    Example: `millrace pipelines update flights flights.yaml --version 1`
+    """
+    path = f"pipelines/{name}/declaration"
+    found = _ask(data, server, roots, "PUT", path, {**_declared(file), "id": name}, version=version)
+    _tell(found["pipeline"], as_json=as_json)
+    if found["restarted_for"] and not as_json:
+        typer.echo(f"A worker that runs starts again, for {', '.join(found['restarted_for'])}.")
+
+
+def _lifecycle(call: str, words: str) -> Callable[..., None]:
+    def command(
+        name: Name, server: Server = "", roots: Roots = None, data: DataFolder = None, as_json: AsJson = False
+    ) -> None:
+        _tell(_ask(data, server, roots, "PUT", f"pipelines/{name}/{call}"), as_json=as_json)
+
+    command.__doc__ = f"{words}\n\n    Example: `millrace pipelines {call} flights`\n    "
+    return command
+
+
+app.command("resume")(_lifecycle("resume", "Have a pipeline run: its worker is started where there is none."))
+app.command("pause")(_lifecycle("pause", "Have a pipeline take nothing; its worker stays."))
+app.command("stop")(_lifecycle("stop", "End a pipeline's worker, between two micro-batches."))
+
+
+@app.command()
+def restart(
+    name: Name,
+    only_failed: Annotated[bool, typer.Option("--only-failed", help="Those that failed alone.")] = False,
+    server: Server = "",
+    roots: Roots = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start the tasks of a pipeline again.
+
+    Example: `millrace pipelines restart flights --only-failed`
+    """
+    path = f"pipelines/{name}/restart"
+    _tell(_ask(data, server, roots, "PUT", path, only_failed=str(only_failed).lower()), as_json=as_json)
+
+
+@app.command()
+def clone(
+    name: Name,
+    to: Annotated[str, typer.Argument(metavar="NEW", help="The id of the new one.", show_default=False)],
+    changes: Annotated[
+        Path | None,
+        typer.Option(
+            "--changes", metavar="FILE", help="YAML or JSON over its declaration; secrets are to be given anew."
+        ),
+    ] = None,
+    server: Server = "",
+    roots: Roots = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make another pipeline like one.
+
+    Example: `millrace pipelines clone flights flights-2`
+    """
+    body = {} if changes is None else _declared(changes)
+    _tell(_ask(data, server, roots, "PUT", f"pipelines/{name}/clone/{to}", body), as_json=as_json)
+
+
+@app.command()
+def offsets(
+    name: Name,
+    put: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TASK=OFFSET", help="Such as flights-0=17. Repeat it.", show_default=False),
+    ] = None,
+    reset: Annotated[
+        str, typer.Option("--reset", metavar="TO", help="earliest, latest, or a moment such as 2026-11-21T13:00.")
+    ] = "",
+    server: Server = "",
+    roots: Roots = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the next offset of each task of a pipeline; set some, or reset all, while it is STOPPED.
+
+    Example: `millrace pipelines offsets flights --reset earliest`
+    """
+    if put and reset:
+        raise InvalidArgument("--set and --reset are two ways to change offsets: say one of them")
+    path = f"pipelines/{name}/offsets"
+    if put:
+        found = _ask(data, server, roots, "PUT", path, dict(map(_offset, put)))
+    elif reset:
+        found = _ask(data, server, roots, "DELETE", path, to=reset)
+    else:
+        found = _ask(data, server, roots, "GET", path)
+    rows = [{"task": task, "offset": offset} for task, offset in sorted(found.items())]
+    print_rows(rows, columns=("task", "offset"), as_json=as_json, empty="It has read nothing yet.")
+
+
+def _offset(text: str) -> tuple[str, int]:
+    task, _, offset = text.rpartition("=")
+    if not task or not (offset.isascii() and offset.isdigit()):
+        raise InvalidArgument(f"--set takes a task and its next offset, such as flights-0=17, not {text[:100]!r}")
+    return task, int(offset)
+
+
+@app.command()
+def dry_run(
+    name: Name,
+    samples: Annotated[
+        Path, typer.Argument(metavar="SAMPLES", help="Documents, JSON, one a line.", show_default=False)
+    ],
+    declaration: Annotated[
+        Path | None, typer.Option("--declaration", metavar="FILE", help="By this one in place of its own.")
+    ] = None,
+    server: Server = "",
+    roots: Roots = None,
+    data: DataFolder = None,
+) -> None:
+    """Show what each step of a pipeline makes of sample documents, as JSON; nothing is written anywhere.
+
+    Example: `millrace pipelines dry-run flights samples.jsonl`
+    """
+    documents = []
+    for number, line in enumerate(samples.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            documents += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise InvalidArgument(f"{samples.name}, line {number}, is no JSON: {error}") from None
+    body: dict[str, Any] = {"documents": documents}
+    if declaration is not None:
+        body["declaration"] = {**_declared(declaration), "id": name}
+    print_json(_ask(data, server, roots, "PUT", f"pipelines/{name}/dry-run", body))
+
+
+@app.command()
+def errors(
+    name: Name,
+    step: Annotated[str, typer.Option(metavar="NAME", help="What failed in this step.")] = "",
+    kind: Annotated[str, typer.Option(metavar="KIND", help="Of this kind, such as CAST.")] = "",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="With these words in its reason.")] = "",
+    before: Annotated[str, typer.Option(metavar="CURSOR", help="The `next` of an earlier page.")] = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=200, help="So many at most.")] = 50,
+    server: Server = "",
+    roots: Roots = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what lies in a pipeline's error topic, newest first: reason, where it came from; with --json all of it.
+
+    Example: `millrace pipelines errors flights --kind CAST`
+    """
+    path = f"pipelines/{name}/errors"
+    page = _ask(data, server, roots, "GET", path, step=step, kind=kind, reason=reason, before=before, limit=limit)
+    if as_json:
+        print_json(page)
+        return
+    rows = [{**each, "from": f"{each['topic']}-{each['partition']} @ {each['offset']}"} for each in page["errors"]]
+    print_rows(rows, columns=("id", "kind", "step", "reason", "from", "value"), as_json=False, empty="No record fits.")
+    if page["next"]:
+        typer.echo(f"More: --before {page['next']}")
+
+
+@app.command()
+def redrive_errors(
+    name: Name,
+    step: Annotated[str, typer.Option(metavar="NAME", help="What failed in this step.")] = "",
+    kind: Annotated[str, typer.Option(metavar="KIND", help="Of this kind, such as CAST.")] = "",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="With these words in its reason.")] = "",
+    first: Annotated[
+        str, typer.Option(metavar="PLACE", help="From this place of the error topic on, such as 0-17.")
+    ] = "",
+    last: Annotated[str, typer.Option(metavar="PLACE", help="Up to this one.")] = "",
+    ids: Annotated[
+        list[str] | None, typer.Option("--place", metavar="PLACE", help="Just this one. Repeat it.", show_default=False)
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="From the beginning: what was redriven before, too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show how the newest one is; begin none.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End the one that runs.")] = False,
+    server: Server = "",
+    roots: Roots = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have the service begin to send a pipeline's error topic through it again, all or a selection. Doing so twice is the same as once.
+
+    Example: `millrace pipelines redrive-errors flights --kind CAST`
+
+    Example: `millrace pipelines redrive-errors flights --show`
+    """
+    path = f"pipelines/{name}/redrive"
+    if show or cancel:
+        found = _ask(data, server, roots, "DELETE" if cancel else "GET", path)
+    else:
+        chosen = {"step": step, "kind": kind, "reason": reason, "first": first, "last": last, "ids": ids or []}
+        found = _ask(data, server, roots, "PUT", path, {**chosen, "again": again, "dry_run": dry_run})
+    if as_json:
+        print_json(found)
+        return
+    facts = {
+        key: found[key] for key in ("pipeline", "state", "id", "asked_by", "done", "of", "cause") if found[key] != ""
+    }
+    print_facts({**facts, **found["counts"]}, as_json=False)
+
+
+@app.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    server: Server = "",
+    roots: Roots = None,
+    data: DataFolder = None,
+) -> None:
+    """Delete a pipeline that is STOPPED, with the topics and the index that were made for it, and the documents in them.
+
+    Example: `millrace pipelines delete flights --yes`
+    """
+    if not yes:
+        typer.confirm(f"Delete {name}, with the topics and the index that were made for it?", abort=True)
+    _ask(data, server, roots, "DELETE", f"pipelines/{name}")
+    typer.echo(f"{name} is gone.")

@@ -1,0 +1,120 @@
+"""`millrace pipelines create, list, …` against a service that runs: what they do, and what they say where something is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from millrace.access.grants import Grant, Role
+from millrace.base.settings import Settings
+from millrace.pipelines.store.store import open_pipelines
+from millrace.service.server import serving
+from tests.cli.deployment import Deployment
+from tests.pipelines.api.test_routes import DECLARED, OWN, Service
+
+
+@pytest.fixture
+def service(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    settings.data_dir.mkdir(mode=0o700)
+    with open_pipelines(settings, env={}) as store:
+        made = Service(settings, store)
+        with serving(made.app, settings) as address:
+            monkeypatch.setenv("MILLRACE_PIPELINES", address)
+            monkeypatch.setenv("MILLRACE_SERVER_TOKEN", OWN)
+            monkeypatch.setenv("SINK_PASSWORD", "hunter2")
+            yield made
+
+
+@pytest.fixture
+def cli(service: Service, settings: Settings) -> Deployment:
+    return Deployment(settings)
+
+
+def declared(folder: Path, **changes: Any) -> str:
+    """A file with a secret from the environment."""
+    sink = {**DECLARED["sink"], "password": "${env:SINK_PASSWORD}"}
+    file = folder / "flights.yaml"
+    file.write_text(yaml.safe_dump({"id": "flights", **DECLARED, "sink": sink, **changes}))
+    return str(file)
+
+
+def test_a_pipeline_lives_from_create_to_delete(cli: Deployment, service: Service, tmp_path: Path) -> None:
+    file = declared(tmp_path)
+    assert "no pipelines" in cli.ok("pipelines", "list")
+    assert "Nothing is wrong" in cli.ok("pipelines", "validate", file)
+    made = cli.as_json("pipelines", "create", file, "--run")
+    assert (made["id"], made["wanted"], made["secrets"]) == ("flights", "RUNNING", ["sink.password"])
+    assert service.deployment.running("flights")
+    assert cli.as_json("pipelines", "pause", "flights")["wanted"] == "PAUSED"
+    assert cli.as_json("pipelines", "resume", "flights")["wanted"] == "RUNNING"
+    cli.ok("pipelines", "restart", "flights", "--only-failed")
+    assert "RUNNING" in cli.fails("PIPELINE_BUSY", "pipelines", "delete", "flights", "--yes")
+    cli.fails("PIPELINE_BUSY", "pipelines", "offsets", "flights", "--reset", "latest")
+    assert cli.as_json("pipelines", "stop", "flights")["wanted"] == "STOPPED"
+    assert "in-0" in cli.ok("pipelines", "offsets", "flights", "--reset", "earliest")
+    assert cli.as_json("pipelines", "offsets", "flights", "--set", "in-0=7") == [
+        {"task": "in-0", "offset": 7},
+        {"task": "in-1", "offset": 0},
+    ]
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text('{"a": 1}\n\n{"a": 2}\n')
+    shown = json.loads(cli.ok("pipelines", "dry-run", "flights", str(samples)))
+    assert [each["document"] for each in shown] == [{"b": 1}, {"b": 2}]
+    changes = tmp_path / "changes.json"
+    changes.write_text(json.dumps({"sink": DECLARED["sink"]}))
+    assert "copy" in cli.ok("pipelines", "clone", "flights", "copy", "--changes", str(changes))
+    assert [each["id"] for each in cli.as_json("pipelines", "list", "--text", "cop")] == ["copy"]
+    assert cli.as_json("pipelines", "redrive-errors", "flights", "--show")["state"] == "NONE"
+    cli.ok("pipelines", "redrive-errors", "flights", "--kind", "CAST", "--place", "0-7")
+    assert service.redrives.asked["flights"]["selection"]["ids"] == ["0-7"]
+    cli.fails("LOG_UNAVAILABLE", "pipelines", "errors", "flights")
+    assert "flights is gone" in cli.ok("pipelines", "delete", "flights", "--yes")
+    cli.fails("PIPELINE_NOT_FOUND", "pipelines", "get", "flights")
+    assert cli.run("pipelines", "delete", "copy", stdin="n\n").exit_code == 1
+    assert [each["id"] for each in cli.as_json("pipelines", "list")] == ["copy"], "who did not say yes keeps it"
+
+
+def test_of_two_who_change_it_at_once_the_later_one_is_told(cli: Deployment, tmp_path: Path) -> None:
+    cli.ok("pipelines", "create", declared(tmp_path))
+    version = str(json.loads(cli.ok("pipelines", "get", "flights"))["version"])
+    theirs = declared(tmp_path, failure_threshold=3)
+    assert "failure_threshold" in cli.ok("pipelines", "update", "flights", theirs, "--version", version)
+    assert "read it" in cli.fails("PIPELINE_CONFLICT", "pipelines", "update", "flights", theirs, "--version", version)
+    assert cli.run("pipelines", "update", "flights", theirs).exit_code == 2, "a change says what it was made from"
+
+
+def test_what_is_wrong_is_said_by_field(cli: Deployment, service: Service, tmp_path: Path) -> None:
+    file = declared(tmp_path, flush={"items": 0}, nonsense=1)
+    for command in ("create", "validate"):
+        result = cli.run("pipelines", command, file)
+        assert result.exit_code == 1
+        assert "flush.items: " in result.stderr
+        assert "nonsense: " in result.stderr
+        assert result.stderr.strip().endswith("PIPELINE_INVALID: 2 to mend")
+    cli.fails("INVALID_SETTINGS", "pipelines", "create", str(tmp_path / "absent.yaml"))
+    assert "--id" in cli.fails("INVALID_ARGUMENT", "pipelines", "create", declared(tmp_path, id=""))
+    cli.fails("INVALID_ARGUMENT", "pipelines", "offsets", "flights", "--set", "in-0")
+    cli.fails("INVALID_ARGUMENT", "pipelines", "offsets", "flights", "--set", "in-0=1", "--reset", "latest")
+    assert service.ask("GET", "pipelines")[1]["total"] == 0
+
+
+def test_who_may_not_and_where_no_service_is_are_told_so(
+    cli: Deployment, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = declared(tmp_path)
+    cli.ok("pipelines", "create", file)
+    monkeypatch.setenv("MILLRACE_SERVER_TOKEN", service.token("eve", Grant(Role.READ, ("pipeline:*",))))
+    assert "operate" in cli.fails("PERMISSION_DENIED", "pipelines", "stop", "flights")
+    monkeypatch.setenv("MILLRACE_SERVER_TOKEN", "nonsense")
+    assert "millrace tokens add" in cli.fails("PERMISSION_DENIED", "pipelines", "list")
+    monkeypatch.delenv("MILLRACE_SERVER_TOKEN")
+    told = cli.fails("PERMISSION_DENIED", "pipelines", "list")
+    assert "MILLRACE_SERVER_TOKEN" in told, "the machine's own token goes to no address that somebody names"
+    monkeypatch.setenv("MILLRACE_SERVER_TOKEN", OWN)
+    assert "serve" in cli.fails("SERVICE_UNAVAILABLE", "pipelines", "list", "--server", "http://127.0.0.1:9")
+    cli.fails("INVALID_SETTINGS", "pipelines", "list", "--server", "127.0.0.1:9")
