@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -11,11 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from millrace.demo.streaming.checking import Checked, compare, flights_of, plain
+from millrace.demo.streaming.checking import Batches, Checked, compare, flights_of, plain
 from millrace.demo.streaming.feed import LATE_EVERY, reported, weather
 from millrace.demo.streaming.questions import HOURS, QUESTIONS, WEATHER, Question
 from millrace.streams.keyed.in_process import Run
 from millrace.streams.keyed.operator import LATE_BY, REASON, WINDOW
+from millrace.streams.keyed.store import KeyedTable
+from millrace.streams.operators.joins import Distinct
+from millrace.testing import deployment
 
 ROWS = 12_000
 BATCHES = 12
@@ -88,3 +93,28 @@ def test_a_late_row_in_the_place_of_another_is_seen() -> None:
     found = run(HOURS, spoil="late")
     assert (found.differ, found.late_differ) == (0, 2)
     assert not found.right
+
+
+def test_a_rows_micro_batch_is_told_by_the_checkpoint_and_the_newest_by_the_table(tmp_path: Path) -> None:
+    """Spark was stopped between the commit of a micro-batch and its note of that."""
+    with deployment(tmp_path / "data") as db:
+        flights = db.create_collection("flights", {"id": "int64"}, key="id", vchannels=2)
+        ends: list[dict[str, int]] = []
+        for number in range(3):
+            flights.insert([{"id": 10 * number + each} for each in range(10)])
+            db.settle()
+            ends.append({each: db.client.append.tick(each) for each in flights.definition.pchannels})
+        (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
+        for number, ticks in enumerate(ends):
+            place = json.dumps({"collection": flights.definition.id, "ticks": ticks})
+            (tmp_path / "checkpoint" / "offsets" / str(number)).write_text(f"v1\n{{}}\n{place}")
+        schema = pa.schema([("k", pa.int64()), ("due", pa.int64())])
+        table = KeyedTable(str(tmp_path / "answers"), Distinct(("k",), "due"), schema, placement="here")
+        for number in range(2):
+            table.commit(table.base(), number, None, [])
+        batches = Batches(tmp_path / "checkpoint", str(tmp_path / "answers"))
+        assert batches.last == 1
+        found = batches.numbered(flights, lambda rows: rows)
+        assert {row["id"]: row["batch"] for row in found.to_pylist()} == {
+            each: min(each // 10, 2) for each in range(30)
+        }

@@ -120,9 +120,10 @@ def plain(rows: pa.Table) -> pa.Table:
 class Batches:
     """The micro-batches of a query, by its checkpoint: up to which tick of a PChannel each had come, by collection."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, table: str) -> None:
+        """`table` is the operator's: Spark may be stopped before it notes a micro-batch that stands there."""
         self._ends: dict[tuple[int, str], list[tuple[int, int]]] = {}
-        self.last = max(int(each.name) for each in (checkpoint / "commits").glob("[0-9]*"))
+        self.last = table_at(table).app_version("batch") - 1
         for number in range(self.last + 1):
             _, _, *sources = (checkpoint / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
             for place in (json.loads(each) for each in sources if each != "-"):

@@ -126,7 +126,7 @@ def run_streams(
             check(
                 each.question,
                 table=each.table,
-                batches=Batches(each.checkpoint),
+                batches=Batches(each.checkpoint, each.table),
                 flights=db.collection("flights"),
                 weather=db.collection("weather"),
             )
