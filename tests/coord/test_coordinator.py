@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,10 @@ import pytest
 
 from millrace.base.errors import AppendRejected, CollectionExists, CollectionNotFound
 from millrace.base.settings import Settings
+from millrace.catalog.records import catalog_path
+from millrace.coord.completing import Completing
 from millrace.coord.coordinator import Coordinator
+from millrace.coord.store import Store
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import Add
 from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
@@ -114,6 +119,35 @@ def test_a_coordinator_that_dies_in_a_broadcast_leaves_nothing_half_done(
         assert known.schema_version == (2 if kind == "add_field" else 1)
     assert second.resume() == 0
     second.close()
+
+
+def test_what_a_dead_coordinator_left_is_completed_by_one_that_goes_on(settings: Settings, log: ChainLog) -> None:
+    with reopened(settings, log) as living, Completing(living, pause=0.05) as completing:
+        living.ensure_pchannels(2)
+        completing.start()
+        with reopened(settings, log) as mortal:
+            log.die_after = log.appends
+            with pytest.raises(Killed):
+                mortal.create_collection("users", SCHEMA, vchannels=3)
+        end = time.monotonic() + 20
+        while not (there := living.collections()) or there[0].state != "active":
+            assert time.monotonic() < end
+            threading.Event().wait(0.02)
+        assert living.differences() == []
+
+
+def test_what_was_kept_a_moment_ago_is_left_to_who_kept_it(settings: Settings, log: ChainLog) -> None:
+    with reopened(settings, log) as mortal:
+        mortal.ensure_pchannels(1)
+        log.die_before = log.appends
+        with pytest.raises(Killed):
+            mortal.create_collection("users", SCHEMA)
+    log.die_before = None
+    with reopened(settings, log) as living:
+        assert living.resume(older=3600.0) == 0
+        with Store(catalog_path(settings.data_dir)) as store:
+            store._db.rows("update begun set at = at + 7200")  # the clock was set back since
+        assert living.resume(older=3600.0) == 1
 
 
 def test_a_collection_that_one_channel_refuses_is_taken_back_everywhere(settings: Settings, log: ChainLog) -> None:

@@ -16,6 +16,7 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.coord.appending import OneByOne
+from millrace.coord.broadcast.task import TaskState
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.store import Store
 from millrace.message.schema import FieldSpec
@@ -69,3 +70,20 @@ def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(clien
                 assert time.monotonic() < end, store.broadcasts.open()
                 threading.Event().wait(0.05)
             assert store.collection("c").schema.fields[-1] == FieldSpec("f0_0", "string", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["ddl.kept", "ddl.sent", "ddl.acknowledged"])
+def test_what_a_killed_process_left_is_completed_by_the_server_that_runs(client: Client, point: str) -> None:
+    process = start(client.settings, 0, point)
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    with Store(client.settings.data_dir / "coord" / "coord.db") as store:
+        (left,) = store.broadcasts.open()
+        end = time.monotonic() + 60
+        while store.broadcasts.open():
+            assert time.monotonic() < end, store.broadcasts.open()
+            threading.Event().wait(0.05)
+        done = store.broadcasts.task(left.id)
+        assert done is not None
+        assert done.state is TaskState.DONE
+        assert store.collection("c").schema.fields[-1] == FieldSpec("f0_0", "string", True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Final
 
 import pyarrow as pa
 
+from millrace.base.closing import Closing
 from millrace.base.errors import MillraceError
 
 UPKEEP_FAILURES: Final = (MillraceError, OSError, pa.ArrowException)
@@ -17,7 +18,7 @@ UPKEEP_FAILURES: Final = (MillraceError, OSError, pa.ArrowException)
 _log = logging.getLogger(__name__)
 
 
-class Periodic(ABC):
+class Periodic(Closing):
     """Calls :meth:`work` every `pause` seconds, from :meth:`start` to :meth:`close`; with `at_once` for the first time at the start."""
 
     def __init__(self, *, name: str, pause: float, at_once: bool = False) -> None:
