@@ -137,6 +137,11 @@ FAMILIES: Final[dict[str, Family]] = {
     "stream_running": Family(
         "gauge", "Whether a declared stream runs (1), by the files that all of them leave.", ("stream",)
     ),
+    "stream_operated_total": Family(
+        "counter",
+        "Rows that the operator of a declared stream was given: taken + late + rejected are all. Beside that: partly_late, corrected, evicted.",
+        ("stream", "outcome"),
+    ),
     "read_duration_seconds": Family("histogram", "A client's read at a time tick, its wait included.", (), SLOW),
     # Sync: flusher, checkpoints, recovery.
     "flusher_time_tick": Family("gauge", "Everything up to here is in its collection.", ("vchannel",)),
@@ -244,6 +249,7 @@ class Metrics:
         self.stream_state_rows = gauge("stream_state_rows")
         self.stream_state_bytes = gauge("stream_state_bytes")
         self.stream_running = gauge("stream_running")
+        self.stream_operated_total = counter("stream_operated_total")
         self.read_duration_seconds = histogram("read_duration_seconds")
 
         self.flusher_time_tick = gauge("flusher_time_tick")

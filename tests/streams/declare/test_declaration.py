@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import millrace.testing
@@ -32,6 +33,11 @@ streams:
     output_mode: update
     seconds: 10
 """
+
+
+FLIGHTS = pa.schema([("id", pa.int64()), ("origin", pa.utf8()), ("time_hour", pa.timestamp("us", "UTC"))])
+AT = {"collection": "flights", "columns": ["id", "at", "delay"], "watermark": {"column": "at", "delay": "1 hour"}}
+"""A source with an event time."""
 
 
 def stream(**changes: Any) -> Stream:
@@ -76,6 +82,14 @@ def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
         ({"guarantee": "perhaps"}, "guarantee: "),
         ({"seconds": -1}, "seconds: "),
         ({"source": 7}, "source: "),
+        ({"tables": {"planes": {"collection": "planes"}}}, "tables are joined by a transform or sql"),
+        ({"operator": {"distinct": {"keys": ["id"]}}}, "an operator needs source.watermark"),
+        ({"late": "late"}, "late rows are put aside by an operator"),
+        ({"source": AT, "operator": {}}, "one of windows, distinct, pattern, as_of; this has none"),
+        ({"source": AT, "operator": {"distinct": {"keys": ["id"]}}, "output_mode": "update"}, "gives each answer once"),
+        ({"source": AT, "operator": {"distinct": {"keys": ["id"], "within": "soon"}}}, "'soon' is no duration"),
+        ({"source": AT, "operator": {"windows": {"size": "1 hour", "aggregates": {"n": "count"}}}}, "is no aggregate"),
+        ({"source": AT, "operator": {"windows": {"aggregates": {}, "siez": "1 hour"}}}, "operator.windows.siez"),
     ],
 )
 def test_what_is_wrong_is_said_by_field(changes: dict[str, Any], words: str) -> None:
@@ -154,6 +168,43 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
         ]:
             said = found(**changes)
             assert any(words in each for each in said), (changes, said)
+        assert found(source=AT, operator={"distinct": {"keys": ["id"], "within": "1 day"}}, sink={"delta": "/t"}) == []
+        hourly = {"windows": {"size": "1 hour", "aggregates": {"n": "count(*)", "mean": "avg(delay)"}}}
+        versions = {"collection": "planes", "keys": ["id"], "columns": {"seats": "seats"}, "time": "_log_time"}
+        for operator, more, words in [
+            ({"distinct": {"keys": ["other"]}}, {}, "error operator: there is no column other"),
+            ({"distinct": {"keys": ["id"]}}, {}, "warning operator: each key is kept for ever"),
+            ({"distinct": {"keys": ["id"]}}, {"source": AT | {"columns": []}}, "warning source.columns"),
+            ({"distinct": {"keys": ["id"]}}, {"late": "nothing"}, "error late.collection"),
+            ({"distinct": {"keys": ["id"]}}, {"late": "into"}, "error operator: "),
+            (hourly, {}, "error operator: "),
+            ({"windows": {"aggregates": {"n": "count(*)"}}}, {}, "say one of them"),
+            (
+                {"windows": {"size": "1 hour", "late": "correct", "keep": "1 day", "aggregates": {"id": "count(*)"}}},
+                {},
+                "error operator: ",
+            ),
+            ({"pattern": {"match_recognize": "ORDER BY at PATTERN (A"}}, {}, "is not closed"),
+            (
+                {"pattern": {"match_recognize": "ORDER BY at MEASURES A.id AS id PATTERN (A B+) DEFINE B AS x > 1"}},
+                {},
+                "no column x",
+            ),
+            (
+                {"pattern": {"match_recognize": "ORDER BY at MEASURES A.id AS id PATTERN (A B+)"}},
+                {},
+                "WITHIN bounds it not",
+            ),
+            ({"as_of": versions}, {}, "error operator.as_of.collection"),
+            ({"as_of": versions | {"collection": "letters"}}, {}, "the key 'id' is int64 here and string"),
+            ({"as_of": versions | {"collection": "into", "keys": ["delay"]}}, {}, "error operator.as_of.keys"),
+            ({"as_of": versions | {"collection": "into"}}, {}, "no column seats"),
+        ]:
+            said = found(**{"source": AT, "operator": operator, **more})
+            assert any(words in each for each in said), (operator, said)
+        joined = {"tables": {"planes": {"collection": "into", "columns": ["tail"]}}}
+        said = found(sql="select f.id from flights f join planes p on f.id = p.id", **joined)
+        assert "error tables.planes.columns: 'into' has no column 'tail': id" in said
         with pytest.raises(InvalidStream, match=r"'one' cannot run: source\.collection"):
             require_runnable(stream(source="nothing"), check(db.settings, stream(source="nothing")))
 
@@ -205,6 +256,10 @@ def test_a_fingerprint_is_of_what_decides_the_rows() -> None:
         stream(sql="select * from flights"),
         stream(sink=Into(collection="other")),
         stream(source="planes"),
+        stream(source=AT),
+        stream(source=AT, operator={"distinct": {"keys": ["id"]}}),
+        stream(source=AT, operator={"distinct": {"keys": ["id"]}}, late="late"),
+        stream(sql="select 1", tables={"planes": {"collection": "planes"}}),
     ]
     assert len({each.fingerprint() for each in [*same, *others]}) == 1 + len(others)
 
@@ -224,3 +279,15 @@ def test_the_page_s_python_and_yaml_declare_the_same_stream_and_its_batch(tmp_pa
         Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "page.yaml")), "flights_by_hour"
     )
     assert found.model_copy(update={"sql": None, "transform": stream_.transform, "words": stream_.words}) == stream_
+
+
+def test_the_operators_page_declares_streams_that_make_their_operators(tmp_path: Path) -> None:
+    [text] = [block.text for block in blocks("docs/operators.md") if block.language == "yaml"]
+    (tmp_path / "page.yaml").write_text(text, encoding="utf-8")
+    found = declared_streams(Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "page.yaml")))
+    kinds = {name: each.operator.made("time_hour", FLIGHTS).name for name, each in found.items() if each.operator}
+    assert kinds == {
+        "delays_by_hour": "windows", "rising_delays": "patterns", "flights_once": "distinct", "flights_with_weather": "as_of",
+    }  # fmt: skip
+    for each in found.values():
+        assert Stream.of(each.model_dump(mode="json", exclude_defaults=True)) == each

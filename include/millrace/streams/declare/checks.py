@@ -6,15 +6,21 @@ What only Spark can tell (the columns that its transform gives, whether its stat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from millrace.base.errors import InvalidStream, MillraceError
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.catalog.records import known_collections
-from millrace.streams.declare.declaration import Stream, function_of
+from millrace.streams.declare.declaration import Into, Stream, Table, function_of
+from millrace.streams.declare.operation import LOG_TIME
+from millrace.streams.keyed.operator import late_schema
+from millrace.streams.patterns.sorted_rows import column_of
+from millrace.streams.sinks.collection.fit import require_fit
 from millrace.streams.sinks.collection.poison import LETTERS
 from millrace.wal.visible.changes import change_schema
 
@@ -36,7 +42,13 @@ class Finding:
 def check(settings: Settings, stream: Stream) -> list[Finding]:
     """What can be found of `stream` by the deployment's catalog alone."""
     known = {each.name: each for each in known_collections(settings.data_dir) if each.state == "active"}
-    found = [*_source(stream, known), *_sink(stream, known)]
+    found = [*_source(stream, known), *_sink(stream, stream.sink, "sink", known)]
+    if stream.late is not None:
+        found += _sink(stream, stream.late, "late", known)
+    for name, table in stream.tables.items():
+        found += _table(f"tables.{name}", table, known)
+    if stream.operator is not None:
+        found += _operator(stream, known)
     for field, name in (("transform", stream.transform), ("sink.function", stream.sink.function)):
         if name is not None:
             try:
@@ -87,35 +99,114 @@ def _source(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
         )
 
 
-def _sink(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
-    sink = stream.sink
+def _table(field: str, table: Table, known: dict[str, Collection]) -> Iterator[Finding]:
+    collection = known.get(table.collection)
+    if collection is None:
+        yield Finding("error", f"{field}.collection", f"there is no collection {table.collection!r}")
+        return
+    names = [each.name for each in collection.schema.fields]
+    for name in table.columns:
+        if name not in names:
+            yield Finding(
+                "error", f"{field}.columns", f"{table.collection!r} has no column {name!r}: {', '.join(names)}"
+            )
+
+
+def _operator(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
+    """What can be told of the operator before a transform is asked: all, where there is none."""
+    operation, collection = stream.operator, known.get(stream.source.collection)
+    assert operation is not None
+    right = None if operation.as_of is None else known.get(operation.as_of.collection)
+    if operation.as_of is not None and right is None:
+        yield Finding("error", "operator.as_of.collection", f"there is no collection {operation.as_of.collection!r}")
+        return
+    if operation.as_of is not None and operation.as_of.versioned and right is not None:
+        keys = right.schema.key_names
+        if set(keys) != set(operation.as_of.keys):
+            words = (
+                f"by {LOG_TIME} rows are versions of their primary key, and that of {right.name!r} is {', '.join(keys)}"
+            )
+            yield Finding("error", "operator.as_of.keys", words)
+            return
+    if collection is None or stream.transform is not None or stream.sql is not None:
+        return
+    schema = rows_schema(collection, stream.source.columns)
+    if not stream.source.columns:
+        words = (
+            "name those that the operator needs: its table has them, and a new field of the source would end the stream"
+        )
+        yield Finding("warning", "source.columns", words)
+    try:
+        answers, warnings, aside = planned(stream, schema, right)
+        for each in warnings:
+            yield Finding("warning", "operator", each)
+        into = known.get(str(stream.sink.collection))
+        if into is not None:
+            require_fit(answers, into, changes=stream.sink.mode == "changes")
+        beside = None if stream.late is None else known.get(str(stream.late.collection))
+        if beside is not None:
+            require_fit(aside, beside, changes=False)
+    except InvalidArgument as error:
+        yield Finding("error", "operator", str(error))
+        return
+    windows = operation.windows
+    if (
+        windows is not None
+        and windows.late == "correct"
+        and stream.sink.kind == "collection"
+        and stream.sink.mode == "append"
+    ):
+        yield Finding("error", "sink.mode", "a window that is corrected comes again: use 'upsert'")
+
+
+def rows_schema(collection: Collection, columns: Sequence[str]) -> pa.Schema:
+    """The columns of a stream's rows, as they come out of its source."""
+    every = change_schema(collection.schema)
+    every = every.set(every.get_field_index("_change"), pa.field("_change", pa.utf8()))
+    return pa.schema([every.field(name) for name in columns]) if columns else every
+
+
+def planned(stream: Stream, schema: pa.Schema, right: Collection | None) -> tuple[pa.Schema, list[str], pa.Schema]:
+    """Of the stream's operator over rows of `schema`: its answers' columns, what lets its state grow, the columns of late rows. Raises InvalidArgument."""
+    operation, mark = stream.operator, stream.source.watermark
+    assert operation is not None
+    assert mark is not None
+    operator = operation.made(mark.column, schema)
+    if operation.as_of is not None and right is not None:
+        schema = operation.as_of.both(schema, rows_schema(right, ()), mark.column)
+    warnings = operator.check(schema)
+    kind = schema.field(column_of(schema, mark.column)).type
+    return operator.output_schema(schema), warnings, late_schema(schema, kind)
+
+
+def _sink(stream: Stream, sink: Into, field: str, known: dict[str, Collection]) -> Iterator[Finding]:
     if sink.kind != "collection":
         return
     collection = known.get(str(sink.collection))
     if collection is None:
-        yield Finding("error", "sink.collection", f"there is no collection {sink.collection!r}: create it")
+        yield Finding("error", f"{field}.collection", f"there is no collection {sink.collection!r}: create it")
     elif sink.partition is not None and sink.partition not in collection.partitions:
-        yield Finding("error", "sink.partition", f"{sink.collection!r} has no partition {sink.partition!r}")
+        yield Finding("error", f"{field}.partition", f"{sink.collection!r} has no partition {sink.partition!r}")
     if sink.dead_letters is not None:
         letters = known.get(sink.dead_letters)
         if letters is None:
             yield Finding(
                 "error",
-                "sink.dead_letters",
+                f"{field}.dead_letters",
                 f"there is no collection {sink.dead_letters!r}: `millrace streams letters` makes it",
             )
         elif letters.schema.arrow() != LETTERS.arrow():
             yield Finding(
-                "error", "sink.dead_letters", f"{sink.dead_letters!r} has other columns than dead letters have"
+                "error", f"{field}.dead_letters", f"{sink.dead_letters!r} has other columns than dead letters have"
             )
     if sink.mode == "append" and stream.output_mode == "update":
         yield Finding(
-            "error", "sink.mode", "in the output mode 'update' a row comes again when it changes: use 'upsert'"
+            "error", f"{field}.mode", "in the output mode 'update' a row comes again when it changes: use 'upsert'"
         )
     if sink.mode == "changes" and stream.source.kinds != "all":
         yield Finding("error", "source.kinds", "a sink that applies changes needs all of them: kinds 'all'")
     if sink.collection == stream.source.collection:
-        yield Finding("error", "sink.collection", "a stream into its own source never ends")
+        yield Finding("error", f"{field}.collection", "a stream into its own source never ends")
 
 
 def _sql(stream: Stream) -> Iterator[Finding]:
@@ -131,8 +222,10 @@ def _sql(stream: Stream) -> Iterator[Finding]:
     ours = {each.alias for each in parsed.find_all(exp.CTE)}
     if stream.source.collection not in tables:
         yield Finding("error", "sql", f"it does not read {stream.source.collection!r}")
-    for name in sorted(tables - ours - {stream.source.collection}):
-        yield Finding("error", "sql", f"it reads {name!r}, which is not the stream's source")
+    for name in sorted(tables - ours - {stream.source.collection} - set(stream.tables)):
+        yield Finding("error", "sql", f"it reads {name!r}, which is neither the stream's source nor one of its tables")
+    for name in sorted(set(stream.tables) - tables):
+        yield Finding("warning", "sql", f"it does not read the table {name!r}")
 
 
 def checked(settings: Settings, stream: Stream) -> list[Finding]:

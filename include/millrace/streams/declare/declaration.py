@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.message.ids import resolve_tick
+from millrace.streams.declare.operation import Operation
 from millrace.streams.sinks.guarantee import Guarantee
 
 _NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
@@ -144,6 +145,15 @@ class Into(_Model):
         return self
 
 
+class Table(_Model):
+    """A collection as a table to join with: its rows at one moment, for the whole run."""
+
+    collection: str
+    columns: tuple[str, ...] = ()
+    at: Place = None
+    """A tick, a moment, or "now": when the query starts, again each time it does. Default: that."""
+
+
 class Stream(_Model):
     """A declared stream. Raises InvalidStream by :meth:`of`, which names each field; pydantic's error where it is made directly."""
 
@@ -152,6 +162,14 @@ class Stream(_Model):
     transform: Function = None
     sql: str | None = None
     """Instead of a transform: a query over a table with the collection's name."""
+    tables: dict[str, Table] = {}
+    """Collections that rows are joined with, by the name they have in `sql`, or as which the transform gets them."""
+    operator: Operation | None = None
+    """Behind the transform: windows, deduplication, a pattern, an as-of join (docs/operators.md), over the watermark's column."""
+    late: Annotated[
+        Into | None, BeforeValidator(lambda each: {"collection": each} if isinstance(each, str) else each)
+    ] = None
+    """Where the rows go that the operator puts aside; without one they lie in its table alone."""
     sink: Annotated[Into, BeforeValidator(lambda each: {"collection": each} if isinstance(each, str) else each)]
     guarantee: Guarantee | None = None
     output_mode: Literal["append", "update"] = "append"
@@ -168,6 +186,14 @@ class Stream(_Model):
     def _fits_together(self) -> Stream:
         if self.transform is not None and self.sql is not None:
             raise ValueError("a stream has a transform or sql, not both")
+        if self.tables and self.transform is None and self.sql is None:
+            raise ValueError("tables are joined by a transform or sql: say how")
+        if self.operator is not None and self.source.watermark is None:
+            raise ValueError("an operator needs source.watermark: the event time, and for how long it waits")
+        if self.operator is not None and self.output_mode != "append":
+            raise ValueError("an operator gives each answer once: output_mode 'append'")
+        if self.late is not None and self.operator is None:
+            raise ValueError("late rows are put aside by an operator, and there is none")
         offered = OFFERED[self.sink.kind]
         if self.guarantee is not None and self.guarantee not in offered:
             raise ValueError(f"a {self.sink.kind} sink offers {', '.join(offered)}, not {self.guarantee}")
@@ -195,6 +221,8 @@ class Stream(_Model):
         kept = self.model_dump(mode="json", include={"source", "transform", "sql", "sink", "output_mode", "version"})
         for name in ("after", "snapshot", "max_bytes"):
             del kept["source"][name]
+        # What a declaration need not say says nothing where it does not: checkpoints go on that were made before it could.
+        kept |= self.model_dump(mode="json", include={"tables", "operator", "late"}, exclude_defaults=True)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 from millrace.streams.keyed.operator import END, Operator, units
 from millrace.streams.keyed.shards import shards_of
-from millrace.streams.keyed.store import KeyedTable
+from millrace.streams.keyed.store import Advanced, KeyedTable
 
 
 class DurableRun:
@@ -45,9 +45,8 @@ class DurableRun:
                 f"the stream of {self.table.table.uri} has ended with batch {base.batch}: it takes no more"
             )
         watermark = END if ended else None if base.newest is None else base.newest - self._delay
-        files = []
+        taken = Advanced()
         for shard, part in enumerate(shards_of(rows, self._operator.keys, self._shards)):
-            files += self.table.advance(base, shard, part, watermark)
-        times = [each for each in (base.newest, self.table.newest(rows)) if each is not None]
-        self.table.commit(base, number, max(times, default=None), files, ended=ended)
+            taken += self.table.advance(base, shard, part, watermark)
+        self.table.commit(base, number, taken, ended=ended)
         return True

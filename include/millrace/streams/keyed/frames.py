@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from datetime import timedelta
+from dataclasses import asdict
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, functions
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from millrace.base.errors import InvalidArgument
 from millrace.node.range.task_memory import keep_modules
-from millrace.storage.parquet_file import FileAction
-from millrace.streams.keyed.operator import Operator, units
-from millrace.streams.keyed.store import Base, KeyedTable
-from millrace.streams.sinks.sink import Taken, name_in
+from millrace.streams.keyed.operator import END, Operator, from_number, units
+from millrace.streams.keyed.store import Advanced, Base, KeyedTable
+from millrace.streams.patterns.sorted_rows import column_of
+from millrace.streams.sinks.frames import columns_of
+from millrace.streams.sinks.sink import Operated, Taken, name_in
 
 _REPORT: Final = StructType([StructField("shard", LongType()), StructField("report", BinaryType())])
-
-Report = tuple[list[FileAction], int | None, int]
-"""Of a shard: its files, its newest time, how many rows it was given."""
 
 
 class KeyedFrames:
@@ -53,22 +53,65 @@ class KeyedFrames:
         base = self._table.base()
         if batch_id <= base.batch:
             return Taken(again=True)
+        advanced = self._advanced(frame, base)
+        self._table.commit(base, batch_id, advanced)
+        return Taken(advanced.counts.taken, operated=self._told(base, advanced))
+
+    def answers_of(self, batch_id: int) -> tuple[pa.Table, pa.Table] | None:
+        """Answers and late rows of the micro-batch that was taken last, where that is it."""
+        return self._table.answers_of(batch_id)
+
+    def _advanced(self, frame: DataFrame, base: Base) -> Advanced:
         watermark = None if base.newest is None else base.newest - self._delay
-        keys = [functions.col(f"`{each.replace('`', '``')}`") for each in self._operator.keys]
-        placed = frame.repartition(self._shards, *keys) if keys else frame.coalesce(1)
+        placed = _placed(frame, self._operator, self._shards)
         found = placed.mapInArrow(_Advance(self._opened, base, watermark), _REPORT).collect()
-        reports: dict[int, Report] = {row["shard"]: pickle.loads(row["report"]) for row in found}
+        reports: dict[int, Advanced] = {row["shard"]: pickle.loads(row["report"]) for row in found}
         none = self._opened[2].empty_table()
         for shard in range(self._shards):
             if shard not in reports:  # no row came, and Spark left its task out: time goes on there all the same
-                reports[shard] = (self._table.advance(base, shard, none, watermark), None, 0)
-        files = [file for each, _, _ in reports.values() for file in each]
-        times = [each for each in (base.newest, *(newest for _, newest, _ in reports.values())) if each is not None]
-        self._table.commit(base, batch_id, max(times, default=None), files)
-        return Taken(sum(rows for _, _, rows in reports.values()))
+                reports[shard] = self._table.advance(base, shard, none, watermark)
+        return sum(reports.values(), Advanced())
+
+    def _told(self, base: Base, advanced: Advanced) -> Operated:
+        times = [each for each in (base.newest, advanced.newest) if each is not None]
+        schema = self._opened[2]
+        kind = schema.field(column_of(schema, self._operator.time)).type
+        watermark = from_number(pa.scalar(max(times) - self._delay, pa.int64()), kind).as_py() if times else None
+        return Operated(
+            **asdict(advanced.counts),
+            state_rows=advanced.state_rows,
+            state_bytes=advanced.state_bytes,
+            watermark=watermark.isoformat() if isinstance(watermark, date) else watermark,
+        )
 
     def close(self) -> None:
         """There is nothing to release."""
+
+
+def answered(frame: DataFrame, operator: Operator, shards: int) -> DataFrame:
+    """The operator's answers over all rows of a batch: those that a stream of them gives when it has ended, as nothing is late."""
+    schema = columns_of(frame)
+    operator.check(schema)
+    given = from_arrow_schema(operator.output_schema(schema))
+    return _placed(frame, operator, shards).mapInArrow(_Answer(operator, schema), given)
+
+
+def _placed(frame: DataFrame, operator: Operator, shards: int) -> DataFrame:
+    """The rows of each shard in a partition of its own."""
+    keys = [functions.col(f"`{each.replace('`', '``')}`") for each in operator.keys]
+    return frame.repartition(shards, *keys) if keys else frame.coalesce(1)
+
+
+class _Answer:
+    """What a task of :func:`answered` does with its shard's rows."""
+
+    def __init__(self, operator: Operator, schema: pa.Schema) -> None:
+        self._operator, self._schema = operator, schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = pa.Table.from_batches([each.cast(self._schema) for each in batches], self._schema)
+        yield from self._operator.advance({}, rows, END).output.to_batches()
+        keep_modules("millrace_keyed")
 
 
 def _table(uri: str, operator: Operator, schema: pa.Schema, placement: str, stream: str) -> KeyedTable:
@@ -87,10 +130,6 @@ class _Advance:
         schema = self._opened[2]
         rows = pa.Table.from_batches([each.cast(schema) for each in batches], schema)
         table = _table(*self._opened)
-        report: Report = (
-            table.advance(self._base, shard, rows, self._watermark),
-            table.newest(rows),
-            rows.num_rows,
-        )
+        report = table.advance(self._base, shard, rows, self._watermark)
         yield pa.RecordBatch.from_pylist([{"shard": shard, "report": pickle.dumps(report)}])
         keep_modules("millrace_keyed")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from millrace.base.failpoint import hit
 from millrace.storage.commit import AppMove, Part, commit_fenced
 from millrace.storage.parquet_file import FileAction, ParquetFile
 from millrace.storage.table import Table, create_table
-from millrace.streams.keyed.operator import Operator, State, Step, late_schema, times_of
+from millrace.streams.keyed.operator import Counts, Operator, State, Step, late_schema, times_of
 from millrace.streams.patterns.sorted_rows import column_of
 
 DESCRIPTION: Final = "millrace.operator"
@@ -51,6 +51,29 @@ class Base:
     """By shard and name of the state's table, its file."""
     stale: Sequence[str]
     """Files of older states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """What came of a batch in a shard, or in several."""
+
+    files: Sequence[FileAction] = ()
+    """Durable, and nothing until :meth:`KeyedTable.commit` names them."""
+    newest: int | None = None
+    """The newest time among its rows."""
+    counts: Counts = field(default_factory=Counts)
+    state_rows: int = 0
+    state_bytes: int = 0
+
+    def __add__(self, other: Advanced) -> Advanced:
+        times = [each for each in (self.newest, other.newest) if each is not None]
+        return Advanced(
+            [*self.files, *other.files],
+            max(times, default=None),
+            self.counts + other.counts,
+            self.state_rows + other.state_rows,
+            self.state_bytes + other.state_bytes,
+        )
 
 
 class KeyedTable:
@@ -118,19 +141,24 @@ class KeyedTable:
         """A shard's state. Raises TableDamaged."""
         return {name: self.table.read(path) for (of, name), path in base.files.items() if of == shard}
 
-    def advance(self, base: Base, shard: int, rows: pa.Table, watermark: int | None) -> list[FileAction]:
-        """Take a shard's rows: its files, durable, which are nothing until :meth:`commit` names them. Raises TableDamaged, and what
-        the operator raises."""
+    def advance(self, base: Base, shard: int, rows: pa.Table, watermark: int | None) -> Advanced:
+        """Take a shard's rows. Raises TableDamaged, and what the operator raises."""
         before = self.state(base, shard)
-        return self.write(base, shard, before, self._operator.advance(before, rows, watermark))
+        step = self._operator.advance(before, rows, watermark)
+        return Advanced(
+            self._write(base, shard, before, step),
+            self._newest(rows),
+            step.counts,
+            sum(each.num_rows for each in step.state.values()),
+            sum(each.nbytes for each in step.state.values()),
+        )
 
-    def newest(self, rows: pa.Table) -> int | None:
+    def _newest(self, rows: pa.Table) -> int | None:
         """The newest time of some rows; None where none has one."""
         times, valid = times_of(rows, self._operator.time)
         return int(times[valid].max()) if valid.any() else None
 
-    def write(self, base: Base, shard: int, before: State, step: Step) -> list[FileAction]:
-        """A shard's files, durable; they are nothing until :meth:`commit` names them."""
+    def _write(self, base: Base, shard: int, before: State, step: Step) -> list[FileAction]:
         # Names of letters, digits and dashes alone: delta-rs finds no others again when it joins files.
         files = [
             self._put(f"kind=state/{base.batches + 1:012d}-{shard}-{name}-{uuid.uuid4().hex}.parquet", table, "state")
@@ -142,20 +170,20 @@ class KeyedTable:
             files.append(self._put(name, step.output, "output"))
         if step.late.num_rows:
             late = pa.table({"late": step.late.to_struct_array().cast(self._late)})
-            files.append(self._put(f"kind=late/{uuid.uuid4().hex}.parquet", late, "late"))
+            name = f"kind=late/{base.batches + 1:012d}-{shard}-{uuid.uuid4().hex}.parquet"
+            files.append(self._put(name, late, "late"))
         hit("keyed.written")
         return files
 
-    def commit(
-        self, base: Base, batch: int, newest: int | None, files: Sequence[FileAction], *, ended: bool = False
-    ) -> None:
+    def commit(self, base: Base, batch: int, taken: Advanced, *, ended: bool = False) -> None:
         """Everything of a batch, or nothing. Raises CommitFenced where another was first, and what commit_fenced raises."""
+        newest = max((each for each in (base.newest, taken.newest) if each is not None), default=None)
         if base.batches % _TIDY_EVERY == _TIDY_EVERY - 1:
             self.tidy()  # before: the answers of the newest batch stay in files of their own (:meth:`answers_of`)
         versions = (base.batches, base.batch + 1, 0 if base.newest is None else base.newest + _ZERO, int(base.ended))
         following = (base.batches + 1, batch + 1, 0 if newest is None else newest + _ZERO, int(ended))
         moves = {app: AppMove(*each) for app, *each in zip(_IDS, versions, following, strict=True)}
-        commit_fenced(self.table, [Part(adds=files, moves=moves)]).require()
+        commit_fenced(self.table, [Part(adds=list(taken.files), moves=moves)]).require()
         hit("keyed.committed")
         if following[0] % _DROP_EVERY == 0:
             # Without a change of data, so that who reads the answers as a stream passes it over.
@@ -168,21 +196,28 @@ class KeyedTable:
             self.table.compact([("kind", "=", kind)])
         self.table.vacuum(keep_hours, dry_run=False, full=True)
 
-    def answers_of(self, batch: int) -> pa.Table | None:
-        """The answers of the batch that was committed last, where that is `batch`; None where it is another."""
+    def answers_of(self, batch: int) -> tuple[pa.Table, pa.Table] | None:
+        """Answers and late rows of the batch that was committed last, where that is `batch`; None where it is another."""
         base = self.base()
-        if base.batch != batch:
-            return None
-        found = [name for name in self.table.live_files() if name.startswith(f"kind=output/{base.batches:012d}-")]
-        return self.table.read_rows(sorted(found), self._output)
+        return (
+            (self._answers(f"{base.batches:012d}-"), self._late_rows(f"{base.batches:012d}-"))
+            if base.batch == batch
+            else None
+        )
 
     def answers(self) -> pa.Table:
         """All answers so far."""
-        return self._rows("output").select(self._output.names)
+        return self._answers("")
 
     def late(self) -> pa.Table:
         """All rows that were left out so far."""
-        column = self._rows("late").column("late").combine_chunks()
+        return self._late_rows("")
+
+    def _answers(self, prefix: str) -> pa.Table:
+        return self._rows("output", prefix).select(self._output.names).cast(self._output)
+
+    def _late_rows(self, prefix: str) -> pa.Table:
+        column = self._rows("late", prefix).column("late").combine_chunks()
         return (
             pa.Table.from_batches(
                 [pa.RecordBatch.from_struct_array(each) for each in column.chunks], pa.schema(list(self._late))
@@ -191,9 +226,9 @@ class KeyedTable:
             else pa.Table.from_struct_array(column)
         )
 
-    def _rows(self, kind: str) -> pa.Table:
+    def _rows(self, kind: str, prefix: str) -> pa.Table:
         self.table.refresh()
-        names = [each for each in self.table.live_files() if each.startswith(f"kind={kind}/")]
+        names = [each for each in self.table.live_files() if each.startswith(f"kind={kind}/{prefix}")]
         schema = pa.schema([each for each in self.table.schema if each.name != "kind"])
         return self.table.read_rows(sorted(names), schema)
 

@@ -5,21 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.base.settings import Settings
+from millrace.client.client import Client
+from millrace.message.ids import resolve_tick
+from millrace.rpc.selection import Selection
 from millrace.streams import source
-from millrace.streams.declare.checks import Finding
-from millrace.streams.declare.declaration import Stream, function_of
+from millrace.streams.declare.checks import Finding, planned
+from millrace.streams.declare.declaration import OFFERED, Into, Stream, Table, function_of
 from millrace.streams.declare.kept import Begun
+from millrace.streams.keyed.frames import answered
+from millrace.streams.rows import find_collection
+from millrace.streams.running.operated import both_sides, operator_of, right_rows
+from millrace.streams.sinks.collection.fit import require_fit
 from millrace.streams.sinks.collection.sink import CollectionSink
 from millrace.streams.sinks.delta import DeltaSink
 from millrace.streams.sinks.frames import FrameSink, columns_of
 from millrace.streams.sinks.function import FunctionSink
 from millrace.streams.sinks.kafka import KafkaSink
 from millrace.streams.sinks.sink import Sink
+from millrace.tables.read import spark as tables
+from millrace.tables.read.freshness import all_confirmed
 
 _STATEFUL = ("Aggregate", "Deduplicate", "Join", "FlatMapGroups", "TransformWithState")
 
@@ -46,14 +56,12 @@ def batch_of(spark: SparkSession, settings: Settings, stream: Stream) -> DataFra
     """The same as a batch of all rows up to now, through the stream's transform: one way to declare, two ways to run."""
     given = stream.source
     after = None if given.after == "now" else given.after
-    return transformed(
-        spark,
-        stream,
-        _marked(
-            stream,
-            source.changes(spark, settings, given.collection, after=after, columns=given.columns, kinds=given.kinds),
-        ),
-    )
+    rows = source.changes(spark, settings, given.collection, after=after, columns=given.columns, kinds=given.kinds)
+    frame = transformed(spark, settings, stream, _marked(stream, rows))
+    if stream.operator is None:
+        return frame
+    right = right_rows(spark, settings, stream, batch=True)
+    return answered(both_sides(stream, frame, right), operator_of(stream, frame), stream.operator.shards)
 
 
 def _marked(stream: Stream, frame: DataFrame) -> DataFrame:
@@ -61,13 +69,15 @@ def _marked(stream: Stream, frame: DataFrame) -> DataFrame:
     return frame if mark is None else frame.withWatermark(mark.column, mark.delay)
 
 
-def transformed(spark: SparkSession, stream: Stream, rows: DataFrame) -> DataFrame:
-    """What the stream makes of its rows. Raises InvalidStream where the transform fails on them, or gives no DataFrame."""
+def transformed(spark: SparkSession, settings: Settings, stream: Stream, rows: DataFrame) -> DataFrame:
+    """What the stream makes of its rows, and of its tables. Raises InvalidStream where the transform fails on them, or gives no DataFrame."""
+    beside = {name: table_rows(spark, settings, each) for name, each in stream.tables.items()}
     try:
         if stream.sql is not None:
-            rows.createOrReplaceTempView(f"`{stream.source.collection}`")
+            for name, each in {stream.source.collection: rows, **beside}.items():
+                each.createOrReplaceTempView(f"`{name}`")
             return spark.sql(stream.sql)
-        found = rows if stream.transform is None else function_of(stream.transform)(rows)
+        found = rows if stream.transform is None else function_of(stream.transform)(rows, **beside)
     except PySparkException as error:
         raise InvalidStream(f"the transform of {stream.name!r}: {str(error).splitlines()[0]}") from error
     if not isinstance(found, DataFrame):
@@ -75,9 +85,21 @@ def transformed(spark: SparkSession, stream: Stream, rows: DataFrame) -> DataFra
     return found
 
 
-def sink_of(settings: Settings, stream: Stream, folder: Path) -> Sink | FrameSink:
-    """The stream's sink, with its memory in `folder`."""
-    into, guarantee = stream.sink, stream.chosen_guarantee
+def table_rows(spark: SparkSession, settings: Settings, table: Table) -> DataFrame:
+    """A table's rows at its moment; versions are pinned here, so that every micro-batch of the query joins with the same ones."""
+    tick = None if table.at in (None, "now") else resolve_tick(table.at)
+    with Client.connect(settings) as client:
+        found = client.collection(table.collection)
+        confirmed = all_confirmed(settings, found.name, found.pchannels, client.append, tick, settings.read_deadline)
+        selection = Selection.of(columns=table.columns or None)
+        return tables.read(spark, settings, found.id, at=tick, deadline=0.0, confirmed=confirmed, selection=selection)
+
+
+def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None = None) -> Sink | FrameSink:
+    """The stream's sink (or another, `into`), with its memory in `folder`."""
+    into, guarantee = into or stream.sink, stream.chosen_guarantee
+    if guarantee not in OFFERED[into.kind]:
+        guarantee = OFFERED[into.kind][0]
     if into.collection is not None:
         return CollectionSink(
             settings,
@@ -100,7 +122,7 @@ def sink_of(settings: Settings, stream: Stream, folder: Path) -> Sink | FrameSin
 def found_by_spark(spark: SparkSession, settings: Settings, stream: Stream) -> tuple[str, list[Finding]]:
     """The plan of the stream's query as text, and what is found in it: columns that its sink does not take, state without a bound."""
     try:
-        frame = transformed(spark, stream, rows_of(spark, settings, stream, Begun(after=0)))
+        frame = transformed(spark, settings, stream, rows_of(spark, settings, stream, Begun(after=0)))
     except InvalidStream as error:
         return "", [Finding("error", "sql" if stream.sql else "transform", str(error))]
     if not frame.isStreaming:
@@ -118,20 +140,34 @@ def found_by_spark(spark: SparkSession, settings: Settings, stream: Stream) -> t
                 "warning", "source.watermark", f"{stateful[0]} without a watermark: its state grows without a bound"
             )
         )
-    if stream.sink.collection is not None:
-        try:
-            _fits(settings, stream, frame)
-        except InvalidArgument as error:
-            findings.append(Finding("error", "sink", str(error)))
+    try:
+        columns = columns_of(frame)
+        if stream.operator is not None:
+            columns, more, words = _operated(settings, stream, columns)
+            plan, findings = f"{words}\n{plan}", findings + more
+        if stream.sink.collection is not None:
+            collection = find_collection(settings, stream.sink.collection)
+            require_fit(columns, collection, changes=stream.sink.mode == "changes")
+    except InvalidArgument as error:
+        findings.append(Finding("error", "sink" if stream.operator is None else "operator", str(error)))
     return plan, findings
 
 
-def _fits(settings: Settings, stream: Stream, frame: DataFrame) -> None:
-    from millrace.streams.rows import find_collection
-    from millrace.streams.sinks.collection.fit import require_fit
-
-    collection = find_collection(settings, str(stream.sink.collection))
-    require_fit(columns_of(frame), collection, changes=stream.sink.mode == "changes")
+def _operated(settings: Settings, stream: Stream, columns: pa.Schema) -> tuple[pa.Schema, list[Finding], str]:
+    """The answers' columns of the stream's operator, what is found in it, and what it does in words."""
+    operation, mark = stream.operator, stream.source.watermark
+    assert operation is not None
+    assert mark is not None
+    right = None if operation.as_of is None else find_collection(settings, operation.as_of.collection)
+    answers, warnings, aside = planned(stream, columns, right)
+    keys = ", ".join(operation.made(mark.column, columns).keys) or "nothing, so in one shard"
+    words = [
+        f"Operator {operation.kind}, keyed by {keys}, in {operation.shards} shards, {mark.delay} behind the newest {mark.column}",
+        f"  answers: {', '.join(f'{each.name} {each.type}' for each in answers)}",
+        f"  late rows, to {stream.late.target if stream.late else 'its table alone'}: {', '.join(aside.names)}",
+        *(f"  {each}" for each in warnings),
+    ]
+    return answers, [Finding("warning", "operator", each) for each in warnings], "\n".join(words)
 
 
 def _plan(frame: DataFrame) -> str:

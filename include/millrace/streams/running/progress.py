@@ -1,7 +1,8 @@
 """What a running stream tells of itself: a file that views and supervisors read, and metrics.
 
 Rows add up: in = out + rejected + late, of a stream whose transform keeps rows; of one that aggregates, in counts rows and out counts
-results. Late are rows that Spark dropped behind the watermark, by its own count, in which rows of one window that came together are one.
+results. Late are rows that Spark dropped behind the watermark, by its own count, in which rows of one window that came together are one. An operator
+of ours counts each row that it was given, under `operated`: taken + late + rejected, always.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import threading
 import time
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -25,7 +26,9 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
 from millrace.streams.running.status import progress_name
-from millrace.streams.sinks.sink import Taken
+from millrace.streams.sinks.sink import Operated, Taken
+
+_COUNTED: Final = ("taken", "late", "rejected", "partly_late", "corrected", "evicted")
 
 
 class Told(StreamingQueryListener):
@@ -42,6 +45,7 @@ class Told(StreamingQueryListener):
             "pid": os.getpid(), "stream": stream, "at": time.time(), "batches": 0,
             "rows": 0, "out": 0, "rejected": 0, "late": 0, "state_rows": 0, "state_bytes": 0,
             "watermark": None, "lag_seconds": None, "pchannels": {}, "rows_per_second": 0.0,
+            "operated": None,
         }  # fmt: skip
 
     def taken(self, batch_id: int, taken: Taken) -> None:
@@ -52,9 +56,34 @@ class Told(StreamingQueryListener):
             self.facts["out"] += taken.rows
             self.facts["rejected"] += taken.rejected
             self.facts["at"] = time.time()
+            if taken.operated is not None:
+                self._operated(taken.operated)
             replace_json(self._path, self.facts)
         self._metrics.stream_rows_total.labels(self._stream, "out").inc(taken.rows)
         self._metrics.stream_rows_total.labels(self._stream, "rejected").inc(taken.rejected)
+
+    def _operated(self, operated: Operated) -> None:
+        """The operator's own count of its rows, and its state as it is now."""
+        facts, metrics, name = self.facts, self._metrics, self._stream
+        before: dict[str, Any] = facts["operated"] or {}
+        for outcome in _COUNTED:
+            before[outcome] = before.get(outcome, 0) + getattr(operated, outcome)
+            metrics.stream_operated_total.labels(name, outcome).inc(getattr(operated, outcome))
+        facts["operated"] = before
+        facts["late"] += operated.late
+        metrics.stream_rows_total.labels(name, "late").inc(operated.late)
+        if (
+            operated.watermark is not None
+        ):  # else of a batch that an earlier process took: its state is told with the next
+            facts |= {
+                "state_rows": operated.state_rows,
+                "state_bytes": operated.state_bytes,
+                "watermark": operated.watermark,
+            }
+            metrics.stream_state_rows.labels(name).set(operated.state_rows)
+            metrics.stream_state_bytes.labels(name).set(operated.state_bytes)
+            if isinstance(operated.watermark, str):
+                metrics.stream_watermark_seconds.labels(name).set(_seconds(operated.watermark))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing is known yet."""
@@ -79,19 +108,19 @@ class Told(StreamingQueryListener):
         state = sum(int(each.get("numRowsTotal") or 0) for each in operators)
         size = sum(int(each.get("memoryUsedBytes") or 0) for each in operators)
         mark = (progress.get("eventTime") or {}).get("watermark")
-        [read] = progress.get("sources") or [{}]
-        ticks = _ticks(read.get("endOffset"))
-        lag = _lag(ticks, _ticks(read.get("latestOffset")))
+        sources = progress.get("sources") or [{}]
+        ticks = _ticks(sources[0].get("endOffset"))
+        lags = [_lag(_ticks(each.get("endOffset")), _ticks(each.get("latestOffset"))) for each in sources]
+        lag = max((each for each in lags if each is not None), default=None)
         with self._guard:
             facts = self.facts
             facts["batches"] += 1
             facts["rows"] += rows
             facts["late"] += late
+            if facts["operated"] is None:
+                facts |= {"state_rows": state, "state_bytes": size, "watermark": mark}
             facts |= {
                 "at": time.time(),
-                "state_rows": state,
-                "state_bytes": size,
-                "watermark": mark,
                 "lag_seconds": lag,
                 "rows_per_second": round(float(progress.get("processedRowsPerSecond") or 0.0), 1),
                 "pchannels": {name: {"tick": tick} for name, tick in ticks.items()},
@@ -101,11 +130,12 @@ class Told(StreamingQueryListener):
         metrics.stream_rows_total.labels(name, "in").inc(rows)
         metrics.stream_rows_total.labels(name, "late").inc(late)
         metrics.stream_batches_total.labels(name).inc()
-        metrics.stream_state_rows.labels(name).set(state)
-        metrics.stream_state_bytes.labels(name).set(size)
+        if facts["operated"] is None:
+            metrics.stream_state_rows.labels(name).set(state)
+            metrics.stream_state_bytes.labels(name).set(size)
         if lag is not None:
             metrics.stream_lag_seconds.labels(name).set(lag)
-        if mark:
+        if mark and facts["operated"] is None:
             metrics.stream_watermark_seconds.labels(name).set(_seconds(mark))
 
 

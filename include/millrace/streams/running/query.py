@@ -14,9 +14,11 @@ from millrace.streams.declare.declaration import Stream
 from millrace.streams.declare.found import declared_streams
 from millrace.streams.declare.kept import Kept, Lock
 from millrace.streams.running.frames import rows_of, sink_of, transformed
+from millrace.streams.running.operated import both_sides, operated_sink, operator_of, right_rows
 from millrace.streams.running.progress import Told
 from millrace.streams.running.status import progress_name
-from millrace.streams.sinks.frames import sink_folder, start
+from millrace.streams.sinks.frames import FrameSink, sink_folder, start
+from millrace.streams.sinks.sink import Sink
 
 
 def streams_of(settings: Settings, job: str) -> list[Stream]:
@@ -45,14 +47,22 @@ class StreamQuery:
             self._lock = kept.locked()
         state = kept.admitted(stream)
         checkpoint = kept.checkpoint(state)
-        frame = transformed(spark, stream, rows_of(spark, settings, stream, state.begun))
+        frame = transformed(spark, settings, stream, rows_of(spark, settings, stream, state.begun))
         if not frame.isStreaming:
             raise InvalidStream(f"the transform of {stream.name!r} gives no streaming DataFrame")
+        folder = sink_folder(checkpoint)
+        sink: Sink | FrameSink
+        if stream.operator is None:
+            sink = sink_of(settings, stream, folder)
+        else:
+            operator = operator_of(stream, frame)
+            frame = both_sides(stream, frame, right_rows(spark, settings, stream))
+            sink = operated_sink(stream, frame, operator, folder, lambda at, into: sink_of(settings, stream, at, into))
         told = Told(settings, stream.name, metrics)
         spark.streams.addListener(told)
         query = start(
             frame,
-            sink_of(settings, stream, sink_folder(checkpoint)),
+            sink,
             checkpoint,
             name=progress_name(stream.name),
             seconds=stream.seconds,

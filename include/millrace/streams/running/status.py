@@ -41,6 +41,9 @@ class StreamStatus:
     watermark: str | None
     state_rows: int
     state_bytes: int
+    operated: dict[str, int] | None
+    """Of an operator, what became of the rows it was given: taken + late + rejected (without an event time) are all of them. Beside that partly_late
+    (taken, too late for one of their windows), corrected (answers given anew) and evicted (rows of state that the watermark has passed)."""
     at: float | None
     error: str | None
 
@@ -99,6 +102,7 @@ def status(settings: Settings, stream: Stream) -> StreamStatus:
         watermark=told.get("watermark"),
         state_rows=told.get("state_rows", 0),
         state_bytes=told.get("state_bytes", 0),
+        operated=told.get("operated"),
         at=told.get("at"),
         error=error,
     )

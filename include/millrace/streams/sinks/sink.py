@@ -25,6 +25,24 @@ from millrace.base.files import make_folder, replace_json
 
 
 @dataclass(frozen=True, slots=True)
+class Operated:
+    """What an operator (docs/operators.md) did with a micro-batch: ``taken + late + rejected`` are the rows it was given."""
+
+    taken: int = 0
+    late: int = 0
+    rejected: int = 0
+    """Without an event time."""
+    partly_late: int = 0
+    corrected: int = 0
+    evicted: int = 0
+    state_rows: int = 0
+    """Of all shards, behind the micro-batch; bytes as they lie in memory."""
+    state_bytes: int = 0
+    watermark: str | int | None = None
+    """By which the next micro-batch is taken: a time in ISO 8601, or a number."""
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """What became of a micro-batch."""
 
@@ -34,6 +52,7 @@ class Taken:
     """Rows that went to the dead letters."""
     again: bool = False
     """Whether it was taken before, by an earlier attempt."""
+    operated: Operated | None = None
 
 
 class Sink(Protocol):

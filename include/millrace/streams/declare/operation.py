@@ -1,0 +1,203 @@
+"""The operator of a declared stream (docs/operators.md), as data: what YAML and Python say, checked without Spark, and the operator it makes."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from millrace.base.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from millrace.streams.keyed.operator import Operator
+
+_DURATION: Final = re.compile(r"(\d+) (second|minute|hour|day)s?")
+_AGGREGATE: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
+LOG_TIME: Final = "_log_time"
+"""As the time of an as-of join's right side: when a row became visible, by its time tick."""
+RIGHT: Final = "_right"
+GONE: Final = "_right_gone"
+ORDER: Final = "_right_order"
+
+
+def duration(value: str) -> timedelta:
+    """``"90 minutes"`` as a timedelta. Raises InvalidArgument."""
+    found = _DURATION.fullmatch(value)
+    if found is None:
+        raise InvalidArgument(
+            f"{value!r} is no duration: write a number of seconds, minutes, hours or days, '90 minutes'"
+        )
+    return timedelta(**{f"{found[2]}s": int(found[1])})
+
+
+def _checked(value: object) -> object:
+    if value is not None:
+        try:
+            duration(str(value))
+        except InvalidArgument as error:
+            raise ValueError(str(error)) from None
+    return value
+
+
+Duration = Annotated[str | None, BeforeValidator(_checked)]
+"""``"90 minutes"``: a number of seconds, minutes, hours or days."""
+
+
+def right_name(column: str) -> str:
+    """The name of a right side's column in the stream that both sides are."""
+    return f"_right.{column}"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WindowsOf(_Model):
+    """Aggregates by key and window, or session."""
+
+    aggregates: dict[str, str]
+    """By column of the answer what it is: ``count(*)``, or count, sum, min, max or avg of a column, ``avg(dep_delay)``."""
+    keys: tuple[str, ...] = ()
+    size: Duration = None
+    slide: Duration = None
+    gap: Duration = None
+    lateness: Duration = None
+    late: Literal["drop", "side", "correct"] = "side"
+    keep: Duration = None
+
+    @model_validator(mode="after")
+    def _parses(self) -> WindowsOf:
+        for name, text in self.aggregates.items():
+            if _AGGREGATE.fullmatch(text) is None:
+                raise ValueError(f"{name}: {text!r} is no aggregate: write count(*), or avg(a_column)")
+        return self
+
+    def made(self, time: str) -> Operator:
+        from millrace.streams.operators.windows import Windows
+
+        asked = {}
+        for name, text in self.aggregates.items():
+            found = _AGGREGATE.fullmatch(text)
+            assert found is not None
+            asked[name] = (found[1].lower(), None if found[2] == "*" else found[2])
+        lengths = {each: _length(getattr(self, each)) for each in ("size", "slide", "gap", "lateness", "keep")}
+        return Windows(self.keys, time, asked, late=self.late, **lengths)
+
+
+class DistinctOf(_Model):
+    """The first row of each key, again when the last that was given is more than `within` before."""
+
+    keys: tuple[str, ...] = Field(min_length=1)
+    within: Duration = None
+
+    def made(self, time: str) -> Operator:
+        from millrace.streams.operators.joins import Distinct
+
+        return Distinct(self.keys, time, _length(self.within))
+
+
+class PatternOf(_Model):
+    """MATCH_RECOGNIZE (docs/patterns.md)."""
+
+    match_recognize: str
+    """What SQL has inside of its parentheses; ORDER BY begins with the stream's event time."""
+    forget: Duration = None
+
+    def made(self, time: str) -> Operator:
+        from millrace.streams.operators.patterns import Patterns
+        from millrace.streams.patterns.sql import parse
+
+        return Patterns(parse(self.match_recognize), time, _length(self.forget))
+
+
+class AsOfOf(_Model):
+    """Each row with the last one of another collection that is of its keys and not after it."""
+
+    collection: str
+    keys: tuple[str, ...] = Field(min_length=1)
+    """Columns of both sides."""
+    columns: dict[str, str]
+    """Columns of the right side in the answer: by column its name there."""
+    time: str
+    """The right side's event time: a column of it; or ``_log_time``, when a row became visible, and then a deleted row is one that is valid
+    no longer: the join is with the version that was valid."""
+    tolerance: Duration = None
+    inner: bool = False
+    left: tuple[str, ...] = ()
+    """Columns of the stream in the answer; default: all, without those of changes."""
+
+    @property
+    def versioned(self) -> bool:
+        """Whether deletes of the right side count."""
+        return self.time == LOG_TIME
+
+    def made(self, time: str, left: tuple[str, ...]) -> Operator:
+        from millrace.streams.operators.joins import AsOf
+
+        right = tuple((right_name(column), name) for column, name in self.columns.items())
+        gone = GONE if self.versioned else None
+        return AsOf(
+            self.keys, time, RIGHT, self.left or left, right, _length(self.tolerance), gone, self.inner, (ORDER,)
+        )
+
+    def both(self, left: pa.Schema, right: pa.Schema, time: str) -> pa.Schema:
+        """The columns of the stream that both sides are. Raises InvalidArgument where the right side lacks one, or keys differ in type."""
+        import pyarrow as pa
+
+        from millrace.streams.patterns.sorted_rows import column_of
+
+        for name in self.keys:
+            kinds = [each.field(column_of(each, name)).type for each in (left, right)]
+            if kinds[0] != kinds[1]:
+                raise InvalidArgument(f"the key {name!r} is {kinds[0]} here and {kinds[1]} in {self.collection!r}")
+        if not self.versioned:
+            kinds = [left.field(column_of(left, time)).type, right.field(column_of(right, self.time)).type]
+            if kinds[0] != kinds[1]:
+                raise InvalidArgument(f"the event time {time!r} is {kinds[0]}, and {self.time!r} {kinds[1]}")
+        joined = [right.field(column_of(right, each)).with_name(right_name(each)) for each in self.columns]
+        ours = [pa.field(RIGHT, pa.bool_()), pa.field(GONE, pa.bool_()), pa.field(ORDER, pa.int64())]
+        return pa.schema([*left, *joined, *ours])
+
+
+class Operation(_Model):
+    """One operator: exactly one of `windows`, `distinct`, `pattern` and `as_of`."""
+
+    windows: WindowsOf | None = None
+    distinct: DistinctOf | None = None
+    pattern: PatternOf | None = None
+    as_of: AsOfOf | None = None
+    shards: int = Field(default=2, ge=1, le=1024)
+    """Into how many shards its keys are put, a task each; it stays as it is while its state does."""
+
+    @property
+    def kind(self) -> str:
+        return next(name for name in KINDS if getattr(self, name) is not None)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Operation:
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"an operator is one of {', '.join(KINDS)}; this has {', '.join(given) or 'none'}")
+        return self
+
+    def made(self, time: str, schema: pa.Schema) -> Operator:
+        """The operator over rows of `schema` (of an as-of join: of the left side), by their event time. Raises InvalidArgument."""
+        from millrace.wal.visible.changes import CHANGE_COLUMNS
+
+        if self.as_of is not None:
+            changed = {each.name for each in CHANGE_COLUMNS}
+            return self.as_of.made(time, tuple(each for each in schema.names if each not in changed))
+        chosen: Any = getattr(self, self.kind)
+        found: Operator = chosen.made(time)
+        return found
+
+
+KINDS: Final = ("windows", "distinct", "pattern", "as_of")
+
+
+def _length(value: str | None) -> timedelta | None:
+    return None if value is None else duration(value)

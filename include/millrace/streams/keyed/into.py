@@ -1,0 +1,66 @@
+"""An operator with a sink behind it: its answers go on, and its late rows to a sink of their own where there is one.
+
+The operator's table takes a micro-batch first, in one commit; then the sinks get what that batch came to, read from the table, under the same
+number. A micro-batch that Spark repeats finds the table's answers there and hands the same ones on, so that the sink's guarantee is the stream's: whatever dies
+between the two, the sink sees equal rows under an equal number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from millrace.base.failpoint import hit
+from millrace.streams.keyed.frames import KeyedFrames
+from millrace.streams.keyed.operator import IS_LATE, IS_PARTLY_LATE, IS_TIMELESS, REASON
+from millrace.streams.sinks.frames import FrameSink
+from millrace.streams.sinks.sink import Operated, Sink, Taken
+
+
+@dataclass
+class KeyedInto:
+    """Takes micro-batches of a streaming DataFrame (millrace.streams.sinks.frames.FrameSink)."""
+
+    keyed: KeyedFrames
+    sink: Sink | FrameSink
+    """Takes the answers."""
+    late: Sink | FrameSink | None = None
+    """Takes the rows put aside; without one they lie in the operator's table alone."""
+
+    def write_frame(self, frame: DataFrame, batch_id: int) -> Taken:
+        """Take a micro-batch. Raises what the operator and the sinks raise."""
+        operated = self.keyed.write_frame(frame, batch_id)
+        found = self.keyed.answers_of(batch_id)
+        if found is None:  # a later one was taken, which began when this one had ended
+            return Taken(again=True)
+        hit("into.operated")
+        answers, late = found
+        taken = _handed(frame, self.sink, batch_id, answers)
+        if self.late is not None:
+            hit("into.answered")
+            _handed(frame, self.late, batch_id, late)
+        counted = operated.operated or _counted(late)
+        return Taken(taken.rows, taken.rejected, taken.again, counted)
+
+    def close(self) -> None:
+        """Release what the sinks hold."""
+        self.sink.close()
+        if self.late is not None:
+            self.late.close()
+
+
+def _handed(frame: DataFrame, sink: Sink | FrameSink, batch_id: int, rows: pa.Table) -> Taken:
+    if hasattr(sink, "write_frame"):
+        taken: Taken = sink.write_frame(frame.sparkSession.createDataFrame(rows), batch_id)
+        return taken if taken.again else Taken(rows.num_rows)
+    return sink.write(batch_id, [pa.RecordBatch.from_pylist([], rows.schema), *rows.to_batches()])
+
+
+def _counted(late: pa.Table) -> Operated:
+    """What can be told of a batch that an earlier process took and died before it told."""
+    reasons = late.column(REASON).to_pylist()
+    return Operated(
+        late=reasons.count(IS_LATE), rejected=reasons.count(IS_TIMELESS), partly_late=reasons.count(IS_PARTLY_LATE)
+    )

@@ -1,0 +1,109 @@
+"""A declared stream's operator at work: its right side beside its rows, its table, and its sinks behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from millrace.base.settings import Settings
+from millrace.streams import source
+from millrace.streams.declare.declaration import Into, Stream
+from millrace.streams.declare.operation import GONE, ORDER, RIGHT, AsOfOf, duration, right_name
+from millrace.streams.keyed.frames import KeyedFrames
+from millrace.streams.keyed.into import KeyedInto
+from millrace.streams.keyed.operator import Operator, late_schema
+from millrace.streams.patterns.sorted_rows import column_of
+from millrace.streams.sinks.frames import FrameSink, columns_of
+from millrace.streams.sinks.sink import Sink
+
+_LOGICAL_BITS = 18
+"""Of a time tick; the bits before are milliseconds."""
+
+
+def operator_of(stream: Stream, frame: DataFrame) -> Operator:
+    """The stream's operator over `frame` (of an as-of join: over its left side). Raises InvalidArgument."""
+    operation, mark = stream.operator, stream.source.watermark
+    assert operation is not None
+    assert mark is not None
+    return operation.made(mark.column, columns_of(frame))
+
+
+def right_rows(spark: SparkSession, settings: Settings, stream: Stream, *, batch: bool = False) -> DataFrame | None:
+    """The right side of an as-of join, from its collection's beginning, as a stream or a batch; None of another operator."""
+    joined = None if stream.operator is None else stream.operator.as_of
+    if joined is None:
+        return None
+    read = source.changes if batch else source.stream
+    return read(spark, settings, joined.collection, kinds="all" if joined.versioned else "skip others")
+
+
+def both_sides(stream: Stream, left: DataFrame, right: DataFrame | None) -> DataFrame:
+    """Both sides of an as-of join as one; of another operator, `left`."""
+    joined = None if stream.operator is None else stream.operator.as_of
+    mark = stream.source.watermark
+    if joined is None or right is None or mark is None:
+        return left
+    first = left.withColumn(RIGHT, F.lit(False)).withColumn(GONE, F.lit(False)).withColumn(ORDER, F.lit(0).cast("long"))
+    return first.unionByName(_versions(joined, right, mark.column), allowMissingColumns=True)
+
+
+def _versions(joined: AsOfOf, right: DataFrame, time: str) -> DataFrame:
+    """The right side's rows, as the stream of both sides has them."""
+    change = F.col("_change")
+    if joined.versioned:
+        words = (
+            f"{joined.collection}: a partition or the collection was dropped, replaced or restored: begin the join anew"
+        )
+        kept = F.when(change == "retract", F.raise_error(F.lit(words)).cast("boolean")).otherwise(F.lit(True))
+        right = right.where(kept)
+        at = F.timestamp_millis(F.shiftright("_time_tick", _LOGICAL_BITS))
+    else:
+        at = F.col(_quoted(joined.time))
+    # An upsert is the delete of its key and the row behind it, at one tick.
+    order = F.col("_write_tick") * 2 + F.when(change == "insert", 1).otherwise(0)
+    return right.select(
+        *(F.col(_quoted(each)).alias(each) for each in joined.keys),
+        at.alias(time),
+        *(F.col(_quoted(each)).alias(right_name(each)) for each in joined.columns),
+        F.lit(True).alias(RIGHT),
+        (change == "delete").alias(GONE),
+        order.alias(ORDER),
+    )
+
+
+def operated_sink(
+    stream: Stream,
+    frame: DataFrame,
+    operator: Operator,
+    folder: Path,
+    sink_in: Callable[[Path, Into | None], Sink | FrameSink],
+) -> KeyedInto:
+    """The operator with the stream's sinks behind it; `frame` is what it takes. Raises InvalidArgument, and closes what it has opened."""
+    operation, mark = stream.operator, stream.source.watermark
+    assert operation is not None
+    assert mark is not None
+    schema = columns_of(frame)
+    table = str(folder / "operator")
+    keyed = KeyedFrames(folder, table, operator, schema, delay=duration(mark.delay), shards=operation.shards)
+    opened: list[Sink | FrameSink] = []
+    try:
+        opened.append(sink_in(folder, None))
+        kind = schema.field(column_of(schema, mark.column)).type
+        given = [operator.output_schema(schema), late_schema(schema, kind)]
+        if stream.late is not None:
+            opened.append(sink_in(folder / "late", stream.late))
+        for sink, columns in zip(opened, given, strict=False):
+            if hasattr(sink, "check"):
+                sink.check(columns)
+        return KeyedInto(keyed, *opened)
+    except BaseException:
+        for sink in opened:
+            sink.close()
+        raise
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

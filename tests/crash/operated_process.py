@@ -1,0 +1,72 @@
+"""A stream through an operator into a collection, its late rows into another, without Spark: python operated_process.py <data folder> <folder of its checkpoint>.
+
+Windows whose table, answers and late rows are moved by three programs of our own one after the other; what Spark does of a checkpoint is done
+here as in sink_process.py: a micro-batch whose end is not noted comes again, with its number and its rows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from millrace.base.files import replace_json
+from millrace.base.settings import Settings
+from millrace.streams.keyed.durable import DurableRun
+from millrace.streams.keyed.into import KeyedInto
+from millrace.streams.operators.windows import Windows
+from millrace.streams.sinks.collection.sink import CollectionSink
+from millrace.streams.sinks.sink import Taken
+
+SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.utf8()), ("t", pa.int64()), ("v", pa.int64())])
+OPERATOR = Windows(("k",), "t", {"n": ("count", None), "total": ("sum", "v")}, size=10)
+DELAY = 5
+BATCHES = 5
+
+
+def rows(batch_id: int) -> pa.Table:
+    """Of each batch 40 rows of 20 times, each eighth far behind."""
+    numbers = range(40 * batch_id, 40 * batch_id + 40)
+    return pa.Table.from_pylist(
+        [{"id": n, "k": f"k{n % 3}", "t": n // 2 - (60 if n % 8 == 7 else 0), "v": n * n % 7} for n in numbers], SCHEMA
+    )
+
+
+@dataclass
+class Keyed:
+    """What KeyedFrames is under Spark."""
+
+    run: DurableRun
+
+    def write_frame(self, frame: Any, batch_id: int) -> Taken:
+        return Taken(again=not self.run.batch(batch_id, frame))
+
+    def answers_of(self, batch_id: int) -> tuple[pa.Table, pa.Table] | None:
+        return self.run.table.answers_of(batch_id)
+
+
+def main(data: Path, folder: Path) -> None:
+    noted = folder / "commits.json"
+    committed = json.loads(noted.read_text())["committed"] if noted.exists() else -1
+    settings = Settings(data_dir=data, append_retry_delay=0.05)
+    keyed: Any = Keyed(DurableRun(str(folder / "operator"), OPERATOR, SCHEMA, delay=DELAY, shards=2))
+    into = KeyedInto(
+        keyed,
+        CollectionSink(settings, folder / "sink", "answers", guarantee="exactly once"),
+        CollectionSink(settings, folder / "sink" / "late", "late", guarantee="exactly once"),
+    )
+    try:
+        for batch_id in range(committed + 1, BATCHES):
+            given: Any = rows(batch_id)
+            into.write_frame(given, batch_id)
+            replace_json(noted, {"committed": batch_id}, synced=True)
+    finally:
+        into.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

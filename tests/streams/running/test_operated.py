@@ -1,0 +1,149 @@
+"""A declared stream with an operator: the same content as its batch, late rows beside it, each row accounted for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import millrace.testing
+from millrace.base.metrics import Metrics
+from millrace.streams.declare.declaration import From, Into, Stream, Watermark
+from millrace.streams.running.frames import batch_of, found_by_spark
+from millrace.testing import Deployment
+from tests.streams.running.test_running import exposition, heard, run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+DAY = datetime(2026, 11, 24, tzinfo=UTC)
+END = "zz"
+"""The key of the rows that move the watermark behind all others."""
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with millrace.testing.deployment(tmp_path_factory.mktemp("operated") / "data") as made:
+        yield made
+
+
+def events(*rows: tuple[int, str, float | None, int]) -> list[dict[str, Any]]:
+    return [
+        {"id": number, "k": k, "at": None if at is None else DAY + timedelta(minutes=at), "v": v}
+        for number, k, at, v in rows
+    ]
+
+
+def declared(name: str, operator: dict[str, Any], **changes: Any) -> Stream:
+    return Stream(
+        name=name,
+        source=From(
+            collection=f"{name}_events",
+            columns=("id", "k", "at", "v"),
+            watermark=Watermark(column="at", delay="20 minutes"),
+        ),
+        operator=operator,
+        **({"sink": Into(collection=name)} | changes),
+    )
+
+
+def content(rows: Any) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(str(each) for each in row) for row in rows if END not in row)
+
+
+def of_collection(db: Deployment, name: str, columns: list[str]) -> Counter[tuple[Any, ...]]:
+    return content(tuple(row[each] for each in columns) for row in db.collection(name).read().to_pylist())
+
+
+def of_batch(spark: SparkSession, db: Deployment, stream: Stream, columns: list[str]) -> Counter[tuple[Any, ...]]:
+    frame = batch_of(spark, db.settings, stream).select(columns)
+    return content(tuple(row.values()) for row in frame.toArrow().to_pylist())
+
+
+ROWS = [(n, "abc"[n % 3], n * 7 % 60 + 20 * (n // 10), n * n % 11) for n in range(60)]
+
+
+def through(spark: SparkSession, db: Deployment, stream: Stream, metrics: Metrics | None = None) -> None:
+    source = db.create_collection(
+        f"{stream.name}_events", {"id": "int64", "k": "string", "at": "timestamp?", "v": "int64"}, key="id"
+    )
+    # Sorted by time, but for what the watermark forgives.
+    rows = sorted(ROWS, key=lambda row: row[2] + row[0] % 4 * 4)
+    for number, begin in enumerate(range(0, 60, 20)):
+        source.insert(events(*rows[begin : begin + 20]))
+        run(spark, db, stream, metrics)
+        source.insert(events((1000 + number, END, 0.0 if number < 2 else 10_000.0, 0))) if number == 2 else None
+    run(spark, db, stream, metrics)
+    source.insert(events((2000, END, 20_000.0, 0)))
+    run(spark, db, stream, metrics)
+
+
+WINDOWS = {
+    "windows": {"keys": ["k"], "size": "30 minutes", "lateness": "5 minutes", "aggregates": {"n": "count(*)", "high": "max(v)"}}
+}  # fmt: skip
+ANSWER = {"k": "string", "window_start": "timestamp", "window_end": "timestamp", "n": "int64", "high": "int64?"}
+
+
+def test_windows_are_those_of_the_batch_and_what_is_late_goes_where_it_is_told(
+    spark: SparkSession, db: Deployment
+) -> None:
+    db.create_collection("windowed", ANSWER, key=("k", "window_start"))
+    late = {"id": "int64", "k": "string", "at": "timestamp?", "v": "int64", "late_by": "int64", "reason": "string"}
+    db.create_collection("windowed_late", late | {"window_start": "timestamp?"}, key="id")
+    stream = declared("windowed", WINDOWS, late="windowed_late", seconds=0.0)
+    metrics = Metrics()
+    through(spark, db, stream, metrics)
+    wanted = of_batch(spark, db, stream, list(ANSWER))
+    assert len(wanted) > 9
+    assert of_collection(db, "windowed", list(ANSWER)) == wanted
+
+    source = db.collection("windowed_events")
+    source.insert(events((3000, "a", 1.0, 1), (3001, "b", None, 1), (3002, END, 30_000.0, 1)))
+    run(spark, db, stream, metrics)
+    assert of_collection(db, "windowed", list(ANSWER)) == wanted, "what was answered stays"
+    aside = db.collection("windowed_late").read().to_pylist()
+    assert {(row["id"], row["reason"], row["window_start"]) for row in aside} == {
+        (3000, "late", DAY), (3001, "no time", None),
+    }  # fmt: skip
+    told = heard(db, stream, lambda each: each.rows == 3)
+    assert told.operated is not None
+    assert (told.rows, told.late, told.operated["taken"], told.operated["rejected"]) == (3, 1, 1, 1)
+    assert told.state_rows == 1
+    assert told.state_bytes is not None
+    assert told.state_bytes > 0
+    assert told.watermark == (DAY + timedelta(minutes=30_000 - 20)).isoformat()
+    exposed = exposition(metrics)
+    for outcome, count in (("taken", 63.0), ("late", 1.0), ("rejected", 1.0), ("corrected", 0.0)):
+        sample = f'millrace_stream_operated_total{{outcome="{outcome}",stream="windowed"}}'
+        assert f"{sample} {count}" in exposed, (outcome, exposed)
+    plan, findings = found_by_spark(spark, db.settings, stream)
+    assert "Operator windows, keyed by k, in 2 shards, 20 minutes behind the newest at" in plan
+    assert "answers: k string, window_start" in plan
+    assert findings == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "operator", "columns"),
+    [
+        ("distinct_", {"distinct": {"keys": ["k", "v"], "within": "90 minutes"}}, {"id": "int64", "k": "string", "at": "timestamp", "v": "int64"}),
+        (
+            "rising",
+            {"pattern": {"match_recognize": "PARTITION BY k ORDER BY at, id MEASURES A.id AS first, LAST(B.id) AS last PATTERN (A B B) WITHIN INTERVAL '2' HOUR DEFINE B AS v > PREV(v)"}},
+            {"k": "string", "first": "int64", "last": "int64"},
+        ),
+    ],
+)  # fmt: skip
+def test_operators_declared_give_what_their_batch_gives(
+    spark: SparkSession, db: Deployment, name: str, operator: dict[str, Any], columns: dict[str, str]
+) -> None:
+    db.create_collection(name, columns, key=next(each for each in ("id", "first") if each in columns))
+    stream = declared(name, operator, seconds=0.0)
+    through(spark, db, stream)
+    wanted = of_batch(spark, db, stream, list(columns))
+    assert wanted
+    assert of_collection(db, name, list(columns)) == wanted
