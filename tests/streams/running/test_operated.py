@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ import pytest
 
 import millrace.testing
 from millrace.base.metrics import Metrics
-from millrace.streams.declare.declaration import From, Into, Stream, Watermark
+from millrace.streams.declare.declaration import From, Into, Stream, Table, Watermark
 from millrace.streams.running.frames import batch_of, found_by_spark
 from millrace.testing import Deployment
 from tests.streams.running.test_running import exposition, heard, run
@@ -147,3 +148,58 @@ def test_operators_declared_give_what_their_batch_gives(
     wanted = of_batch(spark, db, stream, list(columns))
     assert wanted
     assert of_collection(db, name, list(columns)) == wanted
+
+
+@pytest.mark.slow
+def test_a_temporal_join_has_the_version_that_was_valid_and_a_table_that_of_its_moment(
+    spark: SparkSession, db: Deployment
+) -> None:
+    source = db.create_collection(
+        "priced_events", {"id": "int64", "k": "string", "at": "timestamp", "v": "int64"}, key="id"
+    )
+    prices = db.create_collection("prices", {"k": "string", "price": "int64"}, key="k")
+    columns = {"id": "int64", "k": "string", "at": "timestamp", "v": "int64", "price": "int64?"}
+    db.create_collection("priced", columns, key="id")
+    db.create_collection("joined", {"id": "int64", "price": "int64"}, key="id")
+    moments = []
+
+    def moment() -> None:
+        time.sleep(0.05)  # between two ticks of the log's clock, which is this machine's
+        moments.append(datetime.now(UTC))
+        time.sleep(0.05)
+
+    moment()
+    prices.upsert([{"k": "a", "price": 10}, {"k": "b", "price": 7}])
+    moment()
+    prices.upsert([{"k": "a", "price": 20}])
+    moment()
+    prices.delete(["a"])
+    moment()
+    prices.upsert([{"k": "a", "price": 30}])
+    moment()
+    source.insert([{"id": n, "k": "a", "at": each, "v": 0} for n, each in enumerate(moments)])
+    source.insert([{"id": 10 + n, "k": "b", "at": each, "v": 0} for n, each in enumerate(moments)])
+    versions = {"collection": "prices", "keys": ["k"], "time": "_log_time", "columns": {"price": "price"}}
+    stream = declared("priced", {"as_of": versions}, seconds=0.0)
+    run(spark, db, stream)
+    source.insert([{"id": 99, "k": END, "at": datetime.now(UTC) + timedelta(hours=2), "v": 0}])
+    run(spark, db, stream)
+    source.insert([{"id": 100, "k": END, "at": datetime.now(UTC) + timedelta(hours=3), "v": 0}])
+    run(spark, db, stream)
+    found = {row["id"]: row["price"] for row in db.collection("priced").read().to_pylist() if row["k"] != END}
+    assert found == {
+        **dict(enumerate([None, 10, 20, None, 30])), **{10 + n: each for n, each in enumerate([None, 7, 7, 7, 7])},
+    }  # fmt: skip
+    assert of_collection(db, "priced", list(columns)) == of_batch(spark, db, stream, list(columns))
+    told = heard(db, stream, lambda each: each.rows == 1)
+    assert told.operated is not None
+    assert told.operated["late"] == 0
+
+    table = Table(collection="prices", at=moments[2].isoformat())
+    at_once = Stream(
+        name="joined", source="priced_events", sink=Into(collection="joined", mode="upsert"), tables={"then": table},
+        sql="select e.id, p.price from priced_events e join then p on e.k = p.k", seconds=0.0,
+    )  # fmt: skip
+    run(spark, db, at_once)
+    rows = {row["id"]: row["price"] for row in db.collection("joined").read().to_pylist()}
+    assert rows == {**dict.fromkeys(range(5), 20), **dict.fromkeys(range(10, 15), 7)}

@@ -49,7 +49,7 @@ Duration = Annotated[str | None, BeforeValidator(_checked)]
 
 def right_name(column: str) -> str:
     """The name of a right side's column in the stream that both sides are."""
-    return f"_right.{column}"
+    return f"_right__{column}"
 
 
 class _Model(BaseModel):

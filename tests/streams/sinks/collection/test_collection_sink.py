@@ -21,8 +21,11 @@ from millrace.base.errors import (
     LogUnavailable,
     StreamBusy,
 )
+from millrace.catalog.collection import pchannel_of
 from millrace.client.append_client import AppendClient
 from millrace.client.client import Client
+from millrace.message import builders
+from millrace.message.wire.encode import encode_entry
 from millrace.streams.sinks.collection.poison import LETTERS, redriven
 from millrace.streams.sinks.collection.sink import CollectionSink
 from millrace.streams.sinks.sink import Taken
@@ -225,3 +228,37 @@ def test_a_sink_is_one_processs_and_needs_a_collection(db: Deployment, tmp_path:
         sink(db, tmp_path, "busy", guarantee="perhaps")
     with pytest.raises(InvalidArgument, match="the mode is one of"):
         sink(db, tmp_path, "busy", mode="merge")
+
+
+def test_a_mirror_follows_a_retraction_of_a_channel_of_its_source(db: Deployment, tmp_path: Path) -> None:
+    source = db.create_collection("mirrored", FIELDS, key="id", vchannels=2)
+    db.create_collection("mirror", FIELDS, key="id", vchannels=2)
+    source.insert({"id": list(range(20)), "name": ["old"] * 20})
+    first = source.changes_between().read_all()
+    definition = source.definition
+    with Client.connect(db.settings) as client:
+        replaces = builders.import_files(
+            "replaces",
+            [],
+            vchannel=definition.vchannels[0],
+            collection_id=definition.id,
+            term=client.append.describe(pchannel_of(definition.vchannels[0]))["term"],
+            replace=True,
+            schema_version=definition.schema_version,
+        )
+        client.append.append(pchannel_of(definition.vchannels[0]), [encode_entry([replaces])]).result()
+    db.settle()
+    left = rows_of(db, "mirrored")
+    assert 0 < sum(left.values()) < 20, "those of the other channel"
+    source.upsert([{"id": 3, "name": "new"}])
+    db.settle()
+    every = source.changes_between().read_all()
+    assert "retract" in every["_change"].to_pylist()
+    for _ in range(2):
+        with sink(db, tmp_path, "mirror", mode="changes") as to:
+            to.write(0, first.to_batches())
+            to.write(1, every.slice(len(first)).to_batches())
+    assert rows_of(db, "mirror") == rows_of(db, "mirrored")
+    with sink(db, tmp_path / "whole", "mirror", mode="changes", stream="another") as to:
+        to.write(0, every.to_batches())
+    assert rows_of(db, "mirror") == rows_of(db, "mirrored"), "and all of it at once comes to the same"

@@ -1,0 +1,73 @@
+"""Every operator at once under Spark, over files, to their end: python operate_process.py <folder>. The driver that is killed, with its workers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+
+from millrace.base.settings import Settings
+from millrace.streams.keyed.frames import KeyedFrames
+from millrace.streams.keyed.into import KeyedInto
+from millrace.streams.keyed.operator import Operator
+from millrace.streams.operators.joins import AsOf, Distinct
+from millrace.streams.operators.patterns import Patterns
+from millrace.streams.operators.windows import Windows
+from millrace.streams.patterns.sql import parse
+from millrace.streams.sinks import frames as sinks
+from millrace.streams.sinks.delta import DeltaSink
+
+SCHEMA = pa.schema([("k", pa.utf8()), ("t", pa.int64()), ("v", pa.int64()), ("right", pa.bool_())])
+COLUMNS = "k string, t long, v long, right boolean"
+DELAY, SHARDS, BATCHES, ROWS = 4, 2, 6, 60
+OPERATORS: dict[str, Operator] = {
+    "windows": Windows(("k",), "t", {"n": ("count", None), "total": ("sum", "v")}, size=6, slide=3),
+    "sessions": Windows(("k",), "t", {"n": ("count", None)}, gap=3),
+    "as_of": AsOf(("k",), "t", "right", ("k", "t", "v"), (("v", "last"), ("t", "since")), 20),
+    "distinct": Distinct(("k", "v"), "t", 9),
+    "patterns": Patterns(
+        parse(
+            "PARTITION BY k ORDER BY t MEASURES A.t AS a, LAST(B.t) AS b, MATCH_NUMBER() AS m PATTERN (A B+) WITHIN 9 DEFINE B AS v > PREV(v)"
+        ),
+        "t",
+    ),
+}
+
+
+def rows(batch: int) -> pa.Table:
+    """Of each batch 60 rows of 20 times, some of them late, some before their time."""
+    numbers = range(ROWS * batch, ROWS * batch + ROWS)
+    return pa.Table.from_pylist(
+        [
+            {
+                "k": f"k{n % 7}",
+                "t": n // 3 + n * 5 % 4 - (40 if n % 17 == 16 else 0),
+                "v": n * n % 11,
+                "right": n % 4 == 0,
+            }
+            for n in numbers
+        ],
+        SCHEMA,
+    )
+
+
+def main(folder: Path) -> None:
+    from millrace.runtime.spark_session import session
+
+    spark = session("operate-kills", settings=Settings(data_dir=folder / "data"))
+    queries = []
+    for name, operator in OPERATORS.items():
+        place = folder / "checkpoints" / name
+        frame = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
+        memory = sinks.sink_folder(place)
+        keyed = KeyedFrames(memory, str(folder / name), operator, sinks.columns_of(frame), delay=DELAY, shards=SHARDS)
+        into = KeyedInto(keyed, DeltaSink(memory, str(folder / f"{name}_sink")))
+        queries.append(sinks.start(frame, into, place, name=name, available_now=True))
+    for query in queries:
+        query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
