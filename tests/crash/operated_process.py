@@ -20,7 +20,7 @@ from millrace.streams.keyed.durable import DurableRun
 from millrace.streams.keyed.into import KeyedInto
 from millrace.streams.operators.windows import Windows
 from millrace.streams.sinks.collection.sink import CollectionSink
-from millrace.streams.sinks.sink import Taken
+from millrace.streams.sinks.sink import Operated, Taken
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.utf8()), ("t", pa.int64()), ("v", pa.int64())])
 OPERATOR = Windows(("k",), "t", {"n": ("count", None), "total": ("sum", "v")}, size=10)
@@ -47,6 +47,9 @@ class Keyed:
 
     def answers_of(self, batch_id: int) -> tuple[pa.Table, pa.Table] | None:
         return self.run.table.answers_of(batch_id)
+
+    def counted(self, frame: Any, late: pa.Table) -> Operated:
+        return Operated(frame.num_rows - late.num_rows, late.num_rows)
 
 
 def main(data: Path, folder: Path) -> None:

@@ -23,6 +23,8 @@ from millrace.testing import Deployment
 from tests.crash import operated_process
 from tests.crash.operated_process import BATCHES, DELAY, OPERATOR, SCHEMA, rows
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
@@ -66,7 +68,7 @@ class Stream:
 
     def run(self, failpoint: str = "") -> int:
         with self.begin(failpoint) as process:
-            _, said = process.communicate(timeout=90)
+            _, said = process.communicate(timeout=200)
         assert process.returncode in (0, -9), said
         return process.returncode
 
@@ -120,7 +122,7 @@ def test_content_is_the_same_across_a_kill_of_the_log_server(db: Deployment, tmp
         server = json.loads((db.settings.data_dir / "log" / "server.json").read_text())["pid"]
         os.kill(server, signal.SIGKILL)
         os.kill(process.pid, signal.SIGCONT)
-        _, said = process.communicate(timeout=90)
+        _, said = process.communicate(timeout=200)
     if process.returncode:  # it gave up before a server was there again: its supervisor starts it anew
         assert "LogUnavailable" in said or "AppendUnresolved" in said, said
         assert stream.run() == 0

@@ -22,7 +22,16 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from millrace.base.errors import InvalidArgument
 from millrace.node.range.task_memory import keep_modules
-from millrace.streams.keyed.operator import END, Operator, from_number, units
+from millrace.streams.keyed.operator import (
+    END,
+    IS_LATE,
+    IS_PARTLY_LATE,
+    IS_TIMELESS,
+    REASON,
+    Operator,
+    from_number,
+    units,
+)
 from millrace.streams.keyed.store import Advanced, Base, KeyedTable
 from millrace.streams.patterns.sorted_rows import column_of
 from millrace.streams.sinks.frames import columns_of
@@ -60,6 +69,13 @@ class KeyedFrames:
     def answers_of(self, batch_id: int) -> tuple[pa.Table, pa.Table] | None:
         """Answers and late rows of the micro-batch that was taken last, where that is it."""
         return self._table.answers_of(batch_id)
+
+    def counted(self, frame: DataFrame, late: pa.Table) -> Operated:
+        """What became of the rows of a micro-batch that an earlier process took and did not tell: by the rows it put aside; those that an operator
+        drops count as taken."""
+        reasons = late.column(REASON).to_pylist()
+        gone, timeless = reasons.count(IS_LATE), reasons.count(IS_TIMELESS)
+        return Operated(frame.count() - gone - timeless, gone, timeless, reasons.count(IS_PARTLY_LATE))
 
     def _advanced(self, frame: DataFrame, base: Base) -> Advanced:
         watermark = None if base.newest is None else base.newest - self._delay

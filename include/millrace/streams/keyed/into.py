@@ -14,9 +14,8 @@ from pyspark.sql import DataFrame
 
 from millrace.base.failpoint import hit
 from millrace.streams.keyed.frames import KeyedFrames
-from millrace.streams.keyed.operator import IS_LATE, IS_PARTLY_LATE, IS_TIMELESS, REASON
 from millrace.streams.sinks.frames import FrameSink
-from millrace.streams.sinks.sink import Operated, Sink, Taken
+from millrace.streams.sinks.sink import Sink, Taken
 
 
 @dataclass
@@ -41,7 +40,7 @@ class KeyedInto:
         if self.late is not None:
             hit("into.answered")
             _handed(frame, self.late, batch_id, late)
-        counted = operated.operated or _counted(late)
+        counted = operated.operated or self.keyed.counted(frame, late)
         return Taken(taken.rows, taken.rejected, taken.again, counted)
 
     def close(self) -> None:
@@ -56,11 +55,3 @@ def _handed(frame: DataFrame, sink: Sink | FrameSink, batch_id: int, rows: pa.Ta
         taken: Taken = sink.write_frame(frame.sparkSession.createDataFrame(rows), batch_id)
         return taken if taken.again else Taken(rows.num_rows)
     return sink.write(batch_id, [pa.RecordBatch.from_pylist([], rows.schema), *rows.to_batches()])
-
-
-def _counted(late: pa.Table) -> Operated:
-    """What can be told of a batch that an earlier process took and died before it told."""
-    reasons = late.column(REASON).to_pylist()
-    return Operated(
-        late=reasons.count(IS_LATE), rejected=reasons.count(IS_TIMELESS), partly_late=reasons.count(IS_PARTLY_LATE)
-    )

@@ -50,17 +50,16 @@ class Told(StreamingQueryListener):
 
     def taken(self, batch_id: int, taken: Taken) -> None:
         """The sink has taken a micro-batch."""
-        if taken.again:
-            return
+        rows, rejected = (0, 0) if taken.again else (taken.rows, taken.rejected)
         with self._guard:
-            self.facts["out"] += taken.rows
-            self.facts["rejected"] += taken.rejected
+            self.facts["out"] += rows
+            self.facts["rejected"] += rejected
             self.facts["at"] = time.time()
             if taken.operated is not None:
                 self._operated(taken.operated)
             replace_json(self._path, self.facts)
-        self._metrics.stream_rows_total.labels(self._stream, "out").inc(taken.rows)
-        self._metrics.stream_rows_total.labels(self._stream, "rejected").inc(taken.rejected)
+        self._metrics.stream_rows_total.labels(self._stream, "out").inc(rows)
+        self._metrics.stream_rows_total.labels(self._stream, "rejected").inc(rejected)
 
     def _operated(self, operated: Operated) -> None:
         """The operator's own count of its rows, and its state as it is now."""
