@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import date, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from millrace.base.errors import InvalidArgument
 from millrace.streams.keyed.in_process import Run
 from millrace.streams.keyed.operator import Counts
+from millrace.streams.keyed.shards import shard_numbers
 from millrace.streams.operators.windows import Windows
 from tests.streams.operators.cuts import Row, alike, disordered, streamed
 
@@ -232,3 +234,17 @@ def test_a_sum_that_no_bigint_holds_is_an_error_and_no_other_number() -> None:
     with pytest.raises(InvalidArgument, match="beyond what a bigint holds"):
         run.batch(batch(("x", 1, 1 << 62)))
     assert Run(run.operator, SCHEMA, 0).batch(batch(("x", 1, 1 << 62), ("x", 1, -(1 << 62)))).counts.taken == 2
+
+
+def test_a_key_with_most_rows_has_one_shard_and_the_other_keys_are_answered_beside_it() -> None:
+    rows = [("hot", at % 50, 1) for at in range(2_000)] + [(f"k{key}", key % 50, 1) for key in range(64)]
+    numbers = shard_numbers(batch(*rows), ("k",), 4)
+    assert len(set(numbers[:2_000].tolist())) == 1
+    assert np.bincount(numbers[2_000:], minlength=4).min() >= 8, "the others are spread"
+    answers = []
+    for shards in (1, 4):
+        run = Run(Windows(("k",), "t", {"n": ("count", None)}, size=10), SCHEMA, 0, shards)
+        run.batch(batch(*rows))
+        assert run.state_rows == 5 + 64, "a row for each open window, however many rows it has"
+        answers.append(alike(run.finish().output.to_pylist()))
+    assert answers[0] == answers[1]
