@@ -130,3 +130,14 @@ def test_of_versions_of_one_time_the_last_in_order_counts() -> None:
         run = Run(AsOf(("k",), "t", "right", ("k",), (("v", "value"),), 10, "gone", order=order), schema, 0)
         run.batch(pa.Table.from_pylist(rows, schema))
         assert run.finish().output.column("value").to_pylist() == [meant]
+
+
+def test_rows_at_the_watermark_wait_for_the_others_of_their_time() -> None:
+    run = Run(AsOf(("k",), "t", "right", ("k",), (("v", "value"),), 10), SCHEMA, 5)
+    for rows in [[("x", 5, False), ("y", 10, False)], [("x", 5, True), ("y", 11, False)]]:
+        run.batch(
+            pa.Table.from_pylist(
+                [{"k": k, "t": t, "v": 1, "right": right, "gone": False} for k, t, right in rows], SCHEMA
+            )
+        )
+    assert {"k": "x", "value": 1} in run.finish().output.to_pylist()

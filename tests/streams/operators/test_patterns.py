@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument
 from millrace.streams.keyed.in_process import Run
+from millrace.streams.keyed.operator import Counts
 from millrace.streams.operators.patterns import Patterns
 from millrace.streams.patterns.query import MatchRecognize
 from millrace.streams.patterns.sql import parse
@@ -69,6 +70,22 @@ def test_a_late_row_goes_to_the_side_and_says_how_late_it_is() -> None:
     assert [(row["late_by"], row["reason"], row["v"]) for row in step.late.to_pylist()] == [(60_000_000, "late", 9)]
     nameless = run.batch(pa.Table.from_pylist([{"k": "x", "t": None, "v": 1}], TIMED))
     assert [row["reason"] for row in nameless.late.to_pylist()] == ["no time"]
+    assert nameless.counts == Counts(rejected=1)
+
+
+def test_what_a_pattern_looks_back_at_and_what_may_go_on_is_kept_from_batch_to_batch() -> None:
+    sql = "PARTITION BY k ORDER BY t MEASURES {} AS x PATTERN ({}) DEFINE A AS v > 0, B AS v > PREV(v)"
+    rises, runs = (
+        Run(Patterns(parse(sql.format(*each)), "t"), TIMED, timedelta(0))
+        for each in (("B.v", "B A??"), ("COUNT(*)", "A+ B??"))
+    )
+    found: dict[str, list[Any]] = {"rises": [], "runs": []}
+    for at, value in enumerate([1, 2, 3, -1, 5]):
+        for name, run in (("rises", rises), ("runs", runs)):
+            found[name] += run.batch(rows(("x", at, value))).output.column("x").to_pylist()
+    found["rises"] += rises.finish().output.column("x").to_pylist()
+    found["runs"] += runs.finish().output.column("x").to_pylist()
+    assert found == {"rises": [2, 3, 5], "runs": [3, 1]}
 
 
 def test_absence_is_answered_by_the_watermark_alone() -> None:

@@ -160,10 +160,10 @@ def batch(*rows: tuple[str, int | None, int]) -> pa.Table:
 def test_a_late_row_says_for_which_window_and_how_late() -> None:
     run = Run(Windows(("k",), "t", {"n": ("count", None)}, size=10, lateness=3), SCHEMA, 2)
     run.batch(batch(("x", 1, 1), ("x", 25, 1)))
-    step = run.batch(batch(("x", 9, 7), ("x", None, 8), ("x", 21, 9)))
+    step = run.batch(batch(("x", 9, 7), ("x", None, 8), ("x", 21, 9), ("x", 12, 6)))
     assert step.output.to_pylist() == [{"k": "x", "window_start": 0, "window_end": 10, "n": 1}]
     assert [(row["v"], row["late_by"], row["window_start"], row["reason"]) for row in step.late.to_pylist()] == [
-        (8, 0, None, "no time"), (7, 11, 0, "late"),
+        (8, 0, None, "no time"), (7, 11, 0, "late"), (6, 8, 10, "late"),
     ]  # fmt: skip
     dropping = Run(Windows(("k",), "t", {"n": ("count", None)}, size=10, late="drop"), SCHEMA, 0)
     dropping.batch(batch(("x", 25, 1)))
