@@ -68,3 +68,61 @@ def test_a_load_that_is_killed_and_begun_again_has_each_row_once(tmp_path: Path,
         changed = run()
         assert changed.returncode == 1
         assert "belongs to another load: files was" in changed.stderr
+
+
+@pytest.mark.parametrize(
+    "killed_at",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        pytest.param("produce.forgotten@1", marks=pytest.mark.slow),
+        "produce.renumbered@1",
+    ],
+)
+def test_a_load_whose_producer_the_chain_forgot_goes_on_by_the_wal(tmp_path: Path, killed_at: str) -> None:
+    count = 300
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(f'{{"id": {number}}}\n' for number in range(count)), encoding="utf-8")
+    journal = tmp_path / "load.journal"
+    with millrace.testing.deployment(tmp_path / "data", pchannels=2) as db:
+        rows = db.create_collection("rows", {"id": "int64"}, key="id", vchannels=2)
+        command = [
+            sys.executable, "-m", "millrace", "produce", "rows", str(source), "--batch-rows", "50",
+            "--resume", str(journal), "--data", str(db.settings.data_dir), "--json",
+        ]  # fmt: skip
+
+        def run(failpoint: str = "") -> subprocess.CompletedProcess[str]:
+            env = os.environ | {VARIABLE: failpoint, "MILLRACE_CACHE": str(db.settings.cache_dir)}
+            with subprocess.Popen(
+                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ) as process:
+                end = Deadline.after(60)
+                while process.poll() is None and not end.over():
+                    db.settle()  # the load waits for the WAL to have what it sent
+                    end.pause(0.05)
+                process.kill()
+                assert process.stdout is not None
+                assert process.stderr is not None
+                out, err = process.stdout.read(), process.stderr.read()
+            return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+        def forget(first: int) -> None:
+            """Have the chain forget every producer but the one that appends now."""
+            catalog = db.client.catalog
+            for each in catalog.pchannels():
+                catalog.open_term(each.name, config={"max_producers": 1})
+            with db.client.producer() as other:
+                other.insert(rows.definition, pa.table({"id": list(range(first, first + 20))}))
+            for each in catalog.pchannels():
+                catalog.open_term(each.name, config={"max_producers": 1024})
+
+        assert run("produce.sent@3").returncode == -9  # what was sent is not in the journal
+        forget(1_000)
+        if killed_at:
+            assert run(killed_at).returncode == -9
+            forget(2_000)
+        ended = run()
+        assert ended.returncode == 0, ended.stderr
+        assert json.loads(ended.stdout)["accepted"] == count
+        db.settle()
+        found = Counter(number for number in rows.read()["id"].to_pylist() if number < 1_000)
+        assert found == Counter(range(count))

@@ -48,6 +48,7 @@ from millrace.wal.scanner import DeliverPolicy, Filter
 if TYPE_CHECKING:  # what a producer and a consumer do without
     from millrace.client.consume.changes import ChangeStream
     from millrace.client.dataset import CollectionDataset
+    from millrace.client.produce.resuming import Stood
     from millrace.wal.visible.changes import Position, Start
 
 
@@ -188,6 +189,7 @@ class Client(Closing):
             producer_id=producer_id,
             resumed=resumed,
             reader=self._read_for,
+            standing=self._stood if self._here and resumed is not None else None,
             spool=sender,
             metrics=metrics,
         )
@@ -297,6 +299,12 @@ class Client(Closing):
     def now(self, pchannels: Iterable[str]) -> int:
         """A tick behind every append to these PChannels that was answered."""
         return max(self.append.tick(name) for name in pchannels)
+
+    def _stood(self, pchannel: str, producer_id: int, after: int) -> Iterable[Stood]:
+        """What a producer has in the WAL behind a tick, all of it up to now (millrace.client.produce.resuming.Standing)."""
+        from millrace.client.tables_here import stood
+
+        return stood(self.settings, self.append, pchannel, producer_id, after)
 
     def _read_for(self, collection: Collection, at: int | None) -> tuple[int, pa.Table]:
         """A collection at a tick; without one at a tick of now, which lies behind every append that was answered."""

@@ -5,21 +5,26 @@ This module brings the libraries of tables; a client of a server elsewhere does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base.errors import PositionTruncated
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.client.consume.positions import Positions
 from millrace.client.consume.scan import Histories, table
 from millrace.client.dataset import CollectionDataset, looked_at
+from millrace.client.produce.resuming import Stood
+from millrace.message.ids import MessageId
+from millrace.rpc.outcome import AppendResult
 from millrace.rpc.selection import Selection
 from millrace.tables.collections.changes import ImportedFiles, start_at
 from millrace.tables.read.arrow import Matching, count_rows, stream_of
-from millrace.tables.read.freshness import Ticking, plan_fresh, read_fresh
+from millrace.tables.read.freshness import Ticking, all_confirmed, plan_fresh, read_fresh
 from millrace.tables.read.plan import ReadPlan
+from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.visible.changes import Position, Start
 
 
@@ -71,3 +76,37 @@ class TablesHere:
         return plan_fresh(
             self._settings, collection.name, collection.id, channels, self._append, at=at, seconds=seconds
         )
+
+
+def stood(settings: Settings, append: Ticking, pchannel: str, producer_id: int, after: int) -> Iterator[Stood]:
+    """What a producer has on a PChannel in the ``wal`` table behind the tick `after`, which is waited for up to now. Raises TickNotReached,
+    PositionTruncated."""
+    words = f"what producer {producer_id} sent before"
+    all_confirmed(settings, words, [pchannel], append, None, settings.read_deadline)
+    wal = WalSnapshot.open(settings.wal_uri)
+    if wal is None:
+        return
+    trimmed, earliest = wal.trimmed(pchannel)
+    if trimmed > after:
+        raise PositionTruncated(
+            f"the WAL of {pchannel} was trimmed up to tick {trimmed}, and {words} may lie before: read whether its last rows are there,"
+            " and load the rest as another load",
+            earliest=earliest,
+        )
+    columns = [
+        "vchannel",
+        "producer_id",
+        "epoch",
+        "sequence",
+        "time_tick",
+        "ledger",
+        "entry",
+        "index",
+        "ordinal",
+        "payload",
+    ]
+    for rows in wal.messages(pchannel, after_tick=after, columns=columns):
+        for row in rows.filter(pc.equal(rows["producer_id"], producer_id)).to_pylist():
+            place = MessageId(row["ledger"], row["entry"], row["index"], row["ordinal"])
+            result = AppendResult(place, None, row["time_tick"], duplicate=True)
+            yield Stood(row["vchannel"], row["epoch"], row["sequence"], row["payload"], result)

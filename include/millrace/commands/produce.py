@@ -209,8 +209,12 @@ def produce(
             )
             client = opened.enter_context(Client.connect(settings))
             producer = client.producer(resumed=None if journal is None else journal.producer_id)
-            if place is not None:
-                producer.resume(place.numbers)
+            if journal is not None:
+                place = journal.place
+                if not place.ticks:  # before anything is sent
+                    place.ticks = {each: client.append.tick(each, persist=False) for each in collection.pchannels}
+                    journal.save()
+                producer.resume(place.numbers, place.ticks)
             show = opened.enter_context(_progress())
             read = partial(
                 read_batches,
@@ -311,6 +315,7 @@ def _keep(journal: Journal, file: int, batches: int, producer: Producer, tally: 
     """All up to here was acknowledged: the journal says so from now on."""
     place = journal.place
     place.file, place.batches, place.numbers = file, batches, producer.numbers()
+    place.ticks = place.ticks | producer.ticks()
     place.bad_bytes = 0 if bad is None else bad.flushed()
     place.counts = tally.to_json()
     journal.save()

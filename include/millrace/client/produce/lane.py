@@ -20,9 +20,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from millrace.base.errors import AppendUnresolved, MillraceError
+from millrace.base.errors import AppendRejected, AppendUnresolved, MillraceError
+from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
@@ -47,6 +49,15 @@ from millrace.message.model import MutableMessage
 from millrace.message.wire.encode import encode_entry
 from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.pipeline import Pipeline
+from millrace.wal.reasons import Reason
+
+if TYPE_CHECKING:
+    from millrace.client.produce.resuming import Standing
+
+
+def _next(waiting: deque[Sending]) -> Sending | None:
+    return waiting.popleft() if waiting else None
+
 
 Source = Callable[[], Sending | None]
 
@@ -101,6 +112,7 @@ class Lane:
         )
         self.turns = Turns()
         self._resumed = False
+        self._standing: Standing | None = None
         self._pipeline: Pipeline[AppendOutcome] | None = None
         self._closing = threading.Event()
         self._retries = None if metrics is None else metrics.wal_append_retry_total.labels(pchannel)
@@ -128,11 +140,21 @@ class Lane:
         with self.turns.taken():
             return self.sequencer.numbers()
 
-    def resume(self, numbers: Mapping[str, tuple[int, int]]) -> None:
-        """Go on from the numbers of a lane that is gone: what is sent next it may have sent already, with these very numbers."""
+    def resume(
+        self, numbers: Mapping[str, tuple[int, int]], *, tick: int = 0, standing: Standing | None = None
+    ) -> None:
+        """Go on from the numbers of a lane that is gone: what is sent next it may have sent already, with these very numbers, and
+        behind `tick`. Where the chain does not know them any more, `standing` is asked what stands."""
         with self.turns.taken():
             self.sequencer.resume(numbers)
+            self.sequencer.tick = max(self.sequencer.tick, tick)
             self._resumed = True
+            self._standing = standing
+
+    @property
+    def tick(self) -> int:
+        """The greatest tick that an answer had: what is sent from now on has a greater one."""
+        return self.sequencer.tick
 
     def stamp(self, messages: Sequence[MutableMessage]) -> list[MutableMessage]:
         """`messages` with term, producer, epoch and the next sequences: for what is kept elsewhere before it is sent.
@@ -151,6 +173,17 @@ class Lane:
 
         Raises AppendUnresolved where that cannot be known now, and what the append host raises.
         """
+        if self._resumed and self._standing is not None:
+            sent = self._send_resumed(groups, self._standing)
+        else:
+            sent = self._send(groups)
+        self._resumed = False
+        written = Written()
+        for each in sent:
+            written.add(each.written())
+        return written
+
+    def _send(self, groups: Sequence[list[MutableMessage]]) -> list[Sending]:
         waiting = deque(Sending(group, ambiguous=self._resumed) for group in groups)
         sent = list(waiting)
         try:
@@ -158,11 +191,51 @@ class Lane:
         except AppendUnresolved:
             self._hold(waiting)
             raise
-        self._resumed = False
-        written = Written()
-        for each in sent:
-            written.add(each.written())
-        return written
+        return sent
+
+    def _send_resumed(self, groups: Sequence[list[MutableMessage]], standing: Standing) -> list[Sending]:
+        """As :meth:`_send`, of what a lane that is gone may have sent: under its numbers, and what does not stand under new ones where
+        the chain has forgotten these. Whatever is raised, the next call may begin it again."""
+        from millrace.client.produce.resuming import forgotten, settle  # what other producers do without
+
+        sent = [Sending(list(group)) for group in groups]
+        with self.turns.taken():
+            before, after = self.sequencer.numbers(), self.sequencer.tick
+            for each in sent:
+                self.sequencer.number(each)
+                each.ambiguous = True
+            first = {
+                each.vchannel: before.get(each.vchannel, (each.epoch, 0)) for part in sent for each in part.messages
+            }
+        waiting = deque(sent)
+        try:
+            try:
+                source = partial(_next, waiting)
+                self.deliver(source, pipelined=len(sent) > 1, stamped=True)
+            except AppendRejected as verdict:
+                if verdict.reason != Reason.UNKNOWN_PRODUCER:
+                    raise
+                self.take_unresolved()
+            names = forgotten(sent)
+            if not names:
+                return sent
+            stood = standing(self.pchannel, self._identity.id, after)
+            left, newest = settle(sent, {name: first[name] for name in names}, stood)
+            hit("produce.forgotten")
+            with self.turns.taken():
+                epochs = self._renewed(AskEpochs(newest))
+                self.sequencer.begin_epochs(epochs)
+            again = [Sending([sending.messages[at]]) for sending, at in left]
+            rest = deque(again)
+            self.deliver(partial(_next, rest), pipelined=len(again) > 1)
+            for (sending, at), each in zip(left, again, strict=True):
+                (sending.answers[at],) = each.answers
+            hit("produce.renumbered")
+            return sent
+        except BaseException:
+            self.take_unresolved()
+            self.sequencer.resume(before)
+            raise
 
     def _hold(self, rest: Iterable[Sending]) -> None:
         """Keep what a call had not sent yet behind what it sent: its caller is told that all of it is held."""

@@ -52,6 +52,7 @@ from millrace.message.model import MutableMessage
 
 if TYPE_CHECKING:  # who sends one append at a time has no need of them
     from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
+    from millrace.client.produce.resuming import Standing
     from millrace.message.schema_changes import Change
 
 Reader = Callable[[Collection, int | None], tuple[int, pa.Table]]
@@ -92,9 +93,11 @@ class Producer(Closing):
         producer_id: int | None = None,
         resumed: int | None = None,
         reader: Reader | None = None,
+        standing: Standing | None = None,
         spool: SpoolSender | None = None,
         metrics: Metrics | None = None,
     ) -> None:
+        self._standing = standing
         self._metrics = metrics
         self._append = append
         self._catalog = catalog
@@ -376,11 +379,17 @@ class Producer(Closing):
         """By VChannel the epoch and the next sequence of this producer: for one that goes on where it ended."""
         return {name: each for lane in self._all_lanes() for name, each in lane.numbers().items()}
 
-    def resume(self, numbers: Mapping[str, tuple[int, int]]) -> None:
-        """Take over the numbers of a producer of this id that is gone: the next call may have been its last, and has one effect."""
-        for pchannel in {pchannel_of(name) for name in numbers}:
+    def ticks(self) -> dict[str, int]:
+        """By PChannel a tick behind which the next call's messages stand: for one that goes on where this one ended."""
+        return {lane.pchannel: lane.tick for lane in self._all_lanes()}
+
+    def resume(self, numbers: Mapping[str, tuple[int, int]], ticks: Mapping[str, int] | None = None) -> None:
+        """Take over the numbers of a producer of this id that is gone, and its `ticks`: the next call may have been its last, and has one
+        effect, on a VChannel that has forgotten the producer too, as the WAL says (where it can be read here)."""
+        ticks = ticks or {}
+        for pchannel in {*ticks, *map(pchannel_of, numbers)}:
             mine = {name: each for name, each in numbers.items() if pchannel_of(name) == pchannel}
-            self.lane(pchannel).resume(mine)
+            self.lane(pchannel).resume(mine, tick=ticks.get(pchannel, 0), standing=self._standing)
 
     def _all_lanes(self) -> list[Lane]:
         with self._guard:

@@ -34,6 +34,8 @@ class Place:
     """Of that file, sent and acknowledged."""
     numbers: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By VChannel the epoch and the next sequence."""
+    ticks: dict[str, int] = field(default_factory=dict)
+    """By PChannel a tick behind which all lies that is sent from this place on."""
     bad_bytes: int = 0
     """Of the file of bad rows."""
     counts: dict[str, Any] = field(default_factory=dict)
