@@ -99,7 +99,7 @@ bench: jars broker-jars servers ## Measure against baselines of the same run (do
 
 # --- keep ------------------------------------------------------------------------------------------------------
 
-.PHONY: lock docs wheel sbom clean clean-data
+.PHONY: lock docs wheel sbom chart clean clean-data
 lock: $(STAMP) ## Make requirements.txt anew from requirements.in
 	@tools/lock.sh "$(BIN)"
 
@@ -109,6 +109,9 @@ docs: $(STAMP) ## Make the pages into a site in build/site, where no link leads 
 
 wheel: $(STAMP) ## Build dist/millrace-*.whl, with the extras spark, kafka, pulsar, airflow, coord, streams, all
 	@$(BIN)/uv build -q --wheel --out-dir dist
+
+chart: ## Lint the pipelines' Helm chart, render it, check it against Kubernetes' schemas (helm is built from Go; ARGS=--check changes nothing)
+	tools/pipelines/chart.sh $(ARGS)
 
 sbom: $(STAMP) ## Write dist/sbom.cdx.json (CycloneDX) and dist/licences.md: what is installed, from the locks
 	@$(BIN)/python tools/sbom.py dist

@@ -15,3 +15,11 @@ mv tools/uv.txt.new tools/uv.txt
     "$uv" pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header requirements.in
 } >requirements.txt.new
 mv requirements.txt.new requirements.txt
+# What the images of the pipelines' services hold: of the same versions, the same for every architecture.
+lock=tools/pipelines/requirements.txt
+{
+    echo "# What the images of both services hold, with the hashes of every architecture. Made by \`make lock\`."
+    "$uv" pip compile -q --python-version 3.11 --python-platform x86_64-unknown-linux-gnu --only-binary :all: --generate-hashes --no-emit-index-url \
+        --no-header --no-annotate --extra pipelines -c <(sed -e '/^ *--hash=/d' -e 's/ \\$//' requirements.txt) pyproject.toml
+} >"$lock.new"
+mv "$lock.new" "$lock"

@@ -174,3 +174,18 @@ def test_errors_are_listed_and_a_redrive_that_is_killed_goes_on_where_it_was(
 def _redriven(management: Management, name: str) -> Any:
     assert until(lambda: management.redrive_status(name).state != "RUNNING", Deadline.after(60), every=0.1)
     return management.redrive_status(name)
+
+
+def test_what_has_the_same_name_in_another_cluster_is_left(management: Management) -> None:
+    name = f"p{uuid.uuid4().hex[:10]}"
+    record = management.create(MACHINE, name, declared(name))
+    made = [f"input:{name}-in", f"output:{name}-out", f"error:{name}.errors"]
+    planned = record.saga["planned"]
+    assert [each.partition(" ")[0] for each in planned["topics"]] == made
+    # As if it had been made in another Kafka, and sent here since: what lies here by these names is not its own.
+    elsewhere = {**planned, "topics": [f"{each} elsewhere" for each in made]}
+    management._store.move(record, phase=record.phase, saga={**record.saga, "planned": elsewhere})
+    management.delete(MACHINE, name)
+    assert {f"{name}-in", f"{name}-out", f"{name}.errors"} <= topics()
+    told = {each["what"]: each["detail"] for each in management.audit(before=None, limit=10)}
+    assert told["left"]["things"] == elsewhere["topics"]

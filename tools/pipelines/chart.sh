@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Lint the chart, render it, and check what comes out against Kubernetes' own schemas; the result stands in tools/pipelines/rendered.
+# `chart.sh --check` changes nothing, and ends with 1 where something else would come out; `chart.sh --helm` says where helm is. It is built from
+# its Go module into the cache, once (HELM=/path/to/helm takes another); the schemas come with the package kubernetes-validate, into the cache too.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+HELM_VERSION=v3.22.0
+VALIDATE_VERSION=1.37.0
+KUBERNETES=1.29
+
+cache=${MILLRACE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/millrace}/helm
+helm=${HELM:-$cache/helm-$HELM_VERSION}
+if [ ! -x "$helm" ]; then
+    command -v go >/dev/null || { echo "helm is not there, and Go, which builds it, neither: set HELM=/path/to/helm" >&2; exit 2; }
+    mkdir -p "$cache"
+    GOBIN=$cache go install "helm.sh/helm/v3/cmd/helm@$HELM_VERSION"
+    mv "$cache/helm" "$helm"
+fi
+[ "${1:-}" != --helm ] || { echo "$helm"; exit; }
+venv=$cache/kubernetes-validate-$VALIDATE_VERSION
+if [ ! -x "$venv/bin/kubernetes-validate" ]; then
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install -q --disable-pip-version-check "kubernetes-validate==$VALIDATE_VERSION"
+fi
+
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+"$helm" lint --strict tools/pipelines/chart
+"$helm" lint --strict tools/pipelines/chart -f tools/pipelines/values/full.yaml
+"$helm" template pipes tools/pipelines/chart --kube-version "$KUBERNETES" >"$out/default.yaml"
+"$helm" template pipes tools/pipelines/chart --kube-version "$KUBERNETES" -f tools/pipelines/values/full.yaml >"$out/full.yaml"
+if "$helm" template pipes tools/pipelines/chart --kube-version "$KUBERNETES" --set config.server.httpPort=70000 >/dev/null 2>&1; then
+    echo "a wrong value was taken" >&2
+    exit 1
+fi
+"$venv/bin/kubernetes-validate" -k "$KUBERNETES" --strict "$out/default.yaml" "$out/full.yaml"
+(cd tools/pipelines && find chart values -type f | LC_ALL=C sort | xargs sha256sum) >"$out/chart.sha256"
+if [ "${1:-}" = --check ]; then
+    diff -ru tools/pipelines/rendered "$out"
+else
+    rm -rf tools/pipelines/rendered
+    mkdir -p tools/pipelines/rendered
+    cp "$out"/* tools/pipelines/rendered/
+fi
+echo "the chart is rendered, and valid by Kubernetes $KUBERNETES"
