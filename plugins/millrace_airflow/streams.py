@@ -76,8 +76,10 @@ def stream_dag(job: str, streams: Sequence[Stream]) -> DAG:
             stream_job=job,
             streams=[each.name for each in streams],
             watch_for=WATCH_FOR,
-            inlets=[table_asset(name) for name in sorted({f"collection:{each.source.collection}" for each in streams})],
-            outlets=[table_asset(target) for target in sorted({each.sink.target for each in streams})],
+            inlets=[
+                table_asset(name) for name in sorted({f"collection:{name}" for each in streams for name in each.reads})
+            ],
+            outlets=[table_asset(target) for target in sorted({target for each in streams for target in each.writes})],
             priority_weight=50,
         )
     return dag

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 import millrace.testing
-from millrace.base.errors import InvalidStream, StreamBusy, StreamNotFound
+from millrace.base.errors import InvalidArgument, InvalidStream, StreamBusy, StreamNotFound
 from millrace.base.settings import Settings
 from millrace.demo.streams import flights_hourly
+from millrace.operations.backfill.derived import of_stream
 from millrace.streams.declare.checks import check, require_runnable
 from millrace.streams.declare.declaration import From, Into, Stream
 from millrace.streams.declare.found import declared_stream, declared_streams
@@ -291,3 +292,15 @@ def test_the_operators_page_declares_streams_that_make_their_operators(tmp_path:
     }  # fmt: skip
     for each in found.values():
         assert Stream.of(each.model_dump(mode="json", exclude_defaults=True)) == each
+    assert found["flights_with_weather"].reads == ("flights", "weather")
+    assert found["delays_by_hour"].writes == ("collection:delays_by_hour", "collection:flights_late")
+    joined = stream(sql="select 1", tables={"then": {"collection": "planes"}})
+    assert (joined.reads, joined.writes) == (("flights", "planes"), ("collection:into",))
+
+
+def test_a_stream_of_more_than_a_transform_is_no_derived_table() -> None:
+    plain = stream(source=AT, transform=flights_hourly)
+    assert of_stream(plain, bucket="hour").event_time == "at"
+    for more in ({"operator": {"distinct": {"keys": ["id"]}}}, {"tables": {"planes": {"collection": "planes"}}}):
+        with pytest.raises(InvalidArgument, match="has an operator or tables"):
+            of_stream(stream(source=AT, transform=flights_hourly, **more), bucket="hour")

@@ -316,6 +316,12 @@ def test_a_sum_that_no_bigint_holds_is_an_error() -> None:
     assert found.to_pylist() == [{"x": 1 << 62, "y": 2.0**62}] * 2
 
 
+def test_ways_that_remember_different_rows_are_both_followed() -> None:
+    sql = "ORDER BY t MEASURES CLASSIFIER() AS c ALL ROWS PER MATCH PATTERN ((A | B)+ C) DEFINE C AS t = 3 AND COUNT(B.*) = 1"
+    found = match_table(parse(sql), pa.table({"t": [1, 2, 3]}))
+    assert found.column("c").to_pylist() == ["A", "B", "C"]
+
+
 def test_words_in_quotes_are_no_clauses() -> None:
     sql = "ORDER BY id MEASURES 'DEFINE (' AS x, CLASSIFIER() AS c PATTERN (A) DEFINE A AS 'PATTERN' <> ')' AND value = 40"
     assert rows(sql) == [("DEFINE (", "A")]

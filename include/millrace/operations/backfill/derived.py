@@ -87,10 +87,15 @@ class DerivedTable:
 def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "hour") -> DerivedTable:
     """A declared stream as a table that is rebuilt in slices: its source, its transform, its watermark's column as the event time.
 
-    What is declared once runs as a stream and as a batch, and both have equal rows. Raises InvalidArgument for a stream without a transform.
+    What is declared once runs as a stream and as a batch, and both have equal rows. Raises InvalidArgument for a stream without
+    a transform, or with more than that.
     """
     if stream.transform is None:
         raise InvalidArgument(f"the stream {stream.name!r} has no transform: a derived table is made by a function")
+    if stream.operator is not None or stream.tables:
+        raise InvalidArgument(
+            f"the stream {stream.name!r} has an operator or tables: a slice of a derived table comes from the rows of that slice alone"
+        )
     mark = stream.source.watermark
 
     def build(rows: DataFrame) -> DataFrame:

@@ -208,6 +208,18 @@ class Stream(_Model):
         """Who runs it: its group, or itself."""
         return self.group or self.name
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of all collections that it reads."""
+        joined = None if self.operator is None else self.operator.as_of
+        more = [each.collection for each in self.tables.values()] + ([] if joined is None else [joined.collection])
+        return tuple(dict.fromkeys([self.source.collection, *more]))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """What it writes, as :attr:`Into.target` calls it."""
+        return (self.sink.target,) if self.late is None else (self.sink.target, self.late.target)
+
     @classmethod
     def of(cls, value: object, *, where: str = "a stream") -> Stream:
         """The stream that a dict (of YAML, say) declares. Raises InvalidStream, which names each field that is wrong."""
