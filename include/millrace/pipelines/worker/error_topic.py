@@ -97,10 +97,15 @@ class ErrorTopic:
         for failure in failures:
             self._produce(failure, task, trouble, too_large)
         left = self._producer.flush(_SECONDS + 5)
-        # A topic that somebody made takes less than the source's: without its value the record is told of all the same.
+        # A topic that somebody made takes less than the source's. One by one, since for one of them a whole batch is refused; without its value
+        # the record is told of all the same.
         for failure in too_large:
-            self._produce(failure, task, trouble, None)
-        left += self._producer.flush(_SECONDS + 5)
+            alone: list[Failure] = []
+            self._produce(failure, task, trouble, alone)
+            left += self._producer.flush(_SECONDS + 5)
+            if alone:
+                self._produce(failure, task, trouble, None)
+                left += self._producer.flush(_SECONDS + 5)
         if trouble or left:
             said = trouble[0].str() if trouble else f"{left} records got no answer"
             if trouble and trouble[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
