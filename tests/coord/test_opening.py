@@ -1,4 +1,4 @@
-"""What stands on the settings of a cluster."""
+"""What stands on the settings of a cluster, and what is not done beside its nodes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,57 @@ import pytest
 from millrace.base.errors import LogBusy
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
-from millrace.coord.opening import open_store, require_no_appending_nodes
+from millrace.coord.opening import SWITCH, no_appending_nodes, open_store, require_no_nodes, require_no_switch
 from millrace.coord.session import INGEST, NODES, ROLES, NodeInfo
-from millrace.meta.store import Delete, Put
+from millrace.meta.store import Delete, MetaStore, Put
+
+
+def come(store: MetaStore, session: str, *roles: str) -> None:
+    store.commit([Put(NODES + session, NodeInfo(session.partition("@")[0], "grpc://h:1", roles).encoded())])
 
 
 def test_the_log_is_switched_when_no_node_takes_appends(settings: Settings) -> None:
-    broker = replace(settings, log="kafka://127.0.0.1:1/p")
-    require_no_appending_nodes(broker)
-    assert not (settings.data_dir / "coord").exists(), "looking makes no cluster"
+    with no_appending_nodes(settings):
+        assert not (settings.data_dir / "coord").exists(), "looking makes no cluster"
     with open_store(settings, SystemClock()) as store:
-        store.commit([Put(f"{NODES}n1@1", NodeInfo("n1", "grpc://h:1", (INGEST,)).encoded())])
-        require_no_appending_nodes(broker)
-        store.commit([Put(f"{NODES}n2@2", NodeInfo("n2", "grpc://h:2", ROLES, "grpc://h:3").encoded())])
-        with pytest.raises(LogBusy, match="n2 take what is appended: drain and stop"):
-            require_no_appending_nodes(broker)
-        require_no_appending_nodes(settings)  # on the embedded log they do not
+        come(store, "n1@1", INGEST)
+        with no_appending_nodes(settings):
+            pass  # what only ingests follows the log wherever it goes on
+        come(store, "n2@2", *ROLES)
+        with pytest.raises(LogBusy, match="n2 take what is appended: drain and stop"), no_appending_nodes(settings):
+            pass
+        assert store.get(SWITCH) is None, "a switch that was refused holds up nobody"
         store.commit([Delete(f"{NODES}n2@2")])
-        require_no_appending_nodes(broker)
+        with no_appending_nodes(settings):
+            pass
+
+
+def test_a_node_that_comes_in_the_midst_of_a_switch_opens_nothing_until_its_end(settings: Settings) -> None:
+    with open_store(settings, SystemClock()) as store:
+        with no_appending_nodes(settings):
+            come(store, "n2@2", *ROLES)
+            with pytest.raises(LogBusy, match="switched"):
+                require_no_switch(store)
+            with pytest.raises(LogBusy, match="another process is switching"), no_appending_nodes(settings):
+                pass
+        require_no_switch(store)
+
+
+@pytest.mark.slow
+def test_a_switch_lasts_longer_than_the_lease_of_its_mark(settings: Settings) -> None:
+    brief, clock = replace(settings, session_seconds=3.0), SystemClock()
+    with open_store(brief, clock) as store, no_appending_nodes(brief, clock):
+        first = store.get(SWITCH)
+        for _ in range(20):
+            clock.sleep(0.25)
+            assert store.get(SWITCH) == first
+
+
+def test_a_backup_is_not_restored_beside_the_nodes_of_its_meta_store(settings: Settings) -> None:
+    elsewhere = replace(settings, meta_store=f"sqlite:///{settings.data_dir}/../meta.db")
+    require_no_nodes(settings)
+    require_no_nodes(elsewhere)
+    with open_store(elsewhere, SystemClock()) as store:
+        come(store, "n1@1", INGEST)
+        with pytest.raises(LogBusy, match="n1 of the meta store"):
+            require_no_nodes(elsewhere)

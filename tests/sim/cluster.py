@@ -20,10 +20,11 @@ from millrace.coord.broadcast.task import Draft, Task, keys_of
 from millrace.coord.channels.record import Owner
 from millrace.coord.database import Database
 from millrace.coord.discovery import Discovery
-from millrace.coord.hosting import Hosting
+from millrace.coord.hosting import Held, Hosting
 from millrace.coord.leadership import Leadership
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session
 from millrace.meta.memory import MemoryStore
+from millrace.node.cluster.owned import Owned
 from millrace.rpc.assignments import Assignment, Assignments
 from millrace.wal.reasons import Reason
 from tests.sim.log import BROADCAST, OPENING, ROW, Log
@@ -127,8 +128,16 @@ class Node:
             seconds=SESSION,
         )
         self.hosting = Hosting(self.session, self)
+        self.owned = Owned(
+            lambda planned: None,
+            held=self.session.held,
+            drain_seconds=SESSION / 4,
+            changed=Changed(self.clock),  # type: ignore[arg-type]
+            monotonic=self.clock.monotonic,
+        )
         cluster.world.spawn(self.process, self._keep_session, cluster.world.random.random() * 0.2)
         cluster.world.spawn(self.process, self._ingest, 0.3)
+        cluster.world.spawn(self.process, self._flush, 0.5)
 
     def _keep_session(self) -> None:
         while True:
@@ -144,9 +153,12 @@ class Node:
                 raise AppendRejected("a newer term is open", reason="TERM_FENCED")
         else:
             self.clock.sleep(0.02)
+            self.owned.open(pchannel, role, term, session)
 
     def close(self, pchannel: str, role: str, term: int) -> None:
         self.clock.sleep(0.01)
+        if role == INGEST:
+            self.owned.close(pchannel, role, term)
 
     def append(self, assignment: Assignment, row: Any) -> int:
         """One row, if this node is the one to take it."""
@@ -161,22 +173,57 @@ class Node:
         return tick
 
     def _ingest(self) -> None:
+        """The loop log → wal, around the real Owned: a range, and its commit, which takes a while."""
         log = self.cluster.log
         while True:
             self.clock.sleep(0.6)
-            for held in self.hosting.held():
-                if held.role != INGEST:
-                    continue
+            for held in self._ingests():
                 base, end = log.committed[held.pchannel], len(log.channels[held.pchannel].entries)
                 if base == end:
                     continue
-                self.clock.sleep(0.03)
-                try:
-                    self.hosting.check(held.pchannel, INGEST, held.term)
-                except MillraceError:
-                    continue
-                self.cluster.acts(self, held.pchannel, INGEST, held.term)
-                log.commit(held.pchannel, base, end)
+                mine = frozenset({held.pchannel})
+                with self.owned.running(mine):
+                    self.clock.sleep(0.03)
+                    with self.owned.committing(mine) as may:
+                        if not may:
+                            continue
+                        self.cluster.acts(self, held.pchannel, INGEST, held.term)
+                        session = self.session.name
+                        self.clock.sleep(self.cluster.world.random.choice((0.01, 0.01, 0.2)))
+                        log.commit(held.pchannel, base, end)
+                        if self.session.held(session):  # else it may end late, and the table fences it
+                            self.cluster.acts(self, held.pchannel, INGEST, held.term)
+
+    def _flush(self) -> None:
+        """The loop wal → collections: four commits, each asked for by itself."""
+        while True:
+            self.clock.sleep(0.9)
+            for held in self._ingests():
+                with self.owned.committing(frozenset({held.pchannel})) as may:
+                    for _ in range(4 if may else 0):
+                        if not self.owned.holds(held.pchannel):
+                            break
+                        self.cluster.acts(self, held.pchannel, INGEST, held.term)
+                        self.clock.sleep(0.02)
+
+    def _ingests(self) -> list[Held]:
+        return [each for each in self.hosting.held() if each.role == INGEST]
+
+
+class Changed:
+    """What stands in for a Condition where one thing runs at a time: who waits gives way to the world."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def wait(self, seconds: float) -> None:
+        self._clock.sleep(seconds)
+
+    def notify_all(self) -> None: ...
 
 
 class Coordinator:
@@ -297,19 +344,25 @@ class Client:
         self._rows = 0
         self._requests = 0
         self._version = -1
+        self._refused: set[tuple[str, int]] = set()
+        """Assignments that their nodes did not know any more, as (PChannel, term)."""
         for loop, delay in ((self._follow, 0.1), (self._produce, 1.0), (self._ddl, 1.5)):
             cluster.world.spawn(self.process, loop, delay + cluster.world.random.random() * 0.2)
 
     def _follow(self) -> None:
         while True:
-            try:
-                self.assignments.step()
-            except MillraceError:
-                pass
-            if self.assignments.version < self._version:
-                raise Broken(f"{self.name} follows backwards")
-            self._version = self.assignments.version
+            self._ask()
             self.clock.sleep(0.5)
+
+    def _ask(self) -> None:
+        """Also by who was refused, at the same time: answers come in any order."""
+        try:
+            self.assignments.step()
+        except MillraceError:
+            pass
+        if self.assignments.version < self._version:
+            raise Broken(f"{self.name} follows backwards")
+        self._version = self.assignments.version
 
     def _produce(self) -> None:
         random, network = self.cluster.world.random, self.cluster.network
@@ -323,6 +376,8 @@ class Client:
             while True:
                 assignment = self.assignments.get(pchannel, APPEND)
                 if assignment is not None:
+                    if (pchannel, assignment.term) in self._refused:
+                        raise Broken(f"{self.name} goes again where it was refused: {assignment}")
                     node = self.cluster.at(assignment.address)
                     assert node is not None
                     try:
@@ -332,7 +387,9 @@ class Client:
                     except NodeUnreachable:
                         pass
                     except MillraceError:
+                        self._refused.add((pchannel, assignment.term))
                         self.assignments.stale(assignment)
+                        self._ask()
                 self.clock.sleep(0.2)
 
     def _ddl(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -27,9 +27,14 @@ from millrace.commands.parts.command_line import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from millrace.base.settings import Settings
     from millrace.meta.store import MetaStore
 
 _POLL = 0.1
+_ANSWER = 2.0
+"""Seconds that a node may take to say how it goes."""
+_ASKED_AT_ONCE = 16
+_RATES: dict[str, float | None] = dict.fromkeys(("rows_per_second", "bytes_per_second", "lag_seconds"))
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
 
@@ -107,17 +112,36 @@ def nodes(data: DataFolder = None, as_json: AsJson = False) -> None:
     print_rows(rows, columns=columns, as_json=as_json, empty="No node is registered: `millrace node NAME` starts one.")
 
 
+def _rates(settings: Settings, addresses: list[str]) -> dict[str, dict[str, float | None]]:
+    """By PChannel what its node says of it; nothing of nodes that do not answer."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from millrace.coord.orders import FlightOrders
+    from millrace.coord.process import ClusterStats
+
+    with FlightOrders(settings, seconds=_ANSWER) as orders, ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+
+        def together(calls: Sequence[Callable[[], None]]) -> None:
+            list(pool.map(lambda call: call(), calls))
+
+        asked = ClusterStats(dict, orders).ask(sorted(set(addresses)), together)
+    return {name: dict(said) for name, said in asked.items()}
+
+
 @root.command(rich_help_panel=LOOK)
 def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show who owns which role of each PChannel, in which term, why it is there, and how many broadcasts (DDL) wait for it.
+    """Show who owns which role of each PChannel, in which term, why it is there, how many broadcasts (DDL) wait for it, and how its ingest goes.
 
     Example: `millrace channels`
     """
     from millrace.coord import control
+    from millrace.coord.session import INGEST
     from millrace.observe.broadcasts import waited_for
 
     waits = waited_for(load_settings(data))
     with _store(data) as store:
+        records = control.channels(store)
+        rates = _rates(load_settings(data), [each.owner.address for each in records if each.owner is not None])
         rows = [
             {
                 "pchannel": each.pchannel,
@@ -129,10 +153,15 @@ def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
                 "cause": each.cause or None,
                 "not_let_go": [owner.session for owner in each.history],
                 "broadcasts": waits[each.pchannel],
+                **(
+                    _RATES
+                    if each.role != INGEST
+                    else {name: rates.get(each.pchannel, _RATES).get(name) for name in _RATES}
+                ),
             }
-            for each in control.channels(store)
+            for each in records
         ]
-    columns = ("pchannel", "role", "state", "term", "node", "cause", "not_let_go", "broadcasts")
+    columns = ("pchannel", "role", "state", "term", "node", "cause", *_RATES, "not_let_go", "broadcasts")
     print_rows(rows, columns=columns, as_json=as_json, empty="Nothing is assigned yet: `millrace coord` does that.")
 
 

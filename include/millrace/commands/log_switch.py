@@ -32,11 +32,10 @@ def switch(
 
     Example: `millrace log switch --to kafka://broker:9092/millrace --dry-run`
     """
-    from millrace.coord.opening import require_no_appending_nodes
+    from millrace.coord.opening import no_appending_nodes
 
     settings = load_settings(data)
-    require_no_appending_nodes(settings)
-    with (_offline if offline else _online)(settings) as switching:
+    with no_appending_nodes(settings), (_offline if offline else _online)(settings) as switching:
         passed = switching.run(to, dry_run=dry_run)
     rows = [
         {

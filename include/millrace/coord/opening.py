@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from millrace.base.errors import InvalidSettings, LogBusy
 from millrace.base.settings import Settings
 from millrace.coord.clock import Clock, SystemClock
-from millrace.coord.session import APPEND, NODES, NodeInfo, moving_roles
+from millrace.coord.session import APPEND, NODES, NodeInfo
+from millrace.coord.tenure import Tenure
 from millrace.meta.opening import OpenStore, open_meta_store
+from millrace.meta.store import MetaStore
 from millrace.rpc.wire import TOKEN_VARIABLE
 
 STORE_FILE: Final = "cluster.db"
 TOKEN_FILE: Final = "cluster.token"
+SWITCH: Final = "control/switch"
+"""There, under a lease, while the log is being switched."""
 
 
 def open_store(settings: Settings, clock: Clock) -> OpenStore:
@@ -35,22 +41,64 @@ def require_cluster(settings: Settings) -> None:
         )
 
 
-def require_no_appending_nodes(settings: Settings) -> None:
-    """Raises LogBusy where nodes of a cluster take appends: the log goes on in another backend without them, since each follows its
-    own view of it."""
-    if APPEND not in moving_roles(settings.log):
+def _living(store: MetaStore, role: str | None = None) -> list[str]:
+    found = (NodeInfo.decoded(entry.value) for entry in store.list(NODES).entries)
+    return sorted(info.name for info in found if role is None or role in info.roles)
+
+
+def require_no_nodes(settings: Settings) -> None:
+    """Raises LogBusy where nodes live in a meta store outside of the data folder: for what puts another deployment in its place."""
+    if not settings.meta_store:
         return
+    with open_store(settings, SystemClock()) as store:
+        names = _living(store)
+    if names:
+        raise LogBusy(
+            f"the nodes {', '.join(names)} of the meta store {settings.meta_store} are at work: stop them first, or name another one"
+        )
+
+
+@contextmanager
+def no_appending_nodes(settings: Settings, clock: Clock | None = None) -> Iterator[None]:
+    """No node takes appends inside, one that starts meanwhile neither: the log goes on in another backend, and each node follows its
+    own view of it. Raises LogBusy where nodes do already, or another process is inside; MetaUnavailable."""
     try:
         require_cluster(settings)
     except InvalidSettings:
+        yield
         return
-    with open_store(settings, SystemClock()) as store:
-        found = (NodeInfo.decoded(entry.value) for entry in store.list(NODES).entries)
-        names = sorted(info.name for info in found if APPEND in info.roles)
-    if names:
-        raise LogBusy(
-            f"the nodes {', '.join(names)} take what is appended: drain and stop them, switch the log, and start them again"
-        )
+    clock = clock or SystemClock()
+    with open_store(settings, clock) as store:
+        mark = Tenure(store, clock, key=lambda lease: SWITCH, value=b"", seconds=settings.session_seconds)
+        mark.step()
+        if not mark.lease:
+            store.get(SWITCH)
+            raise LogBusy("another process is switching the log: wait for its end")
+        ended = threading.Event()
+
+        def keep() -> None:
+            while not ended.wait(mark.step()):
+                pass
+
+        keeping = threading.Thread(target=keep, name="switch-mark", daemon=True)
+        keeping.start()
+        try:
+            # Behind the mark: a node that comes now finds it before it opens anything.
+            if names := _living(store, APPEND):
+                raise LogBusy(
+                    f"the nodes {', '.join(names)} take what is appended: drain and stop them, switch the log, and start them again"
+                )
+            yield
+        finally:
+            ended.set()
+            keeping.join()
+            mark.give_up()
+
+
+def require_no_switch(store: MetaStore) -> None:
+    """Raises LogBusy while the log is being switched: for a node that is to take appends."""
+    if store.get(SWITCH) is not None:
+        raise LogBusy("the log is being switched to another backend: no node takes appends until that is done")
 
 
 def cluster_token(settings: Settings) -> str:

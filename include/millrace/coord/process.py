@@ -9,7 +9,9 @@ import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Protocol
 
 from millrace.base.errors import MillraceError, NotLeader
 from millrace.base.settings import Settings
@@ -25,9 +27,17 @@ from millrace.meta.store import MetaStore
 
 ROUND_SECONDS: Final = 0.25
 """Pause between two rounds of the balancer, and between two looks at who leads."""
+STATS_SECONDS: Final = 1.0
+"""Pause between two looks at what nodes say of what they have."""
 ORDERS_AT_ONCE: Final = 16
 
 _log = logging.getLogger(__name__)
+
+
+class Status(Protocol):
+    """What nodes are asked by (FlightOrders)."""
+
+    def status(self, address: str) -> dict[str, Any]: ...
 
 
 def coordinate(
@@ -71,6 +81,7 @@ def _lead(
     stop: threading.Event,
 ) -> None:
     epoch, seconds = leadership.epoch, settings.session_seconds
+    stats = ClusterStats(CatalogStats(settings), orders)
     balancer = Balancer(
         leadership,
         clock,
@@ -78,20 +89,82 @@ def _lead(
         policy("vchannelfair"),
         pchannels=lambda: sorted(pchannel_names(settings.data_dir)),
         together=together,
-        stats=CatalogStats(settings),
-        guards=Guards(min_interval=settings.balance_interval, refused_for=seconds / 2, patience=1.5 * seconds),
+        stats=stats,
+        guards=Guards(
+            min_interval=settings.balance_interval,
+            max_recovery_lag=settings.balance_lag,
+            refused_for=seconds / 2,
+            patience=1.5 * seconds,
+        ),
         session_seconds=seconds,
         roles=moving_roles(settings.log),
     )
-    while leadership.epoch == epoch:
-        try:
-            balancer.step()
-        except NotLeader:
-            return
-        except MillraceError as error:
-            _log.warning("this round is left to the next one: %s: %s", error.code, error)
-        if stop.wait(ROUND_SECONDS):
-            return
+    asking = threading.Thread(
+        target=_ask_nodes, args=(leadership, epoch, balancer, stats, together, stop), name="statistics", daemon=True
+    )
+    asking.start()
+    try:
+        while leadership.epoch == epoch:
+            try:
+                balancer.step()
+            except NotLeader:
+                return
+            except MillraceError as error:
+                _log.warning("this round is left to the next one: %s: %s", error.code, error)
+            if stop.wait(ROUND_SECONDS):
+                return
+    finally:
+        asking.join()
+
+
+def _ask_nodes(
+    leadership: Leadership,
+    epoch: int,
+    balancer: Balancer,
+    stats: ClusterStats,
+    together: Callable[[Sequence[Callable[[], None]]], None],
+    stop: threading.Event,
+) -> None:
+    """Beside the rounds: a node that does not answer is no reason to wait with them."""
+    while leadership.epoch == epoch and not stop.wait(STATS_SECONDS):
+        stats.ask([info.address for info in list(balancer.nodes.values())], together)
+
+
+class ClusterStats:
+    """What the catalog and the nodes say of each PChannel."""
+
+    def __init__(self, catalog: Callable[[], Mapping[str, Stats]], orders: Status) -> None:
+        self._catalog = catalog
+        self._orders = orders
+        self._rates: Mapping[str, Mapping[str, float]] = {}
+
+    def __call__(self) -> Mapping[str, Stats]:
+        known, rates = self._catalog(), self._rates
+        return {
+            name: replace(
+                known.get(name, Stats()),
+                rows_per_second=rates.get(name, {}).get("rows_per_second", 0.0),
+                bytes_per_second=rates.get(name, {}).get("bytes_per_second", 0.0),
+                recovery_lag=rates.get(name, {}).get("lag_seconds", 0.0),
+            )
+            for name in known.keys() | rates.keys()
+        }
+
+    def ask(
+        self, addresses: Sequence[str], together: Callable[[Sequence[Callable[[], None]]], None]
+    ) -> Mapping[str, Mapping[str, float]]:
+        """Ask the nodes at `addresses` how what they ingest goes; what one does not answer is taken to be 0. By PChannel."""
+        found: dict[str, Mapping[str, float]] = {}
+
+        def one(address: str) -> None:
+            try:
+                found.update(self._orders.status(address).get("rates", {}))
+            except MillraceError as error:
+                _log.debug("%s does not say how it goes: %s", address, error)
+
+        together([partial(one, address) for address in addresses])
+        self._rates = found
+        return found
 
 
 class CatalogStats:

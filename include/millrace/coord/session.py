@@ -43,10 +43,8 @@ class NodeInfo:
 
 
 def moving_roles(log: str) -> tuple[str, ...]:
-    """The roles that move between nodes on the log at the URL `log`: appends do where several processes may append, and the
-    chain's terms alone decide between them."""
-    backend = backend_of(log)
-    return (INGEST,) if backend.local or backend.fences else ROLES
+    """The roles that move between nodes on the log at the URL `log`: appends do where the log is no one process's."""
+    return (INGEST,) if backend_of(log).local else ROLES
 
 
 class Session:

@@ -42,6 +42,8 @@ def hurried(settings: Settings) -> Settings:
         settings,
         session_seconds=5.0 if silent == usual.session_seconds else silent,
         balance_interval=5.0 if interval == usual.balance_interval else interval,
+        # Under load on a few cores what moves is seldom up to date to the second.
+        balance_lag=30.0 if settings.balance_lag == usual.balance_lag else settings.balance_lag,
     )
 
 

@@ -82,5 +82,5 @@ def launch_of(settings: Settings) -> ServerLaunch:
         streams=settings.log_streams,
         settings=tuple(given.items()),
         environment=(("MILLRACE_META_STORE", settings.meta_store),) if settings.meta_store else (),
-        extensions=(APPEND_HOST if backend.local or backend.fences else CLUSTER_APPEND_HOST,),
+        extensions=(APPEND_HOST if backend.local else CLUSTER_APPEND_HOST,),
     )

@@ -59,7 +59,14 @@ def test_what_is_assigned_may_be_planned_and_committed_until_it_is_removed(
         orders.assign(owner, "p0", INGEST)
         assert read_assigned(assigned_path(node)) == {"p0"}
         assert may(member.owned, "p0", "p1") == {"p0"}
-        assert orders.status(owner.address) == {"session": owner.session, "held": [["p0", INGEST, 1]]}
+        none = {"rows_per_second": 0.0, "bytes_per_second": 0.0, "lag_seconds": 0.0}
+        status = {"session": owner.session, "held": [["p0", INGEST, 1]], "rates": {"p0": none}}
+        assert orders.status(owner.address) == status
+        member.owned.committed("p0", rows=20, bytes=2_000, tick=1 << 18)
+        member.owned.committed("p1", rows=20, bytes=2_000, tick=1 << 18)  # which is not this node's
+        (rates,) = orders.status(owner.address)["rates"].values()
+        assert rates["rows_per_second"] == 2.0
+        assert rates["lag_seconds"] > 1e6
         orders.remove(owner, "p0", INGEST)
         assert read_assigned(assigned_path(node)) == frozenset()
         assert may(member.owned, "p0") == set()

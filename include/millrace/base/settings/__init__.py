@@ -192,6 +192,9 @@ class Settings:
     balance_interval: float = setting(
         300.0, "Least time between two moves of a PChannel for balance alone.", low=0, high=86400
     )
+    balance_lag: float = setting(
+        1.0, "Seconds that a PChannel may be behind its log and still move for balance alone.", low=0, high=86400
+    )
 
     backfill_parallel: int = setting(2, "Slices of a backfill that are rebuilt at once.", low=1, high=64)
     derived_modules: str = setting("", "Modules with derived tables of your own, separated by commas.")

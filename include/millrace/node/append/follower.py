@@ -9,7 +9,8 @@ an idle or old segment), when somebody asks (AppendHost.confirm), and otherwise 
 came since the last. The clock only decides when to append; what follows from a tick is decided by its place in the log.
 
 Where a newer writer took the log over (LogFenced, on a backend with one writer), it follows on and appends nothing, until
-somebody opens a term through it: that takes the log back. Who is fenced otherwise is no owner any more.
+somebody opens a term through it: that takes the log back. Who is fenced otherwise is no owner any more. Where the nodes of a
+cluster take appends (`idle`), the follower of the log's server appends no ticks either.
 """
 
 from __future__ import annotations
@@ -72,8 +73,14 @@ class Follower:
         tick_interval: float = 10.0,
         metrics: Metrics | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
+        idle: Callable[[], bool] = lambda: False,
+        on_fenced: Callable[[], None] = lambda: None,
     ) -> None:
+        """`idle`: whether ticks are somebody else's to append; `on_fenced` is called whenever it turns out that a newer
+        writer has taken the log over."""
         self.pchannel = state.pchannel
+        self._idle = idle
+        self._on_fenced = on_fenced
         self._metrics = None if metrics is None else HostMetrics(metrics, state.pchannel)
         self.tail = TailBuffer(start_tick=state.last_tick, limits=tail_limits)
         self._open_log = open_log
@@ -163,16 +170,22 @@ class Follower:
     def _append(self, values: pa.LargeBinaryArray) -> Sequence[LogId]:
         """Append to the log; a term's opening takes it back from a newer writer. Raises what the log's append raises."""
         for taken in (False, True):
-            if self._fenced is not None:
+            fenced = self._fenced
+            if fenced is not None:
                 if not _opens_term(values):
-                    raise copy(self._fenced)
+                    self._on_fenced()
+                    raise copy(fenced)
                 self._log = self._open_log()
                 self._fenced = None
+            log = self._log
             try:
-                return self._log.append(values)
+                return log.append(values)
             except LogFenced as error:
+                if self._log is not log and not taken:
+                    continue  # another thread took it back meanwhile
                 _log.warning("a newer writer took the log of %s over", self.pchannel)
                 self._fenced = error
+                self._on_fenced()
                 if taken:
                     raise
         raise AssertionError("the second attempt returns or raises")
@@ -356,12 +369,13 @@ class Follower:
     def _tick_if_due(self) -> None:
         """Append a tick where one is needed. Nothing is left to read: what the log holds has fired its timers already."""
         state, now = self._state, time.monotonic()
-        if not state.term or now - self._ticked < _PAUSE:
+        if not state.term or now - self._ticked < _PAUSE or self._idle():
             return
         due = (state.next_deadline() >> LOGICAL_BITS) < self._now_ms()
         if due or (state.dirty and now - self._ticked >= self._tick_interval):
             self._ticked = now
             if self._fenced is not None:
+                self._on_fenced()
                 return  # whoever took the log over ticks it
             self._note_tick("timer" if due else "idle")
             with suppress(LogFenced):

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -64,6 +64,27 @@ class HostSettings:
     tail: TailLimits = field(default_factory=TailLimits)
 
 
+class Owners(Protocol):
+    """Who appends to the logs of a host that is not alone: the nodes of a cluster, while some have the role."""
+
+    def mine(self, pchannel: str) -> bool:
+        """Whether this host appends by itself now; where nodes did before, once it has taken the log back. Raises what keeps it from
+        that, LogUnavailable where it cannot be told."""
+        ...
+
+    def append(self, pchannel: str, entries: Entries, *, deadline: float) -> AppendOutcome:
+        """Append at whoever has the PChannel. Raises as :meth:`AppendHost.append` does."""
+        ...
+
+    def tick(self, pchannel: str, *, deadline: float) -> None:
+        """Have whoever has the PChannel append a time tick; returns when it is decided there."""
+        ...
+
+    def idle(self) -> bool:
+        """Whether nothing is to be appended here that nobody asked for."""
+        ...
+
+
 class AppendHost(Closing):
     """Answers appends to the logs of `service`. Thread-safe.
 
@@ -81,7 +102,12 @@ class AppendHost(Closing):
         settings: HostSettings | None = None,
         metrics: Metrics | None = None,
         now_ms: Callable[[], int] | None = None,
+        owners: Owners | None = None,
+        on_fenced: Callable[[str], None] = lambda pchannel: None,
     ) -> None:
+        """`owners`: who appends where this host is not to; `on_fenced` is told of each PChannel that a newer writer took over."""
+        self._owners = owners
+        self._on_fenced = on_fenced
         self._service = service
         self._load_state = load_state
         self._pchannels = pchannels
@@ -102,9 +128,12 @@ class AppendHost(Closing):
         Raises DeadlineExceeded (in the log, undecided), LogUnavailable (in the log once or not at all: repeat it with the
         same producer sequences), ChannelNotFound, EntryTooLarge, Malformed or UnsupportedVersion (bytes that are no entry by
         their header), or what parked the PChannel (nothing was appended).
-        A rejection is part of the outcome and raised by its typed readers only.
+        A rejection is part of the outcome and raised by its typed readers only. Where nodes take the PChannel's appends, theirs
+        is the answer.
         """
         end = Deadline.after(deadline)
+        if self._owners is not None and not self._owners.mine(pchannel):
+            return self._owners.append(pchannel, entry, deadline=deadline)
         return self.submit(pchannel, entry).outcome(timeout=end.left())
 
     def submit(self, pchannel: str, entry: Entries) -> PendingOutcome:
@@ -132,13 +161,15 @@ class AppendHost(Closing):
                 door(values)
         return follower.submit_all(appends)
 
-    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, counted: bool = True) -> None:
-        """Whether entries may go past the host into a log that a chain reads. Raises Malformed, UnsupportedVersion.
+    def check(self, pchannel: str, values: pa.LargeBinaryArray, *, counted: bool = True) -> bool:
+        """Whether entries go past the host into a log that a chain reads, which they may. Raises Malformed, UnsupportedVersion.
 
         Into any other log may go what its readers know how to read: the message streams have a form of their own.
         """
-        if pchannel in self._followers or self._is_own(pchannel):
+        own = pchannel in self._followers or self._is_own(pchannel)
+        if own:
             self._check(pchannel, values, counted=counted)
+        return own
 
     def _is_own(self, pchannel: str) -> bool:
         """Whether a log is a PChannel of the deployment, as it was a second ago at the most where it is none."""
@@ -172,6 +203,10 @@ class AppendHost(Closing):
         if not follower.state.term:
             raise InvalidArgument(f"no term is open on {pchannel} yet: nothing can be in it")
         if not persist:
+            follower.reach_end(timeout=end.left(least=0.001))
+            return follower.state.last_tick
+        if self._owners is not None and not self._owners.mine(pchannel):
+            self._owners.tick(pchannel, deadline=end.left(least=0.001))
             follower.reach_end(timeout=end.left(least=0.001))
             return follower.state.last_tick
         return follower.tick(timeout=end.left(least=0.001))
@@ -308,5 +343,7 @@ class AppendHost(Closing):
                     tick_interval=self._settings.tick_interval,
                     metrics=self.metrics,
                     now_ms=self._now_ms,
+                    idle=(lambda: False) if self._owners is None else self._owners.idle,
+                    on_fenced=partial(self._on_fenced, pchannel),
                 )
             return follower

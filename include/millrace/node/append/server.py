@@ -54,7 +54,7 @@ from millrace.node.append.exchange import MAX_OUTCOME_WAIT, Pipelined, next_appe
 from millrace.node.append.flow_monitor import FlowMonitor
 from millrace.node.append.groups import Groups
 from millrace.node.append.history import Histories
-from millrace.node.append.host import AppendHost, HostSettings
+from millrace.node.append.host import AppendHost, HostSettings, Owners
 from millrace.node.append.pending import PendingOutcome
 from millrace.node.append.reads import Reads
 from millrace.node.append.tombstones import Tombstones
@@ -93,6 +93,14 @@ class Placing(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Cluster(Placing, Owners, Protocol):
+    """What the log's server of a deployment knows of its nodes."""
+
+    def begin(self, open_term: Callable[[str], object]) -> None:
+        """From now on PChannels are taken back from nodes that are gone, each by a term that `open_term` opens."""
+        ...
 
 
 class AppendExtension:
@@ -277,7 +285,9 @@ class AppendExtension:
             raise
 
     def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
-        self._host.check(pchannel, values, counted=alone)
+        if self._host.check(pchannel, values, counted=alone) and self._placing is not None:
+            with self._placing.appending(pchannel):
+                pass  # what goes past the host goes to the log of whoever has the PChannel, too
 
     def truncated(self, pchannel: str, freed: int) -> None:
         if self._host.metrics is not None:
@@ -289,24 +299,25 @@ class AppendExtension:
 
     def close(self) -> None:
         self._closing = True
-        for helper in (self._retention, self._flow, self._groups, self._placing):
+        # The host before those that may wait for what it decides: a term that is being opened ends with it.
+        for helper in (self._retention, self._flow, self._groups, self._host, self._placing):
             if helper is not None:
                 helper.close()
-        self._host.close()
         self._behind.close()
         if self._catalog is not None:
             self._catalog.close()
 
 
 def append_extension(
-    service: LogService, folder: Path, *, placing: Callable[[Settings], Placing] | None = None
+    service: LogService, folder: Path, *, cluster: Callable[[Settings], Cluster] | None = None
 ) -> AppendExtension:
-    """The extension of a log server's process: follows from the newest state that the ``wal`` table has. `placing` makes what
-    says where appends go, in a cluster whose nodes take them."""
+    """The extension of a log server's process: follows from the newest state that the ``wal`` table has. `cluster` makes what
+    says where appends go, in a deployment whose nodes may take them."""
     settings = replace(Settings.load(), data_dir=folder.absolute().parent)
     wal = settings.wal_uri
     # The chain works in many short steps; with the default of 5 ms a thread that waits for an answer would get its turn late.
     sys.setswitchinterval(_SWITCH_SECONDS)
+    placing = None if cluster is None else cluster(settings)
     metrics = Metrics()
     ProcessCollector(namespace=f"{NAMESPACE}_log_server", registry=metrics.registry)
     host = AppendHost(
@@ -315,6 +326,7 @@ def append_extension(
         pchannels=partial(pchannel_names, settings.data_dir),
         settings=HostSettings(tick_interval=settings.tick_interval),
         metrics=metrics,
+        owners=placing,
     )
     retention = None
     if wanted(settings):
@@ -325,6 +337,8 @@ def append_extension(
     behind = ExitStack()
     together = behind.enter_context(Threads())
     catalog = Coordinator(settings, log=service, append=OneByOne(host, settings.append_deadline), together=together)
+    if placing is not None:
+        placing.begin(catalog.open_term)
     completing = Completing(catalog)
     behind.callback(completing.close)
     completing.start()
@@ -341,7 +355,7 @@ def append_extension(
         reads=Reads(settings, catalog, host, service),
         histories=Histories(settings, catalog, host),
         groups=Groups(settings.data_dir, partial(pchannel_names, settings.data_dir)),
-        placing=None if placing is None else placing(settings),
+        placing=placing,
     )
 
 

@@ -3,29 +3,41 @@
 It hosts what the log's server hosts, over the same log. A PChannel opens with the next term of its log, so that what an owner before
 this one still writes is rejected (law 5), and follows the log from the newest committed state on. Let go, it takes no more appends;
 what was appended is answered first.
+
+On a backend with one writer whoever opens fences the one before. An owner that finds itself fenced while its session holds (by one
+that slept in the midst of its opening) opens anew.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from millrace.access.token_file import TokenFile
 from millrace.base.closing import Closing
-from millrace.base.errors import AssignmentStale, InvalidArgument, InvalidSettings
+from millrace.base.errors import (
+    AssignmentStale,
+    InvalidArgument,
+    InvalidSettings,
+    LogFenced,
+    LogUnavailable,
+    MillraceError,
+)
 from millrace.base.settings import Settings
 from millrace.catalog.records import pchannel_names
 from millrace.coord.appending import OneByOne
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.opening import cluster_token
 from millrace.log.generations.service import open_deployment_log
+from millrace.log.protocol import LogService
 from millrace.log.server.flight import LogServer
 from millrace.log.server.main import shared_token
 from millrace.node.append.flow_monitor import FlowMonitor
@@ -34,6 +46,7 @@ from millrace.node.append.server import AppendExtension, committed_states
 from millrace.rpc.launch import launch_of
 
 _POLL = 0.05
+_log: Final = logging.getLogger(__name__)
 
 
 class Door:
@@ -67,10 +80,21 @@ class Door:
             self._appending[pchannel] += 1
         try:
             yield
+        except LogFenced as error:
+            if not self._held(session):
+                raise AssignmentStale(f"this node takes {pchannel} no more: ask who does") from error
+            # Not stale: this node is who is to have it, and the next attempt finds it opened anew.
+            raise LogUnavailable(f"the log of {pchannel} is being taken back: append again ({error})") from error
         finally:
             with self._changed:
                 self._appending[pchannel] -= 1
                 self._changed.notify_all()
+
+    def session(self, pchannel: str) -> str:
+        """The session that the PChannel is open in, "" where it is not, or not any more."""
+        with self._changed:
+            session = self._open.get(pchannel, "")
+            return session if session and self._held(session) else ""
 
     def assignments(self, *, after: int, trusted: bool) -> dict[str, Any]:
         raise InvalidArgument("ask the log's server who takes the appends of a PChannel")
@@ -82,26 +106,39 @@ class Door:
 class AppendServer(Closing):
     """A server of the node's own for appends, from construction on; it takes those of the PChannels that are opened."""
 
-    def __init__(self, settings: Settings, *, held: Callable[[str], bool], drain_seconds: float) -> None:
-        """`drain_seconds`: how long answers that are due are waited for when a PChannel is let go. Raises InvalidSettings where it
-        cannot listen, and what keeps the log from opening."""
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        held: Callable[[str], bool],
+        drain_seconds: float,
+        may_open: Callable[[], None] = lambda: None,
+        open_log: Callable[[Settings], LogService] | None = None,
+    ) -> None:
+        """`drain_seconds`: how long answers that are due are waited for when a PChannel is let go; `may_open` raises where none is
+        to be opened now; `open_log`: how the log is opened, if not as the settings say. Raises InvalidSettings where it cannot listen, and what keeps the log from opening."""
         self._drain_seconds = drain_seconds
-        self._door = Door(held)
-        launch = launch_of(settings)
-        service = open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings), embedded=False)
+        self.door = Door(held)
+        self._held = held
+        self._may_open = may_open
+        self._lock = threading.Lock()
+        self._reopening: dict[str, threading.Thread] = {}
+        self._closed = False
+        service = (open_log or _deployment_log)(settings)
         with ExitStack() as made:
             made.callback(service.close)
-            self._host = AppendHost(
+            self.host = AppendHost(
                 service,
                 committed_states(settings.wal_uri, service),
                 pchannels=partial(pchannel_names, settings.data_dir),
                 settings=HostSettings(tick_interval=settings.tick_interval),
+                on_fenced=self._fenced,
             )
-            made.callback(self._host.close)
-            self._catalog = Coordinator(settings, log=service, append=OneByOne(self._host, settings.append_deadline))
+            made.callback(self.host.close)
+            self._catalog = Coordinator(settings, log=service, append=OneByOne(self.host, settings.append_deadline))
             made.callback(self._catalog.close)
-            flow = FlowMonitor(settings, self._host, service)
-            hosted = AppendExtension(self._host, flow=flow, catalog=self._catalog, placing=self._door)
+            flow = FlowMonitor(settings, self.host, service)
+            hosted = AppendExtension(self.host, flow=flow, catalog=self._catalog, placing=self.door)
             try:
                 self._server = LogServer(
                     service,
@@ -118,18 +155,57 @@ class AppendServer(Closing):
         self.address: str = self._server.address
 
     def open(self, pchannel: str, session: str) -> None:
-        """Open the next term of the log, and take appends. Raises what keeps the opening from the log."""
+        """Open the next term of the log, and take appends. Raises what keeps the opening from the log, AssignmentStale where the
+        session ended before it."""
+        self._may_open()
+        self._check(pchannel, session)
         self._catalog.open_term(pchannel)
-        self._door.open(pchannel, session)
+        self.door.open(pchannel, session)
+
+    def _check(self, pchannel: str, session: str) -> None:
+        if not self._held(session):
+            raise AssignmentStale(f"the session in which this node was to take {pchannel} has ended")
+
+    def _fenced(self, pchannel: str) -> None:
+        """Another writer took the log over: an owner opens anew, beside whoever found that out."""
+        with self._lock:
+            if self._closed or pchannel in self._reopening or not self.door.session(pchannel):
+                return
+            thread = threading.Thread(target=self._reopen, args=(pchannel,), name=f"reopen-{pchannel}", daemon=True)
+            self._reopening[pchannel] = thread
+        thread.start()
+
+    def _reopen(self, pchannel: str) -> None:
+        try:
+            if self.door.session(pchannel):
+                self._catalog.open_term(pchannel)
+                _log.warning("another writer had taken the log of %s over: this node opened it anew", pchannel)
+        except Exception as error:  # who appends next finds it fenced still, and it is tried again
+            if not isinstance(error, MillraceError) and not self._closed:
+                raise
+            _log.warning("%s could not be opened anew: %s", pchannel, error)
+        finally:
+            with self._lock:
+                self._reopening.pop(pchannel, None)
 
     def let_go(self, pchannel: str) -> None:
         """Returns when nothing is appended any more, and what was is answered or will not be by this node."""
-        self._door.shut(pchannel)
-        self._host.leave(pchannel, deadline=self._drain_seconds)
+        self.door.shut(pchannel)
+        self.host.leave(pchannel, deadline=self._drain_seconds)
 
     def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            reopening = list(self._reopening.values())
+        for thread in reopening:  # before what they use is closed
+            thread.join(self._drain_seconds)
         self._server.close()
         self._server.connections.shut_all()
+
+
+def _deployment_log(settings: Settings) -> LogService:
+    launch = launch_of(settings)
+    return open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings), embedded=False)
 
 
 def _certificates(tls: tuple[str, str, str]) -> tuple[bytes, bytes]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 from millrace.base.closing import Closing
@@ -17,7 +19,7 @@ from millrace.base.file_lock import held
 from millrace.base.settings import Settings
 from millrace.coord.clock import Clock, SystemClock
 from millrace.coord.hosting import Hosting
-from millrace.coord.opening import open_store
+from millrace.coord.opening import open_store, require_no_switch
 from millrace.coord.orders import ASSIGN, STATUS
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session, moving_roles
 from millrace.node.cluster.appends import AppendServer
@@ -72,7 +74,8 @@ class Member(Closing):
             roles = moving_roles(settings.log)
             appends: AppendServer | None = None
             if APPEND in roles:
-                appends = AppendServer(settings, held=self._holds, drain_seconds=seconds / 4)
+                may_open = partial(require_no_switch, store)
+                appends = AppendServer(settings, held=self._holds, drain_seconds=seconds / 4, may_open=may_open)
                 opened.callback(appends.close)
             serves = "" if appends is None else appends.address
             info = NodeInfo(settings.node, server.address, roles, serves)
@@ -102,7 +105,9 @@ class Member(Closing):
 
     def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         if name == STATUS:
-            return {"session": self.session.name, "held": [[e.pchannel, e.role, e.term] for e in self.hosting.held()]}
+            held = [[each.pchannel, each.role, each.term] for each in self.hosting.held()]
+            rates = {name: asdict(rate) for name, rate in self.owned.rates().items()}
+            return {"session": self.session.name, "held": held, "rates": rates}
         session, pchannel, role, term = order_of(request)
         if name == ASSIGN:
             self.hosting.assign(session, pchannel, role, term)

@@ -8,13 +8,15 @@ that: the next owner makes it again. What is being committed is waited for. So n
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from millrace.base.deadline import Deadline
+from millrace.node.cluster.rates import Rate, Rates
 from millrace.node.range.owning import write_assigned
 
 _POLL = 0.05
@@ -23,17 +25,27 @@ _POLL = 0.05
 class Owned:
     """The protocols Opener (millrace.coord.hosting) and Owning (millrace.node.range.owning)."""
 
-    def __init__(self, path: Path, *, held: Callable[[str], bool], drain_seconds: float) -> None:
-        """`path`: the file of what may be planned; `held`: whether a session may be relied on; `drain_seconds`: how long a
-        range that is at work is waited for."""
-        self._path = path
+    def __init__(
+        self,
+        plan: Path | Callable[[Iterable[str]], None],
+        *,
+        held: Callable[[str], bool],
+        drain_seconds: float,
+        changed: threading.Condition | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`plan`: the file of what may be planned, or who is told; `held`: whether a session may be relied on; `drain_seconds`: how long
+        a range that is at work is waited for. A simulation gives what its processes wait by (`changed`), and their clock."""
+        self._plan = partial(write_assigned, plan) if isinstance(plan, Path) else plan
         self._held = held
         self._drain_seconds = drain_seconds
-        self._changed = threading.Condition()
+        self._changed = changed or threading.Condition()
+        self._monotonic = monotonic
         self._open: dict[str, str] = {}
         """By PChannel the session that it is held in."""
         self._planned: set[str] = set()
         self._running = Counter[str]()
+        self._rates = Rates()
         self._committing = Counter[str]()
         self._write()
 
@@ -47,10 +59,11 @@ class Owned:
         with self._changed:
             self._planned.discard(pchannel)
             self._write()
-            end = Deadline.after(self._drain_seconds)
-            while self._running[pchannel] and self._may(pchannel) and not end.over():
+            end = self._monotonic() + self._drain_seconds
+            while self._running[pchannel] and self._may(pchannel) and self._monotonic() < end:
                 self._changed.wait(_POLL)
             self._open.pop(pchannel, None)
+            self._rates.forget(pchannel)
             while self._committing[pchannel]:
                 self._changed.wait(_POLL)
 
@@ -82,9 +95,19 @@ class Owned:
         with self._changed:
             return self._may(channel)
 
+    def committed(self, channel: str, /, *, rows: int, bytes: int, tick: int) -> None:
+        with self._changed:
+            if channel in self._open:
+                self._rates.committed(channel, rows=rows, bytes=bytes, tick=tick)
+
+    def rates(self) -> dict[str, Rate]:
+        """How what is open goes, now."""
+        with self._changed:
+            return {name: self._rates.of(name, running=self._running[name] > 0) for name in sorted(self._open)}
+
     def _may(self, pchannel: str) -> bool:
         session = self._open.get(pchannel)
         return session is not None and self._held(session)
 
     def _write(self) -> None:
-        write_assigned(self._path, self._planned)
+        self._plan(self._planned)

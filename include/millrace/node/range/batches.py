@@ -65,6 +65,9 @@ class Batches(Generic[R]):
             for each in outcomes:
                 self._metrics.wal_parked.labels(each.channel).set(each.channel in names)
         self._watch(result.committed)
+        for report in result.committed:
+            if report.log_bytes:
+                self._owning.committed(report.channel, rows=report.rows, bytes=report.log_bytes, tick=report.tick)
         self._note(outcomes, result, {**again, **ended}, names)
         return result
 

@@ -32,6 +32,10 @@ class Owning(Protocol):
         """Whether something of the channel may be committed this moment: for who commits several times in one go."""
         ...
 
+    def committed(self, channel: str, /, *, rows: int, bytes: int, tick: int) -> None:
+        """So much of the log went into the tables by one commit, which brought the channel to `tick`."""
+        ...
+
 
 class Everything:
     """One node has all channels (the protocol Owning)."""
@@ -44,6 +48,9 @@ class Everything:
 
     def holds(self, channel: str, /) -> bool:
         return True
+
+    def committed(self, channel: str, /, *, rows: int, bytes: int, tick: int) -> None:
+        pass
 
 
 def assigned_path(settings: Settings) -> Path:

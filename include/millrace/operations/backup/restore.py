@@ -23,6 +23,7 @@ from millrace.base.failpoint import hit
 from millrace.base.files import make_folder, sync
 from millrace.base.log_backends import backend_of
 from millrace.base.settings import Settings, changed
+from millrace.coord.opening import require_no_nodes
 from millrace.log.generations.listing import FILE, GenerationFile, Generations, same_place
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
@@ -62,7 +63,8 @@ def restore(settings: Settings, path: Path, progress: Progress | None = None) ->
     """Restore the backup at `path` (or the newest in that folder) into ``settings.data_dir``, which must be empty or not there.
 
     Raises BackupNotFound; BackupDamaged where a file is not as it was; BackupRefused where the data folder is not empty, or
-    where the log is not in the backup and the one that is there does not fit; LogRegressed, LogCorrupted.
+    where the log is not in the backup and the one that is there does not fit; LogBusy where nodes of the meta store that the settings
+    name are at work, which would take it for theirs; LogRegressed, LogCorrupted.
     """
     started = time.monotonic()
     progress = progress or Progress()
@@ -80,6 +82,7 @@ def restore(settings: Settings, path: Path, progress: Progress | None = None) ->
             f"the deployment's log was {manifest.log}, and the setting log is {settings.log}: set MILLRACE_LOG={manifest.log}"
             " (to move it afterwards: millrace log switch)"
         )
+    require_no_nodes(settings)
     try:
         with _draft(target) as draft:
             # Its own: what it comes from may go on, and the backups of either are the other's to leave alone.

@@ -1,0 +1,85 @@
+"""What keeps a PChannel where it is though it would be cheaper elsewhere: it is behind, or moved a while ago."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from millrace.coord.balancer.balancer import Balancer, Guards, Stats
+from millrace.coord.balancer.policies import policy
+from millrace.coord.channels.record import CHANNELS, Owner
+from millrace.coord.leadership import Leadership
+from millrace.coord.session import INGEST, NODES, NodeInfo
+from millrace.meta.memory import MemoryStore
+from millrace.meta.store import Put
+
+NAMES = [f"dml_{number}" for number in range(4)]
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Obedient:
+    """The protocol Orders: nodes that do what they are told."""
+
+    def assign(self, owner: Owner, pchannel: str, role: str) -> None:
+        pass
+
+    def remove(self, owner: Owner, pchannel: str, role: str) -> None:
+        pass
+
+
+def together(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def test_what_is_behind_is_moved_for_balance_when_it_has_caught_up_and_not_again_at_once() -> None:
+    clock, behind = Clock(), {"dml_0", "dml_1", "dml_2", "dml_3"}
+    store = MemoryStore(clock.monotonic)
+    leadership = Leadership(store, clock, "c1", seconds=86_400.0)
+    leadership.step()
+    balancer = Balancer(
+        leadership,
+        clock,
+        Obedient(),
+        policy("vchannelfair"),
+        pchannels=lambda: NAMES,
+        together=together,
+        stats=lambda: {name: Stats(vchannels=1, recovery_lag=2.0 if name in behind else 0.5) for name in NAMES},
+        guards=Guards(min_interval=100.0, max_recovery_lag=1.0),
+        roles=(INGEST,),
+    )
+
+    def owned() -> Counter[str]:
+        for _ in range(3):
+            clock.sleep(1.0)
+            balancer.step()
+        return Counter(each.owner.session for each in balancer.manager.records.values() if each.owner is not None)
+
+    def come(session: str) -> None:
+        info = NodeInfo(session.partition("@")[0], "grpc://h:1", (INGEST,))
+        store.commit([Put(NODES + session, info.encoded())])
+
+    come("n1@1")
+    assert owned() == {"n1@1": 4}, "what has no home is placed, however far behind"
+    come("n2@2")
+    assert owned() == {"n1@1": 4}
+    behind.discard("dml_2")
+    assert owned() == {"n1@1": 3, "n2@2": 1}
+    assert balancer.manager.records[f"{CHANNELS}dml_2@{INGEST}"].owner.session == "n2@2"  # type: ignore[union-attr]
+    behind.clear()
+    assert owned() == {"n1@1": 2, "n2@2": 2}
+    come("n3@3")
+    moved = [each.pchannel for each in balancer.manager.records.values() if each.owner and each.owner.session == "n2@2"]
+    assert owned()["n2@2"] == 2, f"{moved} moved a moment ago"
