@@ -19,7 +19,7 @@ from millrace.base.failpoint import VARIABLE
 from millrace.storage.commit import AppMove, Part, commit_fenced
 from millrace.storage.files import FileSink
 from millrace.storage.local import LocalStore
-from millrace.storage.log import entry_name, last_checkpoint, trim
+from millrace.storage.log import entry_name, last_checkpoint, parts_of, trim
 from millrace.storage.table import create_table, table_at
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -65,6 +65,22 @@ def test_what_lies_before_a_checkpoint_that_enough_versions_follow_goes(path: Pa
     assert last_checkpoint(LocalStore(path)) == 8
     assert numbers(DeltaTable(str(path))) == list(range(12))
     assert trim(LocalStore(path), keep=keep) == 0
+
+
+def test_a_copy_of_a_version_reads_whatever_checkpoint_is_made_while_it_is_copied(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    write_deltalake(path, pa.table({"id": [0]}))
+    for number in range(1, 4):
+        write_deltalake(path, pa.table({"id": [number]}), mode="append")
+    store, copy = LocalStore(path), LocalStore(tmp_path / "copy")
+    DeltaTable(path).create_checkpoint()
+    parts = parts_of(store, 3)
+    assert any(name.endswith(".parquet") for name in parts)
+    write_deltalake(path, pa.table({"id": [4]}), mode="append")
+    DeltaTable(path).create_checkpoint()  # by another node, between the look and the copy
+    for part in parts:
+        assert copy.take(store, part, "copy")
+    assert DeltaTable(tmp_path / "copy").version() == 3
 
 
 def test_a_table_without_a_checkpoint_is_left_alone(tmp_path: Path) -> None:

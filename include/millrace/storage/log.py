@@ -56,16 +56,14 @@ def entries(store: TableStore) -> list[str]:
 
 
 def parts_of(store: TableStore, version: int) -> list[str]:
-    """The files of the log that say what `version` is: the newest checkpoint up to it, and the commits behind that."""
+    """The files of the log that say what `version` is: the newest checkpoint up to it, and the commits behind that.
+
+    Not the hint at the newest checkpoint, which whoever makes the next one replaces: copied a moment later it may point behind the
+    version, and a log without a hint is one.
+    """
     names = [name for name in entries(store) if version_of(name) <= version]
     start = max((version_of(name) for name in names if _is_checkpoint(name)), default=0)
-    found = [name for name in names if version_of(name) >= start]
-    try:
-        hinted = last_checkpoint(store)
-    except (ValueError, KeyError):
-        return found
-    # A hint may be missing, but may not point behind the version.
-    return [*found, _HINT] if hinted == start and store.size(_HINT) is not None else found
+    return [name for name in names if version_of(name) >= start]
 
 
 def actions_of(store: TableStore, version: int) -> list[dict[str, Any]] | None:
