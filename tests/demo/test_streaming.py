@@ -16,9 +16,9 @@ import pytest
 from millrace.demo.streaming.checking import Batches, Checked, compare, flights_of, plain
 from millrace.demo.streaming.feed import LATE_EVERY, reported, weather
 from millrace.demo.streaming.questions import HOURS, QUESTIONS, WEATHER, Question
+from millrace.streams.keyed.durable import DurableRun
 from millrace.streams.keyed.in_process import Run
 from millrace.streams.keyed.operator import LATE_BY, REASON, WINDOW
-from millrace.streams.keyed.store import KeyedTable
 from millrace.streams.operators.joins import Distinct
 from millrace.testing import deployment
 
@@ -109,9 +109,8 @@ def test_a_rows_micro_batch_is_told_by_the_checkpoint_and_the_newest_by_the_tabl
             place = json.dumps({"collection": flights.definition.id, "ticks": ticks})
             (tmp_path / "checkpoint" / "offsets" / str(number)).write_text(f"v1\n{{}}\n{place}")
         schema = pa.schema([("k", pa.int64()), ("due", pa.int64())])
-        table = KeyedTable(str(tmp_path / "answers"), Distinct(("k",), "due"), schema, placement="here")
-        for number in range(2):
-            table.commit(table.base(), number, None, [])
+        ran = DurableRun(str(tmp_path / "answers"), Distinct(("k",), "due"), schema, delay=0)
+        assert [ran.batch(number, schema.empty_table()) for number in range(2)] == [True, True]
         batches = Batches(tmp_path / "checkpoint", str(tmp_path / "answers"))
         assert batches.last == 1
         found = batches.numbered(flights, lambda rows: rows)

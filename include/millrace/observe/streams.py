@@ -37,7 +37,7 @@ class StreamRow(BaseModel):
     lag_seconds: float | None
     watermark: str | None
     state_rows: int
-    state_bytes: int
+    state_bytes: int | None
     at: float | None
     error: str | None
 
