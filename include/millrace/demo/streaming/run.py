@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -149,14 +150,23 @@ def _serving(client: Client) -> Iterator[None]:
 
 @contextmanager
 def _session(settings: Settings) -> Iterator[SparkSession]:
+    """A session whose JVM and Python workers say what they have to say into a file beside the other logs."""
     from millrace.runtime.spark_session import session
 
+    settings.run_path.mkdir(parents=True, exist_ok=True)
+    before = os.dup(2)
+    with (settings.run_path / "streams.log").open("ab") as file:
+        os.dup2(file.fileno(), 2)
     kept = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
-    spark = session("millrace-demo-streams", settings=settings, extra=kept)
     try:
-        yield spark
+        spark = session("millrace-demo-streams", settings=settings, extra=kept)
+        try:
+            yield spark
+        finally:
+            spark.stop()
     finally:
-        spark.stop()
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def _ask(spark: SparkSession, settings: Settings, feed: Feed, watch: Watch, job: Job) -> list[Asked]:
@@ -229,27 +239,26 @@ def _look(asked: list[Asked], job: Job) -> None:
 
 def _told(found: list[tuple[Asked, Checked]], console: Console) -> int:
     table = Table(
-        "Stream", "Rows in", "= out", "+ waiting", "+ late", "+ rejected", "Answers", "Batches", "Rows/s", "DuckDB",
-        title="Three streams over the flights of 2013", title_justify="left",
+        "Stream", "Rows in", "= out", "+ waiting", "+ late", "+ rejected", "Answers", "Rows/s", "DuckDB",
+        title="Three streams over the flights of 2013", title_justify="left", box=None, padding=(0, 1),
     )  # fmt: skip
     for column in table.columns[1:-1]:
         column.justify = "right"
     for asked, checked in found:
         counts = (checked.rows, checked.counted, checked.waiting, checked.late, checked.rejected, checked.answers)
-        same = (
-            "[green]✓ the same[/]"
-            if checked.right
-            else f"[bold red]✗ {checked.differ} + {checked.late_differ} differ[/]"
-        )
+        same = "[green]✓[/]" if checked.right else f"[bold red]✗ {checked.differ} + {checked.late_differ}[/]"
         rate = f"{asked.rows / asked.seconds:,.0f}" if asked.seconds else ""
-        table.add_row(asked.question.words, *(f"{each:,}" for each in counts), f"{asked.batches}", rate, same)
+        table.add_row(asked.question.name, *(f"{each:,}" for each in counts), rate, same)
     console.print(table)
-    console.print(
-        "Out: rows that answers were given by; waiting: not before the watermark yet; late: to the side, with how late, and compared as well.\n"
-        "Rows/s: of its own micro-batches, while the others run beside them."
-    )
     for asked, _ in found:
-        console.print(f"  {asked.question.words}: {asked.table} (kind = output, late, state)", soft_wrap=True)
+        console.print(
+            f"  {asked.question.name}: {asked.question.words}, in {asked.batches} micro-batches; {asked.table}",
+            soft_wrap=True,
+        )
+    console.print(
+        "Out: rows that answers were given by; waiting: not before the watermark yet; late: to the side, with how late, and"
+        " compared as well. Rows/s: of its own micro-batches, while the others run beside them."
+    )
     right = all(checked.right and asked.rows == checked.rows for asked, checked in found)
     console.print(
         "[bold green]Each answer is DuckDB's, row for row, and every row is accounted for.[/]"

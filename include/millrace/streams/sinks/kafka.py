@@ -2,8 +2,9 @@
 
 ``at least once``: a batch counts as taken once the broker has acknowledged each message; one that is repeated is sent again. Each
 message says in its headers which one it is (``millrace-stream``, made with the sink's folder; ``millrace-batch``; ``millrace-row``), so that a
-consumer who keeps the greatest (batch, row) of a stream and partition drops repeats: effectively once. A topic that is compacted by key
-needs not even that. Kafka's transactions are not used: they do not tell a sink that was killed whether its last one stands.
+consumer who keeps the greatest (batch, row) of a stream and partition drops repeats: effectively once. For that a repeated row has to come to
+the partition that it came to before: one without a key goes to a partition by its number in the batch, where Kafka would draw one. Both hold
+while the topic keeps its number of partitions. A topic that is compacted by key needs no such consumer. Kafka's transactions are not used: they do not tell a sink that was killed whether its last one stands.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class KafkaSink:
             **(options or {}),
         }
         self._producer = Producer(given)
+        self._partitions = 0
 
     def check(self, schema: pa.Schema) -> None:
         """Raises InvalidArgument for rows without the key's column."""
@@ -85,6 +87,7 @@ class KafkaSink:
         return Taken(rows)
 
     def _send(self, value: str, key: str | None, batch_id: int, row: int, answered: Any, end: Deadline) -> None:
+        options: dict[str, Any] = {} if key is not None else {"partition": row % self._partition_count()}
         headers: dict[str, str | bytes | None] = {
             "millrace-stream": self._stream,
             "millrace-batch": str(batch_id),
@@ -92,7 +95,9 @@ class KafkaSink:
         }
         while True:
             try:
-                self._producer.produce(self._topic, value=value, key=key, headers=headers, on_delivery=answered)
+                self._producer.produce(
+                    self._topic, value=value, key=key, headers=headers, on_delivery=answered, **options
+                )
             except BufferError:
                 self._producer.poll(0.1)
                 if end.left() <= 0:
@@ -100,6 +105,22 @@ class KafkaSink:
             else:
                 self._producer.poll(0)
                 return
+
+    def _partition_count(self) -> int:
+        """Of the topic. Raises LogUnavailable where the broker does not say it."""
+        if not self._partitions:
+            from confluent_kafka import KafkaException
+
+            try:
+                found = self._producer.list_topics(self._topic, timeout=10.0).topics[self._topic]
+            except KafkaException as error:
+                raise LogUnavailable(f"the broker does not answer ({error}): the batch is sent again") from error
+            if found.error is not None:
+                raise LogUnavailable(
+                    f"the topic {self._topic!r} cannot be written to ({found.error}): create it, or see to its rights"
+                )
+            self._partitions = len(found.partitions)
+        return self._partitions
 
     def close(self) -> None:
         """Give up what was not acknowledged: its batch is not taken. Idempotent."""
