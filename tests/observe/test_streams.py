@@ -16,9 +16,16 @@ from millrace.base.settings import Settings
 from millrace.observe.observer import Observer
 from millrace.observe.streams import levels
 from millrace.streams.running.status import progress_name
+from millrace_airflow.ui.graph import picture
 
 TWO = """
 streams:
+  - name: three
+    source: {collection: flights, watermark: {column: at}}
+    operator:
+      as_of: {collection: weather, keys: [origin], columns: {temp: temp}, time: at}
+    sink: b
+    late: {delta: /lake/late}
   - {name: one, source: flights, sink: a, group: light, words: The first.}
   - {name: two, source: a, sink: {delta: /lake/two}}
 """
@@ -72,7 +79,7 @@ def test_a_chain_of_streams_is_told_with_what_each_says(declared: Settings) -> N
     replace_json(path, told)
     view = Observer(declared).streams()
     rows = {each.name: each for each in view.streams}
-    assert sorted(rows) == ["flights_hourly", "one", "two"]
+    assert sorted(rows) == ["flights_hourly", "one", "three", "two"]
     assert (rows["two"].state, rows["two"].rows, rows["two"].late, rows["two"].state_bytes) == ("running", 12, 2, 640)
     assert rows["one"].dag_id == "stream_light"
     assert view.levels["collection:flights"] == 0
@@ -82,6 +89,11 @@ def test_a_chain_of_streams_is_told_with_what_each_says(declared: Settings) -> N
         3,
         4,
     ]
+    assert rows["three"].reads == ("collection:flights", "collection:weather")
+    assert rows["three"].writes == ("collection:b", "delta:/lake/late")
+    drawn = picture(view)
+    assert len(drawn.lines) == sum(len(each.reads) + len(each.writes) for each in view.streams)
+    assert len({(each.x, each.y) for each in drawn.boxes}) == len(drawn.boxes) == len(view.levels)
     metrics = Observer(declared).metrics().decode()
     assert 'millrace_stream_running{stream="two"} 1.0' in metrics
     assert 'millrace_stream_running{stream="one"} 0.0' in metrics

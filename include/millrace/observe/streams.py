@@ -24,6 +24,10 @@ class StreamRow(BaseModel):
     source: str
     """The table that it reads, as :attr:`TableRow.id` has it."""
     sink: str
+    reads: tuple[str, ...]
+    """All tables that it reads, its source first."""
+    writes: tuple[str, ...]
+    """Its sink, and that of late rows."""
     guarantee: str
     dag_id: str
     state: str
@@ -38,6 +42,8 @@ class StreamRow(BaseModel):
     watermark: str | None
     state_rows: int
     state_bytes: int | None
+    operated: dict[str, int] | None
+    """Of an operator, what became of the rows it was given: taken, late, rejected (without an event time), and more."""
     at: float | None
     error: str | None
 
@@ -65,9 +71,10 @@ def streams_view(settings: Settings) -> StreamsView:
     """Raises InvalidStream where a declaration cannot be read."""
     found = statuses(settings)
     rows = [_row(each) for each in found[:MOST]]
-    ids = dict.fromkeys(name for each in rows for name in (each.source, each.sink))
+    ids = dict.fromkeys(name for each in rows for name in (*each.reads, *each.writes))
     tables = [TableRow(id=each, kind=each.partition(":")[0], name=each.partition(":")[2]) for each in ids]
-    edges = [pair for each in rows for pair in ((each.source, node_of(each)), (node_of(each), each.sink))]
+    edges = [(name, node_of(each)) for each in rows for name in each.reads]
+    edges += [(node_of(each), name) for each in rows for name in each.writes]
     return StreamsView(streams=rows, tables=tables, levels=levels(edges), more=len(found) - len(rows))
 
 

@@ -55,8 +55,9 @@ def picture(view: StreamsView) -> Picture:
         columns.setdefault(level, []).append(node)
     before: dict[str, list[str]] = {}
     for row in view.streams:
-        before.setdefault(node_of(row), []).append(row.source)
-        before.setdefault(row.sink, []).append(node_of(row))
+        before.setdefault(node_of(row), []).extend(row.reads)
+        for each in row.writes:
+            before.setdefault(each, []).append(node_of(row))
     tall = max((_height(nodes, streams) for nodes in columns.values()), default=0.0)
     middles: dict[str, float] = {}
     boxes: dict[str, Box] = {}
@@ -78,7 +79,8 @@ def picture(view: StreamsView) -> Picture:
     lines = []
     for node, row in streams.items():
         flows = row.state == "running"
-        lines += [_line(boxes[row.source], boxes[node], flows), _line(boxes[node], boxes[row.sink], flows)]
+        lines += [_line(boxes[each], boxes[node], flows) for each in row.reads]
+        lines += [_line(boxes[node], boxes[each], flows) for each in row.writes]
     return Picture(max(x - GAP[0], 0.0), tall, list(boxes.values()), lines)
 
 

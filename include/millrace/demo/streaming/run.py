@@ -68,9 +68,7 @@ class Asked:
 
     def told(self, _batch: int, taken: Taken) -> None:
         """Of each micro-batch."""
-        operated = getattr(
-            taken, "operated", None
-        )  # of an operator that tells what became of its rows; else all are in `rows`
+        operated = taken.operated
         aside = 0 if operated is None else operated.late + operated.rejected
         with self._guard:
             self.rows += taken.rows + aside

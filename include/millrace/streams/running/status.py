@@ -26,6 +26,10 @@ class StreamStatus:
     words: str
     source: str
     sink: str
+    reads: tuple[str, ...]
+    """All that it reads, with their kinds, its source first."""
+    writes: tuple[str, ...]
+    """All that it writes: its sink, and that of late rows."""
     guarantee: str
     job: str
     state: str
@@ -88,6 +92,8 @@ def status(settings: Settings, stream: Stream) -> StreamStatus:
         words=stream.words,
         source=stream.source.collection,
         sink=stream.sink.target,
+        reads=tuple(f"collection:{each}" for each in stream.reads),
+        writes=tuple(stream.writes),
         guarantee=stream.chosen_guarantee,
         job=stream.job,
         state=state,
