@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
-from millrace.base.errors import CommitFenced, InvalidArgument, TableDamaged
+from millrace.base.errors import CommitFenced, InvalidArgument, TableDamaged, TableUnavailable
+from millrace.streams.keyed import store
 from millrace.streams.keyed.durable import DurableRun
-from millrace.streams.keyed.store import Advanced
+from millrace.streams.keyed.store import Advanced, KeyedTable
 from millrace.streams.operators.patterns import Patterns
 from millrace.streams.operators.windows import Windows
 from millrace.streams.patterns.table import match_table
@@ -109,3 +111,12 @@ def test_a_state_that_another_program_rewrote_is_damage(tmp_path: Path) -> None:
     durable.table.table.compact([("kind", "=", "state")])
     with pytest.raises(TableDamaged, match="OPTIMIZE takes"):
         durable.batch(4, BATCHES[0])
+
+
+def test_files_that_could_not_be_joined_do_not_stop_the_stream(tmp_path: Path) -> None:
+    durable = stream(tmp_path)
+    failing = patch.object(KeyedTable, "tidy", side_effect=TableUnavailable("another writer was in between"))
+    with patch.object(store, "_TIDY_EVERY", 2), failing as tidy:
+        for number, rows in enumerate(BATCHES):
+            assert durable.batch(number, rows)
+    assert tidy.call_count == 2

@@ -8,6 +8,7 @@ there and has no second effect; one that died before its commit left files that 
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from millrace.base.errors import InvalidArgument, TableDamaged
+from millrace.base.errors import InvalidArgument, TableDamaged, TableUnavailable
 from millrace.base.failpoint import hit
 from millrace.storage.commit import AppMove, Part, commit_fenced
 from millrace.storage.parquet_file import FileAction, ParquetFile
@@ -34,6 +35,7 @@ _TIDY_EVERY: Final = 200
 """Batches between two joinings of small files; states are dropped more often, for each batch writes new ones."""
 _KEEP_HOURS: Final = 24
 """A file that no version names may be one that a task has written for a commit to come."""
+_log: Final = logging.getLogger(__name__)
 _IDS: Final = ("batches", "batch", "newest", "ended")
 
 
@@ -179,7 +181,10 @@ class KeyedTable:
         """Everything of a batch, or nothing. Raises CommitFenced where another was first, and what commit_fenced raises."""
         newest = max((each for each in (base.newest, taken.newest) if each is not None), default=None)
         if base.batches % _TIDY_EVERY == _TIDY_EVERY - 1:
-            self.tidy()  # before: the answers of the newest batch stay in files of their own (:meth:`answers_of`)
+            try:
+                self.tidy()  # before: the answers of the newest batch stay in files of their own (:meth:`answers_of`)
+            except TableUnavailable:
+                _log.exception("%s was not tidied; it is tried again %d batches on", self.table.uri, _TIDY_EVERY)
         versions = (base.batches, base.batch + 1, 0 if base.newest is None else base.newest + _ZERO, int(base.ended))
         following = (base.batches + 1, batch + 1, 0 if newest is None else newest + _ZERO, int(ended))
         moves = {app: AppMove(*each) for app, *each in zip(_IDS, versions, following, strict=True)}
