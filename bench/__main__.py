@@ -276,8 +276,8 @@ def _coord(folder: Path, quick: bool) -> Any:
 def _tables(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     base = 20_000 if quick else 500_000
     parts: dict[str, Callable[[], Any]] = {
-        "calls": lambda: writes.calls(
-            folder / "calls", singles=1_000 if quick else 8_000, rows=base * 2, times=1 if quick else 3
+        "appends": lambda: writes.calls(
+            folder / "calls", singles=1_000 if quick else 4_000, rows=base * 2, times=1 if quick else 2
         ),
         "merge on read": lambda: reads.merge_on_read(folder / "updated", living=base // 2),
         "filtered": lambda: reads.filtered(folder / "filtered", rows=base * 2),

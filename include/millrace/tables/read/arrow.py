@@ -37,6 +37,8 @@ BATCH_ROWS: Final = 65_536
 SORT_BYTES: Final = 1 << 30
 """Of rows that an order without a limit may take, about; with one, twice what the limit's rows take."""
 
+_PLACE: Final = ("_partition_id", "_time_tick", "_write_tick")
+
 Int64s = npt.NDArray[np.int64]
 
 
@@ -330,28 +332,47 @@ def deleted(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.NDArra
     hit = np.flatnonzero(~np.isnan(place)) if place.dtype.kind == "f" else np.arange(rows.num_rows)
     if len(hit) == 0:
         return result
-    row_key = place[hit].astype(np.int64)
+    some = len(hit) < rows.num_rows
+
+    def of_rows(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return values[hit] if some else values
+
+    row_key = of_rows(place).astype(np.int64)
     delete_key: Int64s = pc.index_in(delete_keys, keys).to_numpy().astype(np.int64)
-
-    def column(table: pa.Table, name: str) -> Int64s:
-        values: Int64s = table[name].to_numpy()
-        return values
-
-    d_partition, d_time, d_write = (column(deletes, name) for name in ("_partition_id", "_time_tick", "_write_tick"))
-    r_partition, r_time, r_write = (column(rows, name)[hit] for name in ("_partition_id", "_time_tick", "_write_tick"))
+    d_partition, d_time, d_write = (deletes[name].to_numpy() for name in _PLACE)
+    r_partition, r_time, r_write = (of_rows(rows[name].to_numpy()) for name in _PLACE)
     # Of each (key, partition) the last delete hits whatever any of them hits.
-    order = np.lexsort((d_write, d_time, d_partition, delete_key))
-    k, p, t, w = (values[order] for values in (delete_key, d_partition, d_time, d_write))
-    last = np.ones(len(k), dtype=bool)
-    last[:-1] = (k[1:] != k[:-1]) | (p[1:] != p[:-1])
-    k, p, t, w = k[last], p[last], t[last], w[last]
-    partitions = np.unique(np.concatenate([p, r_partition, [0]]))
-    code = k * len(partitions) + np.searchsorted(partitions, p)
+    order = _in_order(d_time, d_write)
+    if order is not None:
+        delete_key, d_partition, d_time, d_write = (each[order] for each in (delete_key, d_partition, d_time, d_write))
+    last = np.full(len(keys), -1, dtype=np.int64)
     struck = np.zeros(len(hit), dtype=bool)
-    for wanted in (np.zeros_like(r_partition), r_partition):
-        sought = row_key * len(partitions) + np.searchsorted(partitions, wanted)
-        found: Any = np.minimum(np.searchsorted(code, sought), len(code) - 1)
-        same = code[found] == sought
-        struck |= same & ((t[found] > r_time) | ((t[found] == r_time) & (w[found] > r_write)))
+    groups = _by_value(r_partition)
+    for number, mine in _by_value(d_partition).items():
+        among = slice(None) if number == 0 else groups.get(number)
+        if among is None:
+            continue
+        theirs = delete_key[mine]
+        last[theirs] = np.arange(len(delete_key))[mine]  # of a key that is there more than once, the last
+        found = last[row_key[among]]
+        time, written = d_time[found], r_time[among]
+        later = (time > written) | ((time == written) & (d_write[found] > r_write[among]))
+        struck[among] |= (found >= 0) & later
+        last[theirs] = -1
     result[hit] = struck
     return result
+
+
+def _in_order(times: Int64s, writes: Int64s) -> Int64s | None:
+    """The order by time, then by write; None where they are in it, as a table of deletes mostly is."""
+    behind = (times[1:] > times[:-1]) | ((times[1:] == times[:-1]) & (writes[1:] >= writes[:-1]))
+    return None if behind.all() else np.lexsort((writes, times))
+
+
+def _by_value(values: Int64s) -> dict[int, slice | Int64s]:
+    """The places of each value, in their order."""
+    if len(values) and (values == values[0]).all():
+        return {int(values[0]): slice(None)}
+    order = np.argsort(values, kind="stable")
+    found, begins = np.unique(values[order], return_index=True)
+    return dict(zip(found.tolist(), np.split(order, begins[1:]), strict=True))
