@@ -204,7 +204,10 @@ class Node:
                         if not self.owned.holds(held.pchannel):
                             break
                         self.cluster.acts(self, held.pchannel, INGEST, held.term)
-                        self.clock.sleep(0.02)
+                        session = self.session.name
+                        self.clock.sleep(self.cluster.world.random.choice((0.02, 0.02, 0.2)))
+                        if self.session.held(session):  # else it may end late, and the table fences it
+                            self.cluster.acts(self, held.pchannel, INGEST, held.term)
 
     def _ingests(self) -> list[Held]:
         return [each for each in self.hosting.held() if each.role == INGEST]
