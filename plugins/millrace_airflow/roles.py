@@ -16,14 +16,15 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
 from millrace.access.grants import Role
 from millrace.operations.registry import operations
+from millrace.pipelines.deploy.airflow import DAG_PREFIX as PIPELINES
 from millrace.streams.running.status import DAG_PREFIX
 
 DAGS: Final = {
     "streaming": Role.OPERATE,
     **{operation.dag_id: operation.role for operation in operations().values()},
 }
-"""By DAG of Millrace the role that starts it: who may *produce* may check, and rebuild what is derived. Those of declared streams, whose
-ids begin with DAG_PREFIX, need *op*, as `streaming` does. To delete the DAG `streaming` itself is for an *admin*: by that
+"""By DAG of Millrace the role that starts it: who may *produce* may check, and rebuild what is derived. Those of declared streams and of pipelines, whose
+ids begin with DAG_PREFIX and PIPELINES, need *op*, as `streaming` does. To delete the DAG `streaming` itself is for an *admin*: by that
 millrace_airflow.ui.access knows one, with whichever auth manager."""
 
 AIRFLOW: Final = {
@@ -52,5 +53,9 @@ class RolesAuthManager(SimpleAuthManager):
         dag_id = details.id if details is not None else None
         if dag_id == "streaming" and method == "DELETE" and access_entity is None:
             return bool(self._is_authorized(method=method, allow_role=AIRFLOW[Role.ADMIN], user=user))
-        needed = Role.OPERATE if dag_id is None or dag_id.startswith(DAG_PREFIX) else DAGS.get(dag_id, Role.PRODUCE)
+        needed = (
+            Role.OPERATE
+            if dag_id is None or dag_id.startswith((DAG_PREFIX, PIPELINES))
+            else DAGS.get(dag_id, Role.PRODUCE)
+        )
         return bool(self._is_authorized(method=method, allow_role=AIRFLOW[needed], user=user))

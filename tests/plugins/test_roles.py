@@ -12,6 +12,7 @@ from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleA
 from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
 from millrace.access.grants import Role
+from millrace.pipelines.deploy.airflow import dag_id as pipeline_dag
 from millrace.streams.running.status import dag_id
 from millrace_airflow.roles import AIRFLOW, DAGS, RolesAuthManager
 from millrace_airflow.standalone import Standalone
@@ -31,15 +32,18 @@ def may(
 
 
 def test_every_dag_of_ours_has_its_role() -> None:
-    assert set(DAGS) | {"streams"} == {path.stem for path in (ROOT / "dags").glob("*.py")}  # a DAG a declared stream
+    assert set(DAGS) | {"streams", "pipelines"} == {
+        path.stem for path in (ROOT / "dags").glob("*.py")
+    }  # a DAG a declared stream
 
 
 def test_a_declared_streams_dag_is_started_by_who_may_operate_alone() -> None:
     for method in CHANGES:
         for entity in ENTITIES:
-            assert [may(role, method, dag_id("hourly"), entity) for role in (None, "viewer", "user", "op", "admin")] == [
-                False, False, False, True, True,
-            ], (method, entity)  # fmt: skip
+            for name in (dag_id("hourly"), pipeline_dag("flights")):
+                assert [may(role, method, name, entity) for role in (None, "viewer", "user", "op", "admin")] == [
+                    False, False, False, True, True,
+                ], (method, entity)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(DAGS))

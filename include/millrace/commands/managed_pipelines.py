@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from millrace.base.errors import InvalidArgument
 from millrace.commands.parts.command_line import AsJson, DataFolder, load_settings, print_facts, print_json, print_rows
-from millrace.commands.parts.pipeline_service import PipelineService
 from millrace.commands.pipelines import app
+
+if TYPE_CHECKING:
+    from millrace.commands.parts.pipeline_service import PipelineService
 
 Name = Annotated[str, typer.Argument(metavar="PIPELINE", help="Its id.", show_default=False)]
 File = Annotated[
@@ -38,10 +40,16 @@ Roots = Annotated[
 _COLUMNS: Final = ("id", "name", "account", "phase", "wanted", "version", "cpus", "memory_mib")
 
 
+def _service(data: Path | None, server: str, roots: Path | None) -> PipelineService:
+    from millrace.commands.parts.pipeline_service import PipelineService
+
+    return PipelineService(load_settings(data), server, roots=roots)
+
+
 def _ask(
     data: Path | None, server: str, roots: Path | None, method: str, path: str, body: Any = None, **query: Any
 ) -> Any:
-    with PipelineService(load_settings(data), server, roots=roots) as service:
+    with _service(data, server, roots) as service:
         return service.ask(method, path, body, **query)
 
 
@@ -117,7 +125,7 @@ def listed(
     Example: `millrace pipelines list`
     """
     rows: list[dict[str, Any]] = []
-    with PipelineService(load_settings(data), server, roots=roots) as service:
+    with _service(data, server, roots) as service:
         while True:
             page = service.ask("GET", "pipelines", text=text, account=account, offset=len(rows), limit=200)
             rows += page["pipelines"]

@@ -166,7 +166,8 @@ def test_errors_are_listed_and_a_redrive_that_is_killed_goes_on_where_it_was(
     assert management.reset_offsets(MACHINE, name, "2001-01-01") == {f"{name}-in-0": 0}
     assert management.reset_offsets(MACHINE, name, "2100-01-01") == {f"{name}-in-0": 12_001}
     place = TopicPartition(f"{name}-in", 0, 500)
-    AdminClient({"bootstrap.servers": running_brokers.kafka().address}).delete_records([place])[place].result(20)
+    admin = AdminClient({"bootstrap.servers": running_brokers.kafka().address})
+    admin.delete_records([place])[place].result(20)
     assert management.reset_offsets(MACHINE, name) == {f"{name}-in-0": 500}, "what retention took is not begun with"
     management.delete(MACHINE, name)
 

@@ -35,6 +35,7 @@ from millrace.base.errors import (
 from millrace.base.settings import Settings
 from millrace.pipelines.api.reprocessing import Reprocessing
 from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
+from millrace.pipelines.deploy.airflow import by_airflow
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.reach import require_allowed
 from millrace.pipelines.deploy.redriving import Redrives
@@ -301,6 +302,9 @@ class Management(Reprocessing):
                     self.deployment.stop(pipeline)
                 return
             self.deployment.ask(pipeline, paused=record.wanted == PAUSED)
+            if by_airflow(record):  # its DAG starts it, by what stands in the store
+                self.deployment.write(self._pipeline(record))
+                return
             if runs or (not asked and self.deployment.gave_up(pipeline)):
                 return
             if not asked:

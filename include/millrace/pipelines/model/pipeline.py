@@ -30,6 +30,7 @@ from millrace.pipelines.model.sinks import CollectionSink, DeltaSink, Sink
 from millrace.pipelines.model.sources import KafkaSource, Source
 from millrace.pipelines.model.steps import AnyStep, TemplateId
 
+AIRFLOW: Final = "airflow"
 VERSION: Final = 1
 """Of a declaration's form. A new field is optional, so that an older declaration means what it meant."""
 
@@ -99,6 +100,9 @@ class Pipeline(Part):
     flush: Flush = words("when a bulk goes out", default_factory=Flush)
     recovery: Recovery = words("of failed tasks", default_factory=Recovery)
     resources: Resources = words("limits of the worker", default_factory=Resources)
+    deployment: Literal["service", "airflow"] = words(
+        "who starts its worker and keeps it alive: the service, or a DAG of Airflow, on Spark", default="service"
+    )
 
     @model_validator(mode="before")
     @classmethod

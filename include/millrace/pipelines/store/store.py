@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -66,6 +67,15 @@ def open_pipelines(settings: Settings, *, env: Mapping[str, str] = os.environ) -
         path.parent.mkdir(parents=True, exist_ok=True)
         url = f"sqlite:///{path}"
     return PipelineStore(sqlite(url), keys)
+
+
+def is_kept(settings: Settings) -> bool:
+    """Whether a pipeline may ever have been kept: there is a database, or one that only its server can say of. Makes nothing."""
+    url = settings.meta_store
+    if url.startswith("mariadb:"):
+        return True
+    path = url.removeprefix("sqlite:///") if url.startswith("sqlite:") else settings.data_dir / FILE
+    return Path(path).is_file()
 
 
 class PipelineStore(Closing):

@@ -1,0 +1,52 @@
+"""Pipelines whose worker Airflow keeps: declared so (``deployment: airflow``), each with a DAG of its own that runs it on Spark.
+
+The run id is the one that the service would use, so that there is one worker, and the service stops, looks at and asks it as any other; it
+only starts none. What is asked for (RUNNING, PAUSED, STOPPED) stands in the store, where the DAG's task looks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from millrace.base.settings import Settings
+from millrace.pipelines.model.pipeline import AIRFLOW
+from millrace.pipelines.model.status import declaration_path
+from millrace.pipelines.store.records import Phase, Record
+from millrace.pipelines.store.store import is_kept, open_pipelines
+
+DAG_PREFIX: Final = "pipeline_"
+"""Of those DAGs; who starts one runs a worker with the pipeline's secrets."""
+
+
+def by_airflow(record: Record) -> bool:
+    """Whether a DAG starts its worker."""
+    return record.declaration.get("deployment") == AIRFLOW
+
+
+def dag_id(pipeline: str) -> str:
+    """The DAG that keeps a pipeline's worker alive."""
+    return f"{DAG_PREFIX}{pipeline}"
+
+
+def worker_arguments(settings: Settings, pipeline: str) -> tuple[str, ...]:
+    """Of jobs/pipeline.py."""
+    config = ("--config", settings.pipeline_config) if settings.pipeline_config else ()
+    return ("--declaration", str(declaration_path(settings, pipeline)), *config)
+
+
+def app_name(pipeline: str) -> str:
+    """Under which jobs/pipeline.py writes its heartbeat."""
+    return f"millrace-pipeline-{pipeline}"
+
+
+def airflow_pipelines(settings: Settings) -> list[Record]:
+    """Those that are to have a DAG; none, and nothing is made, where no pipeline was ever kept. Raises MetaUnavailable."""
+    if not is_kept(settings):
+        return []
+    with open_pipelines(settings) as store:
+        return [record for record in store.all() if record.phase is Phase.READY and by_airflow(record)]
+
+
+def wanted(settings: Settings, pipeline: str) -> str:
+    """What is asked of it; "" where it is no DAG's any more. Raises MetaUnavailable."""
+    return next((record.wanted for record in airflow_pipelines(settings) if record.id == pipeline), "")

@@ -1,0 +1,115 @@
+"""DAGs of pipelines that are declared with ``deployment: airflow``: one each, keeping one worker alive under the run id of the pipeline.
+
+    globals().update(pipeline_dags())      # in a file of dags/
+
+Run, pause and stop such a pipeline as any other (docs/pipelines-api.md): the DAG's task starts the worker when it is to run. Pausing the DAG stops
+the worker, whatever is asked of the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import DAG, Param
+
+from millrace.base.deadline import Deadline
+from millrace.base.settings import Settings
+from millrace_airflow.defaults import millrace_dag
+from millrace_airflow.hooks import MillraceHook
+from millrace_airflow.streaming import StreamingJobOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from millrace.pipelines.store.records import Record
+    from millrace.runtime.launch.launcher import Launcher
+    from millrace_airflow.watch import StreamingWatch
+
+_LOOK_SECONDS = 5.0
+
+
+class PipelineOperator(StreamingJobOperator):
+    """Keeps the worker of one pipeline alive while it is to run; while it is STOPPED it only waits.
+
+    :param pipeline: its id.
+    """
+
+    def __init__(self, *, pipeline: str, **arguments: Any) -> None:
+        super().__init__(job="pipeline", **arguments)
+        self.pipeline = pipeline
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Watch the worker for a while; what it did meanwhile."""
+        end = Deadline.after(float(self.watch_for))
+        while self._stopped():
+            self.log.info("%s is STOPPED: nothing to do until somebody has it run", self.pipeline)
+            if not end.pause(_LOOK_SECONDS):
+                return {"restarts": 0, "queries": {}}
+        return super().execute(context)
+
+    def _start(
+        self,
+        watch: StreamingWatch,
+        launcher: Launcher,
+        *,
+        until: Deadline | None = None,
+        paused: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Who stopped the pipeline stopped its worker: it is started when the pipeline is to run again."""
+        until = until or Deadline.after(float(self.watch_for))
+        while self._stopped():
+            if until.over() or paused():
+                return
+            watch.wait(until.left(most=_LOOK_SECONDS))
+        super()._start(watch, launcher, until=until, paused=paused)
+
+    def _stopped(self) -> bool:
+        from millrace.pipelines.deploy.airflow import wanted
+        from millrace.pipelines.store.records import STOPPED
+
+        return wanted(MillraceHook(data_dir=self.data_dir).settings, self.pipeline) in (STOPPED, "")
+
+
+def pipeline_dags(settings: Settings | None = None) -> dict[str, DAG]:
+    """By id a DAG for each pipeline that is declared so. Raises MetaUnavailable: Airflow shows it as an import error, and keeps what it knew."""
+    from millrace.pipelines.deploy.airflow import airflow_pipelines, dag_id
+
+    settings = settings or Settings.load()
+    return {dag_id(record.id): pipeline_dag(settings, record) for record in airflow_pipelines(settings)}
+
+
+def pipeline_dag(settings: Settings, record: Record) -> DAG:
+    """The DAG that keeps one pipeline's worker alive."""
+    from millrace.pipelines.deploy.airflow import app_name, dag_id, worker_arguments
+    from millrace.pipelines.deploy.deployment import run_id
+
+    with millrace_dag(
+        dag_id(record.id),
+        doc=f"Pipeline {record.id}: keeps its worker alive (jobs/pipeline.py).\n\n{record.declaration.get('description', '')}",
+        schedule="@continuous",
+        tags=["streaming", "pipeline"],
+        deadline=timedelta(hours=2),
+        params={
+            "watch_seconds": Param(
+                3600,
+                type="integer",
+                minimum=5,
+                maximum=86400,
+                title="Watch for (seconds)",
+                description="How long this run watches the worker before the next run takes over; the worker goes on meanwhile.",
+            )
+        },
+        task_defaults={"retries": 20, "retry_delay": timedelta(seconds=5), "max_retry_delay": timedelta(minutes=1)},
+    ) as dag:
+        PipelineOperator(
+            task_id="supervise",
+            pipeline=record.id,
+            arguments=worker_arguments(settings, record.id),
+            job_run_id=run_id(record.id),
+            app_name=app_name(record.id),
+            watch_for="{{ params.watch_seconds }}",
+            priority_weight=50,
+        )
+    return dag

@@ -1,0 +1,104 @@
+"""DAGs of pipelines: one for each that is declared so, with the run id of the pipeline; its task starts nothing that is to stand still."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from millrace.access.grants import MACHINE
+from millrace.base.deadline import Deadline
+from millrace.base.settings import Settings
+from millrace.pipelines.api.management import Management
+from millrace.pipelines.deploy.deployment import run_id
+from millrace.pipelines.model.status import declaration_path
+from millrace.pipelines.store.store import open_pipelines
+from millrace_airflow.pipelines import PipelineOperator, pipeline_dags
+from millrace_airflow.streaming import StreamingJobOperator
+from tests.pipelines.api.test_routes import DECLARED, NoProcess, NoServers
+
+KEPT = {**DECLARED, "deployment": "airflow"}
+
+
+@pytest.fixture
+def management(settings: Settings) -> Iterator[Management]:
+    settings.data_dir.mkdir(mode=0o700)
+    with open_pipelines(settings, env={}) as store:
+        deployment = NoProcess(settings)
+        made = Management(settings, store, deployment=deployment)
+        made._world = NoServers(deployment, made._pipeline)
+        yield made
+
+
+def test_each_that_is_declared_so_has_a_dag_with_its_run_id_and_the_others_have_none(
+    settings: Settings, management: Management
+) -> None:
+    management.create(MACHINE, "flights", {**KEPT, "description": "Of 2013."})
+    management.create(MACHINE, "planes", DECLARED)
+    dags = pipeline_dags(replace(settings, pipeline_config="/etc/pipelines.yaml"))
+    assert list(dags) == ["pipeline_flights"]
+    [task] = dags["pipeline_flights"].tasks
+    assert (task.job, task.job_run_id, task.app_name) == ("pipeline", run_id("flights"), "millrace-pipeline-flights")
+    file = str(declaration_path(settings, "flights"))
+    assert task.arguments == ["--declaration", file, "--config", "/etc/pipelines.yaml"]
+    assert "Of 2013." in str(dags["pipeline_flights"].doc_md)
+    assert "hunter2" not in str(dags["pipeline_flights"].doc_md) + str(task.arguments)
+    management.delete(MACHINE, "flights")
+    assert pipeline_dags(settings) == {}
+
+
+def test_where_no_pipeline_was_ever_kept_nothing_is_made(settings: Settings) -> None:
+    assert pipeline_dags(settings) == {}
+    assert not settings.data_dir.exists()
+
+
+def test_the_service_starts_no_worker_beside_the_dags_and_stops_the_one_that_runs(
+    settings: Settings, management: Management
+) -> None:
+    management.create(MACHINE, "flights", KEPT)
+    management.resume(MACHINE, "flights")
+    management.tend()
+    assert not management.deployment.running("flights")
+    management.deployment.start("flights")  # as its DAG does
+    management.pause(MACHINE, "flights")
+    assert json.loads((settings.data_dir / "pipelines" / "flights" / "wanted.json").read_text())["paused"] is True
+    management.stop(MACHINE, "flights")
+    assert not management.deployment.running("flights")
+    management.resume(MACHINE, "flights")
+    management.update(MACHINE, "flights", DECLARED, version=1)
+    assert management.deployment.running("flights"), "now it is the service's"
+    assert pipeline_dags(settings) == {}
+
+
+class Watch:
+    """Time goes by where it waits, and somebody has it run meanwhile."""
+
+    def __init__(self, then: Any) -> None:
+        self.waits = 0
+        self._then = then
+
+    def wait(self, seconds: float) -> None:
+        self.waits += 1
+        if self.waits == 3:
+            self._then()
+
+
+def test_a_worker_that_somebody_stopped_is_started_when_it_is_to_run_again(
+    settings: Settings, management: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(StreamingJobOperator, "_start", lambda *_, **__: started.append(watch.waits))
+    monkeypatch.setenv("MILLRACE_DATA", str(settings.data_dir))
+    management.create(MACHINE, "flights", KEPT)
+    task = PipelineOperator(task_id="supervise", pipeline="flights", job_run_id="x", app_name="x", watch_for=60)
+    watch = Watch(lambda: management.resume(MACHINE, "flights"))
+    task._start(watch, None, until=Deadline.after(60))  # type: ignore[arg-type]
+    assert started == [3]
+    management.stop(MACHINE, "flights")
+    watch = Watch(lambda: None)
+    task._start(watch, None, until=Deadline.after(60), paused=lambda: watch.waits == 2)  # type: ignore[arg-type]
+    task._start(watch, None, until=Deadline.after(0))  # type: ignore[arg-type]
+    assert started == [3], "who pauses the DAG, or whose time is over, starts none"
