@@ -28,6 +28,7 @@ from millrace.catalog.collection import Collection as Definition
 from millrace.client.client import Client
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change, SchemaOf
+from millrace.client.produce.collection_batch import CollectionBatch
 from millrace.client.produce.producer import Deleted, Producer
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.transaction import Transaction
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
     from millrace.client.consume.changes import ChangeStream
     from millrace.client.dataset import CollectionDataset
-    from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
+    from millrace.client.produce.batch_appender import BatchLimits
 
 
 def connect(
@@ -476,34 +477,6 @@ class Collection:
     def flush(self) -> dict[str, int]:
         """Seal and flush what grows; by VChannel the tick of it, 0 where nothing grew."""
         return self.database.client.catalog.flush(self.name)
-
-
-class CollectionBatch(Closing):
-    """A batch appender of one collection. Thread-safe; made by :meth:`Collection.batch`."""
-
-    def __init__(self, definition: Definition, appender: BatchAppender) -> None:
-        self._definition = definition
-        self._appender = appender
-
-    def insert(self, rows: Rows, **where: Any) -> Any:
-        """Take rows to append; a future of :class:`Written`. Raises BufferFull, InvalidArgument."""
-        return self._appender.insert(self._definition, rows, **where)
-
-    def upsert(self, rows: Rows, **where: Any) -> Any:
-        """Take rows to upsert; as `insert`."""
-        return self._appender.upsert(self._definition, rows, **where)
-
-    def delete(self, keys: Keys, **where: Any) -> Any:
-        """Take keys to delete; as `insert`."""
-        return self._appender.delete(self._definition, keys, **where)
-
-    def flush(self) -> None:
-        """Send all that is held now, and wait until it is settled. Raises DeadlineExceeded."""
-        self._appender.flush()
-
-    def close(self) -> None:
-        """Flush and stop. Raises DeadlineExceeded where anything was given up."""
-        self._appender.close()
 
 
 def _library(name: str, instead: str) -> Any:
