@@ -197,8 +197,8 @@ def test_a_temporal_join_has_the_version_that_was_valid_and_a_table_that_of_its_
 
     table = Table(collection="prices", at=moments[2].isoformat())
     at_once = Stream(
-        name="joined", source="priced_events", sink=Into(collection="joined", mode="upsert"), tables={"then": table},
-        sql="select e.id, p.price from priced_events e join then p on e.k = p.k", seconds=0.0,
+        name="joined", source="priced_events", sink=Into(collection="joined", mode="upsert"), tables={"prices_then": table},
+        sql="select e.id, p.price from priced_events e join prices_then p on e.k = p.k", seconds=0.0,
     )  # fmt: skip
     run(spark, db, at_once)
     rows = {row["id"]: row["price"] for row in db.collection("joined").read().to_pylist()}
