@@ -43,6 +43,8 @@ from millrace.rpc.pipeline import Entries
 
 LOOK_SECONDS: Final = 0.25
 """Between two looks at who lives."""
+OWN_SECONDS: Final = 2.0
+"""How long this server may take to answer itself who has what."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -146,8 +148,13 @@ class Elsewhere:
             if self._client is None:
                 if self._closed.is_set():
                     raise LogUnavailable("the log's server stops: append again")
+                # Its follower asks this very server, and is waited for when that stops: not for long.
                 self._client = AppendClient.connect(
-                    self._settings.data_dir, start=False, now=False, launch=launch_of(self._settings)
+                    self._settings.data_dir,
+                    start=False,
+                    now=False,
+                    deadline=OWN_SECONDS,
+                    launch=launch_of(self._settings),
                 )
             return self._client
 
