@@ -15,6 +15,8 @@ import pytest
 from tests.airflow_home import ROOT
 
 FILES = sorted((ROOT / "dags").rglob("*.py"))
+OF_A_STORE = {"pipelines"}
+"""Files that have a DAG for each thing that is declared in a store, and none where nothing is: tests/plugins/test_pipelines.py."""
 LARGEST_SHARE = 0.2
 """Of what airflow.sdk itself takes to import, in CPU time of the same process: 3 s and more. A guard against something heavy that
 HEAVY does not name, with room for a busy machine; on a quiet one the largest share is 0.07, 0.3 s.
@@ -52,7 +54,7 @@ def test_a_dag_file_is_quick_and_loads_nothing_heavy(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_a_dag_says_what_it_is_and_how_it_fails(path: Path) -> None:
     dags = looked(path)["dags"]
-    assert dags, f"{path.name} has no DAG"
+    assert bool(dags) != (path.stem in OF_A_STORE), f"{path.name} has {len(dags)} DAGs"
     for dag in dags:
         assert dag["docs"], dag["dag_id"]
         assert dag["description"]
@@ -68,4 +70,4 @@ def test_the_folder_of_dags_has_no_import_error(airflow: Path) -> None:
 
     bag = DagBag(str(ROOT / "dags"), collect_dags=True)
     assert bag.import_errors == {}
-    assert len(bag.dags) >= len(FILES)
+    assert len(bag.dags) >= len(FILES) - len(OF_A_STORE)

@@ -37,9 +37,10 @@ def demo(env: dict[str, str], *arguments: str, timeout: float = 110) -> subproce
 
 @pytest.mark.spark
 @pytest.mark.timeout(240)
-def test_a_run_checks_itself_and_a_second_one_continues(env: dict[str, str]) -> None:
+@pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_checks_itself_and_a_second_one_continues(env: dict[str, str], runs: int) -> None:
     appended = []
-    for _ in range(2):
+    for _ in range(runs):
         done = demo(env, *SMALL)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count("✓") == 5

@@ -1,7 +1,7 @@
 """All of Millrace's metrics in one Prometheus text: the read model's own, the log server's with its append host, the jobs'.
 
 A family that several of them report is one family here; of two samples with the same labels that of the process itself
-stands. Counters that the WAL table keeps (rows by PChannel) come from it: they survive every restart.
+stands, and a 0 stands against no other value: every process says 0 of what it has nothing to do with, where that has no labels. Counters that the WAL table keeps (rows by PChannel) come from it: they survive every restart.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.process import wrote
@@ -29,16 +30,17 @@ class _Merged:
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: dict[str, Metric] = {}
-        seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+        seen: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
         for family in families:
             known = self._families.get(family.name)
             if known is None:
                 known = self._families[family.name] = Metric(family.name, family.documentation, family.type)
             for sample in family.samples:
                 key = (sample.name, tuple(sorted(sample.labels.items())))
-                if key not in seen:
-                    seen.add(key)
+                if (there := seen.setdefault(key, sample)) is sample:
                     known.samples.append(sample)
+                elif not there.value and sample.value:
+                    seen[key] = known.samples[known.samples.index(there)] = sample
 
     def collect(self) -> Iterator[Metric]:
         yield from (family for family in self._families.values() if family.samples)

@@ -89,6 +89,7 @@ WINDOWS = {
 ANSWER = {"k": "string", "window_start": "timestamp", "window_end": "timestamp", "n": "int64", "high": "int64?"}
 
 
+@pytest.mark.slow
 def test_windows_are_those_of_the_batch_and_what_is_late_goes_where_it_is_told(
     spark: SparkSession, db: Deployment
 ) -> None:

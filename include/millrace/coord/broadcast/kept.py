@@ -120,7 +120,6 @@ class Kept:
             task = self._next(draft)
             check(task, draft.seen)
             self._insert(task)
-            self._collect()
             return task
 
     def _next(self, draft: Draft) -> Task:
@@ -171,7 +170,9 @@ class Kept:
                 acked(task)
                 self._db.rows("update broadcast set done = 1 where id = ?", (number,))
                 self._db.rows("delete from trouble where broadcast_id = ?", (number,))
-            return self.task(number)
+            found = self.task(number)
+            self._collect()
+            return found
 
     def abandon(self, number: int, words: str, refused: Callable[[Task], Draft | None]) -> Task | None:
         with self._db.transaction():
@@ -185,6 +186,7 @@ class Kept:
                 " and broadcast_id not in (select broadcast_id from trouble order by broadcast_id desc limit ?)",
                 (MAX_ABANDONED,),
             )
+            self._collect()
             draft = refused(task)
             if draft is None:
                 return None
