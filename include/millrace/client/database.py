@@ -28,7 +28,6 @@ from millrace.catalog.collection import Collection as Definition
 from millrace.client.client import Client
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change, SchemaOf
-from millrace.client.produce.collection_batch import CollectionBatch
 from millrace.client.produce.producer import Deleted, Producer
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.transaction import Transaction
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from millrace.client.consume.changes import ChangeStream
     from millrace.client.dataset import CollectionDataset
     from millrace.client.produce.batch_appender import BatchLimits
+    from millrace.client.produce.collection_batch import CollectionBatch
 
 
 def connect(
@@ -303,6 +303,8 @@ class Collection:
 
     def batch(self, *, limits: BatchLimits | None = None) -> CollectionBatch:
         """An appender that gathers many small appends by size and time and gives a future each."""
+        from millrace.client.produce.collection_batch import CollectionBatch
+
         return CollectionBatch(self.definition, self.database.producer.batch(limits=limits))
 
     # --- reading ----------------------------------------------------------------------------------------------------------
