@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 from pydantic import BaseModel
 
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.streams.running.status import StreamStatus, dag_id, statuses
+from millrace.streams.running.status import StreamStatus, statuses
 
 MOST: Final = 500
 """Streams that are shown: beyond it a page is no graph any more."""
 _RUNNING: Final = "running"
-
-
-class StreamRow(BaseModel):
-    """A declared stream. Rows are those since its process began; `lag_seconds` is how far it is behind the ``wal`` table."""
-
-    name: str
-    words: str
-    source: str
-    """The table that it reads, as :attr:`TableRow.id` has it."""
-    sink: str
-    reads: tuple[str, ...]
-    """All tables that it reads, its source first."""
-    writes: tuple[str, ...]
-    """Its sink, and that of late rows."""
-    guarantee: str
-    dag_id: str
-    state: str
-    incarnation: int
-    batches: int
-    rows: int
-    out: int
-    rejected: int
-    late: int
-    rows_per_second: float
-    lag_seconds: float | None
-    watermark: str | None
-    state_rows: int
-    state_bytes: int | None
-    operated: dict[str, int] | None
-    """Of an operator, what became of the rows it was given: taken, late, rejected (without an event time), and more."""
-    at: float | None
-    error: str | None
 
 
 class TableRow(BaseModel):
@@ -59,7 +27,7 @@ class TableRow(BaseModel):
 class StreamsView(BaseModel):
     """All declared streams by name, and the tables between them."""
 
-    streams: list[StreamRow]
+    streams: list[StreamStatus]
     tables: list[TableRow]
     levels: dict[str, int]
     """By table's id, or stream's name behind ``stream:``: how many steps it is from a table that no stream writes."""
@@ -70,7 +38,7 @@ class StreamsView(BaseModel):
 def streams_view(settings: Settings) -> StreamsView:
     """Raises InvalidStream where a declaration cannot be read."""
     found = statuses(settings)
-    rows = [_row(each) for each in found[:MOST]]
+    rows = found[:MOST]
     ids = dict.fromkeys(name for each in rows for name in (*each.reads, *each.writes))
     tables = [TableRow(id=each, kind=each.partition(":")[0], name=each.partition(":")[2]) for each in ids]
     edges = [(name, node_of(each)) for each in rows for name in each.reads]
@@ -78,7 +46,7 @@ def streams_view(settings: Settings) -> StreamsView:
     return StreamsView(streams=rows, tables=tables, levels=levels(edges), more=len(found) - len(rows))
 
 
-def node_of(stream: StreamRow) -> str:
+def node_of(stream: StreamStatus) -> str:
     """The stream's name among the levels: no table has it."""
     return f"stream:{stream.name}"
 
@@ -122,9 +90,3 @@ def of_streams(view: StreamsView) -> str:
     for each in view.streams:
         metrics.stream_running.labels(each.name).set(each.state == _RUNNING)
     return metrics.render().decode()
-
-
-def _row(status: StreamStatus) -> StreamRow:
-    facts: Mapping[str, Any] = status.to_json()
-    known = {name: facts[name] for name in StreamRow.model_fields if name in facts}
-    return StreamRow(**known | {"source": f"collection:{status.source}", "dag_id": dag_id(status.job)})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from millrace.observe.streams import StreamRow, StreamsView, TableRow, node_of
+from millrace.observe.streams import StreamsView, TableRow, node_of
+from millrace.streams.running.status import StreamStatus
 
 WIDE: Final = {"stream": 236, "table": 168}
 HIGH: Final = {"stream": 92, "table": 44}
@@ -25,7 +26,7 @@ class Box:
     height: int
     title: str
     """Short enough for its box."""
-    stream: StreamRow | None
+    stream: StreamStatus | None
     table: TableRow | None
 
 
@@ -84,7 +85,7 @@ def picture(view: StreamsView) -> Picture:
     return Picture(max(x - GAP[0], 0.0), tall, list(boxes.values()), lines)
 
 
-def _height(nodes: list[str], streams: dict[str, StreamRow]) -> float:
+def _height(nodes: list[str], streams: dict[str, StreamStatus]) -> float:
     return sum(HIGH["stream" if each in streams else "table"] for each in nodes) + GAP[1] * (len(nodes) - 1)
 
 

@@ -32,6 +32,8 @@ class StreamStatus:
     """All that it writes: its sink, and that of late rows."""
     guarantee: str
     job: str
+    dag_id: str
+    """The DAG that keeps its job alive."""
     state: str
     """running, paused, stopped, failed, lost or new."""
     incarnation: int
@@ -90,12 +92,13 @@ def status(settings: Settings, stream: Stream) -> StreamStatus:
     return StreamStatus(
         name=stream.name,
         words=stream.words,
-        source=stream.source.collection,
+        source=f"collection:{stream.source.collection}",
         sink=stream.sink.target,
         reads=tuple(f"collection:{each}" for each in stream.reads),
         writes=tuple(stream.writes),
         guarantee=stream.chosen_guarantee,
         job=stream.job,
+        dag_id=dag_id(stream.job),
         state=state,
         incarnation=kept.incarnation,
         batches=told.get("batches", 0),
