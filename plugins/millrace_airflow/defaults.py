@@ -137,12 +137,12 @@ WATCH_FOR: Final = "{{ params.watch_seconds }}"
 """What the form of :func:`supervising_dag` says, for the operator's `watch_for`."""
 
 
-def supervising_dag(dag_id: str, *, doc: str | None, tags: Sequence[str]) -> DAG:
-    """A DAG that keeps one streaming job alive: run after run, each of which watches for as long as its form says. It begins paused."""
+def supervising_dag(dag_id: str, *, doc: str | None, tags: Sequence[str], paused: bool = True) -> DAG:
+    """A DAG that keeps one streaming job alive: run after run, each of which watches for as long as its form says."""
     return millrace_dag(
         dag_id,
         doc=doc,
-        paused=True,
+        paused=paused,
         schedule="@continuous",
         tags=tags,
         deadline=timedelta(hours=2),

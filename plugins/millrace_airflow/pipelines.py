@@ -9,14 +9,13 @@ the worker, whatever is asked of the pipeline.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG
 
 from millrace.base.deadline import Deadline
 from millrace.base.settings import Settings
-from millrace_airflow.defaults import millrace_dag
+from millrace_airflow.defaults import WATCH_FOR, supervising_dag
 from millrace_airflow.hooks import MillraceHook
 from millrace_airflow.streaming import StreamingJobOperator
 
@@ -85,31 +84,16 @@ def pipeline_dag(settings: Settings, record: Record) -> DAG:
     from millrace.pipelines.deploy.airflow import app_name, dag_id, worker_arguments
     from millrace.pipelines.deploy.deployment import run_id
 
-    with millrace_dag(
-        dag_id(record.id),
-        doc=f"Pipeline {record.id}: keeps its worker alive (jobs/pipeline.py).\n\n{record.declaration.get('description', '')}",
-        schedule="@continuous",
-        tags=["streaming", "pipeline"],
-        deadline=timedelta(hours=2),
-        params={
-            "watch_seconds": Param(
-                3600,
-                type="integer",
-                minimum=5,
-                maximum=86400,
-                title="Watch for (seconds)",
-                description="How long this run watches the worker before the next run takes over; the worker goes on meanwhile.",
-            )
-        },
-        task_defaults={"retries": 20, "retry_delay": timedelta(seconds=5), "max_retry_delay": timedelta(minutes=1)},
-    ) as dag:
+    doc = f"Pipeline {record.id}: keeps its worker alive (jobs/pipeline.py).\n\n{record.declaration.get('description', '')}"
+    # What is to run is said of the pipeline: nobody has to unpause its DAG as well.
+    with supervising_dag(dag_id(record.id), doc=doc, tags=["streaming", "pipeline"], paused=False) as dag:
         PipelineOperator(
             task_id="supervise",
             pipeline=record.id,
             arguments=worker_arguments(settings, record.id),
             job_run_id=run_id(record.id),
             app_name=app_name(record.id),
-            watch_for="{{ params.watch_seconds }}",
+            watch_for=WATCH_FOR,
             priority_weight=50,
         )
     return dag

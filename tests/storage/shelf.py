@@ -43,7 +43,7 @@ class ShelfStore:
 
     @property
     def spark_uri(self) -> str:
-        raise NotImplementedError("no Spark reaches this shelf")
+        raise AssertionError("no Spark reaches this shelf: who asked for its address?")
 
     @property
     def filesystem(self) -> fs.FileSystem:

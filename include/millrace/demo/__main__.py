@@ -34,8 +34,7 @@ from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
 from millrace.base.log_backends import EMBEDDED, in_own_folder
 from millrace.base.settings import Settings
 from millrace.brokers.kinds import KINDS, STORES, broker
-from millrace.client.client import Client
-from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
+from millrace.demo.feeding import add_load_options, check_load_options, connected, feed, told_to_stop
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
 from millrace.demo.moving import LEAST_NODES, hurried, troubled
@@ -139,7 +138,7 @@ def agreed(settings: Settings, kind: str, console: Console) -> Iterator[Settings
 def _run(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
     console.print(f"Data folder: [bold]{settings.data_dir}[/]")
     log_file = settings.run_path / "streaming-node.log"
-    with Client.connect(settings) as client, _serving(client):
+    with connected(settings) as client:
         client.catalog.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
         table = flights().slice(0, options.rows)
@@ -162,7 +161,7 @@ def _run(settings: Settings, options: argparse.Namespace, console: Console, stop
 def _run_cluster(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
     settings = hurried(settings)
     console.print(f"Data folder: [bold]{settings.data_dir}[/]")
-    with Client.connect(settings) as client, _serving(client):
+    with connected(settings) as client:
         pchannels = max(settings.pchannels, 2 * options.nodes)
         client.catalog.ensure_pchannels(pchannels)
         collection = ensure_collection(client, vchannels=pchannels)
@@ -178,15 +177,6 @@ def _run_cluster(settings: Settings, options: argparse.Namespace, console: Conso
             cluster.finish()
         cluster.print_moves()
         return summarise(settings, client, collection, load.counts, watch, console)
-
-
-@contextmanager
-def _serving(client: Client) -> Iterator[None]:
-    """The log's server ends with the demo, however that ends: what was acknowledged is on the disk."""
-    try:
-        yield
-    finally:
-        client.append.service.shutdown()
 
 
 def _options() -> argparse.Namespace:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.client.client import Client
 from millrace.demo.load import Load
@@ -45,6 +46,16 @@ def feed(
         waited = watch.wait_flushed(client.catalog.flush(collection.name), load, job, update)
     console.print(f"Everything lies in the collection's table, {waited:.1f} s after the last append.")
     return load
+
+
+@contextmanager
+def connected(settings: Settings) -> Iterator[Client]:
+    """A client; the log's server ends with the demo, however that ends: what was acknowledged is on the disk."""
+    with Client.connect(settings) as client:
+        try:
+            yield client
+        finally:
+            client.append.service.shutdown()
 
 
 @contextmanager

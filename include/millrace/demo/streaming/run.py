@@ -21,8 +21,8 @@ from rich.table import Table
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded
 from millrace.base.settings import Settings
-from millrace.client.client import Client
 from millrace.client.database import Database
+from millrace.demo.feeding import connected
 from millrace.demo.streaming.checking import Batches, Checked, check
 from millrace.demo.streaming.feed import Feed
 from millrace.demo.streaming.questions import QUESTIONS, Question
@@ -104,7 +104,7 @@ def run_streams(
     shutil.rmtree(folder, ignore_errors=True)
     settings = replace(settings, data_dir=folder)
     console.print(f"Data folder: [bold]{folder}[/]")
-    with Client.connect(settings) as client, _serving(client):
+    with connected(settings) as client:
         db = Database(client)
         client.catalog.ensure_pchannels(settings.pchannels)
         feed = Feed(db, rows)
@@ -136,14 +136,6 @@ def run_streams(
             for each in asked
         ]
     return _told(list(zip(asked, found, strict=True)), console)
-
-
-@contextmanager
-def _serving(client: Client) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        client.append.service.shutdown()
 
 
 @contextmanager

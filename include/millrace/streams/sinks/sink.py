@@ -22,19 +22,13 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 
 from millrace.base.files import make_folder, replace_json
+from millrace.streams.keyed.operator import Counts
 
 
 @dataclass(frozen=True, slots=True)
-class Operated:
-    """What an operator (docs/operators.md) did with a micro-batch: ``taken + late + rejected`` are the rows it was given."""
+class Operated(Counts):
+    """What an operator (docs/operators.md) did with a micro-batch, and the state that it left."""
 
-    taken: int = 0
-    late: int = 0
-    rejected: int = 0
-    """Without an event time."""
-    partly_late: int = 0
-    corrected: int = 0
-    evicted: int = 0
     state_rows: int = 0
     """Of all shards, behind the micro-batch; bytes as they lie in memory."""
     state_bytes: int = 0
