@@ -38,7 +38,11 @@ def own_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="package")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    folder: Path = tmp_path_factory.mktemp("clients")
+    yield from opened_shop(tmp_path_factory.mktemp("clients"))
+
+
+def opened_shop(folder: Path) -> Iterator[Client]:
+    """A deployment below `folder`, until the next step."""
     settings = Settings(
         data_dir=folder / "data", cache_dir=folder / "cache", append_retry_delay=0.05, append_deadline=10.0
     )

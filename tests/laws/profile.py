@@ -7,6 +7,6 @@ from hypothesis import HealthCheck, settings
 
 def examples(count: int) -> settings:
     """`count` examples where the profile says 100, in proportion elsewhere. A log takes a while to draw; that is no defect."""
-    scaled = max(10, count * settings.default.max_examples // 100) if settings.default else count
+    scaled = max(min(10, count), count * settings.default.max_examples // 100) if settings.default else count
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
     return settings(max_examples=scaled, deadline=None, suppress_health_check=slow)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import millrace
@@ -27,6 +27,7 @@ from millrace.storage.table import open_table
 from millrace.tables.collections.table import base_tick
 from millrace.tables.wal.reader import MAX_TICK
 from millrace.testing import Deployment, deployment
+from tests.laws.profile import examples
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +394,7 @@ def _as(value: Any, kind: str) -> Any:
     return Decimal(value).quantize(Decimal(1).scaleb(-4)) if value is not None and kind == "decimal(9,4)" else value
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(4)
 @given(st.data())
 def test_any_changes_and_writers_of_any_version_read_back_at_every_tick(db: Deployment, data: st.DataObject) -> None:
     name = f"any{len(db.collections())}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -20,7 +20,7 @@ from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.operations.verify.run import verify_collections
 from millrace.wal.scanner import All
-from tests.client.conftest import own_name
+from tests.client.conftest import opened_shop, own_name
 
 MONDAY, TUESDAY = date(2026, 11, 23), date(2026, 11, 24)
 QUOTES = schema(
@@ -29,25 +29,32 @@ QUOTES = schema(
 Found = dict[tuple[Any, ...], str]
 
 
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A deployment of its own: a flush takes the few collections of these tests, not those of all clients' tests."""
+    yield from opened_shop(tmp_path_factory.mktemp("keyed"))
+
+
 @pytest.fixture
 def quotes(shop: Client, request: pytest.FixtureRequest) -> Collection:
     return shop.catalog.create_collection(own_name(request), QUOTES, vchannels=3, partitions=["a", "b"])
 
 
 @pytest.fixture
-def stored(shop: Client) -> Callable[[Collection], Found]:
-    """Notes by key, read once from the WAL alone and once from the flushed tables."""
+def stored(shop: Client) -> Callable[..., list[Found]]:
+    """Of each collection, notes by key; read once from the WAL alone and once from the flushed tables."""
 
-    def read(collection: Collection) -> Found:
-        names = collection.schema.key_names
-        found: list[Found] = []
+    def read(*collections: Collection) -> list[Found]:
+        found: list[list[Found]] = [[], []]
         for flushed in (False, True):
             catch_up(shop.settings, shop.log)
             if flushed:
                 flush(shop.settings)
-            rows = shop.read(collection.name, deadline=10.0).to_pylist()
-            found.append({tuple(row[name] for name in names): row["note"] for row in rows})
-            assert len(found[-1]) == len(rows)
+            for collection in collections:
+                rows = shop.read(collection.name, deadline=10.0).to_pylist()
+                by_key = {tuple(row[name] for name in collection.schema.key_names): row["note"] for row in rows}
+                found[flushed].append(by_key)
+                assert len(by_key) == len(rows)
         assert found[0] == found[1]
         return found[0]
 
@@ -59,14 +66,14 @@ def rows(note: str, *keys: tuple[str, date]) -> list[dict[str, Any]]:
 
 
 def test_rows_of_one_symbol_and_several_days_are_upserted_and_deleted_by_both(
-    shop: Client, quotes: Collection, stored: Callable[[Collection], Found]
+    shop: Client, quotes: Collection, stored: Callable[..., list[Found]]
 ) -> None:
     producer = shop.producer()
     every = [(symbol, day) for symbol in ("A", "B", "C", "A\0") for day in (MONDAY, TUESDAY)]
     producer.insert(quotes, rows("first", *every), partition="a")
     producer.upsert(quotes, rows("again", ("A", MONDAY), ("B", TUESDAY), ("A", MONDAY)), partition="b")
     wanted = dict.fromkeys(every, "first") | dict.fromkeys([("A", MONDAY), ("B", TUESDAY)], "again")
-    assert stored(quotes) == wanted
+    assert stored(quotes) == [wanted]
     gone: list[tuple[Any, Any]] = [
         ([("A", MONDAY)], ("A", MONDAY)),
         ([{"day": TUESDAY, "symbol": "A"}], ("A", TUESDAY)),
@@ -77,28 +84,28 @@ def test_rows_of_one_symbol_and_several_days_are_upserted_and_deleted_by_both(
     for given, key in gone:
         producer.delete(quotes, given)
         del wanted[key]
-    assert stored(quotes) == wanted
+    assert stored(quotes) == [wanted]
     with producer.batch() as batch:
         batch.delete(quotes, [("C", MONDAY)])
         batch.delete(quotes, [("C", TUESDAY)])
-    assert stored(quotes) == {("A\0", TUESDAY): "first"}
+    assert stored(quotes) == [{("A\0", TUESDAY): "first"}]
     deleted = producer.delete_where(quotes, "symbol LIKE 'A%' and day > DATE '2026-11-23'")
-    assert (deleted.keys, stored(quotes)) == (1, {})
+    assert (deleted.keys, stored(quotes)) == (1, [{}])
     assert verify_collections(shop.settings)[quotes.id].ok
 
 
 def test_a_field_of_the_key_is_renamed_and_goes_on_being_one(
-    shop: Client, quotes: Collection, stored: Callable[[Collection], Found]
+    shop: Client, quotes: Collection, stored: Callable[..., list[Found]]
 ) -> None:
     producer = shop.producer()
     producer.insert(quotes, rows("first", ("A", MONDAY), ("A", TUESDAY)), partition="a")
-    assert len(stored(quotes)) == 2
+    assert len(stored(quotes)[0]) == 2
     shop.catalog.alter(quotes.name, [Rename("day", "date"), Reorder(("date",))])
     renamed = shop.collection(quotes.name)
     assert renamed.schema.primary_key == ("symbol", "date")
     producer.upsert(renamed, [{"symbol": "A", "date": MONDAY, "note": "again"}], partition="b")
     producer.delete(renamed, [("A", TUESDAY)])
-    assert stored(renamed) == {("A", MONDAY): "again"}
+    assert stored(renamed) == [{("A", MONDAY): "again"}]
 
 
 def test_a_scan_tells_the_names_of_the_key(shop: Client, quotes: Collection) -> None:
@@ -111,31 +118,27 @@ def test_a_scan_tells_the_names_of_the_key(shop: Client, quotes: Collection) -> 
     assert found[1].rows.to_pylist() == [{"symbol": "A", "day": MONDAY}]
 
 
-@pytest.mark.parametrize(
-    ("kind", "keys"),
-    [
-        ("uuid", ["9f1c0ab2-5a04-4f4f-9e0e-0a1b2c3d4e5f", "00000000-0000-0000-0000-000000000000"]),
-        ("decimal(20,3)", [Decimal("-1.500"), Decimal("12345678901234567.000")]),
-        ("timestamp", [datetime(1969, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 1, 2, 3, 4, tzinfo=UTC)]),
-        ("date", [MONDAY, TUESDAY]),
-        ("int16", [-3, 7]),
-    ],
-)
-def test_a_key_of_one_field_is_of_any_of_the_types(
-    shop: Client,
-    request: pytest.FixtureRequest,
-    stored: Callable[[Collection], Found],
-    kind: str,
-    keys: list[Any],
-) -> None:
-    made = schema({"id": kind, "note": "string?"}, key="id", on_duplicate="replace")
-    collection = shop.catalog.create_collection(own_name(request), made, vchannels=4)
+def test_a_key_of_one_field_is_of_any_of_the_types(shop: Client, stored: Callable[..., list[Found]]) -> None:
+    made: list[tuple[Collection, list[Any]]] = []
+    for number, (kind, keys) in enumerate(
+        {
+            "uuid": ["9f1c0ab2-5a04-4f4f-9e0e-0a1b2c3d4e5f", "00000000-0000-0000-0000-000000000000"],
+            "decimal(20,3)": [Decimal("-1.500"), Decimal("12345678901234567.000")],
+            "timestamp": [datetime(1969, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 1, 2, 3, 4, tzinfo=UTC)],
+            "date": [MONDAY, TUESDAY],
+            "int16": [-3, 7],
+        }.items()
+    ):
+        plan = schema({"id": kind, "note": "string?"}, key="id", on_duplicate="replace")
+        made.append((shop.catalog.create_collection(f"keyed_{number}", plan, vchannels=4), keys))
     producer = shop.producer()
     for note in ("old", "new"):
-        producer.insert(collection, [{"id": key, "note": note} for key in keys])
-    assert stored(collection) == {(key,): "new" for key in keys}
-    producer.delete(collection, keys[:1])
-    assert stored(collection) == {(keys[1],): "new"}
+        for collection, keys in made:
+            producer.insert(collection, [{"id": key, "note": note} for key in keys])
+    assert stored(*(collection for collection, _ in made)) == [{(key,): "new" for key in keys} for _, keys in made]
+    for collection, keys in made:
+        producer.delete(collection, keys[:1])
+    assert stored(*(collection for collection, _ in made)) == [{(keys[1],): "new"} for _, keys in made]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given
-from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from millrace.base.errors import CollectionNotFound, InvalidArgument, StagedFileDamaged
@@ -24,6 +23,7 @@ from millrace.tables.collections.changes import table_changes
 from millrace.tables.read.arrow import read_arrow
 from millrace.wal.visible import changes
 from millrace.wal.visible.changes import BEGINNING, ChangeBatch, Position, change_schema
+from tests.laws.profile import examples
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, made, tick_everywhere
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
@@ -86,7 +86,7 @@ def written(settings: Settings, operations: Iterable[tuple[Any, ...]], *, droppe
 @example(ACROSS, 0, False, 3)
 @example(IMPORTS, 0, True, 2)
 @given(st.lists(OPERATIONS, max_size=25), st.integers(0, 4), st.booleans(), st.integers(1, 5))
-@profile(max_examples=20, deadline=None)
+@examples(6)
 def test_changes_folded_from_nothing_to_any_tick_are_what_a_read_there_gives(
     operations: list[tuple[Any, ...]], first: int, dropped: bool, step: int
 ) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
-from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from millrace.base.errors import CollectionNotFound, TickNotReached
@@ -22,6 +21,7 @@ from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_segments
 from millrace.tables.read.arrow import pieces_of, read_arrow
 from millrace.tables.read.plan import plan_read
+from tests.laws.profile import examples
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected, schema_known
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
 
@@ -110,7 +110,7 @@ IMPORTS = [
 @example(ACROSS, 0)
 @example(IMPORTS, 0)
 @given(st.lists(OPERATIONS, max_size=25), st.integers(0, 4))
-@profile(max_examples=20)
+@examples(6)
 def test_every_tick_reads_as_the_model_says(operations: list[tuple[Any, ...]], first: int) -> None:
     folder = Path(tempfile.mkdtemp())
     try:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 from hypothesis import given
-from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from millrace.base.predicate.arrow import matching, parse
@@ -23,6 +22,7 @@ from millrace.node.flush.in_process import flush
 from millrace.rpc.selection import Selection
 from millrace.tables.read.arrow import Matching, count_rows, pieces_of, read_arrow, stream_of
 from millrace.tables.read.plan import plan_read
+from tests.laws.profile import examples
 from tests.tables.wal_maker import Collection, WalMaker
 
 SCHEMA = CollectionSchema(
@@ -114,7 +114,7 @@ def committed(maker: WalMaker, collection: Collection, steps: list[tuple[Any, ..
 
 
 @given(STEPS, PREDICATES, st.sets(st.sampled_from(SCHEMA.arrow().names), min_size=1), st.integers(0, 4))
-@profile(max_examples=25)
+@examples(8)
 def test_a_selection_is_that_of_the_whole_at_every_tick(
     steps: list[tuple[Any, ...]], where: str, names: set[str], limit: int
 ) -> None:
