@@ -33,6 +33,7 @@ hypothesis.settings.register_profile(
     derandomize=True,
     print_blob=True,
     deadline=None,
+    max_examples=40,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.register_profile("soak", print_blob=True, deadline=None, max_examples=5_000)

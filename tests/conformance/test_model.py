@@ -85,6 +85,9 @@ def test_a_log_behaves_as_a_list_that_survives_restarts(backend: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=10, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=settings.default.max_examples // 10,
+            stateful_step_count=15,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )

@@ -29,7 +29,7 @@ from millrace.tables.wal.table import WalTable
 from millrace.wal.state import ChannelState
 from tests.node.append.samples import PCHANNEL, VCHANNELS, opening
 
-MESSAGES: Final = 20_000
+MESSAGES: Final = 10_000
 OPENING_MESSAGES: Final = 3
 
 

@@ -103,15 +103,29 @@ def _reject_repeated(run: Run, place: int, producer: Producer, sequence: int) ->
 def evolve(state: ChannelState, rows: Decided) -> None:
     """Take the sequences that `rows` used up, with their results."""
     mine = np.flatnonzero((rows.producer_id != 0) & _USES_SEQUENCE[rows.reason])
-    if not len(mine):
-        return
-    for places in groups(rows.vchannel[mine], rows.producer_id[mine]):
-        each = mine[places]
-        channel = state.vchannels.get(rows.names[rows.vchannel[each[0]]])
-        if channel is None:
-            continue
-        for part in np.split(each, np.flatnonzero(np.diff(rows.epoch[each])) + 1):
-            _evolve_part(state, channel, rows, part)
+    for stretch in _stretches(state, rows, mine):
+        for places in groups(rows.vchannel[stretch], rows.producer_id[stretch]):
+            each = stretch[places]
+            channel = state.vchannels.get(rows.names[rows.vchannel[each[0]]])
+            if channel is None:
+                continue
+            for part in np.split(each, np.flatnonzero(np.diff(rows.epoch[each])) + 1):
+                _evolve_part(state, channel, rows, part)
+
+
+def _stretches(state: ChannelState, rows: Decided, mine: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
+    """`mine` as far as each may be taken by producer: whom a registration forgets depends on all rows before it, and on none behind.
+
+    Judging has cut its runs there (`_judge_producer`); a replay has stretches over many runs.
+    """
+    beginning = np.flatnonzero(rows.sequence[mine] == 0)
+    codes, counts = np.unique(rows.vchannel[mine[beginning]], return_counts=True)
+    most = state.config.max_producers
+    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        channel = state.vchannels.get(rows.names[code])
+        if channel is not None and len(channel.producers) + count > most:
+            return [each for each in np.split(mine, np.union1d(beginning, beginning + 1)) if len(each)]
+    return [mine] if len(mine) else []
 
 
 def _evolve_part(state: ChannelState, channel: VChannelState, rows: Decided, part: npt.NDArray[np.intp]) -> None:
