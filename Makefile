@@ -15,6 +15,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DATA := $(or $(MILLRACE_DATA),$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/millrace)
 export PYTHONPATH := $(CURDIR)/include
+# Where the environment forbids bytecode, each of the hundreds of processes that tests and systems start compiles anew what it imports:
+# half of its start (2 s for Airflow's SDK). Empty means allowed; __pycache__ is written as it comes.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS)
 
 .PHONY: help
