@@ -23,8 +23,9 @@ from millrace.coord.balancer.vchannelfair import vchannel_fair
 from millrace.coord.balancer.view import ChannelView, View
 from millrace.coord.channels.record import CHANNELS, ChannelRecord, Owner, State
 from millrace.coord.leadership import Leadership
-from millrace.coord.process import ORDERS_AT_ONCE, ROUND_SECONDS
+from millrace.coord.process import ROUND_SECONDS
 from millrace.coord.session import INGEST, NODES, NodeInfo
+from millrace.coord.together import AT_ONCE
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import MAX_CHANGES, Change, Delete, Is, Put
 
@@ -51,9 +52,9 @@ class Virtual:
         self.charged += seconds
 
     def together(self, calls: Sequence[Callable[[], None]]) -> None:
-        """As a pool of ORDERS_AT_ONCE threads would: what is charged inside goes on beside each other."""
+        """As a pool of AT_ONCE threads would: what is charged inside goes on beside each other."""
         start = self.charged
-        free = [start] * ORDERS_AT_ONCE
+        free = [start] * AT_ONCE
         for call in calls:
             self.charged = heapq.heappop(free)
             call()
@@ -98,7 +99,7 @@ def batched(changes: Sequence[Change], size: int) -> Iterator[list[Change]]:
 def losing(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
     """`share` of the nodes go at once, seen by the leader at second 0 (their sessions' length later): moves and seconds until every PChannel is assigned and
     nothing moves any more. The lower bound: what the lost had, noted as lost and named anew in full commits one after the other, then each with one order and
-    one write, ORDERS_AT_ONCE at a time."""
+    one write, AT_ONCE at a time."""
     clock = Virtual()
     store = Timed(clock)
     leadership = Leadership(store, clock, "bench", seconds=86_400.0)
@@ -160,7 +161,7 @@ def losing(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
         "moves_at_least": lost,
         "seconds": round(settled, 2),
         "seconds_at_least": round(
-            2 * -(-lost // (MAX_CHANGES - 1)) * WRITE_SECONDS + lost * (ORDER_SECONDS + WRITE_SECONDS) / ORDERS_AT_ONCE,
+            2 * -(-lost // (MAX_CHANGES - 1)) * WRITE_SECONDS + lost * (ORDER_SECONDS + WRITE_SECONDS) / AT_ONCE,
             2,
         ),
         "leaders_processor_s": round(time.process_time() - cpu, 2),

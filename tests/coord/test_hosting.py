@@ -31,6 +31,7 @@ class Opens:
 
     told: list[tuple[str, int]] = field(default_factory=list)
     meanwhile: Callable[[], None] = lambda: None
+    closing: Callable[[], None] = lambda: None
 
     def open(self, pchannel: str, role: str, term: int, session: str) -> None:
         self.told.append(("open", term))
@@ -38,6 +39,7 @@ class Opens:
 
     def close(self, pchannel: str, role: str, term: int) -> None:
         self.told.append(("close", term))
+        self.closing()
 
 
 class Rig:
@@ -124,10 +126,34 @@ def test_nothing_is_held_without_the_session_and_another_session_takes_no_orders
         rig.hosting.check("dml_0", APPEND, 1)
     assert rig.store.get(NODES + rig.name) is not None
     rig.session.step()
+    rig.session.step()
     assert rig.session.name not in ("", rig.name)
     assert rig.opens.told == [("open", 1), ("close", 1)]
     with pytest.raises(SessionEnded):
         rig.assign(2)
+
+
+def test_the_next_session_begins_when_what_the_last_one_had_is_closed() -> None:
+    """A node that slept and woke: what its next session is given meanwhile would be closed with what the last one had."""
+    rig = Rig()
+    for pchannel in ("dml_0", "dml_1"):
+        rig.hosting.assign(rig.name, pchannel, APPEND, 1)
+    seen: list[str] = []
+
+    def orders_come() -> None:
+        seen.append(rig.session.name)
+        for entry in rig.store.list(NODES).entries:
+            with pytest.raises((SessionEnded, OrderPending)):
+                rig.hosting.assign(entry.key.removeprefix(NODES), "dml_1", APPEND, 2)
+
+    rig.opens.closing = orders_come
+    rig.clock.now += 30.0
+    rig.session.step()
+    assert seen == ["", ""]
+    rig.opens.closing = lambda: None
+    rig.session.step()
+    rig.hosting.assign(rig.session.name, "dml_1", APPEND, 2)
+    assert rig.hosting.held() == [Held("dml_1", APPEND, 2)]
 
 
 def test_a_session_that_was_taken_from_its_node_ends_when_it_renews() -> None:

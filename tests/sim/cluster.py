@@ -127,7 +127,7 @@ class Node:
             on_end=lambda: self.hosting.end(),
             seconds=SESSION,
         )
-        self.hosting = Hosting(self.session, self)
+        self.hosting = Hosting(self.session, self, together=partial(cluster.network.together, self.process))
         self.owned = Owned(
             lambda planned: None,
             held=self.session.held,
@@ -156,7 +156,7 @@ class Node:
             self.owned.open(pchannel, role, term, session)
 
     def close(self, pchannel: str, role: str, term: int) -> None:
-        self.clock.sleep(0.01)
+        self.clock.sleep(self.cluster.world.random.choice((0.01, 0.01, 0.3)))
         if role == INGEST:
             self.owned.close(pchannel, role, term)
 

@@ -30,7 +30,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, PChannel
 from millrace.catalog.records import catalog_path
 from millrace.coord.appending import Appending
-from millrace.coord.broadcast.broadcaster import Broadcaster, Together, in_turn
+from millrace.coord.broadcast.broadcaster import Broadcaster
 from millrace.coord.broadcast.callbacks import Overtaken
 from millrace.coord.broadcast.task import Draft, Task, keys_of
 from millrace.coord.ddl import DdlKind, check_name, standing
@@ -38,6 +38,7 @@ from millrace.coord.effects import Effects, draft
 from millrace.coord.follow import Difference, Held, differences, followed, held
 from millrace.coord.sending import DdlSending
 from millrace.coord.store import Store
+from millrace.coord.together import Together, in_turn
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from millrace.base.errors import AssignmentStale, OrderIgnored, OrderPending
 from millrace.coord.session import Session
+from millrace.coord.together import Together, in_turn
 
 
 class Opener(Protocol):
@@ -50,9 +52,11 @@ class Held:
 class Hosting:
     """What one node holds. Thread-safe; no lock is held while something opens or closes."""
 
-    def __init__(self, session: Session, opener: Opener) -> None:
+    def __init__(self, session: Session, opener: Opener, *, together: Together = in_turn) -> None:
+        """`together`: how the roles are closed that a session had."""
         self._session = session
         self._opener = opener
+        self._together = together
         self._lock = threading.Lock()
         self._slots: dict[tuple[str, str], _Slot] = {}
 
@@ -81,30 +85,34 @@ class Hosting:
             if slot.busy:
                 raise OrderPending(f"{pchannel} ({role}) is opening or closing: ask again")
             slot.busy = True
-        try:
-            self._settle(pchannel, role, slot)
-        finally:
-            slot.busy = False
+        self._settle(pchannel, role, slot)
         if wants:
             self.check(pchannel, role, term)
 
     def _settle(self, pchannel: str, role: str, slot: _Slot) -> None:
-        while True:
-            term, wants = slot.wanted
-            wants = wants and self._session.held(slot.session)
-            if slot.open and (slot.open != term or not wants or slot.opened_in != slot.session):
-                self._opener.close(pchannel, role, slot.open)
-                slot.open = 0
-            elif wants and slot.open == 0:
-                session = slot.session
+        """Have the role as it is wanted, by whoever made it busy; it is that no more when this returns or raises."""
+        try:
+            while True:
+                with self._lock:
+                    order, session = slot.wanted, slot.session
+                    term, wants = order[0], order[1] and self._session.held(session)
+                    stale = slot.open and (slot.open != term or not wants or slot.opened_in != session)
+                    if not stale and (slot.open or not wants):
+                        slot.busy = False
+                        return
+                if stale:
+                    self._opener.close(pchannel, role, slot.open)
+                    slot.open = 0
+                    continue
                 try:
                     self._opener.open(pchannel, role, term, session)
                 except BaseException:
                     self._opener.close(pchannel, role, term)
                     raise
                 slot.open, slot.opened_in = term, session
-            elif slot.wanted == (term, wants) or not wants:
-                return
+        except BaseException:
+            slot.busy = False
+            raise
 
     def check(self, pchannel: str, role: str, term: int) -> None:
         """Whether the node may act for the role in `term`, this moment. Raises AssignmentStale."""
@@ -121,14 +129,13 @@ class Hosting:
         ]
 
     def end(self) -> None:
-        """The session ended: everything is closed, or will be by whoever is opening it."""
-        for (pchannel, role), slot in list(self._slots.items()):
-            with self._lock:
+        """The session ended, and the next has not begun: everything is closed at the same time, or will be by whoever is opening
+        it. What the next session was given meanwhile would be closed with it."""
+        mine = []
+        with self._lock:
+            for (pchannel, role), slot in self._slots.items():
                 slot.wanted = (slot.wanted[0], False)
-                if slot.busy:
-                    continue
-                slot.busy = True
-            try:
-                self._settle(pchannel, role, slot)
-            finally:
-                slot.busy = False
+                if not slot.busy:
+                    slot.busy = True
+                    mine.append(partial(self._settle, pchannel, role, slot))
+        self._together(mine)

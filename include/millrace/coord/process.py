@@ -8,7 +8,6 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
@@ -23,13 +22,13 @@ from millrace.coord.clock import Clock
 from millrace.coord.leadership import Leadership
 from millrace.coord.orders import FlightOrders
 from millrace.coord.session import moving_roles
+from millrace.coord.together import Threads, Together
 from millrace.meta.store import MetaStore
 
 ROUND_SECONDS: Final = 0.25
 """Pause between two rounds of the balancer, and between two looks at who leads."""
 STATS_SECONDS: Final = 1.0
 """Pause between two looks at what nodes say of what they have."""
-ORDERS_AT_ONCE: Final = 16
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +49,8 @@ def coordinate(
     try:
         with (
             FlightOrders(settings, seconds=settings.session_seconds / 2) as orders,
-            ThreadPoolExecutor(ORDERS_AT_ONCE, thread_name_prefix="orders") as pool,
+            Threads("orders") as together,
         ):
-
-            def together(calls: Sequence[Callable[[], None]]) -> None:
-                list(pool.map(lambda call: call(), calls))
-
             while not stop.wait(ROUND_SECONDS):
                 if leadership.epoch:
                     _log.info("%s leads", name)
@@ -77,7 +72,7 @@ def _lead(
     leadership: Leadership,
     clock: Clock,
     orders: FlightOrders,
-    together: Callable[[Sequence[Callable[[], None]]], None],
+    together: Together,
     stop: threading.Event,
 ) -> None:
     epoch, seconds = leadership.epoch, settings.session_seconds
@@ -122,7 +117,7 @@ def _ask_nodes(
     epoch: int,
     balancer: Balancer,
     stats: ClusterStats,
-    together: Callable[[Sequence[Callable[[], None]]], None],
+    together: Together,
     stop: threading.Event,
 ) -> None:
     """Beside the rounds: a node that does not answer is no reason to wait with them."""
@@ -150,9 +145,7 @@ class ClusterStats:
             for name in known.keys() | rates.keys()
         }
 
-    def ask(
-        self, addresses: Sequence[str], together: Callable[[Sequence[Callable[[], None]]], None]
-    ) -> Mapping[str, Mapping[str, float]]:
+    def ask(self, addresses: Sequence[str], together: Together) -> Mapping[str, Mapping[str, float]]:
         """Ask the nodes at `addresses` how what they ingest goes; what one does not answer is taken to be 0. By PChannel."""
         found: dict[str, Mapping[str, float]] = {}
 

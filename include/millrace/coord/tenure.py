@@ -42,6 +42,7 @@ class Tenure:
         """Take the key, or renew its lease; the seconds until this is to be called again."""
         if self.lease and not self.held():
             self.give_up()
+            return 0.0  # whoever relied on it hears of that before the next one is taken
         try:
             if self.lease:
                 self._renew()

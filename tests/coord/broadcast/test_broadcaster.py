@@ -13,8 +13,8 @@ from millrace.coord.broadcast.broadcaster import TURNS, Broadcaster, in_turn
 from millrace.coord.broadcast.callbacks import Kind, Kinds, Overtaken
 from millrace.coord.broadcast.kept import Kept
 from millrace.coord.broadcast.task import Draft, Task, TaskState, keys_of
-from millrace.coord.broadcast.threads import Threads
 from millrace.coord.database import Database
+from millrace.coord.together import Threads
 from millrace.wal.reasons import Reason
 
 
@@ -80,7 +80,7 @@ def test_targets_behind_the_first_get_it_at_the_same_time(ledger: Kept) -> None:
                 self.meets.wait(timeout=20)
             return super().send(task, target)
 
-    with Threads() as together:
+    with Threads("broadcast") as together:
         kinds = Kinds({"ddl": Kind(lambda task, seen: None, lambda task: None, lambda task: None)})
         done = Broadcaster(ledger, Meeting(), kinds, together=together).submit(lambda: drafted(count=5))
     assert done.state is TaskState.DONE

@@ -10,7 +10,7 @@ the task. Those that conflict follow each other in the order of their ids, which
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, Protocol
 
@@ -20,22 +20,14 @@ from millrace.coord.broadcast.callbacks import Kinds, Overtaken
 from millrace.coord.broadcast.keys import ResourceKey, conflict
 from millrace.coord.broadcast.ledger import Ledger
 from millrace.coord.broadcast.task import Draft, Task, TaskState
+from millrace.coord.together import Together, in_turn
 from millrace.wal.reasons import Reason
 
 TURNS: Final = 100
 """How often a broadcast that others overtook is planned anew."""
 MAX_TARGETS: Final = 10_000
 
-Together = Callable[[Sequence[Callable[[], None]]], None]
-"""Calls all of them, and returns when all have returned. Raises what one of them raises."""
-
 _log = logging.getLogger(__name__)
-
-
-def in_turn(calls: Sequence[Callable[[], None]]) -> None:
-    """One after the other (a Together)."""
-    for call in calls:
-        call()
 
 
 class Sending(Protocol):

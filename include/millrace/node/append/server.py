@@ -44,9 +44,9 @@ from millrace.base.settings import Settings
 from millrace.catalog.calls import call
 from millrace.catalog.records import pchannel_names
 from millrace.coord.appending import OneByOne
-from millrace.coord.broadcast.threads import Threads
 from millrace.coord.completing import Completing
 from millrace.coord.coordinator import Coordinator
+from millrace.coord.together import Threads
 from millrace.log.generations.service import GenerationsService
 from millrace.log.protocol import LogService
 from millrace.node.append.door import EntryDoor, readable, vchannel_resources
@@ -335,7 +335,7 @@ def append_extension(
     flow = FlowMonitor(settings, host, service, metrics=host.metrics)
     flow.start()
     behind = ExitStack()
-    together = behind.enter_context(Threads())
+    together = behind.enter_context(Threads("broadcast"))
     catalog = Coordinator(settings, log=service, append=OneByOne(host, settings.append_deadline), together=together)
     if placing is not None:
         placing.begin(catalog.open_term)

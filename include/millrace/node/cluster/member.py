@@ -22,6 +22,7 @@ from millrace.coord.hosting import Hosting
 from millrace.coord.opening import open_store, require_no_switch
 from millrace.coord.orders import ASSIGN, STATUS
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session, moving_roles
+from millrace.coord.together import Threads
 from millrace.node.cluster.appends import AppendServer
 from millrace.node.cluster.owned import Owned
 from millrace.node.cluster.server import NodeServer, order_of
@@ -81,7 +82,8 @@ class Member(Closing):
             info = NodeInfo(settings.node, server.address, roles, serves)
             self.session = Session(store, clock, info, on_end=self._ended, seconds=seconds)
             self.owned = Owned(assigned_path(settings), held=self.session.held, drain_seconds=seconds / 4)
-            self.hosting = Hosting(self.session, _Roles(self.owned, appends))
+            together = opened.enter_context(Threads("roles"))
+            self.hosting = Hosting(self.session, _Roles(self.owned, appends), together=together)
             self._keeping = threading.Thread(target=self._keep, name="session", daemon=True)
             self._opened = opened.pop_all()
         self._address = server.address
