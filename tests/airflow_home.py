@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,3 +54,11 @@ if "airflow" in sys.modules:
     raise RuntimeError("airflow was imported before its environment stood: import tests.airflow_home in that conftest")
 HOME = _prepare()
 """AIRFLOW_HOME of this run; removed at its end."""
+
+
+@cache
+def database() -> None:
+    """The metadata database in :data:`HOME`, made where a test first needs it; by this process, which has Airflow loaded for its tests anyway."""
+    from airflow.utils.db import initdb
+
+    initdb()

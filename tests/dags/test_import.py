@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.airflow_home import ROOT
+from tests.airflow_loads import LARGEST_SHARE, airflow_loads
 
 FILES = sorted((ROOT / "dags").rglob("*.py"))
 OF_A_STORE = {"pipelines"}
 """Files that have a DAG for each thing that is declared in a store, and none where nothing is: tests/plugins/test_pipelines.py."""
-LARGEST_SHARE = 0.2
-"""Of what airflow.sdk itself takes to import, in CPU time of the same process: 3 s and more. A guard against something heavy that
-HEAVY does not name, with room for a busy machine; on a quiet one the largest share is 0.07, 0.3 s.
-"""
-
-
-@cache
-def all_looked() -> dict[str, dict[str, Any]]:
-    paths = os.pathsep.join(str(ROOT / name) for name in ("include", "plugins", "dags"))
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("import_dags.py")), *map(str, FILES)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        env=os.environ | {"PYTHONPATH": paths},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def looked(path: Path) -> dict[str, Any]:
-    found = all_looked()[str(path)]
+    found = airflow_loads()[str(path)]
     assert "error" not in found, found["error"]
     return found
 
@@ -48,7 +25,7 @@ def looked(path: Path) -> dict[str, Any]:
 def test_a_dag_file_is_quick_and_loads_nothing_heavy(path: Path) -> None:
     found = looked(path)
     assert found["heavy"] == []
-    assert found["seconds"] < LARGEST_SHARE * found["sdk_seconds"]
+    assert found["share"] < LARGEST_SHARE
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,31 +11,17 @@ from fastapi.testclient import TestClient
 from millrace.base.settings import Settings
 from millrace_airflow.job_logs import make_app
 from tests.airflow_home import ROOT
-
-LOADED = """
-import sys
-from airflow import plugins_manager
-from airflow.plugins_manager import get_plugin_info
-found = [each for each in get_plugin_info() if each["name"] == "millrace"]
-assert len(found) == 1, found
-assert not plugins_manager.get_import_errors(), plugins_manager.get_import_errors()
-heavy = {"pyspark", "delta", "deltalake", "great_expectations", "pyarrow", "duckdb"} & {n.split(".")[0] for n in sys.modules}
-assert not heavy, heavy
-assert "operators" not in sys.modules, "a module of the package was loaded as a plugin of its own"
-"""
+from tests.airflow_loads import airflow_loads
 
 
 def test_airflow_loads_one_plugin_without_anything_heavy() -> None:
-    paths = os.pathsep.join((str(ROOT / "include"), str(ROOT / "plugins")))
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        env=os.environ | {"PYTHONPATH": paths},
-    )
-    assert done.returncode == 0, done.stderr
+    found = airflow_loads()["plugin"]
+    assert "error" not in found, found["error"]
+    assert found["errors"] == {}
+    assert found["names"].count("millrace") == 1
+    loaded = set(found["modules"])
+    assert not loaded & {"pyspark", "delta", "deltalake", "great_expectations", "pyarrow", "duckdb"}
+    assert "operators" not in loaded, "a module of the package was loaded as a plugin of its own"
 
 
 @pytest.fixture

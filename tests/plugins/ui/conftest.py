@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +13,7 @@ from millrace.coord.clock import SystemClock
 from millrace.coord.opening import open_store
 from millrace.meta.store import MetaStore
 from millrace.observe.observer import Observer
-from tests.airflow_home import HOME
+from tests.airflow_home import database
 from tests.coord.cluster_rig import write_cluster
 from tests.observe.observe_world import World, close_world, make_world
 
@@ -87,15 +84,7 @@ def make_site(settings: Settings, management: Any = None) -> Iterator[Site]:
 @pytest.fixture(scope="session")
 def airflow_database() -> None:
     """The metadata database: tokens may be revoked there."""
-    done = subprocess.run(
-        [sys.executable, "-m", "airflow", "db", "migrate"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "AIRFLOW_HOME": str(HOME)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    database()
 
 
 @pytest.fixture(scope="session")
