@@ -2,8 +2,7 @@
 
     python -m tests.crash.saga_process       # lines of JSON in: [data, create|delete|tend, failpoint]; the code of each process out
 
-One process has the libraries loaded and forks for each line, so that what takes seconds is done once; nothing of Millrace's is loaded before the
-fork, since failpoints are read when it is. What lies in Kafka and OpenSearch is a folder with a file a thing here: a kill leaves it as it leaves a broker, and no JVM is needed.
+One process has all that a call needs loaded and forks for each line, so that what takes seconds is done once; the fork reads the failpoints anew. What lies in Kafka and OpenSearch is a folder with a file a thing here: a kill leaves it as it leaves a broker, and no JVM is needed.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import json
 import os
 import sys
 import time
-from importlib import import_module
+from importlib import import_module, reload
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = (
-    "alembic.command", "cel", "confluent_kafka.admin", "cryptography.fernet", "deltalake", "jsonschema_rs", "msgspec", "opensearchpy", "psutil",
-    "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet", "pydantic", "sqlalchemy", "yaml",
+LOADED = (
+    "alembic.command", "confluent_kafka.admin", "cryptography.fernet", "millrace.access.grants", "millrace.pipelines.api.management", "opensearchpy",
 )  # fmt: skip
 DECLARED = {
     "source": {"kind": "kafka", "bootstrap": ["127.0.0.1:9"], "topics": ["before", "in"]},
@@ -77,15 +75,18 @@ def main(data: Path, what: str) -> None:
 
 def serve() -> None:
     """A process for each line."""
-    for name in LIBRARIES:
+    for name in LOADED:
         import_module(name)
+    from millrace.base import failpoint as failpoints
+
     for line in sys.stdin:
         data, what, failpoint = json.loads(line)
         child = os.fork()
         if not child:
-            os.environ["MILLRACE_TEST_FAILPOINTS"] = failpoint
+            os.environ[failpoints.VARIABLE] = failpoint
             code = 1
             try:
+                reload(failpoints)
                 main(Path(data), what)
                 code = 0
             finally:
