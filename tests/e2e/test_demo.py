@@ -55,6 +55,7 @@ def test_a_run_checks_itself_and_a_second_one_continues(env: dict[str, str], run
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(120)
 def test_ctrl_c_ends_it_in_good_order(env: dict[str, str]) -> None:

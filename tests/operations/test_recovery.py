@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,10 +47,11 @@ P = "dml_0"
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A collection of 60 rows in three flushes, ten of them deleted; one row more in the WAL alone."""
-    settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_file_bytes=1 << 20)
+    folder = tmp_path_factory.mktemp("made")
+    settings = settings_in(folder)
     with Client.connect(settings) as made:
         made.catalog.ensure_pchannels(1)
         made.catalog.create_collection("c", SCHEMA)
@@ -62,8 +64,21 @@ def client(tmp_path: Path) -> Iterator[Client]:
         flush(settings)
         insert(made, [60])
         catch_up(settings, made.log)
-        yield made
         made.append.service.shutdown()
+    return folder
+
+
+@pytest.fixture
+def client(made: Path, tmp_path: Path) -> Iterator[Client]:
+    """A copy of what was made, of the test's own."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    with Client.connect(settings_in(tmp_path)) as client:
+        yield client
+        client.append.service.shutdown()
+
+
+def settings_in(folder: Path) -> Settings:
+    return Settings(data_dir=folder / "data", cache_dir=folder / "cache", log_file_bytes=1 << 20)
 
 
 def insert(client: Client, keys: range | list[int]) -> None:
