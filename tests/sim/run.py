@@ -16,11 +16,15 @@ from tests.sim.cluster import KEPT, PCHANNELS, Cluster, Request
 from tests.sim.log import BROADCAST, ROW
 from tests.sim.world import Broken
 
-TROUBLE = 12.0
+TROUBLE = 7.0
 """Seconds of the world with faults."""
+RATE = 2.0
+"""Faults a second of that, about."""
+DRAIN = 2.0
+"""Seconds behind them in which clients still ask for something new."""
 BOUND = 25.0
 """Seconds behind them in which all is assigned, told and done."""
-CALM = 4.0
+CALM = 3.0
 """Seconds behind that in which nothing moves."""
 
 BEHIND = "ingest is behind"
@@ -62,7 +66,7 @@ def play(seed: int) -> Outcome:
         while moment < TROUBLE:
             world.run(moment)
             inject(cluster)
-            moment += world.random.expovariate(1.2)
+            moment += world.random.expovariate(RATE)
         world.run(TROUBLE)
         calm(cluster)
         settle(cluster)
@@ -143,7 +147,7 @@ def settle(cluster: Cluster) -> None:
     world = cluster.world
     world.say("calm")
     limit = world.now + BOUND
-    world.run(world.now + 3.0)
+    world.run(world.now + DRAIN)
     for client in cluster.clients:
         client.produces = False
     while (missing := unsettled(cluster)) and world.now < limit:
