@@ -74,7 +74,7 @@ DDL = weighted(
     (
         3,
         st.tuples(
-            st.just("schema_change"), FRAMES, mostly(1, 2, 3, 4, *range(5, 27), *range(8, 11), *range(16, 21), weight=4)
+            st.just("schema_change"), FRAMES, mostly(1, 2, 3, 4, *range(5, 30), *range(8, 11), *range(16, 21), weight=4)
         ),
     ),
     (1, st.tuples(st.just("flush_all"), FRAMES, mostly(1, weight=5))),

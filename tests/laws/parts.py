@@ -224,6 +224,8 @@ SAYS: dict[str, set[str]] = {
     "rename": {"name", "to"},
     "reorder": {"names"},
     "widen": {"name", "type"},
+    "rename_part": {"name", "path", "to"},
+    "drop_part": {"name", "path"},
     "relax": {"name"},
     "set_default": {"name", "default"},
     "drop_default": {"name"},
@@ -258,11 +260,27 @@ def changed(fields: list[Field], key: tuple[str, ...], change: dict[str, Any]) -
             if (named[name][1], kind) != ("int32", "int64"):
                 raise Refused(Reason.SCHEMA_MISMATCH, "type")
             fields = [(name, kind, each[2]) if each[0] == name else each for each in fields]
+        case {"op": "rename_part" | "drop_part", "name": name, "path": path}:
+            kind = _without(named[name][1], path, change.get("to"))
+            fields = [(name, kind, each[2]) if each[0] == name else each for each in fields]
         case {"op": "relax", "name": name}:
             fields = [(*each[:2], True) if each[0] == name else each for each in fields]
     if len({name.casefold() for name, _, _ in fields}) < len(fields):
         raise Refused(Reason.SCHEMA_MISMATCH, "twice")
     return fields, key
+
+
+def _without(kind: str, path: list[str], to: str | None) -> str:
+    """A struct's type once one of its parts has another name, or is gone; the drawn logs have none in which structs lie deeper."""
+    parts = dict(
+        each.split(": ") for each in kind.removeprefix("struct<").removesuffix(">").split(", ") if ": " in each
+    )
+    if path[0] not in parts or len(path) > 1 or to in parts or (to is None and len(parts) == 1):
+        raise Refused(Reason.SCHEMA_MISMATCH, "part")
+    left = [
+        (to if name == path[0] else name, each) for name, each in parts.items() if to is not None or name != path[0]
+    ]
+    return f"struct<{', '.join(f'{name}: {each}' for name, each in left)}>"
 
 
 def is_int(value: object) -> bool:

@@ -373,6 +373,9 @@ class Scribe:
         kinds = [(name, kind) for name, kind, _ in fields]
         narrow = next((name for name, kind, _ in fields if kind == "int32"), f"narrow{version}")
         added = {"op": "add", "field": {"name": f"narrow{version}", "type": "int32", "nullable": True}}
+        struct = {"name": f"inside{version}", "type": "struct<a: int32, b: string>", "nullable": True}
+        inside, gone = {"op": "add", "field": struct}, {"op": "drop", "name": struct["name"]}
+        part = {"name": struct["name"], "path": ["a"]}
         rename = {"op": "rename", "name": others[-1], "to": f"other{version}"}
         return [
             [{"op": "drop", "name": others[0]}],
@@ -392,6 +395,9 @@ class Scribe:
                 narrow,
                 next((name for name in keys if dict(kinds)[name] != "string"), key),
             ),
+            [inside, {**part, "op": "rename_part", "to": "c"}, {**part, "op": "drop_part", "path": ["b"]}, gone],
+            [inside, {**part, "op": "drop_part"}, {**part, "op": "rename_part", "to": "c"}, gone],
+            [{**part, "op": "rename_part", "name": others[0], "to": "c"}],
         ][choice]
 
     def make_import(self, header: dict[str, Any], partitions: list[int], replace: bool, version: int, flaw: int) -> Msg:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.bodies import MAX_BODY_BYTES, encode_body, parse_body
-from millrace.message.field_types import parse_type
-from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.field_types import FieldType, parse_type
+from millrace.message.schema import CollectionSchema, FieldSpec, StoredColumn
 from millrace.message.schema_changes import (
     MAX_CHANGES,
     Add,
     Change,
     Drop,
+    DropPart,
     Relax,
     Rename,
+    RenamePart,
     Reorder,
     Widen,
     apply,
@@ -27,8 +31,9 @@ from millrace.message.schema_changes import (
     to_json,
     widens,
 )
-from millrace.message.stored_columns import every, needed, written
+from millrace.message.stored_columns import brought, every, needed, written
 from millrace.message.types import MessageType
+from tests.laws.profile import examples
 
 ORDERS = CollectionSchema(
     (
@@ -156,6 +161,8 @@ EVERY_CHANGE: list[Change] = [
     Reorder(("a", "b")),
     Widen("a", "int64"),
     Relax("a"),
+    RenamePart("a", ("b", "c"), "d"),
+    DropPart("a", ("b",)),
 ]
 
 
@@ -178,6 +185,10 @@ def test_a_message_says_every_change() -> None:
         {"changes": [{"op": "reorder", "names": "a"}]},
         {"changes": [{"op": "add", "field": {**FieldSpec("x", "bool", True).to_json(), "columns": [["y", "bool"]]}}]},
         {"changes": ["drop"]},
+        {"changes": [{"op": "drop_part", "name": "a", "path": []}]},
+        {"changes": [{"op": "drop_part", "name": "a", "path": ["b"] * 8}]},
+        {"changes": [{"op": "drop_part", "name": "a", "path": "b"}]},
+        {"changes": [{"op": "rename_part", "name": "a", "path": ["b"], "to": None}]},
         {"add": {**FieldSpec("x", "bool", True).to_json(), "columns": [["y", "bool"]]}},
     ],
 )
@@ -216,3 +227,146 @@ def test_any_changes_leave_a_valid_schema_over_columns_that_stay(wanted: list[Ch
         assert [each.type for each in written(after)] == [each.type for each in after.arrow()]
         assert after.key_fields[0].stored == (("id", "int64"),)
         schema = after
+
+
+INSIDE = CollectionSchema(
+    (
+        FieldSpec("id", "int64", False),
+        FieldSpec("at", "struct<x: int8, deep: list<struct<day: date, zip: string>>>", True),
+        FieldSpec("by", "map<string, struct<n: int8, m: int8>>", True),
+    ),
+    "id",
+)
+
+
+def test_a_part_that_is_renamed_or_dropped_leaves_older_columns_with_the_names_of_now() -> None:
+    changed = apply_all(
+        INSIDE,
+        [
+            RenamePart("at", ("deep", "zip"), "code"),
+            DropPart("at", ("x",)),
+            Widen("at", "struct<deep: list<struct<day: date, code: string, zip: int8>>, x: string>"),
+            RenamePart("at", ("deep",), "far"),
+            DropPart("by", ("m",)),
+            Rename("by", "of"),
+        ],
+    )
+    at, of = changed.fields[1:]
+    assert at.type == "struct<far: list<struct<day: date, code: string, zip: int8>>, x: string>"
+    assert [each.name for each in at.stored] == ["at", "at__2", "at__3", "at__4", "at__5"]
+    assert dict(at.part_names) == {
+        "at": (None, "far", "day", "code"),
+        "at__2": (None, "far", "day", "code"),
+        "at__3": ("far", "day", "code"),
+        "at__4": ("far", "day", "code", "zip", "x"),
+    }
+    assert (of.type, dict(of.part_names)) == ("map<string, struct<n: int8>>", {"by": ("n", None)})
+    assert CollectionSchema.from_json(changed.to_json()) == changed
+    assert changed.declared().fields[1] == FieldSpec("at", at.type, True)
+    assert apply(changed, Drop("at")).retired == at.stored
+    back = apply_all(INSIDE, [RenamePart("by", ("n",), "q"), RenamePart("by", ("q",), "n")])
+    assert dict(back.fields[2].part_names) == {"by__2": ("n", "m")}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"other": ["a"]}, "by column"),
+        ({"at": ["a"]}, "by column"),
+        ([], "by column"),
+        ({"at": [1, "b"]}, "non-empty name"),
+    ],
+)
+def test_names_of_parts_that_cannot_be_are_malformed(parts: Any, words: str) -> None:
+    field = FieldSpec("at", "struct<x: int8, y: int8>", True).to_json() | {
+        "columns": [["at", "struct<x: int8, z: int8>"], ["at__2", "struct<x: int8, y: int8>"]]
+    }
+    assert FieldSpec.from_json(field | {"parts": {"at": ["x", "y"]}}).tree_of(
+        StoredColumn("at", "struct<x: int8, z: int8>")
+    )
+    with pytest.raises((Malformed, InvalidArgument), match=words):
+        FieldSpec.from_json(field | {"parts": parts})
+
+
+TREES = st.recursive(
+    st.sampled_from(["int8", "int16", "string"]),
+    lambda inner: st.one_of(
+        st.builds("list<{}>".format, inner),
+        st.builds("map<string, {}>".format, inner),
+        st.lists(inner, min_size=1, max_size=3).map(
+            lambda kinds: f"struct<{', '.join(f'{name}: {kind}' for name, kind in zip('abc', kinds, strict=False))}>"
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+def value_of(kind: FieldType, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Any:
+    """A value of a type in plain Python, each part under a number that it keeps through every rename."""
+    if draw(st.integers(0, 4)) == 0:
+        return None
+    match kind.kind:
+        case "struct":
+            return {name: value_of(each, draw) for name, each in zip(kind.names, kind.children, strict=True)}
+        case "list":
+            return [value_of(kind.children[0], draw) for _ in range(draw(st.integers(0, 2)))]
+        case "map":
+            return [(key, value_of(kind.children[1], draw)) for key in "xy"[: draw(st.integers(0, 2))]]
+        case "string":
+            return draw(st.text(max_size=2))
+    return draw(st.integers(-128, 127))
+
+
+def paths_in(kind: FieldType) -> list[tuple[str, ...]]:
+    if kind.kind == "struct":
+        parts = list(zip(kind.names, kind.children, strict=True))
+        return [path for name, each in parts for path in [(name,), *((name, *rest) for rest in paths_in(each))]]
+    return paths_in(kind.children[-1]) if kind.children else []
+
+
+def by_hand(value: Any, kind: FieldType, path: tuple[str, ...], to: str | None) -> Any:
+    """The value once a part of it has another name, or is gone."""
+    if value is None:
+        return None
+    match kind.kind:
+        case "list":
+            return [by_hand(each, kind.children[0], path, to) for each in value]
+        case "map":
+            return [(key, by_hand(each, kind.children[1], path, to)) for key, each in value]
+    found = {}
+    for (name, held), inner in zip(value.items(), kind.children, strict=True):
+        if name != path[0]:
+            found[name] = held
+        elif len(path) > 1:
+            found[name] = by_hand(held, inner, path[1:], to)
+        elif to is not None:
+            found[to] = held
+    return found
+
+
+@examples(60)
+@given(TREES, st.data())
+def test_values_follow_any_renames_and_drops_inside_of_their_field(kind: str, data: st.DataObject) -> None:
+    wanted: CollectionSchema = CollectionSchema(
+        (FieldSpec("id", "int64", False), FieldSpec("at", f"struct<a: {kind}, q: int8>", True)), "id"
+    )
+    field = wanted.fields[1]
+    values = [value_of(field.tree, data.draw) for _ in range(data.draw(st.integers(0, 5)))]
+    stored = pa.chunked_array([pa.array(values, field.tree.arrow)])
+    for number in range(data.draw(st.integers(1, 5))):
+        path = data.draw(st.sampled_from(paths_in(wanted.fields[1].tree)))
+        change: Change = RenamePart("at", path, data.draw(st.sampled_from(["a", "b", f"n{number}"])))
+        if data.draw(st.booleans()):
+            change = DropPart("at", path)
+        try:
+            after = apply(wanted, change)
+        except InvalidArgument:
+            continue
+        before, wanted = wanted.fields[1].tree, after
+        values = [by_hand(each, before, path, change.to if isinstance(change, RenamePart) else None) for each in values]
+    cut = data.draw(st.integers(0, len(values)))
+    for piece, expected in ((stored, values), (stored.slice(cut), values[cut:])):
+        found = brought(piece, field.stored[0], wanted.fields[1])
+        assert found.type == wanted.fields[1].tree.arrow
+        found.validate(full=True)
+        assert found.to_pylist() == expected

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given
-from hypothesis import strategies as st
 
 import millrace
 from millrace.base.errors import InvalidArgument
@@ -23,11 +19,7 @@ from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.rpc.discovery import read_record
 from millrace.storage import parquet_file
-from millrace.storage.table import open_table
-from millrace.tables.collections.table import base_tick
-from millrace.tables.wal.reader import MAX_TICK
 from millrace.testing import Deployment, deployment
-from tests.laws.profile import examples
 
 
 @pytest.fixture(scope="module")
@@ -329,171 +321,3 @@ def test_what_a_key_may_not_become_is_refused_before_anything_is_kept(db: Deploy
         with pytest.raises(InvalidArgument):
             made.alter(**refused)
     assert made.refresh().definition.schema_version == 1
-
-
-KINDS = (
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float32",
-    "float64",
-    "decimal(6,2)",
-    "decimal(9,4)",
-    "date",
-    "timestamp",
-    "string",
-)
-WIDER = {
-    "int8": "int32",
-    "int16": "int32",
-    "int32": "int64",
-    "float32": "float64",
-    "decimal(6,2)": "decimal(9,4)",
-    "date": "timestamp",
-}
-
-
-def values_of(kind: str) -> st.SearchStrategy[Any]:
-    match kind:
-        case "float32" | "float64":
-            return st.floats(width=32, allow_nan=False).map(lambda each: each + 0.0)
-        case "date":
-            return st.dates()
-        case "timestamp":
-            return st.datetimes(timezones=st.just(UTC))
-        case "string":
-            return st.text(max_size=3)
-        case "decimal(6,2)" | "decimal(9,4)":
-            return st.integers(-999_999, 999_999).map(lambda digits: Decimal(digits).scaleb(-2 if "6" in kind else -4))
-    return st.integers(-128, 127)
-
-
-@dataclass(slots=True)
-class Model:
-    """What a collection must hold: rows by the identity of their fields, and each version's fields."""
-
-    versions: list[list[tuple[str, int, str]]]
-    """(name, identity, type) of each field beside the key."""
-    rows: dict[int, dict[int, Any]] = field(default_factory=dict)
-    expected: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list)
-    """At a tick: the rows."""
-
-    def keep(self, tick: int) -> None:
-        now = self.versions[-1]
-        rows = [
-            {"id": key, **{name: _as(held.get(who), kind) for name, who, kind in now}}
-            for key, held in sorted(self.rows.items())
-        ]
-        self.expected.append((tick, rows))
-
-
-def _as(value: Any, kind: str) -> Any:
-    if value is not None and kind == "timestamp" and not isinstance(value, datetime):
-        return datetime(value.year, value.month, value.day, tzinfo=UTC)
-    return Decimal(value).quantize(Decimal(1).scaleb(-4)) if value is not None and kind == "decimal(9,4)" else value
-
-
-@examples(4)
-@given(st.data())
-def test_any_changes_and_writers_of_any_version_read_back_at_every_tick(db: Deployment, data: st.DataObject) -> None:
-    name = f"any{len(db.collections())}"
-    made = db.create_collection(name, {"id": "int64", "a": "int8?", "b": "decimal(6,2)?"}, key="id", vchannels=2)
-    model = Model([[("a", 0, "int8"), ("b", 1, "decimal(6,2)")]])
-    known, made_fields = [older(made)], 2
-    for _ in range(data.draw(st.integers(2, 12))):
-        now = model.versions[-1]
-        names = [each for each, _, _ in now]
-        match data.draw(
-            st.sampled_from(
-                [*["insert"] * 3, "delete", "settle", "compact", "add", "drop", "rename", "widen", "widen", "order"]
-            )
-        ):
-            case "add" if free := sorted({"a", "b", "c", "d"} - set(names)):
-                chosen, kind = data.draw(st.sampled_from(free)), data.draw(st.sampled_from(KINDS))
-                made.alter(add={chosen: kind})
-                model.versions.append([*now, (chosen, made_fields, kind)])
-                made_fields += 1
-            case "drop" if names:
-                chosen = data.draw(st.sampled_from(names))
-                made.alter(drop=[chosen])
-                model.versions.append([each for each in now if each[0] != chosen])
-            case "rename" if names and (free := sorted({"a", "b", "c", "d"} - set(names))):
-                chosen, to = data.draw(st.sampled_from(names)), data.draw(st.sampled_from(free))
-                made.alter(rename={chosen: to})
-                model.versions.append([(to if each == chosen else each, who, kind) for each, who, kind in now])
-            case "widen" if wide := [each for each, _, kind in now if kind in WIDER]:
-                chosen = data.draw(st.sampled_from(wide))
-                to = {each: WIDER.get(kind, "") for each, _, kind in now}[chosen]
-                made.alter(widen={chosen: to})
-                model.versions.append([(each, who, to if each == chosen else kind) for each, who, kind in now])
-            case "order" if names:
-                order = data.draw(st.permutations(names))
-                made.alter(order=["id", *order])
-                model.versions.append(sorted(now, key=lambda each: order.index(each[0])))
-            case "settle":
-                db.settle()
-            case "compact":
-                db.settle()
-                fold = data.draw(st.sampled_from(["always", "auto", "never"]))
-                compact(db.settings, CompactionParams(collections=(name,), fold=fold, min_files=2), history=MAX_TICK)
-            case "delete" if model.rows:
-                key = data.draw(st.sampled_from(sorted(model.rows)))
-                tick = made.delete([key]).last_tick
-                del model.rows[key]
-                model.keep(tick)
-            case _:
-                version = data.draw(st.integers(0, len(known) - 1))
-                fields = model.versions[version]
-                values = {each: data.draw(st.none() | values_of(kind)) for each, _, kind in fields}
-                key = len(model.expected) + 100 * data.draw(st.integers(0, 3))
-                tick = known[version].upsert([{"id": key, **values}]).last_tick
-                model.rows[key] = {who: values[each] for each, who, _ in fields}
-                model.keep(tick)
-        if len(model.versions) > len(known):
-            known.append(older(made))
-    if data.draw(st.booleans()):
-        db.settle()
-    base = base_tick(open_table(db.settings.collections_uri(made.id)))
-    model.expected = [each for each in model.expected if each[0] >= base]
-    for tick, rows in model.expected:
-        found = by_id(made.read(at=tick))
-        assert [list(each) for each in found[:1]] == [list(each) for each in rows[:1]] or not rows
-        assert _same(found, rows), (tick, found, rows)
-    _fold_changes(made, model)
-    _fold_scan(made)
-
-
-def _fold_scan(made: Collection) -> None:
-    """A scan in the schema of now, taken one change after the other, is what is read now."""
-    end = made.database.client.now(made.definition.pchannels)
-    rows: dict[int, dict[str, Any]] = {}
-    for change in made.scan(until=end, schema="current"):
-        assert change.rows.schema == (made.schema.arrow() if change.kind == "insert" else made.schema.key_arrow())
-        for each in change.rows.to_pylist():
-            rows.pop(each["id"], None)
-            if change.kind == "insert":
-                rows[each["id"]] = each
-    wanted = made.read(at=end)
-    assert wanted.schema == made.schema.arrow()
-    assert _same([rows[key] for key in sorted(rows)], by_id(wanted))
-
-
-def _same(found: list[dict[str, Any]], rows: list[dict[str, Any]]) -> bool:
-    """NaN is itself, and UTC one zone, by whichever class."""
-    return repr(found).replace(repr(ZoneInfo("UTC")), repr(UTC)) == repr(rows).replace(repr(ZoneInfo("UTC")), repr(UTC))
-
-
-def _fold_changes(made: Collection, model: Model) -> None:
-    """The changes from nothing, taken one after the other, are what is read at the end."""
-    if not model.expected:
-        return
-    end, wanted = model.expected[-1]
-    held: dict[int, dict[str, Any]] = {}
-    with made.changes(until=end) as stream:
-        for each in (each for batch in stream for each in batch.rows.to_pylist()):
-            if each["_change"] == "delete":
-                held.pop(each["id"], None)
-            else:
-                held[each["id"]] = each
-    assert sorted(held) == [each["id"] for each in wanted]

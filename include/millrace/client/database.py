@@ -444,8 +444,8 @@ class Collection:
     ) -> int:
         """Change the schema, all of it at one tick, in the order of these names; the new version. `rename` and `widen` map a column
         to its new name and type, `relax` lets columns be null, `add` takes what :func:`schema` does, `order` names the first columns.
-        A field inside of a struct is added and widened by its path: ``add={"address.zip": "string"}``; `computed` says of what an added
-        field is made. Checks and defaults go first, and come last. Raises InvalidArgument for what cannot be."""
+        A field inside of a struct goes by its path: ``add={"address.zip": "string"}``, ``rename={"address.zip": "code"}``; `computed`
+        says of what an added field is made. Checks and defaults go first, and come last. Raises InvalidArgument for what cannot be."""
         from millrace.client.nested_changes import resolved
 
         made = changes(

@@ -1,19 +1,28 @@
-"""Changes of fields inside of fields, by a path such as ``address.zip``: each becomes the wider type of the whole field.
-
-A field's values inside of a struct are found by their names, in every file that ever had them: so one can be added and widened there, and
-neither renamed nor dropped. A path goes through lists and the values of maps as through what they hold.
+"""Changes of fields inside of fields, by a path such as ``address.zip``: what is added or widened there is the wider type of the whole
+field, what is renamed or dropped a change of its own. A path goes through lists and the values of maps as through what they hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 from millrace.base.errors import InvalidArgument
 from millrace.message.field_types import FieldType, parse_type
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add, AddCheck, Change, Drop, Relax, Rename, SetDefault, Widen, apply
+from millrace.message.schema_changes import (
+    Add,
+    AddCheck,
+    Change,
+    Drop,
+    DropPart,
+    Relax,
+    Rename,
+    RenamePart,
+    SetDefault,
+    Widen,
+    apply,
+)
 
 
 def resolved(changes: Sequence[Change], newest: Callable[[], CollectionSchema]) -> list[Change]:
@@ -28,7 +37,7 @@ def resolved(changes: Sequence[Change], newest: Callable[[], CollectionSchema]) 
             name = _name(change) or ""
             outer = _outer(name, schema)
             if outer is not None:
-                change = _whole(change, outer, name[len(outer.name) + 1 :].split("."))
+                change = _inside_of(outer, name[len(outer.name) + 1 :].split("."), change)
         schema = apply(schema, change)
         made.append(_typed(change, schema))
     return made
@@ -71,8 +80,24 @@ def _outer(name: str, schema: CollectionSchema) -> FieldSpec | None:
     return max(found, key=lambda field: len(field.name), default=None)
 
 
-def _whole(change: Add | Drop | Rename | Widen | Relax, outer: FieldSpec, path: list[str]) -> Widen:
+def _inside_of(outer: FieldSpec, path: list[str], change: Add | Drop | Rename | Widen | Relax) -> Change:
     shown = ".".join([outer.name, *path])
+    match change:
+        case Drop():
+            return DropPart(outer.name, tuple(path))
+        case Rename(_, to):
+            prefix = shown[: -len(path[-1])]
+            if to.startswith(prefix):
+                raise InvalidArgument(
+                    f"{shown!r} stays where it is: say its new name alone, {to.removeprefix(prefix)!r}"
+                )
+            return RenamePart(outer.name, tuple(path), to)
+        case Relax():
+            raise InvalidArgument(f"{shown!r} may be null already, as every field inside of another")
+    return _whole(change, outer, path, shown)
+
+
+def _whole(change: Add | Widen, outer: FieldSpec, path: list[str], shown: str) -> Widen:
 
     def act(struct: FieldType, name: str) -> FieldType:
         children = dict(zip(struct.names, struct.children, strict=True))
@@ -82,10 +107,8 @@ def _whole(change: Add | Drop | Rename | Widen | Relax, outer: FieldSpec, path: 
             children[name] = change.field.tree
         elif name not in children:
             raise InvalidArgument(f"there is no field {shown!r}; there are {', '.join(children)}")
-        elif isinstance(change, Widen):
-            children[name] = parse_type(change.type)
         else:
-            _refuse(change, shown)
+            children[name] = parse_type(change.type)
         return replace(struct, names=tuple(children), children=tuple(children.values()))
 
     return Widen(outer.name, _inside(outer.tree, path, shown, act).text)
@@ -103,13 +126,3 @@ def _inside(kind: FieldType, path: list[str], shown: str, act: Callable[[FieldTy
     place = kind.names.index(path[0])
     inner = _inside(kind.children[place], path[1:], shown, act)
     return replace(kind, children=(*kind.children[:place], inner, *kind.children[place + 1 :]))
-
-
-def _refuse(change: Drop | Rename | Relax, shown: str) -> NoReturn:
-    if isinstance(change, Relax):
-        raise InvalidArgument(f"{shown!r} may be null already, as every field inside of another")
-    what = "renamed" if isinstance(change, Rename) else "dropped"
-    raise InvalidArgument(
-        f"{shown!r} lies inside of a field, where files know it by its name: it cannot be {what}. Add a field of the type that is wanted,"
-        " and drop the old one"
-    )

@@ -230,8 +230,14 @@ def add_field(
 @app.command("alter")
 def alter(
     name: CollectionName,
-    drop: Annotated[list[str] | None, typer.Option(metavar="FIELD", help="A field that goes.")] = None,
-    rename: Annotated[list[str] | None, typer.Option(metavar="OLD:NEW", help="A field and its new name.")] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="A field that goes; one inside of a struct by its path, address.zip."),
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OLD:NEW", help="A field, or one inside of a struct by its path, and its new name."),
+    ] = None,
     widen: Annotated[
         list[str] | None, typer.Option(metavar="NAME:TYPE", help="A field and a type that holds all its values.")
     ] = None,

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.field_types import MAX_LEAVES, TYPE_FORMS, FieldType, check_name, parse_type, type_of_arrow
+from millrace.message.nested_names import Names, names_in, under
 from millrace.message.types import ON_DUPLICATE, OnDuplicate
 
 if TYPE_CHECKING:  # most schemas have none of these
@@ -63,6 +64,8 @@ class FieldSpec:
     """What a row has that says nothing of it: a value, or ``now()`` of a date or timestamp; None: null. As a tree once it is checked."""
     computed: Node | Draft | None = None
     """What its value is made of; given as text (docs/expressions.md), typed by the schema that it becomes part of."""
+    part_names: tuple[tuple[str, Names], ...] = dataclass_field(default=(), repr=False)
+    """Of columns whose parts have other names now, or were dropped: those names (:mod:`millrace.message.nested_names`)."""
 
     def __post_init__(self) -> None:
         # Held as objects: callers without a type checker pass anything.
@@ -102,19 +105,27 @@ class FieldSpec:
         """The type, parsed."""
         return parse_type(self.type)
 
+    def tree_of(self, column: StoredColumn) -> FieldType:
+        """The type of one of its columns, its parts under the names that they have in the field now."""
+        names = dict(self.part_names).get(column.name)
+        kind = parse_type(column.type)
+        return kind if names is None else under(kind, names)
+
     def arrow(self) -> pa.Field:
         """The field as Arrow has it."""
         return pa.field(self.name, self.tree.arrow, nullable=self.nullable)
 
     def to_json(self) -> dict[str, object]:
-        """``{"name", "type", "nullable"}``, as the bodies of DDL messages carry it, and what else it has of ``columns``, ``default`` and
-        ``computed``."""
+        """``{"name", "type", "nullable"}``, as the bodies of DDL messages carry it, and what else it has of ``columns``, ``parts``,
+        ``default`` and ``computed``."""
         found: dict[str, object] = {"name": self.name, "type": self.type, "nullable": self.nullable}
         if self.default is not None or self.computed is not None:
             from millrace.message.expression.rules import expression_json
 
             rules = {"default": self.default, "computed": self.computed}
             found |= {name: expression_json(rule) for name, rule in rules.items() if rule is not None}
+        if self.part_names:
+            found["parts"] = {name: list(names) for name, names in self.part_names}
         return found | ({"columns": [list(each) for each in self.columns]} if self.columns else {})
 
     @classmethod
@@ -123,13 +134,16 @@ class FieldSpec:
 
         `declared`: it comes from who wants the field, and says nothing of columns.
         """
-        perhaps = _FIELD_RULES if declared else _FIELD_RULES | {"columns"}
+        perhaps = _FIELD_RULES if declared else _FIELD_RULES | {"columns", "parts"}
         if not isinstance(value, Mapping) or set(value) - perhaps != _FIELD_KEYS:
             raise Malformed("a field is an object with name, type and nullable")
         name, kind, nullable = value["name"], value["type"], value["nullable"]
         if not isinstance(name, str) or not isinstance(kind, str) or not isinstance(nullable, bool):
             raise Malformed("a field's name and type are strings, its nullable a boolean")
-        found = cls(name, kind, nullable, _columns(value.get("columns", [])), **_rules(value))
+        columns = _columns(value.get("columns", []))
+        found = cls(
+            name, kind, nullable, columns, part_names=_part_names(value.get("parts", {}), columns), **_rules(value)
+        )
         if found.type != kind:
             raise InvalidArgument(f"field {name!r}: the type {kind!r} is written {found.type!r}")
         return found
@@ -289,7 +303,7 @@ class CollectionSchema:
 
     def declared(self) -> CollectionSchema:
         """This schema as one that nothing was stored by yet: what a new collection with the same fields has."""
-        fields = tuple(replace(field, columns=()) for field in self.fields)
+        fields = tuple(replace(field, columns=(), part_names=()) for field in self.fields)
         return replace(self, fields=fields, retired=())
 
     @classmethod
@@ -332,6 +346,19 @@ def _columns(value: Any) -> tuple[StoredColumn, ...]:
     ):
         raise Malformed("columns are a list of pairs: a name and a type")
     return tuple(StoredColumn(name, parse_type(kind).text) for name, kind in value)
+
+
+def _part_names(value: Any, columns: tuple[StoredColumn, ...]) -> tuple[tuple[str, Names], ...]:
+    kinds = dict(columns)
+    if not isinstance(value, dict) or not all(
+        name in kinds and isinstance(names, list) and len(names) == len(names_in(parse_type(kinds[name])))
+        for name, names in value.items()
+    ):
+        raise Malformed("parts are, by column, a name or null for each field of each struct in its type")
+    return tuple(
+        (name, tuple(None if each is None else check_name(each, "a struct's field") for each in names))
+        for name, names in value.items()
+    )
 
 
 def one_or_several(names: str | Sequence[str]) -> str | tuple[str, ...]:

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from millrace.base.errors import InvalidArgument, Malformed
-from millrace.message.field_types import FieldType, parse_type
+from millrace.message.field_types import MAX_DEPTH, FieldType, parse_type
+from millrace.message.nested_names import changed, names_in, renamed
 from millrace.message.schema import MAX_FIELDS, CollectionSchema, FieldSpec, StoredColumn
 
 if TYPE_CHECKING:  # most schemas have no expressions
@@ -67,6 +68,21 @@ class Widen(NamedTuple):
     type: str
 
 
+class RenamePart(NamedTuple):
+    """What lies inside of a field, at a path of names through its structs, has another name there."""
+
+    name: str
+    path: tuple[str, ...]
+    to: str
+
+
+class DropPart(NamedTuple):
+    """What lies inside of a field goes."""
+
+    name: str
+    path: tuple[str, ...]
+
+
 class Relax(NamedTuple):
     """A field, which is no key, may be null."""
 
@@ -99,7 +115,20 @@ class DropCheck(NamedTuple):
     name: str
 
 
-Change: TypeAlias = Add | Drop | Rename | Reorder | Widen | Relax | SetDefault | DropDefault | AddCheck | DropCheck
+Change: TypeAlias = (
+    Add
+    | Drop
+    | Rename
+    | Reorder
+    | Widen
+    | RenamePart
+    | DropPart
+    | Relax
+    | SetDefault
+    | DropDefault
+    | AddCheck
+    | DropCheck
+)
 
 
 def apply(schema: CollectionSchema, change: Change) -> CollectionSchema:
@@ -115,6 +144,10 @@ def apply(schema: CollectionSchema, change: Change) -> CollectionSchema:
             return _reorder(schema, names)
         case Widen(name, kind):
             return _widen(schema, name, kind)
+        case RenamePart(name, path, to):
+            return _with_part(schema, name, path, to)
+        case DropPart(name, path):
+            return _with_part(schema, name, path, None)
         case Relax(name):
             field = _no_key(schema, name, "be null")
             return _with(schema, field, replace(field, nullable=True))
@@ -155,6 +188,8 @@ def to_json(change: Change) -> dict[str, Any]:
         said["field"] = change.field.to_json()
     if isinstance(change, Reorder):
         said["names"] = list(change.names)
+    if isinstance(change, RenamePart | DropPart):
+        said["path"] = list(change.path)
     for rule in {"default", "condition"} & set(said):
         from millrace.message.expression.rules import expression_json
 
@@ -171,6 +206,11 @@ def from_json(value: object) -> Change:
         return Add(FieldSpec.from_json(value["field"], declared=True))
     if kind is Reorder:
         return Reorder(tuple(_texts(value["names"])))
+    if kind in (RenamePart, DropPart):
+        path = tuple(_texts(value["path"]))
+        if not 0 < len(path) < MAX_DEPTH:
+            raise Malformed(f"a path into a field has 1 to {MAX_DEPTH - 1} names")
+        return kind(*(path if name == "path" else _texts([value[name]])[0] for name in kind._fields))
     if kind in (SetDefault, AddCheck):
         from millrace.message.expression.rules import Draft
 
@@ -214,6 +254,8 @@ _OPS: Final[dict[type, str]] = {
     Rename: "rename",
     Reorder: "reorder",
     Widen: "widen",
+    RenamePart: "rename_part",
+    DropPart: "drop_part",
     Relax: "relax",
     SetDefault: "set_default",
     DropDefault: "drop_default",
@@ -261,7 +303,7 @@ def _drop(schema: CollectionSchema, name: str) -> CollectionSchema:
     if schema.judges:
         from millrace.message.expression.rules import require_unused
 
-        require_unused(name, schema)
+        require_unused((name,), schema)
     left = tuple(each for each in schema.fields if each is not field)
     return replace(schema, fields=left, retired=(*schema.retired, *field.stored))
 
@@ -274,7 +316,7 @@ def _rename(schema: CollectionSchema, name: str, to: str) -> CollectionSchema:
     if schema.judges:
         from millrace.message.expression.rules import with_renamed
 
-        fields, checks = with_renamed(fields, checks, name, to)
+        fields, checks = with_renamed(fields, checks, (name,), to)
     return replace(schema, fields=fields, event_time=event, checks=checks, **_renamed_key(schema, name, to))
 
 
@@ -304,6 +346,29 @@ def _widen(schema: CollectionSchema, name: str, kind: str) -> CollectionSchema:
 
         default = widened_default(default, wide)
     return _with(schema, field, replace(field, type=wide.text, columns=(*field.stored, column), default=default))
+
+
+def _with_part(schema: CollectionSchema, name: str, path: tuple[str, ...], to: str | None) -> CollectionSchema:
+    """What lies inside of a field has another name, or goes: a column of the new type, and the older ones know which part is which."""
+    field = _field(schema, name)
+    kind = renamed(field.tree, path, to, ".".join((name, *path)))
+    column = StoredColumn(_free(schema, field.stored[0].name), kind.text)
+    known, parts = dict(field.part_names), []
+    for each in field.stored:
+        tree = parse_type(each.type)
+        found = changed(tree, known.get(each.name, names_in(tree)), path, to)
+        if found != names_in(tree):
+            parts.append((each.name, found))
+    after = replace(field, type=kind.text, columns=(*field.stored, column), part_names=tuple(parts))
+    fields, checks = tuple(after if each is field else each for each in schema.fields), schema.checks
+    if schema.judges:
+        from millrace.message.expression.rules import require_unused, with_renamed
+
+        if to is None:
+            require_unused((name, *path), schema)
+        else:
+            fields, checks = with_renamed(fields, checks, (name, *path), to)
+    return replace(schema, fields=fields, checks=checks)
 
 
 def _free(schema: CollectionSchema, name: str) -> str:

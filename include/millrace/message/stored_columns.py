@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
 from millrace.message.field_types import parse_type
-from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.nested_names import moved
+from millrace.message.schema import CollectionSchema, FieldSpec, StoredColumn
 
 Chains: TypeAlias = tuple[tuple[str, ...], ...]
 """Columns of which each value stands in one, the newest last."""
@@ -136,10 +137,16 @@ def _quoted(name: str) -> str:
 
 
 def _values(rows: pa.Table, field: FieldSpec) -> pa.ChunkedArray:
-    wide = field.tree.arrow
-    parts = [widened(rows[name], wide) for name, _ in field.stored]
+    parts = [brought(rows[column.name], column, field) for column in field.stored]
     # Each value stands in one column: the newest is asked first, for most are there.
     return parts[0] if len(parts) == 1 else pc.coalesce(*reversed(parts))
+
+
+def brought(values: Any, column: StoredColumn, field: FieldSpec) -> Any:
+    """The values of one of a field's columns as the field has them: in its type, their parts under the names of now."""
+    if all(name != column.name for name, _ in field.part_names):
+        return widened(values, field.tree.arrow)
+    return moved(values, field.tree_of(column), field.tree, widened)
 
 
 def widened(values: Any, wide: pa.DataType) -> Any:

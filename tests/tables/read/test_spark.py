@@ -209,6 +209,9 @@ def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession) -> None:
             order="count",
         )
         made.insert([{"key": 3, "count": 1 << 40, "at": {"y": "a"}, "gone": 3}, {"key": 4}])
+        made.alter(drop="at.y", rename={"at.x": "w", "many.y": "z", "at": "place"})
+        made.alter(add={"place.y": "bool"})
+        made.insert([{"key": 6, "place": {"w": 6, "y": True}, "many": [{"z": "b"}]}])
         older.insert([{"id": 5, **row}])
         made.delete([2])
         for _ in range(2):  # from the tail, and from the tables

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from millrace.message.expression.kernels import Bools, Values, array_of, evaluate, same, values_of
 from millrace.message.expression.tree import Node, fields_of
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.stored_columns import widened
+from millrace.message.stored_columns import brought
 
 SLICE_ROWS: Final = 16_384
 """Rows that are looked at together: what an expression makes on its way stays small."""
@@ -153,8 +153,8 @@ class Brought:
 
     def _said(self, field: FieldSpec) -> Any:
         """A field's column as the rows have it; None where they do not."""
-        name = next((self._places[each] for each, _ in field.stored if each in self._places), None)
-        return None if name is None else widened(self._rows.column(name), field.tree.arrow)
+        column = next((each for each in field.stored if each.name in self._places), None)
+        return None if column is None else brought(self._rows.column(self._places[column.name]), column, field)
 
 
 def _constant(default: Node, now: Micros | int, rows: int) -> Values:

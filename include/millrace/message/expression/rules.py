@@ -15,11 +15,11 @@ from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.expression.tree import (
     Fields,
     Node,
-    fields_of,
     from_json,
     literal_text,
     literal_value,
     made,
+    reads,
     renamed,
     retyped,
     to_json,
@@ -137,34 +137,31 @@ def texts_of(schema: CollectionSchema) -> dict[str, str]:
     return {name: shown(rule) for name, rule in rules.items() if isinstance(rule, Node)}
 
 
-def require_unused(name: str, schema: CollectionSchema) -> None:
-    """Raises InvalidArgument where a check or a computed field of the schema stands on a field."""
+def require_unused(path: tuple[str, ...], schema: CollectionSchema) -> None:
+    """Raises InvalidArgument where a check or a computed field of the schema stands on a field, or on one inside of a field."""
+    shown = ".".join(path)
     for each in schema.checks:
-        if name in _names_of(each.condition):
-            raise InvalidArgument(f"the check {each.name!r} is of field {name!r}: drop the check first")
+        if isinstance(each.condition, Node) and reads(each.condition, path):
+            raise InvalidArgument(f"the check {each.name!r} is of field {shown!r}: drop the check first")
     for field in schema.fields:
-        if field.computed is not None and name in _names_of(field.computed):
-            raise InvalidArgument(f"field {field.name!r} is computed of {name!r}: drop it first")
+        if isinstance(field.computed, Node) and reads(field.computed, path):
+            raise InvalidArgument(f"field {field.name!r} is computed of {shown!r}: drop it first")
 
 
 def with_renamed(
-    fields: tuple[FieldSpec, ...], checks: tuple[Check, ...], name: str, to: str
+    fields: tuple[FieldSpec, ...], checks: tuple[Check, ...], path: tuple[str, ...], to: str
 ) -> tuple[tuple[FieldSpec, ...], tuple[Check, ...]]:
-    """Fields and checks whose expressions know a field by its new name."""
+    """Fields and checks whose expressions know a field, or one inside of it, by its new name."""
     return (
         tuple(
-            replace(each, computed=renamed(each.computed, name, to)) if isinstance(each.computed, Node) else each
+            replace(each, computed=renamed(each.computed, path, to)) if isinstance(each.computed, Node) else each
             for each in fields
         ),
         tuple(
-            Check(each.name, renamed(each.condition, name, to) if isinstance(each.condition, Node) else each.condition)
+            Check(each.name, renamed(each.condition, path, to) if isinstance(each.condition, Node) else each.condition)
             for each in checks
         ),
     )
-
-
-def _names_of(found: Node | Draft) -> set[str]:
-    return fields_of(found) if isinstance(found, Node) else set()
 
 
 def _checked_default(node: Node, kind: FieldType) -> Node:

@@ -118,10 +118,19 @@ def retyped(node: Node, fields: Fields) -> Node:
     return made(node.op, tuple(retyped(each, fields) for each in node.args), node.given, fields)
 
 
-def renamed(node: Node, name: str, to: str) -> Node:
-    """The same expression where a field has another name."""
-    given = (to, *node.given[1:]) if node.op == "field" and node.given[0] == name else node.given
-    return Node(node.op, tuple(renamed(each, name, to) for each in node.args), given, node.kind)
+def renamed(node: Node, path: tuple[str, ...], to: str) -> Node:
+    """The same expression where a field, or one inside of it, has another name."""
+    given = (*path[:-1], to, *node.given[len(path) :]) if _names(node, path) else node.given
+    return Node(node.op, tuple(renamed(each, path, to) for each in node.args), given, node.kind)
+
+
+def reads(node: Node, path: tuple[str, ...]) -> bool:
+    """Whether it names the field at a path, or one inside of it."""
+    return _names(node, path) or any(reads(each, path) for each in node.args)
+
+
+def _names(node: Node, path: tuple[str, ...]) -> bool:
+    return node.op == "field" and node.given[: len(path)] == path
 
 
 def fields_of(node: Node) -> set[str]:

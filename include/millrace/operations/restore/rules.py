@@ -54,7 +54,7 @@ def _by_columns(found: Node | Draft, schema: CollectionSchema) -> Node | Draft:
     """An expression with the first column of each field in the place of its name, which may change."""
     if isinstance(found, Node):
         for place, field in enumerate(schema.fields):
-            found = renamed(found, field.name, f"\0{place}")
+            found = renamed(found, (field.name,), f"\0{place}")
         for place, field in enumerate(schema.fields):
-            found = renamed(found, f"\0{place}", field.stored[0].name)
+            found = renamed(found, (f"\0{place}",), field.stored[0].name)
     return found

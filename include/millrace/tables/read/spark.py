@@ -85,29 +85,37 @@ def field_columns(schema: CollectionSchema) -> list[Column]:
 
 
 def _field(field: FieldSpec) -> Column:
-    parts = [_widened(F.col(quoted(name)), parse_type(kind), field.tree) for name, kind in field.stored]
+    parts = [
+        _widened(F.col(quoted(each.name)), parse_type(each.type), field.tree_of(each), field.tree)
+        for each in field.stored
+    ]
     return parts[0] if len(parts) == 1 else F.coalesce(*reversed(parts))
 
 
-def _widened(value: Column, narrow: FieldType, wide: FieldType) -> Column:
-    if narrow == wide:
+def _widened(value: Column, stored: FieldType, narrow: FieldType, wide: FieldType) -> Column:
+    """A column of type `stored`, which is `narrow` by the names of now, in the field's type."""
+    if stored == narrow == wide:
         return value
     match wide.kind:
         case "struct":
-            children = dict(zip(narrow.names, narrow.children, strict=True))
+            own = zip(stored.names, stored.children, narrow.children, strict=True)
+            parts = dict(zip(narrow.names, own, strict=True))
             fields = [
                 (
-                    _widened(value.getField(name), children[name], each)
-                    if name in children
+                    _widened(value.getField(parts[name][0]), *parts[name][1:], each)
+                    if name in parts
                     else F.lit(None).cast(_spark_type(each))
                 ).alias(name)
                 for name, each in zip(wide.names, wide.children, strict=True)
             ]
             return F.when(value.isNotNull(), F.struct(*fields))
         case "list":
-            return F.transform(value, lambda each: _widened(each, narrow.children[0], wide.children[0]))
+            return F.transform(
+                value, lambda each: _widened(each, stored.children[0], narrow.children[0], wide.children[0])
+            )
         case "map":
-            return F.transform_values(value, lambda _, each: _widened(each, narrow.children[1], wide.children[1]))
+            inner = (stored.children[1], narrow.children[1], wide.children[1])
+            return F.transform_values(value, lambda _, each: _widened(each, *inner))
         case "timestamp" | "timestamp_ntz":
             days = F.when(  # least and greatest pass nulls over
                 value.isNotNull(), F.least(F.greatest(F.unix_date(value), F.lit(-MOST_DAYS)), F.lit(MOST_DAYS))
