@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 
 from millrace.access.grants import Grant, Role
 from millrace.base.settings import Settings
+from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, status_path
 from millrace.pipelines.store.store import open_pipelines
 from millrace.service.server import serving
 from tests.cli.deployment import Deployment
@@ -118,3 +120,37 @@ def test_who_may_not_and_where_no_service_is_are_told_so(
     monkeypatch.setenv("MILLRACE_SERVER_TOKEN", OWN)
     assert "serve" in cli.fails("SERVICE_UNAVAILABLE", "pipelines", "list", "--server", "http://127.0.0.1:9")
     cli.fails("INVALID_SETTINGS", "pipelines", "list", "--server", "127.0.0.1:9")
+
+
+def test_status_is_told_with_and_without_a_service(
+    cli: Deployment, service: Service, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.ok("pipelines", "create", declared(tmp_path))
+    task = TaskStatus(
+        task="in-0",
+        state=State.FAILED,
+        position=7,
+        end=9,
+        lag=2,
+        records_in=7,
+        cause="no such index",
+        code="SINK_REFUSED",
+    )
+    said = PipelineStatus(pipeline="flights", state=State.FAILED, pid=12345, tasks=(task,), cause="all of its tasks")
+    status_path(settings, "flights").write_text(said.model_dump_json())
+    words = cli.ok("pipelines", "status", "flights")
+    assert "all of its tasks" in words
+    assert "in-0" in words
+    (told,) = cli.as_json("pipelines", "status", "flights")["tasks"]
+    assert (told["lag"], told["code"]) == (2, "SINK_REFUSED")
+    cli.fails("PIPELINE_NOT_FOUND", "pipelines", "status", "absent")
+    monkeypatch.delenv("MILLRACE_PIPELINES")
+    assert cli.as_json("pipelines", "status", "flights")["tasks"] == [told]
+    cli.fails("PIPELINE_NOT_FOUND", "pipelines", "status", "absent")
+
+
+def test_where_no_service_ever_ran_it_is_said_to_start_one(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MILLRACE_PIPELINES", "MILLRACE_SERVER_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for folder in (settings, replace(settings, data_dir=settings.data_dir / "absent")):
+        assert "millrace pipelines serve" in Deployment(folder).fails("SERVICE_UNAVAILABLE", "pipelines", "list")

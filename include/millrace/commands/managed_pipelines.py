@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument, PipelineNotFound
 from millrace.commands.parts.command_line import AsJson, DataFolder, load_settings, print_facts, print_json, print_rows
 from millrace.commands.pipelines import app
 
@@ -38,6 +38,10 @@ Roots = Annotated[
     ),
 ]
 _COLUMNS: Final = ("id", "name", "account", "phase", "wanted", "version", "cpus", "memory_mib")
+_STATUS: Final = ("pipeline", "state", "cause", "pid", "cpu_percent", "memory_bytes")
+_TASK: Final = (
+    "task", "state", "position", "lag", "records_in", "records_out", "records_error", "records_filtered", "retries", "failures", "cause",
+)  # fmt: skip
 
 
 def _service(data: Path | None, server: str, roots: Path | None) -> PipelineService:
@@ -142,6 +146,34 @@ def get(name: Name, server: Server = "", roots: Roots = None, data: DataFolder =
     Example: `millrace pipelines get flights`
     """
     print_json(_ask(data, server, roots, "GET", f"pipelines/{name}"))
+
+
+@app.command()
+def status(
+    name: Name, server: Server = "", roots: Roots = None, data: DataFolder = None, as_json: AsJson = False
+) -> None:
+    """What a pipeline's worker said last: its state, and of each task the position, lag, counts and the cause of its last failure.
+
+    Of one that runs on this host no service has to be there.
+
+    Example: `millrace pipelines status flights`
+    """
+    said = _ask(data, server, roots, "GET", f"pipelines/{name}/status") if server else _said_here(data, name)
+    if as_json:
+        print_json(said)
+        return
+    print_facts({name: said[name] for name in _STATUS}, as_json=False)
+    print_rows(said["tasks"], columns=_TASK, as_json=False, empty="It has no tasks yet.")
+
+
+def _said_here(data: Path | None, name: str) -> dict[str, Any]:
+    from millrace.pipelines.model.status import pipeline_folder
+    from millrace.pipelines.worker.supervision import read_status
+
+    settings = load_settings(data)
+    if not pipeline_folder(settings, name).is_dir():
+        raise PipelineNotFound(f"no pipeline {name!r} has run on this host with the data folder {settings.data_dir}")
+    return read_status(settings, name).model_dump(mode="json")
 
 
 @app.command()

@@ -123,19 +123,6 @@ def show(
 
 
 @app.command()
-def status(
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="Its id.")], data: DataFolder = None
-) -> None:
-    """What its worker said last, as JSON.
-
-    Example: `millrace pipelines status flights`
-    """
-    from millrace.pipelines.worker.supervision import read_status
-
-    print_json(read_status(load_settings(data), pipeline).model_dump(mode="json"))
-
-
-@app.command()
 def redrive(
     file: Declaration,
     config: Config = None,

@@ -33,6 +33,11 @@ class PipelineService(Closing):
         if not self.address.startswith(("http://", "https://")):
             raise InvalidSettings(f"{self.address!r} is no address of a service: http(s)://host:port")
         token = os.environ.get(TOKEN, "") or ("" if server else _own_token(settings))
+        if not token and not server:
+            raise ServiceUnavailable(
+                f"no service has run here yet, with the data folder {settings.data_dir}: start one (millrace pipelines serve), or name another"
+                " with --server"
+            )
         if not token:
             raise PermissionDenied(
                 f"there is no token for {self.address}: put one into {TOKEN} (millrace tokens add makes it, on the service's host)"
