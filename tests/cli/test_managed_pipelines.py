@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +148,13 @@ def test_status_is_told_with_and_without_a_service(
     cli.fails("PIPELINE_NOT_FOUND", "pipelines", "status", "absent")
     monkeypatch.delenv("MILLRACE_PIPELINES")
     assert cli.as_json("pipelines", "status", "flights")["tasks"] == [told]
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    status_path(settings, "flights").write_text(
+        PipelineStatus(pipeline="flights", state=State.RUNNING, pid=gone.pid).model_dump_json()
+    )
+    here = cli.as_json("pipelines", "status", "flights")
+    assert (here["state"], str(gone.pid) in here["cause"]) == ("STOPPED", True)
     cli.fails("PIPELINE_NOT_FOUND", "pipelines", "status", "absent")
 
 

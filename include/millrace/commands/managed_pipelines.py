@@ -167,13 +167,18 @@ def status(
 
 
 def _said_here(data: Path | None, name: str) -> dict[str, Any]:
-    from millrace.pipelines.model.status import pipeline_folder
+    import psutil
+
+    from millrace.pipelines.model.status import State, pipeline_folder
     from millrace.pipelines.worker.supervision import read_status
 
     settings = load_settings(data)
     if not pipeline_folder(settings, name).is_dir():
         raise PipelineNotFound(f"no pipeline {name!r} has run on this host with the data folder {settings.data_dir}")
-    return read_status(settings, name).model_dump(mode="json")
+    said = read_status(settings, name)
+    if said.state in (State.RUNNING, State.PAUSED) and not psutil.pid_exists(said.pid):
+        said = said.model_copy(update={"state": State.STOPPED, "cause": f"its worker, process {said.pid}, is gone"})
+    return said.model_dump(mode="json")
 
 
 @app.command()

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from opensearchpy import OpenSearch
 from opensearchpy.exceptions import OpenSearchException
@@ -216,6 +217,22 @@ def test_the_supervisor_starts_a_worker_that_died_again(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(30) == 0
     _check(flights, told)
+
+
+@pytest.mark.slow
+def test_a_worker_whose_supervisor_is_killed_ends_too(tmp_path: Path) -> None:
+    flights = Flights(tmp_path, partitions=1)
+    file = tmp_path / "pipeline.json"
+    file.write_text(json.dumps(flights.declared))
+    data = str(flights.settings.data_dir)
+    command = [sys.executable, "-m", "millrace", "pipelines", "run", str(file), "--data", data]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        worker = psutil.Process(_pid(flights, 0, time.monotonic() + 60))
+    finally:
+        process.kill()
+        process.wait(30)
+    worker.wait(60)
 
 
 def _pid(flights: Flights, other: int, deadline: float) -> int:

@@ -20,6 +20,7 @@ from millrace.pipelines.worker.definition import PipelineRun
 from millrace.pipelines.worker.host import run
 from millrace.pipelines.worker.limits import hold_to
 from millrace.pipelines.worker.logs import begin_log, new_run
+from millrace.pipelines.worker.supervisor import SupervisorWatch
 from millrace.runtime.service import begin_service
 
 
@@ -31,12 +32,15 @@ def main() -> int:
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a pipeline-config.yaml")
     parser.add_argument("--until-end", action="store_true", help="end where the topics end now")
+    parser.add_argument("--supervisor", type=int, metavar="PID", help="end when this parent is gone")
     options = parser.parse_args()
     stop = begin_service()
     metrics = Metrics()
     server = None
     try:
         settings = Settings.load()
+        if options.supervisor is not None:
+            SupervisorWatch(options.supervisor, stop, patience=settings.stop_deadline).start()
         configuration = Configuration.load(options.config) if options.config is not None else Configuration()
         pipeline = read_pipeline(options.file, configuration)
         begin_log(pipeline_folder(settings, pipeline.id), configuration.log, pipeline=pipeline.id, run=new_run())

@@ -5,7 +5,10 @@ Its tasks' own failures are its own matter (`supervision.py`); here it is about 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +20,36 @@ from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.status import pipeline_folder
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.runtime.child_processes import Job
+from millrace.runtime.periodic import Periodic
 from millrace.runtime.service import stop_at_signal
 
 FIRST_PAUSE: Final = 1.0
 _STEADY_SECONDS: Final = 60.0
 """One that ran so long had not failed at its start: its pauses begin anew."""
 _POLL: Final = 0.2
+
+
+class SupervisorWatch(Periodic):
+    """In a worker: sets `stop` once its supervisor is gone, and kills this process where it has not ended `patience` seconds later.
+
+    A supervisor that was killed can stop nobody: without this its worker would go on beside the next one's, also when the pipeline is stopped.
+    """
+
+    def __init__(self, supervisor: int, stop: threading.Event, *, patience: float) -> None:
+        super().__init__(name="supervisor-watch", pause=_POLL, at_once=True)
+        self._supervisor = supervisor
+        self._stop = stop
+        self._patience = patience
+        self._gone_since: float | None = None
+
+    def work(self) -> None:
+        if os.getppid() == self._supervisor:
+            return
+        self._stop.set()
+        if self._gone_since is None:
+            self._gone_since = time.monotonic()
+        elif time.monotonic() - self._gone_since > self._patience:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def supervise(
@@ -39,7 +66,14 @@ def supervise(
     """
     pipeline = read_pipeline(file, Configuration() if config is None else Configuration.load(config))
     stop = stop_at_signal()
-    command = [sys.executable, "-m", "millrace.pipelines.worker", str(file.absolute())]
+    command = [
+        sys.executable,
+        "-m",
+        "millrace.pipelines.worker",
+        str(file.absolute()),
+        "--supervisor",
+        str(os.getpid()),
+    ]
     command += [] if config is None else ["--config", str(config.absolute())]
     command += ["--until-end"] if until_end else []
     log_file = pipeline_folder(settings, pipeline.id) / "worker.log"
