@@ -1,7 +1,8 @@
 """Where a declaration may lead this service and its workers: whoever may declare a pipeline chooses the addresses that they connect to.
 
 Link-local addresses are refused always: there are the keys of the machine that a cloud hands out (169.254.169.254), and no Kafka or
-OpenSearch. ``reach.hosts`` of pipeline-config.yaml allows those that it names, and no others.
+OpenSearch. ``reach.hosts`` of pipeline-config.yaml allows those that it names, and no others. Where a name leads is looked at again by the connection
+to OpenSearch itself (sinks/opensearch/connection.py); librdkafka has no such place, and speaks nothing that a server of keys answers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from millrace.pipelines.model.addresses import address_of, is_forbidden
 from millrace.pipelines.model.kafka import KafkaCluster
 from millrace.pipelines.model.part import Problem, invalid
 from millrace.pipelines.model.pipeline import Pipeline
@@ -25,7 +27,7 @@ def require_allowed(pipeline: Pipeline, hosts: Sequence[str]) -> None:
             wrong.append(
                 Problem(path, f"{host} is not among the hosts that this service may reach (reach.hosts)", "reach")
             )
-        elif _forbidden(host):
+        elif is_forbidden(host):
             wrong.append(Problem(path, f"{host} is an address that no pipeline may reach", "reach"))
     if wrong:
         raise invalid(wrong)
@@ -39,7 +41,7 @@ def require_reachable(pipeline: Pipeline) -> None:
             found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
         except (OSError, UnicodeError):
             continue  # who connects says what is wrong with it
-        if any(map(_forbidden, found)):
+        if any(map(is_forbidden, found)):
             wrong.append(Problem(path, f"{host} is an address that no pipeline may reach", "reach"))
     if wrong:
         raise invalid(wrong)
@@ -63,21 +65,8 @@ def _bare(address: str) -> str:
     return host.lower()
 
 
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        found = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    return getattr(found, "ipv4_mapped", None) or found
-
-
-def _forbidden(host: str) -> bool:
-    found = _address(host)
-    return found is not None and (found.is_link_local or found.is_multicast or found.is_unspecified)
-
-
 def _matches(host: str, pattern: str) -> bool:
-    found = _address(host)
+    found = address_of(host)
     if found is None:
         return fnmatchcase(host, pattern.lower())
     try:

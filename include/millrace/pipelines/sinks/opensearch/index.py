@@ -12,6 +12,7 @@ from opensearchpy.exceptions import OpenSearchException, TransportError
 from millrace.base.errors import MillraceError, SinkBusy, SinkRefused
 from millrace.pipelines.model.sinks import OpenSearchSink as Declared
 from millrace.pipelines.sinks.opensearch.bulk import AGAIN, Json
+from millrace.pipelines.sinks.opensearch.connection import LookingConnection
 
 GC_DELETES: Final = "24h"
 """How long an index that is made here remembers the versions of what was deleted: as long, an older record cannot bring it back."""
@@ -35,6 +36,7 @@ def client_of(declared: Declared, *, seconds: float | None = None) -> OpenSearch
         retry_on_status=(),
         pool_maxsize=declared.requests,
         serializer=Json(),
+        connection_class=LookingConnection,
         **options,
     )
 

@@ -1,0 +1,20 @@
+"""Addresses that no pipeline may reach: link-local ones, where the keys lie that a cloud hands out (169.254.169.254), multicast and 0.0.0.0."""
+
+from __future__ import annotations
+
+import ipaddress
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that `host` is, one of IPv4 where it is mapped into IPv6; None where it is a name."""
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def is_forbidden(host: str) -> bool:
+    """Whether `host` is such an address. A name is none: who connects by it looks at the address that it led to."""
+    found = address_of(host)
+    return found is not None and (found.is_link_local or found.is_multicast or found.is_unspecified)
