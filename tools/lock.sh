@@ -23,3 +23,10 @@ lock=tools/pipelines/requirements.txt
         --no-header --no-annotate --extra pipelines -c <(sed -e '/^ *--hash=/d' -e 's/ \\$//' requirements.txt) pyproject.toml
 } >"$lock.new"
 mv "$lock.new" "$lock"
+# What checks the chart of the pipelines; in an environment of its own, so that nothing of it has to fit the rest.
+lock=tools/pipelines/validate.txt
+{
+    echo "# What checks the rendered chart against Kubernetes' schemas (chart.sh), pinned as the rest is. Made by \`make lock\`."
+    "$uv" pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate - <<<"kubernetes-validate==1.37.0"
+} >"$lock.new"
+mv "$lock.new" "$lock"

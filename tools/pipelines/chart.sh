@@ -6,7 +6,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 HELM_VERSION=v3.22.0
-VALIDATE_VERSION=1.37.0
 KUBERNETES=1.29
 
 cache=${MILLRACE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/millrace}/helm
@@ -18,10 +17,11 @@ if [ ! -x "$helm" ]; then
     mv "$cache/helm" "$helm"
 fi
 [ "${1:-}" != --helm ] || { echo "$helm"; exit; }
-venv=$cache/kubernetes-validate-$VALIDATE_VERSION
+lock=tools/pipelines/validate.txt
+venv=$cache/kubernetes-validate-$(sha256sum $lock | cut -c1-12)
 if [ ! -x "$venv/bin/kubernetes-validate" ]; then
     python3 -m venv "$venv"
-    "$venv/bin/pip" install -q --disable-pip-version-check "kubernetes-validate==$VALIDATE_VERSION"
+    "$venv/bin/pip" install -q --disable-pip-version-check --require-hashes -r $lock
 fi
 
 out=$(mktemp -d)

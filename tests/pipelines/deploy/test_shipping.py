@@ -84,6 +84,14 @@ def test_the_images_hold_what_the_project_was_tested_with() -> None:
     )
 
 
+def test_what_checks_the_chart_is_pinned_by_its_digests() -> None:
+    text = (SHIPPED / "validate.txt").read_text()
+    pinned = re.findall(r"^([a-z0-9._-]+)==[^\n]*\\\n +--hash=sha256:", text, re.MULTILINE)
+    assert "kubernetes-validate" in pinned
+    assert len(pinned) == len(re.findall(r"^[a-z0-9._-]+==", text, re.MULTILINE))
+    assert "--require-hashes -r $lock" in (SHIPPED / "chart.sh").read_text()
+
+
 def test_the_configuration_of_the_reference_is_read_as_written() -> None:
     found, default = Configuration.load(SHIPPED / "pipeline-config.yaml"), Configuration()
     assert (found.server, found.kafka, found.log) == (default.server, default.kafka, default.log)
