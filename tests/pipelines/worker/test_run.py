@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 import time
 from dataclasses import replace
@@ -198,6 +199,31 @@ def test_of_two_workers_one_is_fenced_and_nothing_is_lost(tmp_path: Path) -> Non
     planner.close()
     first.stop_tasks()
     second.stop_tasks()
+
+
+def test_a_restart_of_all_reaches_tasks_in_other_processes_of_spark(tmp_path: Path) -> None:
+    flights = Flights(tmp_path, partitions=1)
+    driver = PipelineRun(flights.settings, flights.pipeline)
+    driver.prepare()
+    elsewhere: PipelineRun = pickle.loads(pickle.dumps(driver))  # as Spark's worker has it
+    planner, committer = driver.planner(), driver.committer(None)
+    tasks = []
+    for number, restart in enumerate(["", "", "failed", "all", ""]):
+        if restart:
+            want(flights.settings, flights.id, restart=restart)
+        flights.send([(f"k{number}", {"flight": number})])
+        (work,) = planner.plan(planner.ends(), max_bytes=1 << 20)
+        done = elsewhere.run(work)
+        assert done.failure is None
+        assert len(committer.commit([done]).committed) == 1
+        (task,) = elsewhere._tasks.values()
+        tasks.append(task[1])
+    assert [task is tasks[0] for task in tasks] == [True, True, True, False, False]
+    assert tasks[3] is tasks[4]
+    assert len(flights.index()) == 5
+    planner.close()
+    committer.close()
+    elsewhere.stop_tasks()
 
 
 def test_a_position_that_retention_removed_is_an_error_that_names_the_earliest(tmp_path: Path) -> None:

@@ -64,12 +64,10 @@ class Beat(Periodic):
             self.say()
 
     def take(self) -> None:
-        """What was asked since: a restart clears what failed."""
+        """What was asked since: a restart clears what failed; tasks that are to start again are told so by their next plan."""
         wanted = read_wanted(self._definition.settings, self._definition.pipeline.id)
         if wanted.serial != self._serial:
             self._serial = wanted.serial
-            if wanted.restart == "all":
-                self._definition.stop_tasks()
             self._supervision.restart()
 
     def say(self, state: State | None = None, cause: str = "") -> None:

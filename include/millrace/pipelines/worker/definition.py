@@ -47,7 +47,7 @@ class PipelineRun(Definition[Work, Done]):
 
     settings: Settings
     pipeline: Pipeline
-    _tasks: dict[str, Task] = field(default_factory=dict, compare=False, repr=False)
+    _tasks: dict[str, tuple[int, Task]] = field(default_factory=dict, compare=False, repr=False)
     _rows: dict[Lookup, CollectionRows] = field(default_factory=dict, compare=False, repr=False)
     _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
 
@@ -107,8 +107,11 @@ class PipelineRun(Definition[Work, Done]):
     def run(self, plan: Work) -> Done:
         """What goes wrong is reported, so that the driver counts it: nothing of the range is committed, and it is planned again."""
         with self._lock:
-            task = self._tasks.pop(plan.channel, None)
+            life, task = self._tasks.pop(plan.channel, (plan.life, None))
         try:
+            if task is not None and life != plan.life:
+                task.stop()  # all were to start again: in this process, wherever Spark has it
+                task = None
             if task is None:
                 task = Task(self.settings, self.pipeline, plan.topic, plan.partition, open_rows=self.rows_of)
             done = task.run(plan)
@@ -120,7 +123,7 @@ class PipelineRun(Definition[Work, Done]):
             again = Failure(failure.code, failure.message, True)
             return Done(plan.channel, plan.base, plan.start, plan.end, failure=again)
         with self._lock:
-            self._tasks[plan.channel] = task
+            self._tasks[plan.channel] = (plan.life, task)
         return done
 
     def rows_of(self, step: Lookup) -> CollectionRows:
@@ -142,7 +145,7 @@ class PipelineRun(Definition[Work, Done]):
         with self._lock:
             tasks = list(self._tasks.values())
             self._tasks.clear()
-        for task in tasks:
+        for _, task in tasks:
             task.stop()
 
 
@@ -191,7 +194,7 @@ class PipelinePlanner(Planner[Work, int]):
         return found
 
     def plan(self, ends: Mapping[str, int], *, max_bytes: int) -> list[Work]:
-        positions = self._now()
+        positions, life = self._now(), read_wanted(self._settings, self._id).whole
         found = []
         for topic, partition in self._topics.partitions():
             task = task_of(topic, partition)
@@ -205,7 +208,7 @@ class PipelinePlanner(Planner[Work, int]):
                     else known.position
                 )
                 if stands != ends[task]:
-                    found.append(Work(topic, partition, stands, max(ends[task], stands + 1), known, max_bytes))
+                    found.append(Work(topic, partition, stands, max(ends[task], stands + 1), known, max_bytes, life))
         return found
 
     def ends(self) -> dict[str, int]:

@@ -123,13 +123,20 @@ class Wanted:
     restart: str = ""
     """``all`` or ``failed``, once for each `serial`."""
     serial: int = 0
+    whole: int = 0
+    """The serial of the last restart of all tasks: a task that was opened before it is closed, and opened anew for its next range."""
 
 
 def read_wanted(settings: Settings, pipeline: str) -> Wanted:
     """What is asked of the worker of `pipeline` now."""
     try:
         value: Any = json.loads(commands_path(settings, pipeline).read_text(encoding="utf-8"))
-        return Wanted(bool(value.get("paused", False)), str(value.get("restart", "")), int(value.get("serial", 0)))
+        return Wanted(
+            bool(value.get("paused", False)),
+            str(value.get("restart", "")),
+            int(value.get("serial", 0)),
+            int(value.get("whole", 0)),
+        )
     except (FileNotFoundError, ValueError, TypeError, AttributeError):
         return Wanted()
 
@@ -137,7 +144,9 @@ def read_wanted(settings: Settings, pipeline: str) -> Wanted:
 def want(settings: Settings, pipeline: str, *, paused: bool | None = None, restart: str = "") -> Wanted:
     """Ask it: to pause or go on, to start all or only failed tasks again."""
     known = read_wanted(settings, pipeline)
-    made = Wanted(known.paused if paused is None else paused, restart or known.restart, known.serial + bool(restart))
+    serial = known.serial + bool(restart)
+    whole = serial if restart == "all" else known.whole
+    made = Wanted(known.paused if paused is None else paused, restart or known.restart, serial, whole)
     replace_json(commands_path(settings, pipeline), asdict(made), synced=True)
     return made
 

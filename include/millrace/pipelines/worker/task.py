@@ -42,6 +42,8 @@ class Work:
     base: Position | None
     """The task's row that this was planned from."""
     max_bytes: int
+    life: int = 0
+    """Which restart of all tasks it is planned after (Wanted.whole)."""
 
     @property
     def channel(self) -> str:
