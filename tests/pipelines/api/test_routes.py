@@ -233,7 +233,10 @@ def test_every_call_lets_in_who_the_table_says_and_no_one_else(service: Service)
 
 def _anew(service: Service) -> None:
     """The pipeline as every case finds it."""
-    if service.ask("PUT", "pipelines/flights", DECLARED)[0] == 201:
+    status, answer = service.ask("PUT", "pipelines/flights", DECLARED)
+    if status != 201:
+        assert answer["error"]["code"] == "PIPELINE_EXISTS", answer
+    else:
         for name in PipelineRole:
             assert service.ask("PUT", f"pipelines/flights/roles/{name}?role={name}")[0] == 200
 
