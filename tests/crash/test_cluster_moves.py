@@ -96,7 +96,8 @@ def streaming(
         session_seconds=3.0,
         balance_interval=1.0,
         balance_lag=60.0,  # on a machine that others use, too, what moves is seldom up to date
-        flush_interval=0.5,
+        trigger_interval=0.5,  # without a pause two nodes are busy with two cores, and the next takes long to start
+        flush_interval=1.0,
         pchannels=pchannels,
         **more,
     )
