@@ -324,6 +324,12 @@ class SchemaChanged(MillraceError):
     retriable = True
 
 
+class CatalogBusy(MillraceError):
+    """Another process holds the catalog's file for longer than a caller waits; nothing was done. Try again."""
+
+    retriable = True
+
+
 class CatalogDiverged(MillraceError):
     """The chain has another definition of a collection than the catalog, in a way that the catalog cannot follow."""
 

@@ -3,6 +3,8 @@ the process that serves the log does for a call, and the catalog that a client h
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Unpack
@@ -19,13 +21,15 @@ if TYPE_CHECKING:  # a program that changes no schema does without
 
 Arguments = Mapping[str, Any]
 _NAMES: Final = ("name", "partition", "pchannel")
+_REQUEST: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
 
 
 class Call(NamedTuple):
-    """What a call does, and whether it changes nothing, so that it may be repeated."""
+    """What a call does, and whether it may be repeated: it changes nothing, or has a name by which it is done once."""
 
     do: Callable[[Catalog, Arguments], dict[str, Any]]
     reads: bool = False
+    named: bool = False
 
 
 def _next_epoch(catalog: Catalog, given: Arguments) -> dict[str, Any]:
@@ -57,22 +61,24 @@ def _create(catalog: Catalog, given: Arguments) -> dict[str, Any]:
         partitions=list(given["partitions"]),
         exist_ok=bool(given.get("exist_ok", False)),
         restored=bool(given.get("restored", False)),
+        request=_request(given),
     )
     return made.to_json()
 
 
 def _drop(catalog: Catalog, given: Arguments) -> dict[str, Any]:
-    catalog.drop_collection(given["name"])
+    catalog.drop_collection(given["name"], request=_request(given))
     return {}
 
 
 def _create_partition(catalog: Catalog, given: Arguments) -> dict[str, Any]:
     restored = bool(given.get("restored", False))
-    return {"id": catalog.create_partition(given["name"], given["partition"], restored=restored)}
+    made = catalog.create_partition(given["name"], given["partition"], restored=restored, request=_request(given))
+    return {"id": made}
 
 
 def _drop_partition(catalog: Catalog, given: Arguments) -> dict[str, Any]:
-    catalog.drop_partition(given["name"], given["partition"])
+    catalog.drop_partition(given["name"], given["partition"], request=_request(given))
     return {}
 
 
@@ -86,7 +92,19 @@ def _add_field(catalog: Catalog, given: Arguments) -> dict[str, Any]:
 def _alter(catalog: Catalog, given: Arguments) -> dict[str, Any]:
     from millrace.message.schema_changes import from_json
 
-    return {"version": catalog.alter(given["name"], [from_json(each) for each in given["changes"]])}
+    changes = [from_json(each) for each in given["changes"]]
+    return {"version": catalog.alter(given["name"], changes, request=_request(given))}
+
+
+def _flush(catalog: Catalog, given: Arguments) -> dict[str, Any]:
+    return {"ticks": catalog.flush(given["name"], request=_request(given))}
+
+
+def _request(given: Arguments) -> str:
+    request = given.get("request", "")
+    if not isinstance(request, str) or not _REQUEST.fullmatch(request):
+        raise InvalidArgument("the 'request' of a call is its name: up to 64 letters, digits and '-'")
+    return request
 
 
 CALLS: Final = {
@@ -97,13 +115,13 @@ CALLS: Final = {
     "next_epoch": Call(_next_epoch),
     "ensure_pchannels": Call(_ensure_pchannels),
     "open_term": Call(_open_term),
-    "create_collection": Call(_create),
-    "drop_collection": Call(_drop),
-    "create_partition": Call(_create_partition),
-    "drop_partition": Call(_drop_partition),
+    "create_collection": Call(_create, named=True),
+    "drop_collection": Call(_drop, named=True),
+    "create_partition": Call(_create_partition, named=True),
+    "drop_partition": Call(_drop_partition, named=True),
     "add_field": Call(_add_field),
-    "alter": Call(_alter),
-    "flush": Call(lambda catalog, given: {"ticks": catalog.flush(given["name"])}),
+    "alter": Call(_alter, named=True),
+    "flush": Call(_flush, named=True),
 }
 """What may be called."""
 
@@ -185,28 +203,35 @@ class ServedCatalog:
             partitions=list(partitions),
             exist_ok=options.get("exist_ok", False),
             restored=options.get("restored", False),
+            request=options.get("request", ""),
         )
         return Collection.from_json(made)
 
-    def drop_collection(self, name: str) -> None:
-        self._call("drop_collection", name=name)
+    def drop_collection(self, name: str, *, request: str = "") -> None:
+        self._call("drop_collection", name=name, request=request)
 
-    def create_partition(self, name: str, partition: str, *, restored: bool = False) -> int:
-        return int(self._call("create_partition", name=name, partition=partition, restored=restored)["id"])
+    def create_partition(self, name: str, partition: str, *, restored: bool = False, request: str = "") -> int:
+        made = self._call("create_partition", name=name, partition=partition, restored=restored, request=request)
+        return int(made["id"])
 
-    def drop_partition(self, name: str, partition: str) -> None:
-        self._call("drop_partition", name=name, partition=partition)
+    def drop_partition(self, name: str, partition: str, *, request: str = "") -> None:
+        self._call("drop_partition", name=name, partition=partition, request=request)
 
-    def alter(self, name: str, changes: Sequence[Change]) -> int:
+    def alter(self, name: str, changes: Sequence[Change], *, request: str = "") -> int:
         from millrace.message.schema_changes import to_json
 
-        return int(self._call("alter", name=name, changes=[to_json(each) for each in changes])["version"])
+        said = [to_json(each) for each in changes]
+        return int(self._call("alter", name=name, changes=said, request=request)["version"])
 
-    def flush(self, name: str) -> dict[str, int]:
-        return {str(channel): int(tick) for channel, tick in self._call("flush", name=name)["ticks"].items()}
+    def flush(self, name: str, *, request: str = "") -> dict[str, int]:
+        ticks = self._call("flush", name=name, request=request)["ticks"]
+        return {str(channel): int(tick) for channel, tick in ticks.items()}
 
     def _call(self, name: str, /, **arguments: Any) -> dict[str, Any]:
-        return self._connection.catalog(name, arguments, repeat=CALLS[name].reads)
+        found = CALLS[name]
+        if found.named and not arguments["request"]:
+            arguments["request"] = uuid.uuid4().hex
+        return self._connection.catalog(name, arguments, repeat=found.reads or found.named)
 
 
 def _pchannels(answer: Mapping[str, Any]) -> list[PChannel]:

@@ -25,10 +25,16 @@ class CollectionOptions(TypedDict, total=False):
     may be others."""
     restored: bool
     """Its partitions may have names from before the rule."""
+    request: str
+    """See :class:`Broadcasts`."""
 
 
 class Broadcasts(Protocol):
-    """DDL: a message to every VChannel or PChannel that it concerns, done when all of them have it, across crashes."""
+    """DDL: a message to every VChannel or PChannel that it concerns, done when all of them have it, across crashes.
+
+    `request` is the caller's name for a change: one that is made again under its name, since its answer was lost, is made once, and
+    has the first one's result. "": nobody makes it again.
+    """
 
     def ensure_pchannels(self, count: int) -> list[PChannel]:
         """Make sure that the deployment has at least `count` PChannels, each with an open term."""
@@ -45,20 +51,20 @@ class Broadcasts(Protocol):
         that nothing new may have, and AppendRejected (LIMIT_EXCEEDED) where its PChannels have no room for it."""
         ...
 
-    def drop_collection(self, name: str) -> None: ...
+    def drop_collection(self, name: str, *, request: str = "") -> None: ...
 
-    def create_partition(self, name: str, partition: str, *, restored: bool = False) -> int:
+    def create_partition(self, name: str, partition: str, *, restored: bool = False, request: str = "") -> int:
         """Add a partition; its id. Raises AppendRejected (PARTITION_EXISTS), and InvalidArgument for a name that nothing new
         may have; with `restored` it may be one from before that rule."""
         ...
 
-    def drop_partition(self, name: str, partition: str) -> None: ...
+    def drop_partition(self, name: str, partition: str, *, request: str = "") -> None: ...
 
-    def alter(self, name: str, changes: Sequence[Change]) -> int:
+    def alter(self, name: str, changes: Sequence[Change], *, request: str = "") -> int:
         """Change the schema; the new version. Raises InvalidArgument for a change that cannot be."""
         ...
 
-    def flush(self, name: str) -> dict[str, int]:
+    def flush(self, name: str, *, request: str = "") -> dict[str, int]:
         """Seal and flush what grows in the collection; by VChannel the tick of its ManualFlush, 0 where nothing grew."""
         ...
 

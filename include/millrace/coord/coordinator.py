@@ -161,7 +161,10 @@ class Coordinator(Closing):
         partitions: Sequence[str] = ("_default",),
         exist_ok: bool = False,
         restored: bool = False,
+        request: str = "",
     ) -> Collection:
+        if (known := self._known(request, "create_collection", name)) is not None:
+            return self._store.collection_by_id(self._broadcaster.complete(known).collection_id)
         schema = schema.declared()
         if all(each.name != name for each in self._store.collections()):  # one from before the rule may be asked for
             check_name(name, "a collection")
@@ -184,12 +187,11 @@ class Coordinator(Closing):
             number = self._store.next_collection()
             ids = {partition: place for place, partition in enumerate(partitions, start=1)}
             names = tuple(f"{channels[place % len(channels)]}_{number}v{place}" for place in range(vchannels))
-            return draft(
-                "create_collection", Collection(number, name, "creating", names, (schema,), ids, len(ids) + 1), {}
-            )
+            new = Collection(number, name, "creating", names, (schema,), ids, len(ids) + 1)
+            return draft("create_collection", new, {}, request=request)
 
         try:
-            self._broadcaster.submit(plan)
+            self._broadcaster.submit(plan, request=request)
         except CollectionExists:
             if exist_ok and (there := self._standing(name, schema)):  # another was as quick
                 return there
@@ -224,10 +226,10 @@ class Coordinator(Closing):
                     reason=Reason.LIMIT_EXCEEDED,
                 )
 
-    def drop_collection(self, name: str) -> None:
-        self._broadcast(name, "drop_collection", lambda collection, there: {})
+    def drop_collection(self, name: str, *, request: str = "") -> None:
+        self._broadcast(name, "drop_collection", lambda collection, there: {}, request)
 
-    def create_partition(self, name: str, partition: str, *, restored: bool = False) -> int:
+    def create_partition(self, name: str, partition: str, *, restored: bool = False, request: str = "") -> int:
         """Add a partition; its id. Raises AppendRejected (PARTITION_EXISTS), and InvalidArgument for a name that nothing new
         may have; with `restored` it may be one from before that rule."""
         if not restored:
@@ -240,17 +242,17 @@ class Coordinator(Closing):
             ids = (number for each in known for number, held_name in each.items() if held_name == partition)
             return {"name": partition, "id": next(ids, None) or self._store.take_partition_id(collection.id)}
 
-        return int(self._broadcast(name, "create_partition", plan).change["id"])
+        return int(self._broadcast(name, "create_partition", plan, request).change["id"])
 
-    def drop_partition(self, name: str, partition: str) -> None:
+    def drop_partition(self, name: str, partition: str, *, request: str = "") -> None:
         def plan(collection: Collection, there: Held) -> dict[str, Any]:
             if partition not in collection.partitions:
                 raise AppendRejected(f"{name!r} has no partition {partition!r}", reason=Reason.PARTITION_NOT_FOUND)
             return {"id": collection.partitions[partition]}
 
-        self._broadcast(name, "drop_partition", plan)
+        self._broadcast(name, "drop_partition", plan, request)
 
-    def alter(self, name: str, changes: Sequence[Change]) -> int:
+    def alter(self, name: str, changes: Sequence[Change], *, request: str = "") -> int:
         """Change the schema; the new version. Raises InvalidArgument for a change that cannot be."""
         if not changes:
             raise InvalidArgument("give at least one change of the schema")
@@ -260,11 +262,11 @@ class Coordinator(Closing):
             said = [to_json(each) for each in changes]
             return {"changes": said, "schema": changed.to_json(), "version": collection.schema_version + 1}
 
-        return int(self._broadcast(name, "schema_change", plan).change["version"])
+        return int(self._broadcast(name, "schema_change", plan, request).change["version"])
 
-    def flush(self, name: str) -> dict[str, int]:
+    def flush(self, name: str, *, request: str = "") -> dict[str, int]:
         """Seal and flush what grows in the collection; by VChannel the tick of its ManualFlush, 0 where nothing grew."""
-        return self._broadcast(name, "manual_flush", lambda collection, there: {}).ticks
+        return self._broadcast(name, "manual_flush", lambda collection, there: {}, request).ticks
 
     # -- broadcasts ---------------------------------------------------------------------------------------------------
 
@@ -295,14 +297,24 @@ class Coordinator(Closing):
         self._broadcaster.clear(keys_of(self._store.collection(name).id))
         return self._store.collection(name)
 
-    def _broadcast(self, name: str, kind: DdlKind, plan: Plan) -> Task:
+    def _broadcast(self, name: str, kind: DdlKind, plan: Plan, request: str) -> Task:
         """Plan a change of the collection as it is now, and broadcast it.
 
         Nothing is kept before the plan stands: its messages can be made, and every VChannel can take them (CatalogDiverged).
         """
-        return self._broadcaster.submit(lambda: self._plan(name, kind, plan))
+        self._known(request, kind, name)
+        return self._broadcaster.submit(lambda: self._plan(name, kind, plan, request), request=request)
 
-    def _plan(self, name: str, kind: DdlKind, plan: Plan) -> Draft:
+    def _known(self, request: str, kind: DdlKind, name: str) -> Task | None:
+        """The broadcast that is kept under a request's name. Raises InvalidArgument where it is another change's."""
+        task = self._store.broadcasts.requested(request) if request else None
+        if task is None or (task.kind == kind and self._store.collection_by_id(task.collection_id).name == name):
+            return task
+        raise InvalidArgument(
+            f"the request {request!r} was another change's than {kind} of {name!r}: give each its own name"
+        )
+
+    def _plan(self, name: str, kind: DdlKind, plan: Plan, request: str) -> Draft:
         """Raises Overtaken where other DDL was on its way to the VChannels as they were looked at."""
         collection = self._settled(name)
         there = held(collection, self._append.definitions)
@@ -325,4 +337,4 @@ class Coordinator(Closing):
             raise Overtaken
         if strange:
             raise diverged or CatalogDiverged(strange[0])
-        return draft(kind, collection, change)
+        return draft(kind, collection, change, request=request)

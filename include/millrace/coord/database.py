@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from millrace.base.closing import Closing
+from millrace.base.errors import CatalogBusy
 from millrace.catalog.records import look
 
 BUSY_SECONDS: Final = 30.0
 """How long a writer waits for another process's transaction."""
+_HELD: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _SCHEMA: Final = """
 create table if not exists pchannel (name text primary key, term integer not null, opened integer not null);
@@ -49,17 +51,39 @@ _TABLE: Final = re.compile(r"create table if not exists (\w+) ([^;]+);")
 class Database(Closing):
     """One connection to the file. Thread-safe: one caller at a time."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, busy_seconds: float = BUSY_SECONDS) -> None:
+        """`busy_seconds`: how long another process's transaction is waited for. Raises CatalogBusy where it lasts longer, here as in
+        each call below: nothing was done."""
         if isinstance(path, Path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        self._open(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False))
-        self._db.execute("pragma journal_mode=wal")
-        self._db.execute("pragma synchronous=full")
-        self._db.executescript(_SCHEMA)
+        self._open(sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False))
+        try:
+            with self._typed():
+                self._db.execute("pragma journal_mode=wal")
+                self._db.execute("pragma synchronous=full")
+                self._db.executescript(_SCHEMA)
+        except BaseException:
+            self._db.close()
+            raise
 
     def _open(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._lock = threading.RLock()
+
+    @contextmanager
+    def _typed(self) -> Iterator[None]:
+        """One caller at a time inside; what another process keeps from it is an error that says so."""
+        with self._lock:
+            try:
+                yield
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in _HELD:
+                    raise
+                raise CatalogBusy(
+                    f"another process holds the catalog's file, coord/coord.db, and did not let go of it in time ({error}): nothing was"
+                    " done. Call it again; where it stays so, a process that has the file open is suspended, or copies it: let it go"
+                    " on, or end it (`fuser coord/coord.db` names it)"
+                ) from error
 
     @classmethod
     def to_look(cls, data_dir: Path) -> Self | None:
@@ -85,16 +109,18 @@ class Database(Closing):
             if self._db.in_transaction:
                 yield
                 return
-            self._db.execute("begin immediate")
+            with self._typed():
+                self._db.execute("begin immediate")
             try:
                 yield
+                with self._typed():
+                    self._db.execute("commit")
             except BaseException:
-                self._db.execute("rollback")
+                self._db.rollback()  # where the commit itself failed there may be nothing left to roll back
                 raise
-            self._db.execute("commit")
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._lock:
+        with self._typed():
             return self._db.execute(statement, values).fetchall()
 
     def row(self, statement: str, values: Sequence[Any] = ()) -> Any:
@@ -103,10 +129,10 @@ class Database(Closing):
 
     def many(self, statement: str, values: Sequence[Sequence[Any]]) -> None:
         """A statement for each of several rows of values."""
-        with self._lock:
+        with self._typed():
             self._db.executemany(statement, values)
 
     def whole(self, call: Callable[[sqlite3.Connection], _T]) -> _T:
         """Call `call` with the connection, and nobody else's statement in between."""
-        with self._lock:
+        with self._typed():
             return call(self._db)

@@ -170,3 +170,28 @@ def test_a_broadcast_goes_to_different_vchannels(ledger: Kept, targets: Targets,
     with pytest.raises(InvalidArgument):
         made(ledger, targets).submit(lambda: Draft("ddl", 1, {}, names, keys_of(1)))
     assert ledger.open() == []
+
+
+@pytest.mark.parametrize("became", ["done", "abandoned"])
+def test_what_another_one_closed_and_was_collected_since_is_not_said_to_be_done(targets: Targets, became: str) -> None:
+    with Database(":memory:") as database:
+        ledger = Kept(database, kept=1)
+        one, other = made(ledger, targets), made(ledger, targets)
+        overtaken: list[str] = []
+
+        def seam(place: str) -> None:
+            if place != "ddl.acknowledged" or overtaken:
+                return
+            overtaken.append(place)
+            (task,) = ledger.open()
+            if became == "abandoned":
+                ledger.abandon(task.id, "a target refused it", lambda task: None)
+            else:
+                ledger.finish(task.id, lambda task: None)
+            other.submit(lambda: drafted(2))
+
+        one._seam = seam
+        with pytest.raises(DeadlineExceeded, match="look whether its effect"):
+            one.submit(drafted)
+        assert overtaken
+        assert ledger.open() == []

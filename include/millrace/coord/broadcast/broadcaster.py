@@ -122,7 +122,7 @@ class Broadcaster:
 
     def complete(self, task: Task) -> Task:
         """Send what waits, and close the task; as it is then. Raises what a target refuses it for (it is abandoned then, by this
-        broadcaster or by another one), or what to wait for."""
+        broadcaster or by another one), or what to wait for; DeadlineExceeded where another one closed it, and it was collected since."""
         if not task.open:
             return self._closed(task)
         self._seam("ddl.kept")
@@ -132,7 +132,12 @@ class Broadcaster:
             done = self._ledger.finish(task.id, self._kinds[task.kind].acked)
         except MillraceError as error:
             done = self._failed(task, error)
-        return task if done is None else self._closed(done)  # None: done so long ago that it was collected
+        if done is None:
+            raise DeadlineExceeded(
+                f"{task.kind} was closed by another, so long ago that what became of it is kept no more: look whether its effect"
+                " is there, and call it again where it is not"
+            )
+        return self._closed(done)
 
     def _closed(self, task: Task) -> Task:
         if task.state is TaskState.ABANDONED:
