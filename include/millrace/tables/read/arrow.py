@@ -39,6 +39,9 @@ SORT_BYTES: Final = 1 << 30
 
 _PLACE: Final = ("_partition_id", "_time_tick", "_write_tick")
 
+_SPREAD: Final = 4
+"""Up to so many times as many numbers as keys, whole-number keys need no hash table."""
+
 Int64s = npt.NDArray[np.int64]
 
 
@@ -223,9 +226,10 @@ class _Look:
         keys = key_schema(plan.schema)
         mine = [each for each in self._conjuncts if columns(each) <= set(keys.names)]
         where = coarse(All(tuple(mine)), keys) if mine else None
-        found = [*_table_rows(plan.deletes, schema, plan.tick, None, where=where, conjuncts=mine)]
+        wanted = [*keys.names, *_PLACE]
+        found = [*_table_rows(plan.deletes, schema, plan.tick, None, columns=wanted, where=where, conjuncts=mine)]
         if plan.has_tail_deletes():
-            found += plan.tail_rows(deletes=True)
+            found += [piece.select(wanted) for piece in plan.tail_rows(deletes=True)]
         return to_fields(pa.concat_tables(found), plan.schema, self._keys)
 
 
@@ -325,11 +329,9 @@ def _hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:
 
 def deleted(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Which of `rows` any of `deletes` hits, by the fields `key`: shape ``(rows,)``."""
-    row_keys, delete_keys = key_column(rows, key), key_column(deletes, key)
-    keys = pc.unique(delete_keys)
-    place = pc.index_in(row_keys, keys).to_numpy()  # NaN where no delete has the key
+    place, delete_key, span = _numbered(key_column(rows, key), key_column(deletes, key))
     result = np.zeros(rows.num_rows, dtype=bool)
-    hit = np.flatnonzero(~np.isnan(place)) if place.dtype.kind == "f" else np.arange(rows.num_rows)
+    hit = np.flatnonzero(place >= 0)
     if len(hit) == 0:
         return result
     some = len(hit) < rows.num_rows
@@ -337,30 +339,46 @@ def deleted(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.NDArra
     def of_rows(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return values[hit] if some else values
 
-    row_key = of_rows(place).astype(np.int64)
-    delete_key: Int64s = pc.index_in(delete_keys, keys).to_numpy().astype(np.int64)
+    row_key = of_rows(place)
     d_partition, d_time, d_write = (deletes[name].to_numpy() for name in _PLACE)
     r_partition, r_time, r_write = (of_rows(rows[name].to_numpy()) for name in _PLACE)
     # Of each (key, partition) the last delete hits whatever any of them hits.
     order = _in_order(d_time, d_write)
-    if order is not None:
-        delete_key, d_partition, d_time, d_write = (each[order] for each in (delete_key, d_partition, d_time, d_write))
-    last = np.full(len(keys), -1, dtype=np.int64)
+    order = np.arange(len(delete_key)) if order is None else order
+    last = np.full(span, -1, dtype=np.int64)
     struck = np.zeros(len(hit), dtype=bool)
     groups = _by_value(r_partition)
-    for number, mine in _by_value(d_partition).items():
+    alone = bool((d_partition == d_partition[0]).all())
+    for number, mine in _by_value(d_partition[:1] if alone else d_partition[order]).items():
         among = slice(None) if number == 0 else groups.get(number)
         if among is None:
             continue
-        theirs = delete_key[mine]
-        last[theirs] = np.arange(len(delete_key))[mine]  # of a key that is there more than once, the last
+        places = order[mine]
+        theirs = delete_key[places]
+        last[theirs] = places  # of a key that is there more than once, the last
         found = last[row_key[among]]
         time, written = d_time[found], r_time[among]
-        later = (time > written) | ((time == written) & (d_write[found] > r_write[among]))
+        later = time > written
+        if (same := time == written).any():
+            later |= same & (d_write[found] > r_write[among])
         struck[among] |= (found >= 0) & later
         last[theirs] = -1
     result[hit] = struck
     return result
+
+
+def _numbered(row_keys: Any, delete_keys: Any) -> tuple[Int64s, Int64s, int]:
+    """A number for each key: those of the rows (-1 where no delete has it), those of the deletes, and how many there are at most."""
+    if pa.types.is_int64(delete_keys.type) and len(delete_keys):
+        theirs = delete_keys.to_numpy()
+        low, high = int(theirs.min()), int(theirs.max())
+        if high - low < _SPREAD * (len(row_keys) + len(theirs)):  # numbers that lie together are their own places
+            mine = row_keys.to_numpy()
+            inside = (mine >= low) & (mine <= high)
+            return (mine - low if inside.all() else np.where(inside, mine - low, -1)), theirs - low, high - low + 1
+    keys = pc.unique(delete_keys)
+    place, number = pc.index_in(row_keys, keys), pc.index_in(delete_keys, keys)
+    return pc.fill_null(place, -1).to_numpy().astype(np.int64), number.to_numpy().astype(np.int64), len(keys)
 
 
 def _in_order(times: Int64s, writes: Int64s) -> Int64s | None:
