@@ -70,7 +70,7 @@ class Flights:
             given = value if isinstance(value, bytes) or value is None else json.dumps(value).encode()
             self.producer.produce(self.id, given, key, on_delivery=told)
             self.producer.poll(0)
-        assert self.producer.flush(60) == 0
+        assert self.producer.flush(180) == 0  # a broker that was killed comes back late on a busy machine
 
     def index(self) -> dict[str, dict[str, Any]]:
         """Documents by id, each with its version."""

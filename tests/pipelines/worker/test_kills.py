@@ -142,7 +142,7 @@ def servers(tmp_path: Path) -> Iterator[tuple[KafkaBroker, OpenSearchServer]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whoever_is_killed_whenever(tmp_path: Path, servers: tuple[KafkaBroker, OpenSearchServer], seed: int) -> None:
     dice = random.Random(seed)
@@ -173,7 +173,7 @@ def test_whoever_is_killed_whenever(tmp_path: Path, servers: tuple[KafkaBroker, 
                 time.sleep(dice.uniform(0.0, 1.0))
                 server.start()
         worker.kill()
-        worker.to_the_end(120)
+        worker.to_the_end(300)
     finally:
         worker.kill()
         watcher.end.set()
