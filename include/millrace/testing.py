@@ -26,6 +26,7 @@ from millrace.base.errors import DeadlineExceeded, MillraceError
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.database import Database
+from millrace.message.ids import LogId
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.runtime import arrow_start as arrow_start
@@ -77,12 +78,20 @@ class Deployment(Database):
         flush(self.settings)
 
     def _keep_up(self) -> None:
+        taken: dict[str, LogId] = {}
         while not self._ended.wait(_POLL):
             with self._turn:
                 try:
-                    self._take()
+                    ends = self._ends()
+                    if ends != taken:  # a look at the tables costs ten times what one at the log's ends does
+                        self._take()
+                        taken = ends
                 except MillraceError as error:
                     self.failures = [*self.failures, error][-_MOST_FAILURES:]
+
+    def _ends(self) -> dict[str, LogId]:
+        log = self.client.log
+        return {name: log.open(name).end() for name in log.names()}
 
 
 @contextmanager

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,7 +26,7 @@ from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.spark_predicate import spark_predicate
-from millrace.testing import deployment
+from millrace.testing import Deployment, deployment
 from tests.tables.read_model import do
 from tests.tables.test_every_type import rows as every_rows
 from tests.tables.test_every_type import schema as every_schema
@@ -73,13 +75,12 @@ def test_spark_reads_at_every_stage_what_arrow_reads(
     ticks = sorted(m["time_tick"] for m in maker.accepted["p0"])
     last = min(maker.last_tick(name) for name in maker.pchannels)
     middle = ticks[len(ticks) * 2 // 3]
-    for up_to in (0, middle) if local else (middle,):
+    for up_to, at in ((0, middle), (middle, last)) if local else ((middle, last),):
         flush(settings, up_to_tick=up_to)
-        for at in (middle, last) if local else (last,):
-            wanted = read_arrow(settings, 1, at=at, with_ticks=True)
-            found = reader.read(spark, settings, 1, at=at, with_ticks=True)
-            assert found.columns == wanted.column_names
-            assert Counter(map(tuple, found.collect())) == Counter(tuple(row.values()) for row in wanted.to_pylist())
+        wanted = read_arrow(settings, 1, at=at, with_ticks=True)
+        found = reader.read(spark, settings, 1, at=at, with_ticks=True)
+        assert found.columns == wanted.column_names
+        assert Counter(map(tuple, found.collect())) == Counter(tuple(row.values()) for row in wanted.to_pylist())
 
 
 def _with_rows(settings: Settings) -> Collection:
@@ -103,7 +104,7 @@ def test_what_was_read_stays_what_it_was(spark: SparkSession, settings: Settings
     maker.commit()
     flush(settings)
     assert (frame.count(), before > 0) == (before, True)
-    assert reader.read(spark, settings, 1).count() > before
+    assert read_arrow(settings, 1).num_rows > before
 
 
 def test_columns_that_place_a_row_are_scanned_only_where_a_row_may_be_hidden(
@@ -161,25 +162,29 @@ def test_times_and_dates_come_through_tasks_as_they_were_written(
     assert found.to_pylist() == rows.to_pylist() == read_arrow(settings, made.id).sort_by("id").to_pylist()
 
 
-def test_spark_reads_every_type_as_it_was_written(spark: SparkSession) -> None:
-    with deployment() as db:
-        every = db.create_collection("every", every_schema())
-        every.insert(every_rows().slice(0, 2))
-        db.settle()
-        flushed = [row.asDict(recursive=True) for row in face.read(spark, "every", settings=db.settings).collect()]
-        here = every.read().to_pylist()
-        every.insert(every_rows().slice(2))
-        catch_up(db.settings, db.client.log)
-        tailed = face.read(spark, "every", settings=db.settings).count()
-    assert tailed == 3
-    by_key = [sorted(rows, key=lambda row: row["id"]) for rows in (flushed, here)]
+@pytest.fixture(scope="module")
+def db() -> Iterator[Deployment]:
+    """One for the module: a test takes collections of its own."""
+    with deployment() as made:
+        yield made
+
+
+def test_spark_reads_every_type_as_it_was_written(spark: SparkSession, db: Deployment) -> None:
+    every = db.create_collection("every", every_schema())
+    every.insert(every_rows().slice(0, 2))
+    db.settle()
+    every.insert(every_rows().slice(2))
+    catch_up(db.settings, db.client.log)
+    found = [row.asDict(recursive=True) for row in face.read(spark, "every", settings=db.settings).collect()]
+    by_key = [sorted(rows, key=lambda row: row["id"]) for rows in (found, every.read().to_pylist())]
+    assert len(found) == 3
     for spark_row, row in zip(*by_key, strict=True):
         for name, value in row.items():
             # Spark's rows have maps as dicts, and moments in the session's zone without one.
             assert plain(spark_row[name]) == plain(value), name
 
 
-def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession) -> None:
+def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession, db: Deployment) -> None:
     first = {"id": "int64", "n": "int32", "gone": "string?", "f": "float32?", "day": "date?", "wall": "date?"}
     first |= {
         "d": "decimal(6,2)?",
@@ -195,113 +200,110 @@ def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession) -> None:
         "many": "list<struct<x: int8, y: string>>",
         "by": "map<string, float64>",
     }
-    with deployment() as db:
-        made = db.create_collection("changed", first, key="id")
-        then = made.insert([{"id": 1, **row}, {"id": 2, "n": 2}]).last_tick
-        older = OfUsers(db, made.definition)
+    made = db.create_collection("changed", first, key="id")
+    then = made.insert([{"id": 1, **row}, {"id": 2, "n": 2}]).last_tick
+    older = OfUsers(db, made.definition)
+    db.settle()
+    made.alter(
+        drop="gone",
+        rename={"id": "key", "n": "count"},
+        widen=wide,
+        relax="count",
+        add={"gone": "int64"},
+        order="count",
+    )
+    made.insert([{"key": 3, "count": 1 << 40, "at": {"y": "a"}, "gone": 3}, {"key": 4}])
+    made.alter(drop="at.y", rename={"at.x": "w", "many.y": "z", "at": "place"})
+    made.alter(add={"place.y": "bool"})
+    made.insert([{"key": 6, "place": {"w": 6, "y": True}, "many": [{"z": "b"}]}])
+    older.insert([{"id": 5, **row}])
+    made.delete([2])
+    for _ in range(2):  # from the tail, and from the tables
+        catch_up(db.settings, db.client.log)
+        found = face.read(spark, "changed", settings=db.settings)
+        wanted = made.read().sort_by("key")
+        assert found.columns == wanted.column_names
+        rows = sorted((each.asDict(recursive=True) for each in found.collect()), key=itemgetter("key"))
+        assert [{name: plain(each[name]) for name in each} for each in rows] == [
+            {name: plain(each[name]) for name in each} for each in wanted.to_pylist()
+        ]
         db.settle()
-        made.alter(
-            drop="gone",
-            rename={"id": "key", "n": "count"},
-            widen=wide,
-            relax="count",
-            add={"gone": "int64"},
-            order="count",
-        )
-        made.insert([{"key": 3, "count": 1 << 40, "at": {"y": "a"}, "gone": 3}, {"key": 4}])
-        made.alter(drop="at.y", rename={"at.x": "w", "many.y": "z", "at": "place"})
-        made.alter(add={"place.y": "bool"})
-        made.insert([{"key": 6, "place": {"w": 6, "y": True}, "many": [{"z": "b"}]}])
-        older.insert([{"id": 5, **row}])
-        made.delete([2])
-        for _ in range(2):  # from the tail, and from the tables
-            catch_up(db.settings, db.client.log)
-            found = face.read(spark, "changed", settings=db.settings)
-            wanted = made.read().sort_by("key")
-            assert found.columns == wanted.column_names
-            rows = [each.asDict(recursive=True) for each in found.orderBy("key").collect()]
-            assert [{name: plain(each[name]) for name in each} for each in rows] == [
-                {name: plain(each[name]) for name in each} for each in wanted.to_pylist()
-            ]
-            db.settle()
-        before = face.read(spark, "changed", settings=db.settings, at=then).orderBy("id").collect()
-        assert [(each["id"], each["n"], each["gone"]) for each in before] == [(1, 1, "x"), (2, 2, None)]
+    before = face.read(spark, "changed", settings=db.settings, at=then).collect()
+    assert [(each["id"], each["n"], each["gone"]) for each in sorted(before)] == [(1, 1, "x"), (2, 2, None)]
 
 
-def test_spark_leaves_out_what_was_deleted_by_a_key_of_several_fields(spark: SparkSession) -> None:
+def test_spark_leaves_out_what_was_deleted_by_a_key_of_several_fields(spark: SparkSession, db: Deployment) -> None:
     days = [date(2026, 11, 23), date(2026, 11, 24)]
-    with deployment() as db:
-        quotes = db.create_collection(
-            "quotes",
-            {"close": "decimal(10,2)", "day": "date", "symbol": "string"},
-            key=("symbol", "day"),
-            on_duplicate="replace",
-            vchannels=2,
-        )
-        quotes.insert([{"symbol": name, "day": day, "close": Decimal(1)} for name in "ABC" for day in days])
+    quotes = db.create_collection(
+        "quotes",
+        {"close": "decimal(10,2)", "day": "date", "symbol": "string"},
+        key=("symbol", "day"),
+        on_duplicate="replace",
+        vchannels=2,
+    )
+    quotes.insert([{"symbol": name, "day": day, "close": Decimal(1)} for name in "ABC" for day in days])
+    db.settle()
+    quotes.insert([{"symbol": "A", "day": days[0], "close": Decimal(2)}])
+    quotes.alter(rename={"symbol": "ticker"})
+    quotes.delete([("B", days[1]), ("C", days[0])])
+    wanted = {("A", days[0], 2), ("A", days[1], 1), ("B", days[0], 1), ("C", days[1], 1)}
+    for _ in range(2):  # from the tail, and from the tables
+        catch_up(db.settings, db.client.log)
+        frame = face.read(spark, "quotes", settings=db.settings)
+        assert {(row.ticker, row.day, row.close) for row in frame.collect()} == wanted
         db.settle()
-        quotes.insert([{"symbol": "A", "day": days[0], "close": Decimal(2)}])
-        quotes.alter(rename={"symbol": "ticker"})
-        quotes.delete([("B", days[1]), ("C", days[0])])
-        wanted = {("A", days[0], 2), ("A", days[1], 1), ("B", days[0], 1), ("C", days[1], 1)}
-        for _ in range(2):  # from the tail, and from the tables
-            catch_up(db.settings, db.client.log)
-            frame = face.read(spark, "quotes", settings=db.settings)
-            assert {(row.ticker, row.day, row.close) for row in frame.collect()} == wanted
-            db.settle()
 
 
-def test_spark_selects_as_every_read_does_and_has_views_and_changes(spark: SparkSession) -> None:
+def test_spark_selects_as_every_read_does_and_has_views_and_changes(spark: SparkSession, db: Deployment) -> None:
     fields = {"id": "int64", "x": "float64?", "day": "date?", "name": "string?", "n": "int32?", "at": "timestamp?"}
     fields |= {"wall": "timestamp_ntz?", "place": "struct<zip: int64>?", "d": "decimal(6,2)?"}
     moment = datetime(2026, 1, 1, 12, 0, 0, 1, tzinfo=UTC)
     row = {"day": date(2026, 1, 2), "name": "a_b", "n": 3, "at": moment, "wall": moment.replace(tzinfo=None)}
     row |= {"place": {"zip": 7}, "d": Decimal("1.25")}
-    with deployment() as db:
-        made = db.create_collection("mixed", fields, key="id", vchannels=2)
-        numbers = [None, 0.5, float("nan"), 7.0]
-        first = made.insert([{"id": id, "x": x, **row} for id, x in enumerate(numbers)]).last_tick
-        made.insert([{"id": 9}])
-        db.settle()
-        made.delete([1])
-        made.alter(rename={"n": "count"}, widen={"count": "int64"})
-        made.insert([{"id": 10, "x": 8.0, "count": 1 << 40}])
-        db.settle()
-        wheres = (
-            "x > 5", "not (x > 5)", "x != 7", "not (x != 7)", "x = x or id = 9", "x in (7, 8)", "not (x <= 7.0)", "name like 'a\\_%'",
-            "day = '2026-01-02' and id >= 2", "at <= '2026-01-01T12:00:00.000001Z'", "wall > '2026-01-01 12:00:00'", "d > 1.2 and d < 2",
-            "place.zip = 7 and id in (0, 1, 9)", "count > 1000000 or count is null", "id > 1.5 and count < 4", "d = 1.25 or not (5 < x)",
-        )  # fmt: skip
-        frame = face.read(spark, "mixed", settings=db.settings)
-        truths = [spark_predicate(condition(each), made.schema.arrow()).alias(str(n)) for n, each in enumerate(wheres)]
-        found = frame.select("id", *truths).collect()
-        for number, where in enumerate(wheres):
-            hit = sorted(each["id"] for each in found if each[str(number)])
-            assert hit == sorted(made.read(where=where, columns="id")["id"].to_pylist()), where
-        pushed = face.read(spark, "mixed", where="x > 5 and id > 3", columns="id", settings=db.settings)
-        plan = pushed._jdf.queryExecution().executedPlan().toString()
-        assert re.search(r"Filter \(.*x#\d+ > 5\.0.*\n.*FileScan parquet \[id#\d+L,x#\d+,_part", plan), (
-            plan
-        )  # past the deletes
-        assert "PushedFilters: [GreaterThan(id,3)]" in plan, plan  # of the deletes, too
-        assert [tuple(each) for each in pushed.collect()] == [(10,)]
-        with pytest.raises(InvalidArgument, match="no column 'nowhere'"):
-            face.read(spark, "mixed", where="nowhere = 1", settings=db.settings)
-        copy = db.create_collection("copy", made.schema, vchannels=1)
-        assert copy.insert(face.read(spark, "mixed", settings=db.settings).repartition(2)).rows == 5
-        copy.upsert(face.read(spark, "mixed", where="id = 10", settings=db.settings), evolve=True)
-        catch_up(db.settings, db.client.log)
-        assert repr(copy.read(order_by="id").to_pylist()) == repr(made.read(order_by="id").to_pylist())
-        tick = face.register(spark, ["mixed"], settings=db.settings)
-        made.insert([{"id": 11}])
-        catch_up(db.settings, db.client.log)
-        assert spark.sql("select count(*) from mixed").collect()[0][0] == made.count(at=tick) == 5
-        wanted = made.changes_between(first).read_all()
-        found = face.changes_between(spark, "mixed", first, settings=db.settings).toArrow()
-        names = [name for name in wanted.column_names if name not in ("at", "wall", "_change")]
-        by_place = [("_vchannel", "ascending"), ("_time_tick", "ascending"), ("_write_tick", "ascending")]
-        assert found.select(names).sort_by(by_place).to_pylist() == wanted.select(names).sort_by(by_place).to_pylist()
-        assert Counter(found["_change"].to_pylist()) == {"insert": 3, "delete": 1}
+    made = db.create_collection("mixed", fields, key="id", vchannels=2)
+    numbers = [None, 0.5, float("nan"), 7.0]
+    first = made.insert([{"id": id, "x": x, **row} for id, x in enumerate(numbers)]).last_tick
+    made.insert([{"id": 9}])
+    db.settle()
+    made.delete([1])
+    made.alter(rename={"n": "count"}, widen={"count": "int64"})
+    made.insert([{"id": 10, "x": 8.0, "count": 1 << 40}])
+    db.settle()
+    wheres = (
+        "x > 5", "not (x > 5)", "x != 7", "not (x != 7)", "x = x or id = 9", "x in (7, 8)", "not (x <= 7.0)", "name like 'a\\_%'",
+        "day = '2026-01-02' and id >= 2", "at <= '2026-01-01T12:00:00.000001Z'", "wall > '2026-01-01 12:00:00'", "d > 1.2 and d < 2",
+        "place.zip = 7 and id in (0, 1, 9)", "count > 1000000 or count is null", "id > 1.5 and count < 4", "d = 1.25 or not (5 < x)",
+    )  # fmt: skip
+    frame = face.read(spark, "mixed", settings=db.settings)
+    truths = [spark_predicate(condition(each), made.schema.arrow()).alias(str(n)) for n, each in enumerate(wheres)]
+    found = frame.select("id", *truths).collect()
+    for number, where in enumerate(wheres):
+        hit = sorted(each["id"] for each in found if each[str(number)])
+        assert hit == sorted(made.read(where=where, columns="id")["id"].to_pylist()), where
+    pushed = face.read(spark, "mixed", where="x > 5 and id > 3", columns="id", settings=db.settings)
+    plan = pushed._jdf.queryExecution().executedPlan().toString()
+    assert re.search(r"Filter \(.*x#\d+ > 5\.0.*\n.*FileScan parquet \[id#\d+L,x#\d+,_part", plan), (
+        plan
+    )  # past the deletes
+    assert "PushedFilters: [GreaterThan(id,3)]" in plan, plan  # of the deletes, too
+    assert [tuple(each) for each in pushed.collect()] == [(10,)]
+    with pytest.raises(InvalidArgument, match="no column 'nowhere'"):
+        face.read(spark, "mixed", where="nowhere = 1", settings=db.settings)
+    copy = db.create_collection("copy", made.schema, vchannels=1)
+    assert copy.insert(face.read(spark, "mixed", settings=db.settings).repartition(2)).rows == 5
+    copy.upsert(face.read(spark, "mixed", where="id = 10", settings=db.settings), evolve=True)
+    catch_up(db.settings, db.client.log)
+    assert repr(copy.read(order_by="id").to_pylist()) == repr(made.read(order_by="id").to_pylist())
+    tick = face.register(spark, ["mixed"], settings=db.settings)
+    made.insert([{"id": 11}])
+    catch_up(db.settings, db.client.log)
+    assert spark.sql("select count(*) from mixed").collect()[0][0] == made.count(at=tick) == 5
+    wanted = made.changes_between(first).read_all()
+    found = face.changes_between(spark, "mixed", first, settings=db.settings).toArrow()
+    names = [name for name in wanted.column_names if name not in ("at", "wall", "_change")]
+    by_place = [("_vchannel", "ascending"), ("_time_tick", "ascending"), ("_write_tick", "ascending")]
+    assert found.select(names).sort_by(by_place).to_pylist() == wanted.select(names).sort_by(by_place).to_pylist()
+    assert Counter(found["_change"].to_pylist()) == {"insert": 3, "delete": 1}
 
 
 def plain(value: object) -> object:
