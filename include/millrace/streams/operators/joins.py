@@ -140,17 +140,40 @@ class Distinct(Ordered):
         count = known.num_rows
         # Those given before come first, whatever their times' ties.
         order = order_rows(ready, codes[count:], (Order(self.time),), ties=True) + count
-        last: dict[int, int] = dict(zip(codes[:count].tolist(), range(count), strict=True))
-        given = []
+        rows = np.concatenate([np.arange(count), order])
+        rows = rows[np.argsort(codes[rows], kind="stable")]
         within = None if self.within is None else units(self.within)
-        for place, code, time in zip(order.tolist(), codes[order].tolist(), times[order].tolist(), strict=True):
-            before = last.get(code)
-            if before is None or (within is not None and time - times[before] > within):
-                last[code] = place
-                given.append(place)
-        kept = np.sort(np.fromiter(last.values(), dtype=np.int64, count=len(last)))
+        begins = np.append(True, codes[rows][1:] != codes[rows][:-1])
+        given = begins if within is None else _reached(begins, _behind(codes[rows], times[rows], within))
+        ends = np.flatnonzero(np.append(begins[1:], True))
+        last = np.maximum.accumulate(np.where(given, np.arange(len(rows)), 0))[ends]
+        kept = np.sort(rows[last])
+        output = ready.take(pa.array(rows[given & (rows >= count)] - count))
         before = len(kept)
         if within is not None and watermark != END:
             kept = kept[times[kept] >= watermark - within]
-        output = ready.take(pa.array(np.array(given, dtype=np.int64) - count))
         return output, {"given": keys.take(pa.array(kept))}, before - len(kept)
+
+
+def _behind(codes: Any, times: Any, within: int) -> Any:
+    """Of each row, sorted by key and time, the first of its key that is more than `within` later; their number where there is none."""
+    count = len(codes)
+    moments, ranks = np.unique(times, return_inverse=True)
+    beyond = np.searchsorted(moments, np.minimum(times, END - within) + within, side="right")
+    key = np.cumsum(np.append(True, codes[1:] != codes[:-1])) * (len(moments) + 1)
+    found = np.searchsorted(key + ranks.reshape(-1), key + beyond)
+    return np.where(codes[np.minimum(found, count - 1)] == codes, found, count)
+
+
+def _reached(begins: Any, following: Any) -> Any:
+    """Which places are come to from `begins` by going from a place to its following one (their number: the end), in as many passes as the
+    longest way has binary digits."""
+    count = len(begins)
+    reached, following = np.append(begins, False), np.append(following, count)  # the end follows itself
+    for _ in range(count.bit_length()):
+        targets = following[reached]
+        if (targets == count).all():
+            break
+        reached[targets] = True
+        following = following[following]
+    return reached[:count]
