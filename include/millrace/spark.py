@@ -91,6 +91,7 @@ def changes_between(
     after: Moment | None = None,
     until: Moment | None = None,
     *,
+    channels: Sequence[str] = (),
     columns: Sequence[str] = (),
     kinds: Kinds = "all",
     deadline: float | None = None,
@@ -99,11 +100,19 @@ def changes_between(
 ) -> DataFrame:
     """The changes of a collection behind `after` (default: from its beginning) up to `until` (default: now), in its newest schema,
     as :meth:`millrace.Collection.changes_between` gives them, or only `columns` of them; tasks read and decode. A frame has no order: sort
-    by ``_vchannel, _time_tick, _write_tick``. `kinds`: "all" changes; "inserts" alone, where any other is the error ChangesRefused;
+    by ``_vchannel, _time_tick, _write_tick``. `channels`: of these VChannels alone, or of those on these PChannels. `kinds`: "all" changes; "inserts" alone, where any other is the error ChangesRefused;
     "skip others" gives the inserts and leaves the others out. Raises as :func:`read`; its tasks raise PositionTruncated."""
     chosen = _settings(data, settings)
     return source.changes(
-        spark, chosen, name, after=after, until=until, columns=columns, kinds=kinds, deadline=deadline
+        spark,
+        chosen,
+        name,
+        after=after,
+        until=until,
+        channels=channels,
+        columns=columns,
+        kinds=kinds,
+        deadline=deadline,
     )
 
 
@@ -113,6 +122,7 @@ def stream(
     *,
     after: Moment | None = None,
     snapshot: Moment | None = None,
+    channels: Sequence[str] = (),
     columns: Sequence[str] = (),
     kinds: Kinds = "all",
     max_bytes: int | None = None,
@@ -120,7 +130,7 @@ def stream(
     data: str | Path | None = None,
     settings: Settings | None = None,
 ) -> DataFrame:
-    """The changes of a collection as a streaming DataFrame, with the columns and `kinds` of :func:`changes_between`.
+    """The changes of a collection as a streaming DataFrame, with the `channels`, `columns` and `kinds` of :func:`changes_between`.
 
     It begins at the collection's beginning, behind a tick or moment (`after`; "now": behind all that was decided before the call), or with
     the rows that are visible at a tick or "now" (`snapshot`), as inserts, and the changes behind it. `max_bytes` of files (default:
@@ -134,6 +144,7 @@ def stream(
         name,
         after=after,
         snapshot=snapshot,
+        channels=channels,
         columns=columns,
         kinds=kinds,
         max_bytes=max_bytes,

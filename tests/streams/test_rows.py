@@ -23,6 +23,7 @@ from millrace.base.errors import (
     SchemaChanged,
 )
 from millrace.base.settings import Settings
+from millrace.catalog.collection import pchannel_of
 from millrace.message.schema import CollectionSchema
 from millrace.node.flush.in_process import flush
 from millrace.storage.table import open_table
@@ -163,6 +164,44 @@ def test_a_source_that_takes_inserts_alone_stops_at_any_other_change(settings: S
         drained(source, Place.behind(source))
     found, _ = drained(rows_source(maker, kinds="skip others"), Place.behind(source))
     assert sorted(row["id"] for row in found) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("flushed", [False, True], ids=["in the tail", "in the table"])
+def test_each_vchannel_has_its_own_rows_and_all_of_them_those_of_the_collection(
+    settings: Settings, flushed: bool
+) -> None:
+    operations = [
+        ("insert", [0, 1, 2, 3, 4, 5], 1, 0), ("begin", 0, 1), ("insert", [0, 1, 2, 3], 2, 1), ("delete", [4], 1, 0),
+        ("commit", 0, 1), ("import", [(0, 1), (1, 2), (5, 2)], True), ("insert", [2, 3, 4], 2, 0), ("drop_partition", 0, 2),
+    ]  # fmt: skip
+    maker = written(settings, operations, dropped=False)
+    if flushed:
+        flush(settings)
+    whole = rows_source(maker, SCHEMA)
+    every, _ = drained(whole, Place.behind(whole))
+    vchannels = sorted({row["_vchannel"] for row in every})
+    assert len(vchannels) >= 2
+    for vchannel in vchannels:
+        source = rows_source(maker, SCHEMA, vchannels=(vchannel,))
+        found, places = drained(source, Place.behind(source), max_bytes=1)
+        assert found == [row for row in every if row["_vchannel"] == vchannel]
+        assert {name for place in places for name in place.ticks} == {pchannel_of(vchannel)}, "no other log is read"
+    tick = min(maker.last_tick(name) for name in maker.pchannels)
+    shown = [rows_source(maker, SCHEMA, vchannels=(each,)) for each in vchannels]
+    parts = [row for source in shown for row in read(source, [SnapshotPart(tick, 0, tick)])]
+    assert sorted(map(str, parts)) == sorted(map(str, read(whole, [SnapshotPart(tick, 0, tick)])))
+
+
+def test_a_reader_of_some_vchannels_does_not_go_on_with_others(settings: Settings) -> None:
+    maker = history(settings, ("insert", [0, 1, 2], 1, 0))
+    first, second = (rows_source(maker, vchannels=(f"{name}_1v{n}",)) for n, name in enumerate(maker.pchannels[:2]))
+    with pytest.raises(InvalidArgument, match=r"has read \w+, and is to go on with \w+: begin a new stream"):
+        RowsPlanner(second).next(Place.behind(first))
+    whole = rows_source(maker)
+    with pytest.raises(InvalidArgument, match="is to go on with all channels"):
+        RowsPlanner(whole).next(Place.behind(first))
+    old = {name: value for name, value in Place.behind(whole).to_json().items() if name != "vchannels"}
+    assert Place.from_json(old) == Place.behind(whole), "a checkpoint of before there were such readers"
 
 
 def test_columns_are_chosen_and_unknown_ones_refused(settings: Settings) -> None:

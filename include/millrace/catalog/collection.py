@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, cast
 
+from millrace.base.errors import InvalidArgument
 from millrace.message.schema import CollectionSchema
 
 
@@ -46,6 +47,15 @@ class Collection:
     def pchannels(self) -> list[str]:
         """The PChannels that its VChannels are on, by name."""
         return sorted({pchannel_of(vchannel) for vchannel in self.vchannels})
+
+    def vchannels_on(self, channels: Iterable[str]) -> tuple[str, ...]:
+        """The VChannels that `channels` name, each itself or its PChannel; none where none is named. Raises InvalidArgument."""
+        named = frozenset(channels)
+        if unknown := sorted(named - {*self.vchannels, *self.pchannels}):
+            raise InvalidArgument(
+                f"{self.name!r} is not on the channel {unknown[0]!r}: it has the VChannels {', '.join(self.vchannels)}"
+            )
+        return tuple(each for each in self.vchannels if named & {each, pchannel_of(each)})
 
     def to_json(self) -> dict[str, Any]:
         """As the catalog's calls carry it."""

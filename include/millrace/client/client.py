@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, Unpack
@@ -253,6 +254,7 @@ class Client(Closing):
         self,
         source: str | Collection,
         *,
+        channels: Iterable[str] = (),
         after: Moment | Mapping[str, Sequence[int]] | None = None,
         until_tick: int | None = None,
         schema: CollectionSchema | None = None,
@@ -262,12 +264,14 @@ class Client(Closing):
 
         They begin at its beginning, behind a tick or moment, or where the positions of an earlier stream say (as they were,
         or back from JSON), and go on until the stream is closed or has given everything up to `until_tick`. With a `schema`, a
-        version of the collection's, all batches have it; else each that of its last row's tick.
+        version of the collection's, all batches have it; else each that of its last row's tick. Of `channels` alone, which are
+        VChannels of it or PChannels; of all where none is named.
         Raises CollectionNotFound, InvalidArgument; a poll raises PositionTruncated where the WAL has been trimmed behind `after`.
         """
         from millrace.client.consume.changes import ChangeStream, Sources
 
         collection = self.collection(source) if isinstance(source, str) else source
+        collection = replace(collection, vchannels=collection.vchannels_on(channels) or collection.vchannels)
         tables = self._tables
         sources = Sources(tables.histories(collection.vchannels), self.append, tables.imports(), tables.start)
         made = ChangeStream(collection, sources, after=after, until_tick=until_tick, schema=schema, metrics=metrics)

@@ -405,20 +405,32 @@ class Collection:
         )
 
     def changes(
-        self, *, after: Moment | Mapping[str, Sequence[int]] | None = None, until: Moment | None = None
+        self,
+        *,
+        after: Moment | Mapping[str, Sequence[int]] | None = None,
+        until: Moment | None = None,
+        channels: Sequence[str] = (),
     ) -> ChangeStream:
-        """Its changes as Arrow batches, with positions to keep beside the results: each change once, across kills."""
+        """Its changes as Arrow batches, with positions to keep beside the results: each change once, across kills. Of `channels`
+        alone, which are VChannels of it or PChannels, where some are named."""
         return self.database.client.changes(
-            self.definition, after=after, until_tick=None if until is None else resolve_tick(until)
+            self.definition,
+            channels=channels,
+            after=after,
+            until_tick=None if until is None else resolve_tick(until),
         )
 
-    def changes_between(self, after: Moment | None = None, until: Moment | None = None) -> pa.RecordBatchReader:
+    def changes_between(
+        self, after: Moment | None = None, until: Moment | None = None, *, channels: Sequence[str] = ()
+    ) -> pa.RecordBatchReader:
         """:meth:`changes` behind `after` (default: from the beginning) up to `until` (default: now) as one stream of batches that
         ends, all in the collection's newest schema: ``read_all()``, ``read_pandas()``, or what DuckDB and Polars take. In the order of
-        each VChannel. Its batches raise PositionTruncated where the WAL was trimmed behind `after`."""
+        each VChannel; of `channels` alone, as :meth:`changes`. Its batches raise PositionTruncated where the WAL was trimmed behind `after`."""
         definition = self.refresh().definition
         tick = self.database.client.now(definition.pchannels) if until is None else resolve_tick(until)
-        stream = self.database.client.changes(definition, after=after, until_tick=tick, schema=definition.schema)
+        stream = self.database.client.changes(
+            definition, channels=channels, after=after, until_tick=tick, schema=definition.schema
+        )
         return stream.reader(definition.schema)
 
     # --- changing ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import ChangesRefused, CollectionNotFound, InvalidArgument
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import Collection, pchannel_of
 from millrace.catalog.records import known_collections
 from millrace.message.schema import CollectionSchema
 from millrace.storage.store import store_at
@@ -55,7 +55,10 @@ class RowsOf:
     collection_id: int
     name: str
     pchannels: tuple[str, ...]
+    """All that the collection is on."""
     schema: CollectionSchema
+    vchannels: tuple[str, ...] = ()
+    """Whose rows are read; none: all of the collection's."""
     columns: tuple[str, ...] = ()
     """Of the fields and CHANGE_COLUMNS, in this order; none: all."""
     kinds: Kinds = "all"
@@ -69,8 +72,19 @@ class RowsOf:
             raise InvalidArgument(f"{self.name!r} has no column {unknown[0]!r}; its changes have {', '.join(known)}")
 
     @classmethod
-    def find(cls, settings: Settings, name: str, *, columns: Iterable[str] = (), kinds: Kinds = "all") -> Self:
-        """The rows of the collection `name`, in its newest schema. Raises CollectionNotFound, InvalidArgument."""
+    def find(
+        cls,
+        settings: Settings,
+        name: str,
+        *,
+        channels: Iterable[str] = (),
+        columns: Iterable[str] = (),
+        kinds: Kinds = "all",
+    ) -> Self:
+        """The rows of the collection `name`, in its newest schema; of `channels` alone, which are VChannels of it or PChannels.
+
+        Raises CollectionNotFound, InvalidArgument.
+        """
         found = find_collection(settings, name)
         return cls(
             settings=settings,
@@ -78,9 +92,15 @@ class RowsOf:
             name=name,
             pchannels=tuple(found.pchannels),
             schema=found.schema,
+            vchannels=found.vchannels_on(channels),
             columns=tuple(columns),
             kinds=kinds,
         )
+
+    @property
+    def read_pchannels(self) -> tuple[str, ...]:
+        """The PChannels whose rows are read."""
+        return tuple(sorted({pchannel_of(each) for each in self.vchannels})) or self.pchannels
 
     def arrow(self) -> pa.Schema:
         """The columns of the batches; all may be null, for a delete has its key alone and a retraction not even that."""
@@ -113,13 +133,15 @@ class Place:
     """The tick up to which the snapshot's rows were given."""
     since: Mapping[str, int] = field(default_factory=dict)
     """By PChannel where the reader began: Spark does not keep a query's beginning until its first micro-batch has ended."""
+    vchannels: tuple[str, ...] = ()
+    """Whose rows the reader reads; none: all."""
 
     @classmethod
     def behind(cls, rows: RowsOf, ticks: Mapping[str, int] | int = 0, *, snapshot: int = 0) -> Self:
         """The beginning of a reader: behind a tick, or `ticks` by PChannel, or with the rows that are visible at `snapshot`."""
         tick = snapshot or ticks
-        found = {name: tick if isinstance(tick, int) else tick.get(name, 0) for name in rows.pchannels}
-        return cls(rows.collection_id, found, snapshot, 0, found)
+        found = {name: tick if isinstance(tick, int) else tick.get(name, 0) for name in rows.read_pchannels}
+        return cls(rows.collection_id, found, snapshot, 0, found, rows.vchannels)
 
     @property
     def begins(self) -> bool:
@@ -136,11 +158,13 @@ class Place:
             "snapshot": self.snapshot,
             "given": self.given,
             "since": dict(self.since),
+            "vchannels": list(self.vchannels),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(value["collection"], value["ticks"], value["snapshot"], value["given"], value["since"])
+        vchannels = tuple(value.get("vchannels", ()))  # a checkpoint of an older build has none
+        return cls(value["collection"], value["ticks"], value["snapshot"], value["given"], value["since"], vchannels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +200,23 @@ class RowsPlanner:
     def ends(self) -> dict[str, int]:
         """By PChannel, the tick up to which the newest version of the ``wal`` table has everything."""
         wal = self._newest()
-        return {name: 0 if wal is None else wal.last_tick(name) for name in self._rows.pchannels}
+        return {name: 0 if wal is None else wal.last_tick(name) for name in self._rows.read_pchannels}
 
     def next(self, place: Place, *, max_bytes: int = UNBOUNDED, target: Mapping[str, int] | None = None) -> Place:
         """How far a reader at `place` goes that takes about `max_bytes` of files of each PChannel, and goes up to `target`
         (default: all there is); `place` itself where there is nothing.
 
-        Raises CollectionNotFound for a place in another collection of the same name.
+        Raises CollectionNotFound for a place in another collection of the same name, InvalidArgument for one of other VChannels.
         """
         if place.collection_id != self._rows.collection_id:
             raise CollectionNotFound(
                 f"this reader stands in collection {place.collection_id}, and {self._rows.name!r} is {self._rows.collection_id}"
                 " now: it was dropped and made again. Begin a new stream"
+            )
+        if place.vchannels != self._rows.vchannels:
+            said = [", ".join(each) or "all channels" for each in (place.vchannels, self._rows.vchannels)]
+            raise InvalidArgument(
+                f"this reader has read {said[0]}, and is to go on with {said[1]}: begin a new stream for them"
             )
         if place.given < place.snapshot:
             return replace(place, given=self._cuts(place.given, place.snapshot, max_bytes)[0])
@@ -302,10 +331,17 @@ def _stretch(rows: RowsOf, task: Stretch) -> Iterator[pa.Table]:
         task.pchannel, rows.collection_id, task.start, imports=imports, schema=rows.schema, to_its_end=True
     )
     for messages in read_range(store_at(settings.wal_uri), task.range):
-        for batch in reader.push(buffer.push(messages)):
+        for batch in reader.push(_of_channels(rows, buffer.push(messages), "vchannel")):
             table = _taken(rows, pa.Table.from_batches([batch.rows]))
             if table.num_rows:
                 yield table
+
+
+def _of_channels(rows: RowsOf, table: pa.Table, column: str) -> pa.Table:
+    """Of a table those of the VChannels that are read."""
+    if not rows.vchannels:
+        return table
+    return table.filter(pc.is_in(table[column].cast(pa.utf8()), pa.array(rows.vchannels)))
 
 
 def _taken(rows: RowsOf, table: pa.Table) -> pa.Table:
@@ -325,7 +361,8 @@ def _taken(rows: RowsOf, table: pa.Table) -> pa.Table:
 def _snapshot(rows: RowsOf, task: SnapshotPart) -> Iterator[pa.Table]:
     plan = plan_read(rows.settings, rows.collection_id, at=task.tick, deadline=0.0, confirmed=_whole(rows, task.tick))
     plan = replace(plan, schema=rows.schema)
-    for piece in pieces_of(plan, with_ticks=True, most_bytes=PIECE_BYTES, ticks=(task.after, task.until)):
+    for each in pieces_of(plan, with_ticks=True, most_bytes=PIECE_BYTES, ticks=(task.after, task.until)):
+        piece = _of_channels(rows, each, "_vchannel")
         if piece.num_rows:
             kind = pa.DictionaryArray.from_arrays(
                 pa.nulls(piece.num_rows, pa.int8()).fill_null(0), pa.array(["insert"])

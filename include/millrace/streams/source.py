@@ -1,7 +1,7 @@
 """``millrace_rows``: a collection's rows as a data source of Spark's, batch and stream (:mod:`millrace.streams.rows`).
 
 Tasks read and decode, and hand Arrow batches on. Made by :func:`changes` and :func:`stream`, which choose where it begins once, in
-the driver. Options, all text: ``collection``, ``columns`` (with commas), ``kinds``, ``place`` and ``until`` (JSON; default: the beginning, and what
+the driver. Options, all text: ``collection``, ``channels`` and ``columns`` (with commas), ``kinds``, ``place`` and ``until`` (JSON; default: the beginning, and what
 there is), ``max_bytes`` (of files, a PChannel and micro-batch), ``settings`` (JSON of ``MILLRACE_*``; default: this process's).
 """
 
@@ -38,12 +38,13 @@ def changes(
     *,
     after: Moment | None = None,
     until: Moment | None = None,
+    channels: Sequence[str] = (),
     columns: Sequence[str] = (),
     kinds: Kinds = "all",
     deadline: float | None = None,
 ) -> DataFrame:
     """The changes of a collection behind `after` and up to `until`: see :func:`millrace.spark.changes_between`."""
-    rows = RowsOf.find(settings, name, columns=columns, kinds=kinds)
+    rows = RowsOf.find(settings, name, channels=channels, columns=columns, kinds=kinds)
     end = _confirmed(rows, until, deadline)
     place = Place.behind(rows, 0 if after is None else resolve_tick(after))
     options = _options(rows, place) | {"until": json.dumps(end)}
@@ -59,13 +60,14 @@ def stream(
     after: Moment | None = None,
     snapshot: Moment | None = None,
     ticks: Mapping[str, int] | None = None,
+    channels: Sequence[str] = (),
     columns: Sequence[str] = (),
     kinds: Kinds = "all",
     max_bytes: int | None = None,
     deadline: float | None = None,
 ) -> DataFrame:
     """The changes of a collection as a stream: see :func:`millrace.spark.stream`. `ticks` is where it begins by PChannel."""
-    rows = RowsOf.find(settings, name, columns=columns, kinds=kinds)
+    rows = RowsOf.find(settings, name, channels=channels, columns=columns, kinds=kinds)
     if ticks is not None:
         place = Place.behind(rows, ticks)
     elif snapshot is not None:
@@ -98,6 +100,7 @@ def _confirmed(rows: RowsOf, at: Moment | None, deadline: float | None) -> dict[
 def _options(rows: RowsOf, place: Place) -> dict[str, str]:
     return {
         "collection": rows.name,
+        "channels": ",".join(rows.vchannels),
         "columns": ",".join(rows.columns),
         "kinds": rows.kinds,
         "place": json.dumps(place.to_json()),
@@ -119,8 +122,11 @@ class RowsSource(DataSource):
         name = self.options.get("collection")
         if not name:
             raise InvalidSettings(f"the source {FORMAT} reads a collection: give its name as the option 'collection'")
-        columns = [each for each in self.options.get("columns", "").split(",") if each]
-        return RowsOf.find(settings, name, columns=columns, kinds=self.options.get("kinds", "all"))  # type: ignore[arg-type] # checked there
+        channels, columns = self._names("channels"), self._names("columns")
+        return RowsOf.find(settings, name, channels=channels, columns=columns, kinds=self.options.get("kinds", "all"))  # type: ignore[arg-type] # checked there
+
+    def _names(self, option: str) -> list[str]:
+        return [each for each in self.options.get(option, "").split(",") if each]
 
     @property
     def _place(self) -> Place:

@@ -79,6 +79,8 @@ class From(_Model):
     """What a stream reads: a collection's changes."""
 
     collection: str
+    channels: tuple[str, ...] = ()
+    """Of which VChannels, or of those on which PChannels; none: of all."""
     columns: tuple[str, ...] = ()
     """Which of its columns and of those of changes; none: all."""
     kinds: Literal["all", "inserts", "skip others"] = "skip others"
@@ -233,6 +235,8 @@ class Stream(_Model):
         kept = self.model_dump(mode="json", include={"source", "transform", "sql", "sink", "output_mode", "version"})
         for name in ("after", "snapshot", "max_bytes"):
             del kept["source"][name]
+        if not self.source.channels:
+            del kept["source"]["channels"]
         # What a declaration need not say says nothing where it does not: checkpoints go on that were made before it could.
         kept |= self.model_dump(mode="json", include={"tables", "operator", "late"}, exclude_defaults=True)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

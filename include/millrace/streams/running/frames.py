@@ -45,6 +45,7 @@ def rows_of(spark: SparkSession, settings: Settings, stream: Stream, begun: Begu
         after=begun.after if anew else given.after,
         snapshot=begun.snapshot if anew else given.snapshot,
         ticks=begun.ticks,
+        channels=given.channels,
         columns=given.columns,
         kinds=given.kinds,
         max_bytes=given.max_bytes,
@@ -56,7 +57,15 @@ def batch_of(spark: SparkSession, settings: Settings, stream: Stream) -> DataFra
     """The same as a batch of all rows up to now, through the stream's transform: one way to declare, two ways to run."""
     given = stream.source
     after = None if given.after == "now" else given.after
-    rows = source.changes(spark, settings, given.collection, after=after, columns=given.columns, kinds=given.kinds)
+    rows = source.changes(
+        spark,
+        settings,
+        given.collection,
+        after=after,
+        channels=given.channels,
+        columns=given.columns,
+        kinds=given.kinds,
+    )
     frame = transformed(spark, settings, stream, _marked(stream, rows))
     if stream.operator is None:
         return frame
