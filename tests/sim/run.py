@@ -35,6 +35,7 @@ KINDS = (
     "pause node",
     "pause coordinator",
     "partition",
+    "cut off node",
     "drop",
     "duplicate",
     "delay",
@@ -99,6 +100,12 @@ def inject(cluster: Cluster) -> None:
         cut = {(one, other), (other, one)} if random.random() < 0.6 else {(one, other)}
         network.cut |= cut
         world.later(until * random.choice((1, 3)), lambda: network.cut.difference_update(cut))
+    elif kind == "cut off node":
+        # The coordinators alone do not reach it: it lives, keeps its session, and is to be put out in the end.
+        cut = {(each.name, some.name) for each in cluster.coordinators}
+        world.faults[kind] += 1
+        network.cut |= cut
+        world.later(until * 2, lambda: network.cut.difference_update(cut))
     elif kind in ("drop", "duplicate", "delay"):
         network.loss, network.doubling = (0.2 if kind == "drop" else 0.0), (0.4 if kind == "duplicate" else 0.0)
         network.delay = 0.15 if kind == "delay" else 0.004
