@@ -258,11 +258,14 @@ def test_a_fingerprint_is_of_what_decides_the_rows() -> None:
         stream(sink=Into(collection="other")),
         stream(source="planes"),
         stream(source=AT),
+        stream(source=From(collection="flights", channels=("dml_0",))),
         stream(source=AT, operator={"distinct": {"keys": ["id"]}}),
         stream(source=AT, operator={"distinct": {"keys": ["id"]}}, late="late"),
         stream(sql="select 1", tables={"planes": {"collection": "planes"}}),
     ]
     assert len({each.fingerprint() for each in [*same, *others]}) == 1 + len(others)
+    before = Stream(name="s", source="events", sql="select id from events", sink="into")
+    assert before.fingerprint() == "a1948dc13d47b96f", "checkpoints of before a source had channels go on"
 
 
 def test_the_page_s_python_and_yaml_declare_the_same_stream_and_its_batch(tmp_path: Path) -> None:
