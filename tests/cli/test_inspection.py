@@ -11,6 +11,7 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
+from millrace.base.deadline import Deadline, until
 from millrace.base.errors import ChannelParked, UnsupportedVersion
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
@@ -266,6 +267,8 @@ def test_the_log_is_checked_and_read_without_a_server_and_left_as_it_is(deployme
     def looks() -> list[str]:
         return [deployment.ok(*command) for command in commands]
 
+    # A time tick follows the last rows once; then nothing moves any more.
+    assert until(lambda: looks() == looks(), Deadline.after(60), every=0.1)
     with_server = looks()
     deployment.ok("log", "stop")
     before = _contents(deployment.settings.log_path)
