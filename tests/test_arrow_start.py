@@ -29,6 +29,7 @@ def as_main(module: str, program: str) -> str:
         ("pyspark.sql.streaming.python_streaming_source_runner", "False"),
         ("pyspark.daemon", "False"),
         ("millrace.log.server.main", "False"),
+        ("millrace.node.cluster.__main__", "False"),
         ("somebody.elses", "True"),
     ],
 )
@@ -42,6 +43,21 @@ def test_pandas_is_left_out_of_workers_and_servers_and_of_nothing_else(module: s
 def test_a_sparks_worker_that_imports_a_source_of_ours_imports_no_pandas(source: str) -> None:
     runner = "pyspark.sql.streaming.python_streaming_source_runner"
     assert said(as_main(runner, f"import {source}\n{MADE}")) == ["False"]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "millrace.log.server.main",
+        "millrace.node.cluster.__main__",
+        "millrace.operations.__main__",
+        "millrace.pipelines.worker.__main__",
+        "millrace.service.__main__",
+        "millrace.service.pipelines",
+    ],
+)
+def test_a_program_of_ours_imports_no_pandas(program: str) -> None:
+    assert said(as_main(program, f"import {program}\n{MADE}")) == ["False"]
 
 
 def test_frames_come_and_go_where_pandas_was_left_out() -> None:

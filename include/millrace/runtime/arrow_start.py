@@ -12,7 +12,8 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-_OURS: Final = ("millrace.log.server.main", "pyspark.")
+_OURS: Final = ("millrace.", "pyspark.")
+"""How the names of such programs begin, as `python -m` has them."""
 
 
 class _NoPandas:

@@ -10,6 +10,7 @@ import logging
 import sys
 from pathlib import Path
 
+import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
 from millrace.base.errors import MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
