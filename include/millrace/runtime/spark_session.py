@@ -45,6 +45,7 @@ def configuration(settings: Settings, *, light_jvm: bool = False) -> dict[str, s
         "spark.databricks.delta.snapshotPartitions": cores,
         "spark.speculation": "false",  # an attempt's files are named for it; a second one at once would be waste
         "spark.python.worker.reuse": "true",
+        "spark.python.authenticate.socketTimeout": "120s",  # a JVM on a busy machine may answer its worker late: 15 s fail the query
         "spark.executorEnv.PYTHONPATH": _python_path(),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.enabled": str(settings.spark_ui).lower(),
