@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeAlias, cast
 
 from millrace.base.errors import InvalidArgument
@@ -56,6 +56,10 @@ class Collection:
                 f"{self.name!r} is not on the channel {unknown[0]!r}: it has the VChannels {', '.join(self.vchannels)}"
             )
         return tuple(each for each in self.vchannels if named & {each, pchannel_of(each)})
+
+    def on(self, channels: Iterable[str]) -> Self:
+        """The collection as far as it is on `channels`, whole where none is named. Raises InvalidArgument."""
+        return replace(self, vchannels=self.vchannels_on(channels) or self.vchannels)
 
     def to_json(self) -> dict[str, Any]:
         """As the catalog's calls carry it."""

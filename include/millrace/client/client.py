@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, Unpack
@@ -271,7 +270,7 @@ class Client(Closing):
         from millrace.client.consume.changes import ChangeStream, Sources
 
         collection = self.collection(source) if isinstance(source, str) else source
-        collection = replace(collection, vchannels=collection.vchannels_on(channels) or collection.vchannels)
+        collection = collection.on(channels)
         tables = self._tables
         sources = Sources(tables.histories(collection.vchannels), self.append, tables.imports(), tables.start)
         made = ChangeStream(collection, sources, after=after, until_tick=until_tick, schema=schema, metrics=metrics)

@@ -11,7 +11,7 @@ import pytest
 from opensearchpy import OpenSearch
 
 import millrace.testing
-from millrace.base.errors import PipelineInvalid
+from millrace.base.errors import InvalidArgument, PipelineInvalid
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sources import CollectionSource
 from millrace.pipelines.records import Record
@@ -70,6 +70,26 @@ def test_rows_come_once_in_order_with_an_upsert_as_one_record(deployment: millra
     assert _final(reader.chunks(end, later, items=10)) == {"100": "late"}
     rows.close()
     reader.close()
+
+
+def test_of_named_channels_only_their_rows_come(deployment: millrace.testing.Deployment) -> None:
+    parts = deployment.create_collection("parts", SCHEMA, key="id", vchannels=2)
+    parts.insert([{"id": number, "name": f"n{number}"} for number in range(40)])
+    settings = deployment.client.settings
+    found = []
+    for channel in parts.definition.vchannels:
+        source = CollectionSource(collection="parts", channels=(channel,))
+        rows, reader = Rows(settings, source), RowsReader(settings, source)
+        found.append(_final(reader.chunks(0, rows.ends()["parts-0"].high, items=10)))
+        rows.close()
+        reader.close()
+    assert all(found)
+    assert not found[0].keys() & found[1].keys()
+    assert found[0] | found[1] == {str(number): f"n{number}" for number in range(40)}
+    strange = Rows(settings, CollectionSource(collection="parts", channels=("dml_9",)))
+    with pytest.raises(InvalidArgument, match="not on the channel 'dml_9'"):
+        strange.ends()
+    strange.close()
 
 
 def test_a_pipeline_keeps_an_index_as_a_mirror_of_a_collection(deployment: millrace.testing.Deployment) -> None:

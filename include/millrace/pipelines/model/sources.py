@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from millrace.pipelines.model.kafka import KafkaCluster
 from millrace.pipelines.model.part import Part, TopicName, words
+
+ChannelName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+"""Of a VChannel or a PChannel."""
 
 
 class KafkaSource(KafkaCluster):
@@ -49,12 +52,15 @@ class KafkaSource(KafkaCluster):
 
 
 class CollectionSource(Part):
-    """Rows of a collection of this deployment, as they become visible; one task a VChannel."""
+    """Rows of a collection of this deployment, as they become visible; one task."""
 
     kind: Literal["collection"] = "collection"
     collection: str = words("its name", min_length=1, max_length=255)
     start: Literal["earliest", "latest"] = words(
         "all rows that it holds first, or only what comes from now on", default="earliest"
+    )
+    channels: tuple[ChannelName, ...] = words(
+        "its VChannels, or PChannels, whose rows alone are read; empty: all", default=(), max_length=1024
     )
 
 

@@ -50,7 +50,7 @@ class Rows:
 
     def __init__(self, settings: Settings, source: CollectionSource, *, after: int | None = None) -> None:
         """`after`: where its task stands; None: nowhere yet."""
-        self._connected, self._name = _Connected(settings, source), source.collection
+        self._connected, self._name, self._channels = _Connected(settings, source), source.collection, source.channels
         self._scanned = self._high = after or 0
         self._at_the_end = after is None and source.start == "latest"
         self._looked = 0.0
@@ -63,13 +63,13 @@ class Rows:
         """The end moves when there is a row behind it: a tick that nothing came to is no work."""
         if not self._looked or time.monotonic() - self._looked >= _LOOK_SECONDS:
             collection = self._connected.collection()
-            client = collection.database.client
-            now = client.now(collection.definition.pchannels)
+            client, definition = collection.database.client, collection.definition.on(self._channels)
+            now = client.now(definition.pchannels)
             if self._at_the_end:
                 self._at_the_end, self._scanned, self._high = False, now, now
-            stream = client.changes(collection.definition, after=self._scanned, until_tick=now)
+            stream = client.changes(definition, after=self._scanned, until_tick=now)
             try:
-                if next(iter(stream.reader(collection.definition.schema)), None) is not None:
+                if next(iter(stream.reader(definition.schema)), None) is not None:
                     self._high = now
             finally:
                 stream.close()
@@ -92,16 +92,17 @@ class RowsReader:
     """The records between two ticks."""
 
     def __init__(self, settings: Settings, source: CollectionSource) -> None:
-        self._connected = _Connected(settings, source)
+        self._connected, self._channels = _Connected(settings, source), source.channels
 
     def chunks(self, start: int, end: int, *, items: int) -> Iterator[list[Record]]:
         """All behind tick `start` up to `end`, about `items` at a time, in the order of each VChannel.
 
-        An upsert is one record, not a tombstone and a row. Raises PositionTruncated, ChangesRefused, LogUnavailable.
+        An upsert is one record, not a tombstone and a row. Raises PositionTruncated, ChangesRefused, LogUnavailable, and
+        InvalidArgument for a channel that the collection is not on.
         """
         collection = self._connected.collection()
         collection.refresh()
-        definition = collection.definition
+        definition = collection.definition.on(self._channels)
         keys = definition.schema.key_names
         names = [field.name for field in definition.schema.fields]
         stream = collection.database.client.changes(definition, after=start, until_tick=end, schema=definition.schema)
