@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import runpy
 import subprocess
@@ -111,6 +112,14 @@ def test_the_declared_stream_of_the_examples_runs_by_the_commands_of_its_first_l
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         deployment.settle()
+        command = [sys.executable, "-m", "millrace", "streams", "batch", "prices", "--json"]
+        asked = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        assert asked.returncode == 0, asked.stdout + asked.stderr
+        answers = [json.loads(line) for line in asked.stdout.splitlines()]
+        kept = deployment.collection("prices").read()
+        assert sorted((each["symbol"], each["low"], each["high"]) for each in answers) == sorted(
+            zip(*(kept[name].to_pylist() for name in ("symbol", "low", "high")), strict=True)
+        )
         runpy.run_path(str(EXAMPLES / "declared_stream.py"), run_name="__main__")
     for words in (
         "ACME 09:30 between 10.0 and 12.0",

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import sys
-from datetime import datetime
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millrace.base.errors import CollectionNotFound, InvalidArgument, LogUnavailable, MillraceError
+from millrace.base.errors import CollectionNotFound, LogUnavailable
 from millrace.commands.parts.command_line import (
     ROWS,
     CollectionName,
     DataFolder,
     find_collection,
     load_settings,
-    print_rows,
     root,
     stamp,
+)
+from millrace.commands.parts.output import (
+    TABLE_ROWS,
+    AsJsonLines,
+    FileFormat,
+    Format,
+    Output,
+    chosen_format,
+    print_table,
+    put,
 )
 from millrace.message.ids import resolve_tick, tick_physical_ms
 
@@ -27,31 +32,6 @@ if TYPE_CHECKING:
     from millrace.base.settings import Settings
     from millrace.catalog.collection import Collection
     from millrace.tables.read.plan import ReadPlan
-
-TABLE_ROWS = 50
-"""Rows that a table on the screen has unless --limit asks for another number."""
-
-
-class Format(StrEnum):
-    """Of the output."""
-
-    TABLE = "table"
-    JSONL = "jsonl"
-    CSV = "csv"
-    PARQUET = "parquet"
-    ARROW = "arrow"
-
-
-_SUFFIXES = {
-    ".jsonl": Format.JSONL,
-    ".ndjson": Format.JSONL,
-    ".json": Format.JSONL,
-    ".csv": Format.CSV,
-    ".parquet": Format.PARQUET,
-    ".pq": Format.PARQUET,
-    ".arrow": Format.ARROW,
-    ".feather": Format.ARROW,
-}
 
 
 @root.command(rich_help_panel=ROWS)
@@ -72,15 +52,13 @@ def read(
         typer.Option("--order-by", metavar="NAME[,NAME…]", help="In this order; `age desc` for the greatest first."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
-    file_format: Annotated[
-        Format | None, typer.Option("--format", help="Of the output. Without it: by --output's suffix, else a table.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file.")] = None,
+    file_format: FileFormat = None,
+    output: Output = None,
     wait: Annotated[
         float | None, typer.Option(min=0, help="Longest wait for the streaming job, in seconds.", show_default=False)
     ] = None,
     data: DataFolder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Read a collection's rows, deletes applied, as of any time tick.
 
@@ -93,16 +71,11 @@ def read(
 
     Example: `millrace read flights --at 2026-11-21T10:15:00Z --output flights.parquet`
     """
-    from millrace.commands.parts.rows_out import write
     from millrace.rpc.selection import Selection
     from millrace.tables.read.arrow import count_rows, stream_of
 
     settings = load_settings(data)
-    chosen = file_format or (Format.JSONL if as_json else _format_of(output))
-    if chosen in (Format.PARQUET, Format.ARROW) and output is None and sys.stdout.isatty():
-        raise typer.BadParameter(f"{chosen.title()} is binary: give --output FILE, or send stdout to a file")
-    if chosen == Format.TABLE and output is not None:
-        raise InvalidArgument("a table is for the screen: --format jsonl, csv, parquet or arrow writes a file")
+    chosen = chosen_format(file_format, output, as_json=as_json)
     if limit is None and chosen == Format.TABLE:
         limit = TABLE_ROWS
     selection = Selection.of(
@@ -116,23 +89,11 @@ def read(
     rows = stream_of(plan, selection=selection)
     if chosen == Format.TABLE:
         shown = rows.read_all()
-        cells = [{name: _cell(value) for name, value in row.items()} for row in shown.to_pylist()]
-        print_rows(cells, columns=shown.column_names, as_json=False, empty="No rows.")
+        print_table(shown)
         if limit is not None and shown.num_rows == limit and (all_rows := count_rows(plan, where=where)) > limit:
             typer.echo(f"{limit:,} of {all_rows:,} rows")
         return
-    if output is None:
-        write(chosen, rows, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-        return
-    try:
-        with output.open("wb") as file:
-            written = write(chosen, rows, file)
-    except OSError as error:
-        if isinstance(error, MillraceError):
-            raise
-        raise InvalidArgument(f"{output} cannot be written: {error.strerror}") from None
-    typer.echo(f"Wrote {written:,} rows to {output}.", err=True)
+    put(rows, chosen, output)
 
 
 def _plan(settings: Settings, found: Collection, tick: int | None, wait: float | None) -> ReadPlan:
@@ -164,26 +125,3 @@ def _plan(settings: Settings, found: Collection, tick: int | None, wait: float |
             f"{found.name} cannot be read: {error}. The coordinator knows it; the WAL gets it from the streaming job "
             "(`millrace status`, `millrace jobs run`)"
         ) from None
-
-
-def _format_of(output: Path | None) -> Format:
-    if output is None:
-        return Format.TABLE
-    found = _SUFFIXES.get(output.suffix.lower())
-    if found is None:
-        raise InvalidArgument(f"{output.name}: the suffix {output.suffix!r} names no format; say --format")
-    return found
-
-
-def _cell(value: Any) -> str:
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-        case datetime():
-            return value.isoformat().replace("+00:00", "Z")
-        case list():
-            return f"[{', '.join(_cell(each) for each in value)}]"
-        case _:
-            return str(value)

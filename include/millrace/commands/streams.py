@@ -17,6 +17,16 @@ from millrace.commands.parts.command_line import (
     print_facts,
     print_rows,
 )
+from millrace.commands.parts.output import (
+    TABLE_ROWS,
+    AsJsonLines,
+    FileFormat,
+    Format,
+    Output,
+    chosen_format,
+    print_table,
+    put,
+)
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
@@ -153,6 +163,50 @@ def run(
     settings = load_settings(data)
     streams_of(settings, name)
     become([str(jobs_folder() / "stream.py"), name, *(["--available-now"] if available_now else [])], settings)
+
+
+@app.command()
+def batch(
+    name: Name,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="TICK|TIMESTAMP", help="Rows behind it. Without it: where the stream begins."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TICK|TIMESTAMP", help="Rows up to it. Without it: to now.")
+    ] = None,
+    file_format: FileFormat = None,
+    output: Output = None,
+    data: DataFolder = None,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Answer a stream's question over a range of time, once: its sink, its place and its state stay as they are. Needs Java.
+
+    What becomes visible in that range goes through the transform and the operator, which end with it. Memory: the answer, in whole. A table
+    shows 50 of its rows; the other formats give all.
+
+    Example: `millrace streams batch flights_hourly --until 2026-11-21T10:15:00Z --output hours.parquet`
+    """
+    from millrace.message.ids import resolve_tick
+    from millrace.runtime.spark_session import session
+    from millrace.streams.declare.found import declared_stream
+    from millrace.streams.running.frames import batch_of
+
+    settings = load_settings(data)
+    chosen = chosen_format(file_format, output, as_json=as_json)
+    stream = declared_stream(settings, name)
+    begin, end = (None if each is None else resolve_tick(each) for each in (after, until))
+    spark = session("millrace-batch", settings=settings)
+    try:
+        found = batch_of(spark, settings, stream, after=begin, until=end).toArrow()
+    finally:
+        spark.stop()
+    if chosen == Format.TABLE:
+        print_table(found.slice(0, TABLE_ROWS))
+        if found.num_rows > TABLE_ROWS:
+            typer.echo(f"{TABLE_ROWS} of {found.num_rows:,} rows")
+        return
+    put(found.to_reader(), chosen, output)
 
 
 @app.command()

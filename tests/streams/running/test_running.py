@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from prometheus_client import generate_latest
 from pyspark.errors import StreamingQueryException
@@ -137,7 +138,7 @@ def test_windows_are_the_same_as_a_stream_as_a_batch_and_by_duckdb(
     assert "EventTimeWatermark" in plan
     assert findings == []
     metrics = Metrics()
-    source.insert(flights(0, 100))
+    begun = source.insert(flights(0, 100)).last_tick
     run(spark, db, stream, metrics)
     source.insert(flights(100, 100))
     source.insert(flights(1000, 10, day=9))
@@ -147,6 +148,12 @@ def test_windows_are_the_same_as_a_stream_as_a_batch_and_by_duckdb(
     assert rows_of(db, "by_hour") == wanted, "started again, it goes on with its state"
     batch = batch_of(spark, db.settings, stream).selectExpr("* except (hour)", "cast(hour as timestamp_ntz) as hour")
     assert counted(batch.select(*HOURLY).collect()) == wanted, "one way to declare, two ways to run"
+    for bounds, first in ({"until": begun}, True), ({"after": begun}, False):
+        part = source.read().filter((pc.field("id") < 100) if first else (pc.field("id") >= 100))
+        asked = batch_of(spark, db.settings, stream, **bounds).selectExpr(
+            "* except (hour)", "cast(hour as timestamp_ntz) as hour"
+        )
+        assert counted(asked.select(*HOURLY).collect()) == by_duckdb(part), bounds
     told = heard(db, stream, lambda each: each.rows == 110)
     assert (told.rows, told.rejected, told.incarnation) == (110, 0, 1)
     assert told.lag_seconds is not None

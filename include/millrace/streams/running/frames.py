@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.message.ids import resolve_tick
+from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import Selection
 from millrace.streams import source
 from millrace.streams.declare.checks import Finding, planned
@@ -53,15 +53,27 @@ def rows_of(spark: SparkSession, settings: Settings, stream: Stream, begun: Begu
     return _marked(stream, frame)
 
 
-def batch_of(spark: SparkSession, settings: Settings, stream: Stream) -> DataFrame:
-    """The same as a batch of all rows up to now, through the stream's transform: one way to declare, two ways to run."""
+def batch_of(
+    spark: SparkSession,
+    settings: Settings,
+    stream: Stream,
+    *,
+    after: Moment | None = None,
+    until: Moment | None = None,
+) -> DataFrame:
+    """The same as a batch, through the stream's transform: one way to declare, two ways to run.
+
+    Of the rows behind `after` (without it: from where the declaration begins) up to `until` (without it: to now).
+    """
     given = stream.source
-    after = None if given.after == "now" else given.after
+    if after is None and given.after != "now":
+        after = given.after
     rows = source.changes(
         spark,
         settings,
         given.collection,
         after=after,
+        until=until,
         channels=given.channels,
         columns=given.columns,
         kinds=given.kinds,
@@ -69,7 +81,7 @@ def batch_of(spark: SparkSession, settings: Settings, stream: Stream) -> DataFra
     frame = transformed(spark, settings, stream, _marked(stream, rows))
     if stream.operator is None:
         return frame
-    right = right_rows(spark, settings, stream, batch=True)
+    right = right_rows(spark, settings, stream, until=until, batch=True)
     return answered(both_sides(stream, frame, right), operator_of(stream, frame), stream.operator.shards)
 
 

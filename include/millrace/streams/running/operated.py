@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from millrace.base.settings import Settings
+from millrace.message.ids import Moment
 from millrace.streams import source
 from millrace.streams.declare.declaration import Into, Stream
 from millrace.streams.declare.operation import GONE, ORDER, RIGHT, AsOfOf, duration, right_name
@@ -16,6 +17,7 @@ from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.into import KeyedInto
 from millrace.streams.keyed.operator import Operator, late_schema
 from millrace.streams.patterns.sorted_rows import column_of
+from millrace.streams.rows import Kinds
 from millrace.streams.sinks.frames import FrameSink, columns_of
 from millrace.streams.sinks.sink import Sink
 
@@ -31,13 +33,17 @@ def operator_of(stream: Stream, frame: DataFrame) -> Operator:
     return operation.made(mark.column, columns_of(frame))
 
 
-def right_rows(spark: SparkSession, settings: Settings, stream: Stream, *, batch: bool = False) -> DataFrame | None:
-    """The right side of an as-of join, from its collection's beginning, as a stream or a batch; None of another operator."""
+def right_rows(
+    spark: SparkSession, settings: Settings, stream: Stream, *, until: Moment | None = None, batch: bool = False
+) -> DataFrame | None:
+    """The right side of an as-of join, from its collection's beginning, as a stream or a batch up to `until`; None of another operator."""
     joined = None if stream.operator is None else stream.operator.as_of
     if joined is None:
         return None
-    read = source.changes if batch else source.stream
-    return read(spark, settings, joined.collection, kinds="all" if joined.versioned else "skip others")
+    kinds: Kinds = "all" if joined.versioned else "skip others"
+    if batch:
+        return source.changes(spark, settings, joined.collection, until=until, kinds=kinds)
+    return source.stream(spark, settings, joined.collection, kinds=kinds)
 
 
 def both_sides(stream: Stream, left: DataFrame, right: DataFrame | None) -> DataFrame:

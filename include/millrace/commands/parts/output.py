@@ -1,0 +1,105 @@
+"""Where a command's rows go, and in which format: the options that such commands share."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from millrace.base.errors import InvalidArgument, MillraceError
+from millrace.commands.parts.command_line import print_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TABLE_ROWS: Final = 50
+"""Rows that a table on the screen has unless another number is asked for."""
+
+
+class Format(StrEnum):
+    """Of the output."""
+
+    TABLE = "table"
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+_SUFFIXES: Final = {
+    ".jsonl": Format.JSONL,
+    ".ndjson": Format.JSONL,
+    ".json": Format.JSONL,
+    ".csv": Format.CSV,
+    ".parquet": Format.PARQUET,
+    ".pq": Format.PARQUET,
+    ".arrow": Format.ARROW,
+    ".feather": Format.ARROW,
+}
+
+FileFormat = Annotated[
+    Format | None, typer.Option("--format", help="Of the output. Without it: by --output's suffix, else a table.")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")]
+
+
+def chosen_format(asked: Format | None, output: Path | None, *, as_json: bool) -> Format:
+    """The format of what is written. Raises InvalidArgument, typer.BadParameter for one that does not go where it is to."""
+    chosen = asked or (Format.JSONL if as_json else _format_of(output))
+    if chosen in (Format.PARQUET, Format.ARROW) and output is None and sys.stdout.isatty():
+        raise typer.BadParameter(f"{chosen.title()} is binary: give --output FILE, or send stdout to a file")
+    if chosen == Format.TABLE and output is not None:
+        raise InvalidArgument("a table is for the screen: --format jsonl, csv, parquet or arrow writes a file")
+    return chosen
+
+
+def _format_of(output: Path | None) -> Format:
+    if output is None:
+        return Format.TABLE
+    found = _SUFFIXES.get(output.suffix.lower())
+    if found is None:
+        raise InvalidArgument(f"{output.name}: the suffix {output.suffix!r} names no format; say --format")
+    return found
+
+
+def put(rows: pa.RecordBatchReader, chosen: Format, output: Path | None) -> None:
+    """Write rows as they come, to a file or to stdout. Raises InvalidArgument for a file that cannot be written."""
+    from millrace.commands.parts.rows_out import write
+
+    if output is None:
+        write(chosen, rows, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with output.open("wb") as file:
+            written = write(chosen, rows, file)
+    except OSError as error:
+        if isinstance(error, MillraceError):
+            raise
+        raise InvalidArgument(f"{output} cannot be written: {error.strerror}") from None
+    typer.echo(f"Wrote {written:,} rows to {output}.", err=True)
+
+
+def print_table(rows: pa.Table) -> None:
+    """Rows on the screen."""
+    cells = [{name: _cell(value) for name, value in row.items()} for row in rows.to_pylist()]
+    print_rows(cells, columns=rows.column_names, as_json=False, empty="No rows.")
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case datetime():
+            return value.isoformat().replace("+00:00", "Z")
+        case list():
+            return f"[{', '.join(_cell(each) for each in value)}]"
+        case _:
+            return str(value)
