@@ -94,6 +94,8 @@ def test_a_batch_and_a_stream_that_is_started_again_are_pythons_changes(
     assert counted(names["late"].select("_change", "id").collect()) == counted(later.collect())
     assert names["rows"].isStreaming
     assert counted(names["one"].collect()) == counted(row.values() for row in names["same"].read_all().to_pylist())
+    for begin in (tick, tick + 1):  # nothing lies in between
+        assert face.changes_between(spark, "people", after=begin, until=tick, settings=db.settings).collect() == []
     with pytest.raises(TickNotReached, match="older tick"):
         face.changes_between(spark, "people", until="2999-01-01T00:00:00Z", deadline=0.1, settings=db.settings)
 

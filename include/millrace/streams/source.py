@@ -153,7 +153,8 @@ class RowsPartition(InputPartition):
 
 
 def _read(rows: RowsOf, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    yield from rows_of(rows, partition.value)
+    if partition.value is not None:  # where a batch has nothing to read, Spark makes a partition of nothing
+        yield from rows_of(rows, partition.value)
     keep_modules(FORMAT)
 
 
