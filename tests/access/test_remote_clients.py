@@ -27,7 +27,7 @@ from millrace.rpc.link import ConnectionLost, ExchangeStream
 from millrace.rpc.selection import Selection
 from tests.access.conftest import SCHEMA, Guarded
 from tests.client.conftest import own_name
-from tests.log.server_rig import until
+from tests.waiting import until
 
 REVOKED_SECONDS = 2.0
 """docs/access.md: how long an open stream may outlive its token."""

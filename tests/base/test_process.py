@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from millrace.base.process import is_alive, look, look_at_all, this_process, wrote
+from tests.waiting import until
 
 FIRST_THREAD_ENDS = (
     "import ctypes, threading, time\n"
@@ -48,16 +49,10 @@ def test_what_was_written_before_a_process_began_is_another_ones() -> None:
 def test_a_zombie_is_gone_and_one_whose_first_thread_ended_is_not() -> None:
     with subprocess.Popen(["sleep", "600"]) as child:
         child.kill()
-        ends = time.monotonic() + 10.0
-        while look(child.pid) is not None and time.monotonic() < ends:
-            time.sleep(0.01)
-        assert look(child.pid) is None, "killed, and not waited for yet"
+        until(lambda: look(child.pid) is None, "killed, and not waited for yet")
     with subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        ends = time.monotonic() + 10.0
-        while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < ends:
-            time.sleep(0.01)
-        assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+        until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE, "its first thread ended")
         assert look(child.pid) is not None, "its other thread works on"
         child.kill()

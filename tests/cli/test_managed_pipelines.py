@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -155,6 +156,10 @@ def test_status_is_told_with_and_without_a_service(
     )
     here = cli.as_json("pipelines", "status", "flights")
     assert (here["state"], str(gone.pid) in here["cause"]) == ("STOPPED", True)
+    # Another process has its number since: this one began after that was said.
+    taken = PipelineStatus(pipeline="flights", state=State.RUNNING, pid=os.getpid(), at=1.0)
+    status_path(settings, "flights").write_text(taken.model_dump_json())
+    assert cli.as_json("pipelines", "status", "flights")["state"] == "STOPPED"
     cli.fails("PIPELINE_NOT_FOUND", "pipelines", "status", "absent")
 
 

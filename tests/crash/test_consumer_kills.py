@@ -22,7 +22,7 @@ from millrace.operations.backfill.importing import append_imports
 from millrace.operations.backfill.staged import StagingFolder
 from millrace.rpc.discovery import read_record
 from millrace.runtime.progress import Progress
-from tests.log.server_rig import until
+from tests.waiting import until
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "string", True)), "id")
 TOKEN = "a-token-that-both-sides-have"

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from millrace.message.ids import EARLIEST, LogId
 from millrace.rpc.discovery import read_record
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.remote_log import RemoteLogService
+from tests.waiting import until
 
 PATIENCE = 60.0
 LAUNCH = ServerLaunch(idle_timeout=60.0, settings=(("segment_bytes", str(1 << 20)),))
@@ -118,13 +118,6 @@ class Producer:
             elif word == "unknown":
                 unknown.add(int(number))
         return acked, unknown
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        threading.Event().wait(0.01)
 
 
 def everything(log: Log) -> dict[LogId, bytes]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -19,6 +18,7 @@ from millrace.runtime.launch.folder import read_json
 from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
 from millrace.runtime.launch.process import processes_of
 from tests.dags.conftest import RunDag
+from tests.waiting import until
 
 RUN = "streaming-node"
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
@@ -37,13 +37,6 @@ def client(settings: Settings) -> Iterator[Client]:
 
 def insert(client: Client, numbers: range) -> None:
     client.producer().insert(client.collection("c"), pa.table({"id": list(numbers)}))
-
-
-def until(condition: Callable[[], object], *, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.05)
 
 
 def beats(settings: Settings, status: RunStatus) -> bool:

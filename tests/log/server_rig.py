@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -130,14 +129,6 @@ class MemoryService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for `condition`; `what` is said where it never comes true."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        threading.Event().wait(0.01)
 
 
 ECHOED = ("echo/do_exchange", "echo/do_get", "echo/back", "echo/refuse")

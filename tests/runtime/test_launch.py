@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from millrace.runtime.launch.folder import RunFolder, read_json
 from millrace.runtime.launch.history import OPERATIONS, append, history_path, read
 from millrace.runtime.launch.launcher import Launcher, RunState
 from millrace.runtime.launch.process import processes_of
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -45,13 +45,6 @@ def launcher(settings: Settings, jobs: Path) -> Iterator[Launcher]:
 def gate(tmp_path: Path) -> Path:
     """The job waits until this file is there."""
     return tmp_path / "gate"
-
-
-def until(condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)
 
 
 def started(pid: int) -> Seen:

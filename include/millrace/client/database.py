@@ -426,11 +426,9 @@ class Collection:
         """:meth:`changes` behind `after` (default: from the beginning) up to `until` (default: now) as one stream of batches that
         ends, all in the collection's newest schema: ``read_all()``, ``read_pandas()``, or what DuckDB and Polars take. In the order of
         each VChannel; of `channels` alone, as :meth:`changes`. Its batches raise PositionTruncated where the WAL was trimmed behind `after`."""
-        definition = self.refresh().definition
+        definition = self.refresh().definition.on(channels)
         tick = self.database.client.now(definition.pchannels) if until is None else resolve_tick(until)
-        stream = self.database.client.changes(
-            definition, channels=channels, after=after, until_tick=tick, schema=definition.schema
-        )
+        stream = self.database.client.changes(definition, after=after, until_tick=tick, schema=definition.schema)
         return stream.reader(definition.schema)
 
     # --- changing ---------------------------------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import _pulsar
@@ -32,6 +31,7 @@ from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST, LogId
 from tests import running_brokers
 from tests.conformance.reading import read_all
+from tests.waiting import until
 
 OPENED: list[PulsarService] = []
 
@@ -53,14 +53,6 @@ def opened(prefix: str, *, namespace: str = "log", **options: object) -> PulsarS
 def made(service: PulsarService) -> PulsarLog:
     service.create("p")
     return service.open("p")
-
-
-def until(holds: Callable[[], bool], *, deadline: float = 40.0) -> None:
-    """Wait until something holds that happens in the background."""
-    end = time.monotonic() + deadline
-    while not holds():
-        assert time.monotonic() < end, "it did not come to hold"
-        threading.Event().wait(0.1)
 
 
 def test_the_url_of_the_broker_opens_a_log() -> None:

@@ -25,7 +25,8 @@ from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.link import AppendStream, ConnectionLost, Link
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.wire import typed_error
-from tests.log.server_rig import PATIENCE, Rig, until
+from tests.log.server_rig import PATIENCE, Rig
+from tests.waiting import until
 
 BODY = 600 << 20
 

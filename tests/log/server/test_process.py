@@ -36,7 +36,7 @@ from millrace.rpc.discovery import LOCK_FILE, RECORD_FILE, Liveness, ServerRecor
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.link import AppendStream, ConnectionLost
 from millrace.rpc.remote_log import RemoteLogService
-from tests.log.server_rig import until
+from tests.waiting import until
 
 PATIENCE = 30.0
 LAUNCH = ServerLaunch(idle_timeout=60.0, settings=(("segment_bytes", str(1 << 20)), ("max_entry_bytes", str(1 << 19))))

@@ -27,7 +27,8 @@ from millrace.message.ids import EARLIEST, LogId
 from millrace.message.log_entries import ENTRY_BYTES, ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.rpc.discovery import write_record
 from millrace.rpc.remote_log import RemoteLogService
-from tests.log.server_rig import LARGEST, PATIENCE, MemoryLog, Rig, until, values_of
+from tests.log.server_rig import LARGEST, PATIENCE, MemoryLog, Rig, values_of
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from millrace.base.errors import ChannelNotFound, GroupBusy, InvalidArgument, Se
 from millrace.client.consume.positions import Positions
 from millrace.node.append import groups as module
 from millrace.node.append.groups import Groups
-from tests.log.server_rig import until
+from tests.waiting import until
 
 
 class Clock:

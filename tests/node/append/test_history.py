@@ -17,8 +17,8 @@ from millrace.node.append import history
 from millrace.node.append.history import MOST
 from millrace.wal.scanner import All
 from tests.client.consume.test_scan import Deployment, deployed, fill
-from tests.log.server_rig import until
 from tests.node.append.samples import PCHANNEL
+from tests.waiting import until
 
 
 class Gate:

@@ -38,8 +38,9 @@ from millrace.rpc.link import ExchangeStream
 from millrace.rpc.outcome import AppendResult, outcome_rows
 from millrace.rpc.tail import Evicted
 from millrace.wal.scanner import All, ImmutableTxn
-from tests.log.server_rig import PATIENCE, until
+from tests.log.server_rig import PATIENCE
 from tests.node.append.samples import PCHANNEL, insert, judged, keys_of, opening
+from tests.waiting import until
 
 V0, V1 = "p0_1v0", "p0_1v1"
 

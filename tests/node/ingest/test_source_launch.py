@@ -16,7 +16,7 @@ from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
 from tests.certificates import certificate
 from tests.client.spool.test_remote import free_port
-from tests.log.server_rig import until
+from tests.waiting import until
 
 
 def test_a_server_that_the_planner_starts_has_the_settings_port_tls_and_sizes(tmp_path: Path) -> None:
