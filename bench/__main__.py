@@ -284,14 +284,21 @@ def _tables(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
         "shapes": lambda: reads.shapes(folder / "shapes", wide_rows=base // 10, deep_rows=base // 5),
     }
     counts = {1: base // 100, 100: base // 10, 10_000: base // 5 * 2}
-    for share, call in [(0.9, 10_000)] if quick else [(share, call) for call in counts for share in (0.1, 0.9)]:
-
-        def until(share: float = share, call: int = call) -> Any:
-            return writes.until_readable(
-                folder / f"until-{share}-{call}", base=base, count=counts[call], call=call, updates=share
-            )
-
-        parts[f"until readable: {share:.0%} updates, calls of {call:,}"] = until
+    of = [(base, counts[10_000], 0.9, 10_000)]
+    if not quick:
+        of = [(base, counts[call], share, call) for call in counts for share in (0.1, 0.9)]
+        # A merge's cost grows with its table, an append's does not.
+        of += [(base * times, base * 2, 0.9, 10_000) for times in (10, 40, 120)]
+    for living, count, share, call in of:
+        name = f"until readable: {share:.0%} updates, calls of {call:,}, base of {living:,}"
+        parts[name] = partial(
+            writes.until_readable,
+            folder / f"until-{share}-{call}-{living}",
+            base=living,
+            count=count,
+            call=call,
+            updates=share,
+        )
     return parts
 
 

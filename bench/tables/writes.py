@@ -137,6 +137,7 @@ def until_readable(folder: Path, *, base: int, count: int, call: int, updates: f
     batch = max(call, -(-count // commits))
     delta_rs = _delta_rs_merge(folder / "delta-rs", base, table, batch)
     spark = session("bench-tables", settings=Settings(data_dir=folder))
+    spark.sparkContext.setLogLevel("OFF")  # merges that would take too long are cut off, with pages of traces
     try:
         _spark_merge(spark, folder / "warm", 1000, changes(1000, 2000, updates=0.1), 1)
         merges = {
