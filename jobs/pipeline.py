@@ -13,6 +13,7 @@ from pathlib import Path
 from millrace.base.settings import Settings
 from millrace.node.range.query import query_of
 from millrace.pipelines.model.configuration import Configuration
+from millrace.pipelines.model.status import State
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.definition import PipelineRun
 from millrace.runtime import job
@@ -29,16 +30,31 @@ def main() -> None:
     configuration = Configuration() if arguments.config is None else Configuration.load(arguments.config)
     pipeline = read_pipeline(arguments.declaration, configuration)
 
-    def definition(settings: Settings) -> PipelineRun:
-        return PipelineRun(settings, pipeline)
+    made: list[PipelineRun] = []
 
-    job.run(
-        f"millrace-pipeline-{pipeline.id}",
-        [query_of(definition)],
-        available_now=arguments.available_now,
-        result=arguments.result,
-        progress=arguments.progress,
-    )
+    def definition(settings: Settings) -> PipelineRun:
+        end(made)  # a query that is started again: what told of the one before is over
+        made.append(PipelineRun(settings, pipeline))
+        return made[-1]
+
+    try:
+        job.run(
+            f"millrace-pipeline-{pipeline.id}",
+            [query_of(definition)],
+            available_now=arguments.available_now,
+            result=arguments.result,
+            progress=arguments.progress,
+        )
+    except BaseException as error:
+        end(made, State.FAILED, job.describe(error)["message"])
+        raise
+    end(made)
+
+
+def end(made: list[PipelineRun], state: State = State.STOPPED, cause: str = "") -> None:
+    """Say in the status file how they ended."""
+    for each in made:
+        each.end(state, cause)
 
 
 if __name__ == "__main__":

@@ -34,4 +34,6 @@ def test_a_query_takes_a_topic_into_the_index_and_goes_on_where_it_stood(spark: 
         f"k{n}": n for n in range(500) if n % 10
     } | {"late": 1}
     assert len(flights.errors()) == 50
-    assert read_status(flights.settings, flights.id).state in (State.RUNNING, State.UNASSIGNED)
+    assert read_status(flights.settings, flights.id).state is State.RUNNING
+    definition.end()
+    assert read_status(flights.settings, flights.id).state is State.STOPPED

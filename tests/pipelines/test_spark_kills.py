@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from millrace.base.package import ROOT
+from millrace.pipelines.model.status import State
 from millrace.pipelines.worker.positions import positions_of
+from millrace.pipelines.worker.supervision import read_status
 from millrace.runtime.child_processes import Job
 from tests.pipelines.worker.flights import Flights
 from tests.pipelines.worker.test_kills import _check, _records
@@ -93,6 +95,7 @@ def test_spark_s_driver_and_workers_die_and_nothing_is_lost_or_doubled(tmp_path:
         job.kill()
         job = driver.start("--available-now")
         assert job.wait(deadline=200) == 0, job.tail()
+        assert read_status(flights.settings, flights.id).state is State.STOPPED
     finally:
         job.kill()
     assert killed == ["worker", "driver", "worker"]

@@ -165,6 +165,12 @@ FAMILIES: Final[dict[str, Family]] = {
     "pipeline_failures_total": Family(
         "counter", "Ranges of a task that failed, by error.", ("pipeline", "task", "code")
     ),
+    "pipeline_cpu_seconds_total": Family("counter", "CPU time of a pipeline's worker.", ("pipeline",)),
+    "pipeline_memory_bytes": Family("gauge", "Memory of a pipeline's worker.", ("pipeline",)),
+    "pipeline_failed_tasks": Family("gauge", "Tasks that stand failed, until they are recovered.", ("pipeline",)),
+    "pipeline_running": Family(
+        "gauge", "1 for each pipeline that is to run and has a worker, 0 where it has none.", ("pipeline",)
+    ),
     # What is where.
     "pchannel_info": Family("gauge", "1 for each PChannel this process serves.", ("pchannel", "term", "role")),
     "vchannel_total": Family("gauge", "VChannels on the PChannel.", ("pchannel",)),
@@ -267,6 +273,10 @@ class Metrics:
         self.pipeline_bulks_total = counter("pipeline_bulks_total")
         self.pipeline_retries_total = counter("pipeline_retries_total")
         self.pipeline_failures_total = counter("pipeline_failures_total")
+        self.pipeline_cpu_seconds_total = counter("pipeline_cpu_seconds_total")
+        self.pipeline_memory_bytes = gauge("pipeline_memory_bytes")
+        self.pipeline_failed_tasks = gauge("pipeline_failed_tasks")
+        self.pipeline_running = gauge("pipeline_running")
 
         self.pchannel_info = gauge("pchannel_info")
         self.vchannel_total = gauge("vchannel_total")

@@ -10,7 +10,8 @@ this host, over a folder of its own in the data folder, unless the setting names
 With ``--nodes 3`` (``make run NODES=3``) a coordinator and that many nodes share the work, and one of them is killed, one suspended
 beyond its lease and woken, one drained and one added while the rows stream.
 
-With ``--pipeline`` (``make run PIPELINE=1``) the flights go from a topic of Kafka's into OpenSearch instead, and a search is answered.
+With ``--pipeline`` (``make run PIPELINE=1``) the flights go from a topic of Kafka's into OpenSearch instead, by a pipeline that its
+service keeps in MariaDB, and a search is answered.
 
 With ``--streams`` (``make run STREAMS=1``) three streams answer questions of the flights while they are fed, each held against DuckDB's answer.
 """
@@ -189,7 +190,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="remove the data folder first (default: continue in it)")
     parser.add_argument("--nodes", type=int, default=0, help=f"a cluster of so many nodes ({LEAST_NODES} or more)")
     parser.add_argument(
-        "--pipeline", action="store_true", help="a pipeline from Kafka to OpenSearch, both started here"
+        "--pipeline",
+        action="store_true",
+        help="a pipeline from Kafka to OpenSearch, started here with its service and MariaDB",
     )
     parser.add_argument(
         "--streams", action="store_true", help="streams over the flights, their answers held against DuckDB's"

@@ -1,17 +1,22 @@
-"""``make run PIPELINE=1``: Kafka and OpenSearch on this host, without docker; the flights of 2013 through a pipeline, and a search answered.
+"""``make run PIPELINE=1``: Kafka, OpenSearch and MariaDB on this host, without docker; the flights of 2013 through a pipeline, and a search answered.
 
-The flights go into a topic as JSON, a few of them spoilt. The worker runs supervised by the declaration that is left in the data
-folder (``flights.yaml``), and what the index and the error topic hold is held against what was sent.
+The pipeline service keeps its pipelines in MariaDB. The flights go into a topic as JSON, a few of them spoilt; the pipeline, whose declaration is
+left in the data folder (``flights.yaml``), is made and run through the service's API, and what the index and the error topic hold is held
+against what was sent.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
+import httpx
 import msgspec
 import pyarrow as pa
 from confluent_kafka import Producer
@@ -19,11 +24,14 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 
-from millrace.base.errors import LogUnavailable
+from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.files import replace_file
 from millrace.base.settings import Settings
+from millrace.brokers.broker import answers, free_ports
 from millrace.brokers.kafka import KafkaBroker
+from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.opensearch import OpenSearchServer
+from millrace.coord.opening import cluster_token
 from millrace.demo.flights import flights
 from millrace.demo.summary import Interrupted
 from millrace.pipelines.model.configuration import Configuration
@@ -36,6 +44,7 @@ from millrace.runtime.child_processes import Job
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 2
+_SECONDS: Final = 120.0
 SPOILT: Final = 10_000
 """One in so many flights has a distance that is no number."""
 _DECLARED: Final = """\
@@ -63,24 +72,37 @@ def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: t
     """The demo; 0 where everything that was sent is accounted for. What an earlier run left in the folder is begun anew."""
     table = flights().slice(0, rows)
     folder = settings.data_dir / "pipeline"
-    console.print(f"Data folder: [bold]{folder}[/]\nStarting Kafka and OpenSearch on this host …")
+    if settings.meta_store:
+        raise InvalidSettings(
+            f"MILLRACE_META_STORE is {settings.meta_store}, and this demo starts a MariaDB of its own: unset it"
+        )
+    console.print(f"Data folder: [bold]{folder}[/]\nStarting Kafka, OpenSearch and MariaDB on this host …")
     with (
         KafkaBroker(folder / "kafka", settings=settings) as kafka,
         OpenSearchServer(folder / "opensearch", settings=settings) as opensearch,
+        MariaDbServer(folder / "mariadb", settings=settings) as mariadb,
     ):
-        console.print(f"Kafka: [bold]{kafka.address}[/]  OpenSearch: [bold]{opensearch.url}[/]")
+        console.print(
+            f"Kafka: [bold]{kafka.address}[/]  OpenSearch: [bold]{opensearch.url}[/]  MariaDB: [bold]{mariadb.address}[/]"
+        )
+        os.environ.update(mariadb.login)  # for the processes that this one starts
+        settings = replace(settings, meta_store=mariadb.url, service_port=settings.service_port or _port())
         file = folder / "flights.yaml"
         replace_file(file, _DECLARED.format(brokers=kafka.address, opensearch=opensearch.url))
         pipeline = read_pipeline(file, Configuration())
         _topics(kafka)
         before = sum(each.position for each in positions_of(settings, pipeline.id).values())
         sent, spoilt, filtered = _send(kafka, table, stop)
-        console.print(
-            f"{sent:,} flights are in the topic, {spoilt} of them spoilt. The pipeline runs: [bold]millrace pipelines run {file}[/]"
-        )
-        begun = time.perf_counter()
-        _run(settings, file, before + sent, pipeline, stop)
-        seconds = time.perf_counter() - begun
+        console.print(f"{sent:,} flights are in the topic, {spoilt} of them spoilt.")
+        with _service(settings, stop) as service:
+            console.print(
+                f"The pipeline service: [bold]{service.base_url}[/], as `millrace pipelines serve`. Make and run it, as"
+                f" `millrace pipelines create {file} --run`: …"
+            )
+            begun = time.perf_counter()
+            _make(service, pipeline)
+            _run(service, before + sent, pipeline, stop)
+            seconds = time.perf_counter() - begun
         return _summary(
             settings,
             pipeline,
@@ -139,19 +161,63 @@ def _send(kafka: KafkaBroker, table: pa.Table, stop: threading.Event) -> tuple[i
     return sent, spoilt, filtered
 
 
-def _run(settings: Settings, file: Path, end: int, pipeline: Pipeline, stop: threading.Event) -> None:
-    import sys
+def _port() -> int:
+    """The service's own, or where somebody has that already, a free one."""
+    port = Configuration().server.httpPort
+    return free_ports(1)[0] if answers(port) else port
 
-    command = [sys.executable, "-m", "millrace", "pipelines", "run", str(file), "--data", str(settings.data_dir)]
-    job = Job(command, log_file=settings.run_path / "pipeline.log", env=settings.environment())
+
+@contextmanager
+def _service(settings: Settings, stop: threading.Event) -> Iterator[httpx.Client]:
+    """The pipeline service, and a client of it that may do everything."""
+    command = [sys.executable, "-m", "millrace.service.pipelines"]
+    job = Job(command, log_file=settings.run_path / "pipeline-service.log", env=settings.environment())
+    client = httpx.Client(
+        base_url=f"http://127.0.0.1:{settings.service_port}",
+        headers={"Authorization": f"Bearer {cluster_token(settings)}"},
+        timeout=_SECONDS,
+        trust_env=False,
+    )
     try:
-        while sum(each.position for each in positions_of(settings, pipeline.id).values()) < end:
+        job.wait_ready(lambda: stop.is_set() or answers(settings.service_port), deadline=_SECONDS)
+        yield client
+    finally:
+        client.close()
+        job.stop(deadline=settings.stop_deadline)
+
+
+def _make(service: httpx.Client, pipeline: Pipeline) -> None:
+    """Make it, or change the one of an earlier run."""
+    known, declared = f"/api/v1/pipelines/{pipeline.id}", pipeline.to_json()
+    found = service.get(known)
+    if found.status_code == httpx.codes.NOT_FOUND:
+        _told(service.put(known, json=declared))
+    else:
+        _told(service.put(f"{known}/declaration", params={"version": _told(found)["version"]}, json=declared))
+
+
+def _run(service: httpx.Client, end: int, pipeline: Pipeline, stop: threading.Event) -> None:
+    """Run it until all that was sent lies behind it."""
+    known = f"/api/v1/pipelines/{pipeline.id}"
+    _told(service.put(f"{known}/resume"))
+    try:
+        while True:
+            status = _told(service.get(f"{known}/status"))
+            if sum(task["position"] for task in status["tasks"]) >= end:
+                return
+            if status["state"] == "FAILED":
+                raise LogUnavailable(f"the pipeline has failed: {status['cause']}")
             if stop.wait(0.2):
                 raise Interrupted
-            if not job.running():
-                raise LogUnavailable(f"the pipeline ended by itself:\n{job.tail()}")
     finally:
-        job.stop(deadline=settings.stop_deadline)
+        _told(service.put(f"{known}/stop"))
+
+
+def _told(answer: httpx.Response) -> dict[str, Any]:
+    found: dict[str, Any] = answer.json()
+    if not answer.is_success:
+        raise LogUnavailable(f"the pipeline service answers {answer.status_code}: {found['error']['message']}")
+    return found
 
 
 def _summary(

@@ -22,6 +22,7 @@ from millrace.base.settings import Settings
 from millrace.client.consume.positions import Positions
 from millrace.observe.jobs import nodes_of
 from millrace.observe.models import Overview
+from millrace.pipelines.model.status import metrics_path
 from millrace.tables.wal.reader import WalSnapshot
 
 
@@ -48,8 +49,12 @@ class _Merged:
 
 def exposition(overview: Overview, *, host: str, jobs: Sequence[str], backlogs: bytes) -> bytes:
     """The text, from the overview, the groups' backlogs, and what append host and jobs say themselves."""
+    return merged([*jobs, host, of_overview(overview).decode(), backlogs.decode()])
+
+
+def merged(texts: Iterable[str]) -> bytes:
+    """Several expositions as one."""
     registry = CollectorRegistry()
-    texts = [*jobs, host, of_overview(overview).decode(), backlogs.decode()]
     registry.register(_Merged(family for text in texts for family in text_string_to_metric_families(text)))
     return generate_latest(registry)
 
@@ -80,17 +85,25 @@ def of_overview(overview: Overview) -> bytes:
 
 
 def job_metrics(settings: Settings) -> list[str]:
-    """What the running streaming jobs report, as each left it beside its heartbeat a moment ago."""
-    folders = [each.own_run_path for each in nodes_of(settings)]
-    return [text for each in folders for path in each.glob("*.heartbeat.json") if (text := _of_job(path))]
+    """What the running streaming jobs report, as each left it beside its heartbeat a moment ago; and the workers of pipelines."""
+    beats = [path for each in nodes_of(settings) for path in each.own_run_path.glob("*.heartbeat.json")]
+    found = [_left_by(path, path.with_suffix(METRICS_SUFFIX)) for path in beats]
+    return [*filter(None, found), *pipeline_metrics(settings)]
 
 
-def _of_job(heartbeat: Path) -> str:
-    """The text of one job; "" where it does not run, or has left none."""
+def pipeline_metrics(settings: Settings) -> list[str]:
+    """What the running workers of pipelines report."""
+    folders = (settings.data_dir / "pipelines").glob("*/status.json")
+    found = [_left_by(path, metrics_path(settings, path.parent.name)) for path in folders]
+    return [*filter(None, found)]
+
+
+def _left_by(heartbeat: Path, left: Path) -> str:
+    """The text that a process left; "" where it does not run any more, or has left none."""
     try:
         beat = json.loads(heartbeat.read_text(encoding="utf-8"))
         if wrote(int(beat["pid"]), float(beat["at"])):
-            return heartbeat.with_suffix(METRICS_SUFFIX).read_text(encoding="utf-8")
+            return left.read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return ""

@@ -19,6 +19,7 @@ from millrace.observe.observer import Observer
 from millrace.service import cluster, faults, reading
 from millrace.service.access import Admit, Door, checked
 from millrace.service.answers import GuardedAnswers
+from millrace.service.requests import KnownRequests
 
 DESCRIPTION: Final[Mapping[str, Need]] = {
     "openapi": Need((Role.READ, Role.PRODUCE), Over.ANYTHING, words="the description of all this"),
@@ -38,7 +39,7 @@ def parts(observer: Observer, look: ClusterLook) -> list[Part]:
     """What every application has: the read model, the metrics, the cluster."""
     return [
         Part(reading.router(observer), reading.CALLS),
-        Part(reading.metrics_router(observer), reading.CALLS),
+        Part(reading.metrics_router(observer.metrics), reading.CALLS),
         Part(cluster.router(look), cluster.CALLS),
     ]
 
@@ -54,6 +55,7 @@ def application(parts: Sequence[Part], door: Door, *, page: faults.Page | None =
         openapi_url=None,  # FastAPI would serve them to anybody
     )
     app.add_middleware(GuardedAnswers)
+    app.add_middleware(KnownRequests)
     faults.install(app, page)
 
     def openapi(request: Request) -> JSONResponse:

@@ -14,23 +14,28 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Final
+from typing import Any, Final
+
+from fastapi import FastAPI, HTTPException, Request
 
 import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
 from millrace.access.token_file import TokenFile
 from millrace.base.closing import Closing
 from millrace.base.data_folder import claim
 from millrace.base.errors import MillraceError
+from millrace.base.package import VERSION
 from millrace.base.settings import Settings
 from millrace.coord.opening import cluster_token
+from millrace.observe.exposition import merged, pipeline_metrics
 from millrace.pipelines.api.management import Management
-from millrace.pipelines.api.routes import CALLS, router
+from millrace.pipelines.api.routes import CALLS, SERVICE, router
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.store.store import PipelineStore, open_pipelines
 from millrace.pipelines.worker.logs import begin_log, new_run
 from millrace.runtime.service import begin_service
-from millrace.service.access import token_door
+from millrace.service import reading
+from millrace.service.access import Credentials, Door, token_door
 from millrace.service.application import Part, application
 from millrace.service.faults import ANSWERS
 from millrace.service.server import serving
@@ -44,6 +49,34 @@ _log: Final = logging.getLogger(__name__)
 def pipelines_part(management: Management) -> Part:
     """The routes of pipelines, for whoever serves the application."""
     return Part(router(management, ANSWERS), CALLS, partial(management.admit, CALLS))
+
+
+def metrics_part(settings: Settings, management: Management) -> Part:
+    """``/metrics``: what the workers of this folder say, and whether each pipeline has the one that it is to have."""
+
+    def render() -> bytes:
+        return merged([*pipeline_metrics(settings), management.metrics().decode()])
+
+    return Part(reading.metrics_router(render), reading.CALLS)
+
+
+def service_app(settings: Settings, management: Management, door: Door) -> FastAPI:
+    """What the service serves: the calls, the metrics, and at ``/`` where to go, which tells somebody without a token no more than the docs."""
+    app = application([pipelines_part(management), metrics_part(settings, management)], door)
+
+    @app.get("/", include_in_schema=False)
+    async def index(request: Request, credentials: Credentials) -> dict[str, Any]:
+        found = {"service": SERVICE, "api": "/api/v1/pipelines", "openapi": "/openapi.json"}
+        found |= {"health": "/api/v1/pipelines-health", "metrics": "/metrics", "documentation": "docs/pipelines-api.md"}
+        try:
+            await door(request, credentials)
+        except HTTPException:
+            return found | {
+                "login": "Authorization: Bearer TOKEN (millrace tokens add makes one, on this service's host)"
+            }
+        return found | {"version": VERSION}
+
+    return app
 
 
 class StoreOnce(Closing):
@@ -101,7 +134,7 @@ def main() -> int:
         with open_pipelines(settings) as store:
             deployment = Deployment(settings, config=options.config)
             management = Management(settings, store, configuration=configuration, deployment=deployment)
-            with serving(application([pipelines_part(management)], door), at_port):
+            with serving(service_app(settings, management, door), at_port):
                 tend(management, stop)
     except MillraceError as error:
         sys.stderr.write(f"{error.code}: {error}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query
@@ -149,13 +149,13 @@ def router(observer: Observer) -> APIRouter:
     return made
 
 
-def metrics_router(observer: Observer) -> APIRouter:
-    """The route of the metrics."""
+def metrics_router(render: Callable[[], bytes]) -> APIRouter:
+    """The route of the metrics that `render` gives."""
     made = APIRouter(tags=["metrics"])
 
     @made.get("/metrics", response_class=Response, responses=ANSWERS)
     def metrics() -> Response:
         """All metrics in the Prometheus text format."""
-        return Response(observer.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return made

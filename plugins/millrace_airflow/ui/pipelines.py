@@ -18,6 +18,7 @@ from millrace.base.errors import MillraceError
 from millrace.observe.observer import Observer
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
+from millrace.pipelines.model.status import State
 from millrace.pipelines.store.records import Phase, Record
 from millrace.pipelines.worker.selection import Selection
 from millrace_airflow.ui.access import Reader, may_trigger, principal_of
@@ -131,6 +132,11 @@ def _row(management: Management, record: Record) -> dict[str, Any]:
     state = str(status.state) if record.phase is Phase.READY else str(record.phase)
     if state == "RUNNING" and failed:
         state = "DEGRADED"
+    runs = status.state in (
+        State.RUNNING,
+        State.PAUSED,
+    )  # of one that ended a moment ago the trend still has the last rate
+    rates = {name: getattr(trend, f"records_{name}")[-1] if runs else 0.0 for name in ("in", "out", "error")}
     causes = [status.cause, *(task.cause for task in status.tasks)]
     return {
         **sums,
@@ -139,7 +145,7 @@ def _row(management: Management, record: Record) -> dict[str, Any]:
         "failed": failed,
         "tasks": len(status.tasks),
         "cause": next((cause for cause in causes if cause), ""),
-        "rate": trend.records_out[-1],
+        "rates": rates,
         "trend": trend,
         "late": {
             name: max((task.latency_ms[name] for task in status.tasks if name in task.latency_ms), default=None)

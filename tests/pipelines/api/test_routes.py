@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -13,19 +16,21 @@ from fastapi.testclient import TestClient
 from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
 from millrace.base.errors import LogUnavailable
+from millrace.base.metrics import Metrics
+from millrace.base.package import VERSION
 from millrace.base.settings import Settings
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import Redrives
 from millrace.pipelines.deploy.world import RealWorld
+from millrace.pipelines.model.status import PipelineStatus, State, metrics_path, status_path
 from millrace.pipelines.store.records import PipelineRole, Record
 from millrace.pipelines.store.store import open_pipelines
 from millrace.pipelines.worker.selection import Selection
 from millrace.pipelines.worker.topics import Ends
 from millrace.service.access import token_door
-from millrace.service.application import application
-from millrace.service.pipelines import pipelines_part
+from millrace.service.pipelines import service_app
 from tests.pipelines.api.matrix import calls, expected, got
 
 OWN = "the-machines-own"
@@ -106,7 +111,7 @@ class Service:
         self.world = NoServers(self.deployment, self.management._pipeline)
         self.management._world = self.world
         self.tokens = TokenFile(settings.data_dir)
-        self.app = application([pipelines_part(self.management)], token_door([OWN], self.tokens))
+        self.app = service_app(settings, self.management, token_door([OWN], self.tokens))
         self.client = TestClient(self.app, raise_server_exceptions=False)
 
     def token(self, name: str, *grants: Grant) -> str:
@@ -305,6 +310,59 @@ def test_health_says_what_it_runs_on(service: Service) -> None:
     status, found = service.ask("GET", "pipelines-health")
     assert (status, found["service"], found["dependencies"]["store"]) == (200, "millrace-pipelines", "ok")
     assert found["language"].startswith("Python 3.")
+
+
+def test_its_root_says_where_to_go_and_to_nobody_more_than_that(service: Service) -> None:
+    outside = service.client.get("/")
+    assert (outside.status_code, outside.json()["openapi"], "version" in outside.json()) == (
+        200,
+        "/openapi.json",
+        False,
+    )
+    inside = service.client.get("/", headers={"Authorization": f"Bearer {OWN}"}).json()
+    assert inside["version"] == VERSION
+    for name in ("openapi", "health", "metrics", "api"):
+        assert service.client.get(inside[name], headers={"Authorization": f"Bearer {OWN}"}).status_code == 200, name
+        assert service.client.get(inside[name]).status_code == 401, name
+
+
+def test_a_request_s_id_is_in_its_answer_the_log_and_the_history(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="millrace.service")
+    own = {"Authorization": f"Bearer {OWN}"}
+    ask = partial(service.client.request, "PUT", json=DECLARED)
+    assert (
+        ask("/api/v1/pipelines/flights", headers={**own, "X-Request-ID": "deploy-7"}).headers["x-request-id"]
+        == "deploy-7"
+    )
+    made = ask("/api/v1/pipelines/fl%0Aights", headers={**own, "X-Request-ID": "two words"}).headers["x-request-id"]
+    assert re.fullmatch(r"[0-9a-f]{16}", made)
+    assert {each["detail"]["request"] for each in service.ask("GET", "pipelines/flights/history")[1]} == {"deploy-7"}
+    told = [line for line in caplog.messages if line.startswith("PUT")]
+    assert re.fullmatch(r"PUT /api/v1/pipelines/flights by machine: 201 in \d+ ms", told[0])
+    assert re.fullmatch(r"PUT /api/v1/pipelines/fl%0Aights by machine: 422 in \d+ ms", told[1])
+
+
+def test_metrics_are_those_of_workers_that_live_and_say_who_lacks_one(service: Service, settings: Settings) -> None:
+    for name in ("runs", "dies", "rests"):
+        service.ask("PUT", f"pipelines/{name}", DECLARED)
+        metrics = Metrics()
+        metrics.pipeline_memory_bytes.labels(name).set(7)
+        metrics.leave(metrics_path(settings, name))
+        pid = os.getpid() if name == "runs" else 0
+        said = PipelineStatus(pipeline=name, state=State.RUNNING, at=time.time(), pid=pid)
+        status_path(settings, name).write_text(said.model_dump_json())
+    for name in ("runs", "dies"):
+        service.ask("PUT", f"pipelines/{name}/resume")
+    service.deployment.runs.pop("dies")
+    text = service.client.get("/metrics", headers={"Authorization": f"Bearer {OWN}"}).text
+    found = {line for line in text.splitlines() if line.startswith("millrace_pipeline_")}
+    assert found == {
+        'millrace_pipeline_memory_bytes{pipeline="runs"} 7.0',
+        'millrace_pipeline_running{pipeline="runs"} 1.0',
+        'millrace_pipeline_running{pipeline="dies"} 0.0',
+    }
 
 
 def test_a_service_that_comes_again_keeps_what_was_asked_for(service: Service) -> None:

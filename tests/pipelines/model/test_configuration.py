@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.base.errors import InvalidSettings
+from millrace.base.errors import InvalidSettings, PipelineInvalid
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.pipeline import Pipeline
 
@@ -73,6 +73,23 @@ def test_a_pipeline_that_names_no_brokers_gets_those_of_mq(tmp_path: Path) -> No
     made = Pipeline.parse(read.with_defaults({"id": "f", "source": own, "sink": sink, "flush": {"items": 9}}))
     assert made.source.kind == "kafka"
     assert (made.source.bootstrap, made.source.offset_reset, made.flush.items) == (("b:1",), "error", 9)
+
+
+def test_the_error_topic_of_a_collection_s_pipeline_is_on_mq_s_brokers_where_it_names_none(tmp_path: Path) -> None:
+    read = Configuration.load(_file(tmp_path, WRITTEN.replace("socketTimeoutMs: 60000", "socketTimeoutMs: 700")))
+    declared = {
+        "id": "f",
+        "source": {"kind": "collection", "collection": "c"},
+        "sink": {"kind": "collection", "collection": "d"},
+    }
+    for given in ({}, {"errors": {"topic": "e"}}, {"errors": {"cluster": {}}}):
+        made = Pipeline.parse(read.with_defaults({**declared, **given}))
+        assert made.errors_cluster.bootstrap == ("kafka-headless.resource.svc.cluster.local.:9097",)
+        assert (made.errors_cluster.security.username, made.errors_cluster.socket_timeout_ms) == ("anyrobot", 700)
+    own = {**declared, "errors": {"cluster": {"bootstrap": ["b:1"]}}}
+    assert Pipeline.parse(read.with_defaults(own)).errors_cluster.bootstrap == ("b:1",)
+    with pytest.raises(PipelineInvalid, match="errors"):
+        Pipeline.parse(read.with_defaults({**declared, "errors": 7}))
 
 
 @pytest.mark.parametrize(

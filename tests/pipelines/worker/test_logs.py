@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from millrace.base.correlation import REQUEST
+from millrace.base.metrics import Metrics
 from millrace.pipelines.model.configuration import Log
 from millrace.pipelines.model.pipeline import Resources
+from millrace.pipelines.worker.__main__ import _served
 from millrace.pipelines.worker.limits import over_memory
 from millrace.pipelines.worker.logs import FILE, begin_log, forget
 
@@ -57,6 +61,33 @@ def test_files_are_rotated_so_many_kept_and_old_ones_forgotten(tmp_path: Path) -
     assert files[2].exists()
     forget(tmp_path / FILE, days=100)
     assert [file.exists() for file in files] == [True, True, False]
+
+
+def test_what_is_too_old_goes_with_a_rotation_too_and_none_is_kept_where_none_is_to_be(tmp_path: Path) -> None:
+    handler = begin_log(tmp_path, Log(maxSize=1, maxBackups=0, maxAge=7), pipeline="p", run="r")
+    old = tmp_path / f"{FILE}.9"  # of a configuration that kept more
+    old.write_text("")
+    os.utime(old, (0, 0))
+    for _ in range(25):
+        logging.getLogger("x").info("y" * 100_000)
+    handler.close()
+    (left,) = tmp_path.iterdir()
+    assert left.stat().st_size <= 1_000_000
+
+
+def test_lines_of_one_request_bear_its_id(tmp_path: Path) -> None:
+    begin_log(tmp_path, Log(), pipeline="", run="r")
+    before = REQUEST.set("abc")
+    logging.getLogger("a").info("within")
+    REQUEST.reset(before)
+    logging.getLogger("a").info("outside")
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text(encoding="utf-8").splitlines()]
+    assert [line.get("request") for line in lines] == ["abc", None]
+
+
+def test_a_port_that_another_worker_has_ends_no_worker() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert _served(Metrics(), taken.getsockname()[1]) is None
 
 
 def test_a_worker_keeps_to_its_cores_and_says_when_it_takes_too_much_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import threading
 import time
 from dataclasses import replace
@@ -15,7 +16,7 @@ from confluent_kafka import Consumer, TopicPartition
 from millrace.base.errors import InvalidSettings, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.status import State
+from millrace.pipelines.model.status import State, metrics_path
 from millrace.pipelines.worker.definition import PipelineRun
 from millrace.pipelines.worker.host import run
 from millrace.pipelines.worker.positions import change_positions, positions_of
@@ -23,6 +24,7 @@ from millrace.pipelines.worker.redrive import redrive
 from millrace.pipelines.worker.selection import Selection
 from millrace.pipelines.worker.supervision import Supervision, read_status, want
 from tests.pipelines.worker.flights import Flights
+from tests.waiting import until
 
 
 def _to_the_end(
@@ -66,7 +68,7 @@ def test_what_comes_in_is_in_the_index_or_in_the_error_topic(tmp_path: Path) -> 
         902,
         101,
     ]
-    page = metrics.render().decode()
+    page = metrics_path(flights.settings, flights.id).read_text()  # as the worker left it at its end
     for family in (
         "pipeline_records_total",
         "pipeline_lag_records",
@@ -75,6 +77,10 @@ def test_what_comes_in_is_in_the_index_or_in_the_error_topic(tmp_path: Path) -> 
         "pipeline_retries_total",
     ):
         assert f"millrace_{family}" in page
+    for family in ("pipeline_cpu_seconds_total", "pipeline_memory_bytes"):
+        told_of = re.search(rf'^millrace_{family}{{pipeline="{flights.id}"}} (.*)$', page, re.MULTILINE)
+        assert told_of is not None
+        assert float(told_of[1]) > 0, family
     # The consumer group says where it stands, for other tools.
     consumer = Consumer({"bootstrap.servers": flights.kafka.address, "group.id": flights.pipeline.group})
     places = consumer.committed([TopicPartition(flights.id, number) for number in range(2)], timeout=20)
@@ -124,39 +130,30 @@ def test_what_the_sink_refuses_stops_the_task_with_its_cause_until_it_is_recover
     thread.start()
     try:
         task = f"{flights.id}-0"
-        deadline = time.monotonic() + 60
         supervision = Supervision(flights.settings, flights.pipeline)
-        while not (task in supervision.tasks and supervision.tasks[task].failed):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: task in supervision.tasks and supervision.tasks[task].failed)
         known = supervision.tasks[task]
         assert (known.failures, known.code) == (2, "SINK_REFUSED")
         assert flights.id in known.cause
         assert known.retry_at is not None
         assert known.retry_at - time.time() > 3000
+        failed = f'millrace_pipeline_failed_tasks{{pipeline="{flights.id}"}} 1.0'
+        until(lambda: failed in metrics.render().decode(), "the failed task is told of")
         assert "millrace_pipeline_failures_total{" in metrics.render().decode()
         # Mended, and asked for: it goes on at once.
         from opensearchpy import OpenSearch
 
         OpenSearch(flights.opensearch.url).indices.create(index=flights.id)
         want(flights.settings, flights.id, restart="failed")
-        while not positions_of(flights.settings, flights.id)[task].position:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: positions_of(flights.settings, flights.id)[task].position)
         # Paused, it takes nothing; resumed, it goes on.
         want(flights.settings, flights.id, paused=True)
-        while read_status(flights.settings, flights.id).state is not State.PAUSED:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: read_status(flights.settings, flights.id).state is State.PAUSED)
         flights.send([("b", {"flight": 2})])
-        while not read_status(flights.settings, flights.id).tasks[0].lag:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: read_status(flights.settings, flights.id).tasks[0].lag)
         assert set(flights.index()) == {"a"}
         want(flights.settings, flights.id, paused=False)
-        while read_status(flights.settings, flights.id).tasks[0].lag:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: not read_status(flights.settings, flights.id).tasks[0].lag)
         assert set(flights.index()) == {"a", "b"}
     finally:
         stop.set()

@@ -45,5 +45,5 @@ class Flush(Definition[FlushPlan, FlushReport]):
     def committer(self, metrics: Metrics | None, *, holds: Holds = always) -> FlushCommitter:
         return FlushCommitter(self.settings, metrics=metrics, holds=holds)
 
-    def watch(self) -> Callable[[Sequence[FlushReport]], None]:
+    def watch(self, metrics: Metrics) -> Callable[[Sequence[FlushReport]], None]:
         return FlushedSegments(self.settings).note

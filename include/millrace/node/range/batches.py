@@ -30,7 +30,7 @@ class Batches(Generic[R]):
         self._owning = owning or Everything()
         self._folder = definition.parked
         self._committer = definition.committer(metrics, holds=self._owning.holds)
-        self._watch = definition.watch()
+        self._watch = definition.watch(metrics)
         self._progress = definition.settings.progress_path(definition.name)
         self._history = History(history_path(definition.settings, definition.name))
         self._failures: dict[str, str] = {}

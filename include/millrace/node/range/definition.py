@@ -175,7 +175,7 @@ class Definition(ABC, Generic[P, R]):
         """In the driver. `holds`: whether something of a channel may be committed this moment; who commits several times in one
         go asks before each."""
 
-    def watch(self) -> Callable[[Sequence[R]], None]:
+    def watch(self, metrics: Metrics) -> Callable[[Sequence[R]], None]:
         """In the driver of a supervised query: what is told of the reports that were committed."""
         return lambda committed: None
 

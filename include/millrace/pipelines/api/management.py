@@ -32,6 +32,7 @@ from millrace.base.errors import (
     SinkRefused,
     TableUnavailable,
 )
+from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.pipelines.api.reprocessing import Reprocessing
 from millrace.pipelines.api.rights import kept_secrets, may_declare, may_look_up, sees
@@ -43,6 +44,7 @@ from millrace.pipelines.deploy.runner import World, run
 from millrace.pipelines.deploy.saga import Saga
 from millrace.pipelines.deploy.world import RealWorld
 from millrace.pipelines.model.configuration import Configuration
+from millrace.pipelines.model.kafka import KafkaCluster
 from millrace.pipelines.model.part import Problem, invalid
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.status import PipelineStatus
@@ -51,6 +53,7 @@ from millrace.pipelines.store.records import DEFAULT_QUOTA, PAUSED, RUNNING, STO
 from millrace.pipelines.store.store import PipelineStore
 from millrace.pipelines.transform.transform import Transform
 from millrace.pipelines.worker.lookups import CollectionRows
+from millrace.pipelines.worker.topic_admin import BrokersLook
 from millrace.pipelines.worker.trend import Trend, read_trend
 
 if TYPE_CHECKING:
@@ -92,6 +95,7 @@ class Management(Reprocessing):
         self._clock = clock
         self._configuration = configuration or Configuration()
         self._world = world or RealWorld(self.deployment, self._pipeline)
+        self._kafka = BrokersLook()
         self._moving: set[str] = set()
         """Pipelines that a call of this process is making or deleting: `tend` leaves them alone."""
         self._turns = tuple(threading.Lock() for _ in range(_TURNS))
@@ -375,11 +379,22 @@ class Management(Reprocessing):
         return self._store.secret_names(pipeline)
 
     def dependencies(self) -> dict[str, str]:
-        """What the service stands on: ``ok``, or what is wrong with it."""
+        """What the service stands on: ``ok``, or what is wrong with it. Of Kafka's brokers those of `mq`, where it names some."""
         try:
-            return {"store": "ok", "pipelines": str(len(self._store.all()))}
+            found = {"store": "ok", "pipelines": str(len(self._store.all()))}
         except MillraceError as error:
-            return {"store": error.code}
+            found = {"store": error.code}
+        if brokers := self._configuration.brokers():
+            found["kafka"] = self._kafka.look(KafkaCluster.model_validate(brokers))
+        return found
+
+    def metrics(self) -> bytes:
+        """Of each pipeline that is to run, whether it has a worker; what the workers say themselves is theirs. Raises MetaUnavailable."""
+        metrics = Metrics()
+        for record in self._store.all():
+            if record.phase is Phase.READY and record.wanted != STOPPED:
+                metrics.pipeline_running.labels(record.id).set(self.deployment.running(record.id))
+        return metrics.render()
 
 
 def _tended(pipeline: str, do: Callable[[], object]) -> None:

@@ -21,6 +21,8 @@ from millrace.pipelines.worker.error_listing import ErrorPage
 from millrace.pipelines.worker.selection import MAX_IDS, Selection
 from millrace.pipelines.worker.trend import Trend
 
+SERVICE: Final = "millrace-pipelines"
+
 
 def _over(role: Role, words: str) -> Need:
     return Need((role,), Kind.PIPELINE, "pipeline", words)
@@ -177,7 +179,7 @@ def _look(made: APIRouter, management: Management) -> None:
     def pipelines_health() -> Health:
         """Service, version, language, architecture, dependencies."""
         return Health(
-            service="millrace-pipelines",
+            service=SERVICE,
             version=VERSION,
             language=f"Python {platform.python_version()}",
             architecture=f"{platform.system()} {platform.machine()}",

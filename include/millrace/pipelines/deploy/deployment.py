@@ -83,13 +83,13 @@ class Deployment:
         try:
             run = self._launcher.poll(run_id(pipeline))
         except RunNotFound:
-            return said.model_copy(update={"state": State.STOPPED})
+            return said.resting()
         if run.active:
             fresh = said.at >= run.started_at
             return said if fresh else PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)
         if run.error is not None:
-            return said.model_copy(update={"state": State.FAILED, "cause": str(run.error)})
-        return said.model_copy(update={"state": State.STOPPED})
+            return said.resting(State.FAILED, str(run.error))
+        return said.resting()
 
     def remove(self, pipeline: str) -> None:
         """Stop its worker, and take away its folder and where its tasks stand. Raises CommitFenced, TableUnavailable."""

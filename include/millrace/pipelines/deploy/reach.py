@@ -2,17 +2,16 @@
 
 Link-local addresses are refused always: there are the keys of the machine that a cloud hands out (169.254.169.254), and no Kafka or
 OpenSearch. ``reach.hosts`` of pipeline-config.yaml allows those that it names, and no others. Where a name leads is looked at again by the connection
-to OpenSearch itself (sinks/opensearch/connection.py); librdkafka has no such place, and speaks nothing that a server of keys answers.
+to OpenSearch itself (sinks/opensearch/connection.py), and before a client of Kafka is made (pipelines/brokers.py).
 """
 
 from __future__ import annotations
 
 import ipaddress
-import socket
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from millrace.pipelines.model.addresses import address_of, is_forbidden
+from millrace.pipelines.model.addresses import address_of, host_of, is_forbidden, leads_astray
 from millrace.pipelines.model.kafka import KafkaCluster
 from millrace.pipelines.model.part import Problem, invalid
 from millrace.pipelines.model.pipeline import Pipeline
@@ -37,11 +36,7 @@ def require_reachable(pipeline: Pipeline) -> None:
     """As :func:`require_allowed`, of what the names are now: a name may lead to such an address. Raises PipelineInvalid."""
     wrong = []
     for path, host in _hosts(pipeline):
-        try:
-            found = {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-        except (OSError, UnicodeError):
-            continue  # who connects says what is wrong with it
-        if any(map(is_forbidden, found)):
+        if leads_astray(host):
             wrong.append(Problem(path, f"{host} is an address that no pipeline may reach", "reach"))
     if wrong:
         raise invalid(wrong)
@@ -53,16 +48,10 @@ def _hosts(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     for path, part in clusters:
         if isinstance(part, OpenSearchSink):
             yield from (
-                (f"{path}.hosts.{place}", _bare(url.partition("://")[2])) for place, url in enumerate(part.hosts)
+                (f"{path}.hosts.{place}", host_of(url.partition("://")[2])) for place, url in enumerate(part.hosts)
             )
         elif isinstance(part, KafkaCluster):
-            yield from ((f"{path}.bootstrap.{place}", _bare(each)) for place, each in enumerate(part.bootstrap))
-
-
-def _bare(address: str) -> str:
-    address = address.rstrip("/")
-    host = address[1:].partition("]")[0] if address.startswith("[") else address.rpartition(":")[0] or address
-    return host.lower()
+            yield from ((f"{path}.bootstrap.{place}", host_of(each)) for place, each in enumerate(part.bootstrap))
 
 
 def _matches(host: str, pattern: str) -> bool:

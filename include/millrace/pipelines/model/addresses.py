@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -18,3 +19,19 @@ def is_forbidden(host: str) -> bool:
     """Whether `host` is such an address. A name is none: who connects by it looks at the address that it led to."""
     found = address_of(host)
     return found is not None and (found.is_link_local or found.is_multicast or found.is_unspecified)
+
+
+def leads_astray(host: str) -> bool:
+    """Whether `host` is such an address, or a name that leads to one now. Asks the resolver; who connects says what it does not know."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(is_forbidden(str(each[4][0])) for each in found)
+
+
+def host_of(address: str) -> str:
+    """Of ``host:port``, ``[host]:port`` or a host alone."""
+    address = address.rstrip("/")
+    host = address[1:].partition("]")[0] if address.startswith("[") else address.rpartition(":")[0] or address
+    return host.lower()

@@ -109,11 +109,23 @@ class Configuration(Part):
                 **({} if "bootstrap" in source else self.brokers()),
                 **source,
             }
+        elif isinstance(source, dict) and self.mq.mqHost:
+            found["errors"] = self._errors(declared.get("errors"))
         sink = declared.get("sink")
         if isinstance(sink, dict) and sink.get("kind") == "kafka":
             ours = {} if "bootstrap" in sink else self.brokers()
             found["sink"] = {"socket_timeout_ms": kafka.socketTimeoutMs, **ours, **sink}
         return found
+
+    def _errors(self, declared: Any) -> Any:
+        """Of a pipeline whose source has no brokers: its error topic is on those of `mq` where it names no others."""
+        if declared is not None and not isinstance(declared, dict):
+            return declared
+        cluster = (declared or {}).get("cluster")
+        if (isinstance(cluster, dict) and "bootstrap" not in cluster) or cluster is None:
+            ours = {"socket_timeout_ms": self.kafka.socketTimeoutMs, **self.brokers()}
+            return {**(declared or {}), "cluster": {**ours, **(cluster or {})}}
+        return declared
 
     def brokers(self) -> dict[str, Any]:
         """`mq` as a KafkaCluster is declared; nothing where no host is named."""

@@ -2,6 +2,7 @@
 
     <data>/pipelines/<id>/pipeline.json   the declaration that a worker runs, with its secrets, for its owner alone
     <data>/pipelines/<id>/status.json     what its worker says, replaced whole
+    <data>/pipelines/<id>/metrics.prom    its worker's metrics, replaced whole
 
 A task is a partition of a topic (``flights-0``), or a VChannel of a collection.
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from millrace.base.metrics import METRICS_SUFFIX
 from millrace.base.settings import Settings
 
 
@@ -73,6 +76,17 @@ class PipelineStatus(BaseModel):
     memory_bytes: int = 0
     declaration: str = Field(default="", description="digest of the declaration that the worker runs")
 
+    def resting(self, state: State = State.STOPPED, cause: str = "") -> Self:
+        """The same where no worker stands behind it any more: counts and positions stay, what only a process has does not."""
+        tasks = tuple(
+            each.model_copy(
+                update={"latency_ms": {}, "state": each.state if each.state is State.FAILED else State.STOPPED}
+            )
+            for each in self.tasks
+        )
+        gone = {"pid": 0, "cpu_percent": 0.0, "memory_bytes": 0, "tasks": tasks}
+        return self.model_copy(update={**gone, "state": state, "cause": cause or self.cause})
+
 
 def pipeline_folder(settings: Settings, pipeline: str) -> Path:
     """What belongs to a pipeline on its machine."""
@@ -85,6 +99,11 @@ def declaration_path(settings: Settings, pipeline: str) -> Path:
 
 def status_path(settings: Settings, pipeline: str) -> Path:
     return pipeline_folder(settings, pipeline) / "status.json"
+
+
+def metrics_path(settings: Settings, pipeline: str) -> Path:
+    """The metrics of its worker's process, as it left them a moment ago (millrace.observe.exposition)."""
+    return pipeline_folder(settings, pipeline) / f"metrics{METRICS_SUFFIX}"
 
 
 def commands_path(settings: Settings, pipeline: str) -> Path:

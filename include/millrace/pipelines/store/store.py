@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from millrace.access.grants import Grant, Kind
 from millrace.base.closing import Closing
+from millrace.base.correlation import REQUEST
 from millrace.base.errors import (
     InvalidArgument,
     PipelineBusy,
@@ -223,6 +224,7 @@ class PipelineStore(Closing):
             return [Event(row.id, row.pipeline, row.at, row.who, row.what, json.loads(row.detail)) for row in rows]
 
     def _note(self, db: sa.Connection, pipeline: str, who: str, what: str, detail: Mapping[str, Any]) -> None:
+        detail = {**detail, "request": REQUEST.get()} if REQUEST.get() else detail
         line = {"pipeline": pipeline, "at": self._clock(), "who": who, "what": what, "detail": _text(detail)}
         db.execute(sa.insert(EVENT).values(**line))
         newest = sa.select(EVENT.c.id).where(EVENT.c.pipeline == pipeline).order_by(EVENT.c.id.desc())

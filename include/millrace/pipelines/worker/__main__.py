@@ -12,7 +12,7 @@ from pathlib import Path
 
 import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
 from millrace.base.errors import MillraceError
-from millrace.base.metrics import Metrics
+from millrace.base.metrics import Metrics, MetricsServer
 from millrace.base.settings import Settings
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.status import pipeline_folder
@@ -46,7 +46,7 @@ def main() -> int:
         pipeline = read_pipeline(options.file, configuration)
         begin_log(pipeline_folder(settings, pipeline.id), configuration.log, pipeline=pipeline.id, run=new_run())
         hold_to(pipeline.resources)
-        server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
+        server = _served(metrics, settings.metrics_port) if settings.metrics_port else None
         run(PipelineRun(settings, pipeline), stop=stop, metrics=metrics, until_end=options.until_end)
     except MillraceError as error:
         logging.getLogger("millrace.pipelines").error("%s: %s", error.code, error)
@@ -55,6 +55,15 @@ def main() -> int:
         if server is not None:
             server.close()
     return 0
+
+
+def _served(metrics: Metrics, port: int) -> MetricsServer | None:
+    """At the port of the settings; where another worker of this machine has it, its metrics are in its folder alone."""
+    try:
+        return metrics.serve(port)
+    except OSError as error:
+        logging.getLogger("millrace.pipelines").warning("metrics_port %d is taken: %s", port, error)
+        return None
 
 
 if __name__ == "__main__":

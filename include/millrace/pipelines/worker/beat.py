@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from millrace.base.files import replace_file
+from millrace.base.metrics import Metrics
 from millrace.node.range.history import History
-from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, status_path
+from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
 from millrace.pipelines.worker.limits import over_memory
 from millrace.pipelines.worker.positions import positions_of
 from millrace.pipelines.worker.supervision import Health, Supervision, read_wanted
@@ -32,11 +33,12 @@ _LATELY: Final = 2_000
 
 
 class Beat(Periodic):
-    """Writes the status file; thread-safe towards `note`."""
+    """Writes the status file, and beside it the process's metrics; thread-safe towards `note`."""
 
-    def __init__(self, run: PipelineRun) -> None:
+    def __init__(self, run: PipelineRun, metrics: Metrics | None = None) -> None:
         super().__init__(name=f"beat-{run.pipeline.id}", pause=SECONDS)
-        self._definition = run
+        self._definition, self._metrics = run, metrics
+        self._cpu_seconds = 0.0
         self._supervision = Supervision(run.settings, run.pipeline)
         self._topics = run.places()
         self._serial = read_wanted(run.settings, run.pipeline.id).serial
@@ -76,9 +78,21 @@ class Beat(Periodic):
         replace_file(
             status_path(self._definition.settings, self._definition.pipeline.id), status.model_dump_json() + "\n"
         )
+        if self._metrics is not None:
+            self._measure(status, self._metrics)
         if status.at - self._sampled >= EVERY_SECONDS:
             self._sampled = status.at
             self._history.add(sample_of(status))
+
+    def _measure(self, status: PipelineStatus, metrics: Metrics) -> None:
+        name, used = status.pipeline, sum(self._process.cpu_times()[:2])
+        metrics.pipeline_cpu_seconds_total.labels(name).inc(max(0.0, used - self._cpu_seconds))
+        self._cpu_seconds = used
+        metrics.pipeline_memory_bytes.labels(name).set(status.memory_bytes)
+        metrics.pipeline_failed_tasks.labels(name).set(sum(task.state is State.FAILED for task in status.tasks))
+        for task in status.tasks:
+            metrics.pipeline_lag_records.labels(name, task.task).set(task.lag)
+        metrics.leave(metrics_path(self._definition.settings, name))
 
     def status(self, state: State | None = None, cause: str = "") -> PipelineStatus:
         """As the file has it."""

@@ -18,6 +18,7 @@ from millrace.node.range.definition import CommitResult, Definition, Holds, Pend
 from millrace.node.range.failure import Failure
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sources import KafkaSource
+from millrace.pipelines.model.status import State
 from millrace.pipelines.model.steps import Lookup
 from millrace.pipelines.sinks.sink import sink_of
 from millrace.pipelines.worker.beat import Beat
@@ -49,6 +50,7 @@ class PipelineRun(Definition[Work, Done]):
     pipeline: Pipeline
     _tasks: dict[str, tuple[int, Task]] = field(default_factory=dict, compare=False, repr=False)
     _rows: dict[Lookup, CollectionRows] = field(default_factory=dict, compare=False, repr=False)
+    _beats: list[Beat] = field(default_factory=list, compare=False, repr=False)
     _lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
 
     @property
@@ -59,7 +61,7 @@ class PipelineRun(Definition[Work, Done]):
         return {"settings": self.settings, "pipeline": self.pipeline}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        for key, value in {**state, "_tasks": {}, "_rows": {}, "_lock": threading.Lock()}.items():
+        for key, value in {**state, "_tasks": {}, "_rows": {}, "_beats": [], "_lock": threading.Lock()}.items():
             object.__setattr__(self, key, value)
 
     @property
@@ -134,11 +136,19 @@ class PipelineRun(Definition[Work, Done]):
     def committer(self, metrics: Metrics | None, *, holds: Holds = always) -> PipelineCommitter:
         return PipelineCommitter(self, metrics)
 
-    def watch(self) -> Callable[[Sequence[Done]], None]:
-        """Spark's driver says how the pipeline is doing as the other host does."""
-        beat = Beat(self)
+    def watch(self, metrics: Metrics) -> Callable[[Sequence[Done]], None]:
+        """Spark's driver says how the pipeline is doing as the other host does, until `end`."""
+        beat = Beat(self, metrics)
         beat.start()
+        self._beats.append(beat)
         return beat.note
+
+    def end(self, state: State = State.STOPPED, cause: str = "") -> None:
+        """In the driver, when no query of it runs any more: say last how it ended. Idempotent."""
+        while self._beats:
+            beat = self._beats.pop()
+            beat.close()
+            beat.say(state, cause)
 
     def stop_tasks(self) -> None:
         """Close what is open in this process."""

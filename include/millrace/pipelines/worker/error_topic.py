@@ -13,6 +13,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.base.errors import SinkBusy, SinkRefused
+from millrace.pipelines.brokers import client_settings
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.records import Failure, Record
@@ -80,7 +81,7 @@ class ErrorTopic:
         self._topic = pipeline.errors_topic
         self._producer = Producer(
             {
-                **pipeline.errors_cluster.client_settings(),
+                **client_settings(pipeline.errors_cluster),
                 "acks": "all",
                 "enable.idempotence": True,
                 "linger.ms": 5,

@@ -40,7 +40,7 @@ def run(
     """
     definition.prepare()
     committer = definition.committer(metrics)
-    beat = Beat(definition)
+    beat = Beat(definition, metrics)
     schedule: Schedule[Work] = Schedule(definition.planner())
     beat.start()
     threads = ThreadPoolExecutor(

@@ -13,6 +13,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
 
+from millrace.base.correlation import REQUEST
 from millrace.pipelines.model.configuration import Log
 
 FILE: Final = "pipeline.log"
@@ -23,7 +24,7 @@ _DAY: Final = 86_400
 class JsonLine(logging.Formatter):
     """One object a line: time (UTC), level, logger, pipeline, run, message, and the error's stack where there is one.
 
-    `run` is the same in all lines of one worker's life: what belongs together.
+    `run` is the same in all lines of one worker's life, `request` in those that were written for one request: what belongs together.
     """
 
     def __init__(self, *, pipeline: str, run: str) -> None:
@@ -37,6 +38,7 @@ class JsonLine(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             **self._about,
+            **({"request": request} if (request := REQUEST.get()) else {}),
             "thread": record.threadName,
             "message": record.getMessage(),
         }
@@ -45,14 +47,27 @@ class JsonLine(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+class _Rotated(RotatingFileHandler):
+    """Rotates files of `log.maxSize`; with each what is too old goes, and of `maxBackups` 0 what was rotated."""
+
+    def __init__(self, path: Path, log: Log) -> None:
+        size = log.maxSize * 1_000_000
+        super().__init__(path, maxBytes=size, backupCount=max(1, log.maxBackups), encoding="utf-8", delay=True)
+        self._path, self._log = path, log
+
+    def doRollover(self) -> None:
+        super().doRollover()
+        forget(self._path, days=self._log.maxAge)
+        if not self._log.maxBackups:  # its base would never rotate
+            self._path.with_name(f"{self._path.name}.1").unlink(missing_ok=True)
+
+
 def begin_log(folder: Path, log: Log, *, pipeline: str, run: str, file: str = FILE) -> logging.Handler:
-    """Have everything this process says go into `file` of `folder`; what is older than maxAge is removed now."""
+    """Have everything this process says go into `file` of `folder`; what is older than maxAge is removed now, and with each rotation."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file
     forget(path, days=log.maxAge)
-    handler = RotatingFileHandler(
-        path, maxBytes=log.maxSize * 1_000_000, backupCount=log.maxBackups, encoding="utf-8", delay=True
-    )
+    handler = _Rotated(path, log)
     if log.developMode:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -9,11 +11,14 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from millrace.base.errors import LogUnavailable
+from millrace.base.errors import LogUnavailable, MillraceError
+from millrace.pipelines.brokers import admin_settings, looked_at
 from millrace.pipelines.model.kafka import KafkaCluster
 from millrace.pipelines.worker.topics import error_of, logger
 
 SECONDS: Final = 15.0
+_HEALTH_SECONDS: Final = 2.0
+_HEALTH_EVERY: Final = 10.0
 
 
 class Found(NamedTuple):
@@ -24,13 +29,33 @@ class Found(NamedTuple):
     topics: frozenset[str]
 
 
-def look(cluster: KafkaCluster) -> Found:
-    """Raises LogUnavailable, InvalidSettings (the brokers refuse the login)."""
+def look(cluster: KafkaCluster, *, seconds: float = SECONDS) -> Found:
+    """Raises LogUnavailable, InvalidSettings (the brokers refuse the login, or are where no pipeline may reach)."""
     try:
-        known = _admin(cluster).list_topics(timeout=SECONDS)
+        known = looked_at(_admin(cluster).list_topics(timeout=seconds))
     except KafkaException as error:
         raise error_of(error.args[0], f"Kafka at {', '.join(cluster.bootstrap)}") from None
     return Found(str(known.cluster_id), frozenset(known.topics))
+
+
+class BrokersLook:
+    """Whether brokers answer, asked again every few seconds at most: whoever looks often costs them nothing. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at, self._said = 0.0, ""
+
+    def look(self, cluster: KafkaCluster) -> str:
+        """``ok``, or the error's code."""
+        with self._lock:
+            if not self._said or time.monotonic() - self._at > _HEALTH_EVERY:
+                try:
+                    look(cluster, seconds=_HEALTH_SECONDS)
+                    self._said = "ok"
+                except MillraceError as error:
+                    self._said = error.code
+                self._at = time.monotonic()
+            return self._said
 
 
 def make(cluster: KafkaCluster, topics: Iterable[str], *, settings: Mapping[str, str] | None = None) -> None:
@@ -73,4 +98,4 @@ def _settled(topic: str, done: Any, *, allowed: tuple[int, ...]) -> int:
 
 
 def _admin(cluster: KafkaCluster) -> AdminClient:
-    return AdminClient(dict(KafkaCluster.client_settings(cluster)), logger=logger)
+    return AdminClient(dict(admin_settings(cluster)), logger=logger)

@@ -17,6 +17,7 @@ from millrace.base.errors import (
     MillraceError,
     PositionTruncated,
 )
+from millrace.pipelines.brokers import client_settings, looked_at
 from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.records import Record
 
@@ -73,7 +74,7 @@ def consumer_of(source: KafkaSource, group: str, **more: Any) -> Consumer:
     """A consumer that is assigned partitions by hand, and commits by hand."""
     return Consumer(
         {
-            **source.client_settings(),
+            **client_settings(source),
             "group.id": group,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
@@ -104,7 +105,7 @@ class Topics:
             found = []
             for topic in self._source.topics:
                 told = self._ask(
-                    f"topic {topic}", lambda name=topic: self._client().list_topics(name, timeout=self._wait)
+                    f"topic {topic}", lambda name=topic: looked_at(self._client().list_topics(name, timeout=self._wait))
                 )
                 known = told.topics.get(topic)
                 if known is None or known.error is not None:

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.base.settings import Settings
+from millrace.pipelines.brokers import client_settings, looked_at
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import KafkaSink as Declared
 from millrace.pipelines.records import TASK_PUT, Action, Failure
@@ -47,7 +48,7 @@ class KafkaSink:
         self._clock = clock
         self._producer = Producer(
             {
-                **declared.client_settings(),
+                **client_settings(declared),
                 "acks": "all",
                 "enable.idempotence": True,
                 "compression.type": declared.compression,
@@ -65,9 +66,10 @@ class KafkaSink:
         """As millrace.pipelines.sinks.sink.Sink says."""
         wait = self._declared.socket_timeout_ms / 1000
         try:
-            topic = self._producer.list_topics(self._declared.topic, timeout=wait).topics.get(self._declared.topic)
+            told = looked_at(self._producer.list_topics(self._declared.topic, timeout=wait))
         except KafkaException as error:
             raise SinkBusy(f"Kafka does not answer: {error.args[0]}", retry_after=1.0) from None
+        topic = told.topics.get(self._declared.topic)
         if topic is None or topic.error is not None:
             raise SinkRefused(f"there is no topic {self._declared.topic}: make it")
 
