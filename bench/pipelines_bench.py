@@ -1,27 +1,33 @@
 """A pipeline against opensearch-py's parallel_bulk: the same topic, the same transform by hand, the same OpenSearch, in turn.
 
-The baseline is given its best settings of a few that are tried first (threads and chunk sizes). Then topic to acknowledged, and topic to
-searchable, at 1,000 documents a second.
+The baseline is given its best settings of a few that are tried first (threads and chunk sizes). Then from a topic, and from a collection, to
+acknowledged and to searchable, at 1,000 documents a second.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from opensearchpy import OpenSearch, helpers
 
+from bench.deployment import deployment, spark_job
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.opensearch import OpenSearchServer
+from millrace.message import builders
+from millrace.message.keys import vchannel_index
+from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.records import Record
 from millrace.pipelines.transform.transform import Transform
@@ -30,6 +36,8 @@ from millrace.pipelines.worker.host import run
 from millrace.pipelines.worker.supervision import read_status
 
 PARTITIONS = 2
+ROWS = "paced-rows"
+WARM_SECONDS = 4.0
 STEPS: list[dict[str, Any]] = [
     {"kind": "rename", "fields": {"dep_delay": "delay"}},
     {"kind": "cast", "fields": {"flight": "string", "distance": "float"}},
@@ -91,6 +99,7 @@ def run_all(folder: Path, *, documents: int, pairs: int, seconds: float) -> dict
             "ratios": [round(a / b, 2) for a, b in zip(ours, theirs, strict=True)],
         }
         found["latency"] = _latency(settings, kafka.address, server.url, seconds)
+        found["latency of rows"] = _latency_of_rows(folder / "millrace", kafka.address, server.url, seconds)
     return found
 
 
@@ -184,48 +193,102 @@ def _by_hand(brokers: str, documents: int) -> Iterator[dict[str, Any]]:
         consumer.close()
 
 
+CALL = 10
+"""Documents that are sent at once, so many a hundredth of a second."""
+
+
 def _latency(settings: Settings, brokers: str, url: str, seconds: float) -> dict[str, Any]:
-    """From a record's timestamp, at 1,000 a second: until it is acknowledged, and until a search finds it."""
-    name, stop = "paced", threading.Event()
-    pipeline = _pipeline(brokers, url, "paced", name, STEPS)
+    """From a record's timestamp, at 1,000 a second, of a topic: until it is acknowledged, and until a search finds it."""
+    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 5})
+
+    def send(first: int) -> None:
+        for number in range(first, first + CALL):
+            producer.produce("paced", json.dumps(document(number)).encode(), partition=number % PARTITIONS)
+        producer.poll(0)
+
+    return _paced(settings, _pipeline(brokers, url, "paced", "paced", STEPS), url, send, seconds)
+
+
+def _latency_of_rows(folder: Path, brokers: str, url: str, seconds: float) -> dict[str, Any]:
+    """The same of a collection: from a row's time tick; a streaming node of one Spark driver makes it visible before it can be read."""
+    with deployment(folder) as (settings, client, _), spark_job(settings):
+        fields = [FieldSpec("id", "int64", False), FieldSpec("note", "string", True)]
+        collection = client.catalog.create_collection(ROWS, CollectionSchema(tuple(fields), "id"), vchannels=PARTITIONS)
+        note = "n" * 980
+
+        def send(first: int) -> None:
+            table = pa.table({"id": range(first, first + CALL), "note": [note] * CALL})
+            homes = vchannel_index(table.column("id"), PARTITIONS)
+            parts = ((each, table.filter(pa.array(homes == place))) for place, each in enumerate(collection.vchannels))
+            producer.send(
+                [
+                    builders.insert(
+                        part.combine_chunks().to_batches()[0],
+                        vchannel=vchannel,
+                        collection_id=collection.id,
+                        partition_id=1,
+                        term=0,
+                    )
+                    for vchannel, part in parts
+                    if part.num_rows
+                ]
+            )
+
+        pipeline = Pipeline.parse(
+            {
+                "id": ROWS,
+                "source": {"kind": "collection", "collection": ROWS},
+                "sink": {"kind": "opensearch", "hosts": [url], "index_base": ROWS, "create_index": True, "ids": "key"},
+                "steps": [{"kind": "constant", "fields": {"source": "bench"}}],
+                "errors": {"cluster": {"bootstrap": [brokers]}},
+            }
+        )
+        with client.producer() as producer:
+            return _paced(settings, pipeline, url, send, seconds)
+
+
+def _paced(
+    settings: Settings, pipeline: Pipeline, url: str, send: Callable[[int], None], seconds: float
+) -> dict[str, Any]:
+    """What `send` sends through a pipeline that runs, once it runs smoothly."""
+    name, stop = pipeline.id, threading.Event()
     thread = threading.Thread(target=run, args=(PipelineRun(settings, pipeline),), kwargs={"stop": stop})
     thread.start()
-    producer, client = Producer({"bootstrap.servers": brokers, "linger.ms": 5}), OpenSearch(url)
-    sent: list[float] = []
+    client = OpenSearch(url)
     waits: list[float] = []
+    numbers = itertools.count(0, CALL)
     try:
-        while not client.indices.exists(index=name):
-            _fill(brokers, "paced", 10)
+        while not client.indices.exists(index=name) or any(task.lag for task in read_status(settings, name).tasks):
+            send(next(numbers))
             time.sleep(0.5)
-        while sum(task.lag for task in read_status(settings, name).tasks) or not read_status(settings, name).tasks:
-            time.sleep(0.2)
-        client.indices.refresh(index=name)
-        warm = int(client.count(index=name)["count"])
-        begun = time.time()
-        looked = begun
+        for _ in range(int(WARM_SECONDS * 1000 / CALL)):
+            send(next(numbers))
+            time.sleep(CALL / 1000)
+        begun = looked = time.time()
+        first = next(numbers)
+        send(first)
+        times = [(first, begun)]
         while time.time() - begun < seconds:
-            sent.append(time.time())
-            producer.produce(
-                "paced", json.dumps(document(1_000_000 + len(sent))).encode(), partition=len(sent) % PARTITIONS
-            )
-            producer.poll(0)
+            time.sleep(max(0.0, begun + len(times) * CALL / 1000 - time.time()))
+            times.append((next(numbers), time.time()))
+            send(times[-1][0])
             if time.time() - looked > 0.25:
                 looked = time.time()
-                hits = client.search(index=name, body={"size": 0, "track_total_hits": True})["hits"]["total"]["value"]
-                if 0 < hits - warm < len(sent):
-                    waits.append(time.time() - sent[hits - warm])  # the oldest that is not found yet
-            time.sleep(max(0.0, begun + len(sent) / 1000 - time.time()))
-        producer.flush(30)
-        time.sleep(2.0)
-        status = read_status(settings, name)
+                found = int(client.count(index=name)["count"])
+                # The oldest that is not found yet; of several channels a little younger than it is.
+                late = [at for number, at in times if number >= found]
+                if late and found > first:
+                    waits.append(time.time() - late[0])
+        status, spent = read_status(settings, name), time.time() - begun
     finally:
         stop.set()
         thread.join(60)
+        client.close()
     latencies = [task.latency_ms for task in status.tasks if task.latency_ms]
+    told = {f"acknowledged {name} ms": max(each[name] for each in latencies) for name in ("p50", "p95", "p99")}
     return {
-        "documents": len(sent),
-        "acknowledged p50 ms": max(each["p50"] for each in latencies),
-        "acknowledged p95 ms": max(each["p95"] for each in latencies),
-        "acknowledged p99 ms": max(each["p99"] for each in latencies),
+        "documents": len(times) * CALL,
+        "a second": round(len(times) * CALL / spent),
+        **told,
         "not searchable for, p50 ms": round(1000 * statistics.median(waits)) if waits else None,
     }

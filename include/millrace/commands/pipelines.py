@@ -117,7 +117,7 @@ def show(
     made = Transform(_pipeline(file, config))
     found: list[dict[str, Any]] = []
     for place, line in enumerate(samples.read_bytes().splitlines()):
-        sample = made.show(Record("sample", 0, place, None, line, 0))
+        sample = made.show(Record("sample", 0, place, f"sample-{place}".encode(), line, 0))
         found.append(sample._asdict() | {"steps": [step._asdict() for step in sample.steps]})
     print_json(found)
 

@@ -40,6 +40,7 @@ from millrace.pipelines.model.sinks import OpenSearchSink
 from millrace.pipelines.sinks.opensearch.index import client_of
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.positions import positions_of
+from millrace.pipelines.worker.topics import logger
 from millrace.runtime.child_processes import Job
 
 TOPIC: Final = "flights"
@@ -95,10 +96,8 @@ def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: t
         sent, spoilt, filtered = _send(kafka, table, stop)
         console.print(f"{sent:,} flights are in the topic, {spoilt} of them spoilt.")
         with _service(settings, stop) as service:
-            console.print(
-                f"The pipeline service: [bold]{service.base_url}[/], as `millrace pipelines serve`. Make and run it, as"
-                f" `millrace pipelines create {file} --run`: …"
-            )
+            console.print(f"The pipeline service: [bold]{service.base_url}[/] (as [bold]millrace pipelines serve[/])")
+            console.print(f"Made and run through its API, as [bold]millrace pipelines create {file} --run[/] would …")
             begun = time.perf_counter()
             _make(service, pipeline)
             _run(service, before + sent, pipeline, stop)
@@ -130,7 +129,7 @@ def _documents(table: pa.Table) -> Iterator[tuple[str, dict[str, Any]]]:
 def _send(kafka: KafkaBroker, table: pa.Table, stop: threading.Event) -> tuple[int, int, int]:
     """All flights by their id, acknowledged: how many, how many spoilt, how many that the filter leaves out."""
     producer = Producer(
-        {"bootstrap.servers": kafka.address, "acks": "all", "enable.idempotence": True, "linger.ms": 20}
+        {"bootstrap.servers": kafka.address, "acks": "all", "enable.idempotence": True, "linger.ms": 20}, logger=logger
     )
     trouble: list[str] = []
     sent = spoilt = filtered = 0

@@ -168,7 +168,11 @@ def test_what_is_wrong_is_said_by_field_and_nothing_is_made(service: Service) ->
     for path in ("pipelines/flights", "pipelines/flights/validate"):
         status, found = service.ask("PUT", path, wrong)
         assert (status, found["error"]["code"]) == (422, "PIPELINE_INVALID")
-        assert {each["field"] for each in found["error"]["problems"]} == {"flush.items", "source.topics", "nonsense"}
+        assert {each["field"]: each["message"] for each in found["error"]["problems"]} == {
+            "flush.items": "is at least 1",
+            "source.topics": "takes at least 1",
+            "nonsense": "is no field of this",
+        }
     assert service.ask("PUT", "pipelines/flights/validate", {**DECLARED, "id": "other"})[0] == 422
     assert service.ask("PUT", "pipelines/flights/validate", DECLARED)[0] == 200
     stolen = {**DECLARED, "steps": [{"kind": "constant", "fields": {"x": "${env:MILLRACE_SERVER_TOKEN}"}}]}
@@ -285,6 +289,13 @@ def test_a_dry_run_shows_each_step_and_a_clone_has_no_secrets(service: Service) 
     assert status == 200
     assert [each["outcome"] for each in found] == ["index", "error"]
     assert found[0]["steps"][0]["document"] == {"b": 1}
+    keyed = {
+        "documents": [{"a": 1}, None],
+        "keys": ["k1"],
+        "declaration": {**DECLARED, "sink": {**DECLARED["sink"], "ids": "key"}},
+    }
+    found = service.ask("PUT", "pipelines/flights/dry-run", keyed)[1]
+    assert [(each["outcome"], each["id"]) for each in found] == [("index", "k1"), ("delete", "sample-1")]
     assert service.ask("PUT", "pipelines/flights/clone/copy")[0] == 422, "username without its password"
     status, made = service.ask("PUT", "pipelines/flights/clone/copy", {"sink": DECLARED["sink"]})
     assert (status, made["id"]) == (201, "copy")

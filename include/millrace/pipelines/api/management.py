@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -322,10 +322,12 @@ class Management(Reprocessing):
     # --- samples -----------------------------------------------------------------------------------------------------------
 
     def dry_run(
-        self, caller: Caller, pipeline: str, documents: list[Any], declared: Any = None
+        self, caller: Caller, pipeline: str, documents: list[Any], declared: Any = None, *, keys: Sequence[str] = ()
     ) -> list[dict[str, Any]]:
-        """What each step makes of sample documents, by the pipeline as it is or as `declared`; nothing is written. Lookups look at the
-        collections, which the caller must be allowed to read. Raises PipelineInvalid, PermissionDenied."""
+        """What each step makes of sample documents, by the pipeline as it is or as `declared`; nothing is written. `keys` are of their records,
+        in turn; ``sample-0`` and so on where none is given. Lookups look at the collections, which the caller must be allowed to read.
+
+        Raises PipelineInvalid, PermissionDenied."""
         import msgspec
 
         if len(documents) > MAX_SAMPLES:
@@ -337,7 +339,8 @@ class Management(Reprocessing):
         found = []
         for place, document in enumerate(documents):
             value = None if document is None else msgspec.json.encode(document)
-            sample = transform.show(TopicRecord("sample", 0, place, None, value, 0))
+            key = keys[place] if place < len(keys) else f"sample-{place}"
+            sample = transform.show(TopicRecord("sample", 0, place, key.encode(), value, 0))
             found.append({**sample._asdict(), "steps": [step._asdict() for step in sample.steps]})
         return found
 

@@ -112,6 +112,9 @@ class Valid(BaseModel):
 
 class DryRun(BaseModel):
     documents: list[Any] = Field(max_length=MAX_SAMPLES, description="null is a tombstone")
+    keys: list[Annotated[str, Field(max_length=1024)]] = Field(
+        default_factory=list, max_length=MAX_SAMPLES, description="of their records, in turn; without: sample-0, …"
+    )
     declaration: dict[str, Any] | None = Field(default=None, description="another than the pipeline's own")
 
 
@@ -339,7 +342,7 @@ def _operate(made: APIRouter, management: Management) -> None:
     @made.put("/pipelines/{pipeline}/dry-run")
     def dry_run(request: Request, pipeline: Id, asked: DryRun) -> list[dict[str, Any]]:
         """What each step makes of sample documents; nothing is written."""
-        return management.dry_run(_caller(request), pipeline, asked.documents, asked.declaration)
+        return management.dry_run(_caller(request), pipeline, asked.documents, asked.declaration, keys=asked.keys)
 
     @made.get("/pipelines/{pipeline}/errors")
     def pipeline_errors(

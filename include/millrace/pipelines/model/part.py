@@ -20,6 +20,23 @@ MAX_DEPTH: Final = 64
 """Of nested values in a declaration."""
 
 
+_WORDS: Final[Mapping[str, str]] = {
+    "missing": "is required",
+    "extra_forbidden": "is no field of this",
+    "too_short": "takes at least {min_length}",
+    "too_long": "takes at most {max_length}",
+    "string_too_short": "takes at least {min_length} characters",
+    "string_too_long": "takes at most {max_length} characters",
+    "string_pattern_mismatch": "does not match {pattern}",
+    "literal_error": "is one of {expected}",
+    "union_tag_invalid": "its {discriminator} is one of {expected_tags}, not {tag}",
+    "union_tag_not_found": "needs {discriminator}, which says what it is",
+    "greater_than_equal": "is at least {ge}",
+    "less_than_equal": "is at most {le}",
+}
+"""What a fault of pydantic's is to somebody who knows declarations, and none of its types."""
+
+
 class Part(BaseModel):
     """A part of a declaration."""
 
@@ -68,8 +85,9 @@ def invalid(problems: Sequence[Problem], *, what: str = "the pipeline") -> Pipel
 def problems_of(error: ValidationError, value: Any) -> list[Problem]:
     """What pydantic found in `value`, each at the path that its writer knows: without pydantic's tags for the kinds of a union."""
     found = []
-    for each in error.errors(include_url=False, include_context=False, include_input=False):
-        message = each["msg"].removeprefix("Value error, ")
+    for each in error.errors(include_url=False, include_input=False):
+        said = _WORDS.get(each["type"])
+        message = each["msg"].removeprefix("Value error, ") if said is None else said.format_map(each.get("ctx", {}))
         found.append(Problem(".".join(_told(each["loc"], value)), message, each["type"]))
     # pydantic counts the items of a sequence that are right, and finds too few where one is wrong.
     return [

@@ -56,6 +56,9 @@ class Beat(Periodic):
         """Ranges that went in."""
         for each in committed:
             self._latencies.setdefault(each.channel, deque(maxlen=_LATELY)).extend(each.latencies)
+            known = self._ends.get(each.channel)
+            if known is not None and known.high < each.position:  # looked at before these came
+                self._ends[each.channel] = known._replace(high=each.position)
 
     def work(self) -> None:
         self.take()

@@ -43,6 +43,9 @@ def run(
     beat = Beat(definition, metrics)
     schedule: Schedule[Work] = Schedule(definition.planner())
     beat.start()
+    _logger.info(
+        "%s runs from %s to %s", definition.name, definition.pipeline.source.kind, definition.pipeline.sink.kind
+    )
     threads = ThreadPoolExecutor(
         definition.pipeline.resources.tasks or max(1, int(definition.pipeline.resources.cpus)),
         thread_name_prefix="task",
@@ -79,4 +82,8 @@ def run(
         committer.close()
         beat.close()
     beat.say(State.STOPPED)
-    return {task: each.position for task, each in positions_of(definition.settings, definition.pipeline.id).items()}
+    reached = {task: each.position for task, each in positions_of(definition.settings, definition.pipeline.id).items()}
+    _logger.info(
+        "%s ends at %s", definition.name, ", ".join(f"{task} {place}" for task, place in sorted(reached.items()))
+    )
+    return reached
