@@ -301,8 +301,12 @@ def _offset(text: str) -> tuple[str, int]:
 def dry_run(
     name: Name,
     samples: Annotated[
-        Path, typer.Argument(metavar="SAMPLES", help="Documents, JSON, one a line.", show_default=False)
-    ],
+        Path | None, typer.Argument(metavar="SAMPLES", help="Documents, JSON, one a line.", show_default=False)
+    ] = None,
+    newest: Annotated[
+        int,
+        typer.Option("--newest", metavar="N", help="So many of the newest records of its topics, too.", min=0, max=20),
+    ] = 0,
     declaration: Annotated[
         Path | None, typer.Option("--declaration", metavar="FILE", help="By this one in place of its own.")
     ] = None,
@@ -314,13 +318,15 @@ def dry_run(
 
     Example: `millrace pipelines dry-run flights samples.jsonl`
     """
+    if samples is None and not newest:
+        raise InvalidArgument("name a file of documents, or say --newest N")
     documents = []
-    for number, line in enumerate(samples.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate("" if samples is None else samples.read_text(encoding="utf-8").splitlines(), 1):
         try:
             documents += [json.loads(line)] if line.strip() else []
         except ValueError as error:
-            raise InvalidArgument(f"{samples.name}, line {number}, is no JSON: {error}") from None
-    body: dict[str, Any] = {"documents": documents}
+            raise InvalidArgument(f"{samples}, line {number}, is no JSON: {error}") from None
+    body: dict[str, Any] = {"documents": documents, "newest": newest}
     if declaration is not None:
         body["declaration"] = {**_declared(declaration), "id": name}
     print_json(_ask(data, server, roots, "PUT", f"pipelines/{name}/dry-run", body))

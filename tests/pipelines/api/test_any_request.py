@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given
 from tests.pipelines.api.test_routes import DECLARED, OWN, Service, service
 
 CASES = 400 if os.environ.get("TEST_PROFILE") == "soak" else 4
-"""Of each call; there are 22."""
+"""Of each call; there are 31: more than 10,000 in a soak."""
 
 __all__ = ["service"]
 
@@ -45,5 +45,5 @@ def test_no_request_is_answered_with_500(service: Service) -> None:
             send(case, known=known)
 
         each()
-    assert len(tried) >= 22
+    assert len(tried) >= 31 * CASES // 2
     assert {200, 404, 422} <= set(tried)

@@ -296,6 +296,9 @@ def test_a_dry_run_shows_each_step_and_a_clone_has_no_secrets(service: Service) 
     }
     found = service.ask("PUT", "pipelines/flights/dry-run", keyed)[1]
     assert [(each["outcome"], each["id"]) for each in found] == [("index", "k1"), ("delete", "sample-1")]
+    status, silent = service.ask("PUT", "pipelines/flights/dry-run", {"newest": 3})
+    assert (status, silent["error"]["code"]) == (503, "LOG_UNAVAILABLE")
+    assert service.ask("PUT", "pipelines/flights/dry-run", {"newest": 21})[0] == 422
     assert service.ask("PUT", "pipelines/flights/clone/copy")[0] == 422, "username without its password"
     status, made = service.ask("PUT", "pipelines/flights/clone/copy", {"sink": DECLARED["sink"]})
     assert (status, made["id"]) == (201, "copy")

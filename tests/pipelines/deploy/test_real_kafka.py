@@ -76,6 +76,12 @@ def test_documents_go_through_and_a_delete_takes_what_was_made(management: Manag
     reader.close()
     assert sorted(each["n"] for each in found) == list(range(20))
     assert {each["by"] for each in found} == {"us"}
+    elsewhere = {**declared("absent"), "steps": [{"kind": "rename", "fields": {"n": "m"}}]}
+    shown = management.dry_run(MACHINE, name, [], elsewhere, newest=20)
+    made = [each for each in shown if each["outcome"] == "index"]
+    assert len(shown) == 20, "of the topic that it has, whatever is declared"
+    assert [json.loads(each["value"])["n"] for each in made] == [each["steps"][-1]["document"]["m"] for each in made]
+    assert len({each["place"] for each in made}) == len(made) >= 19
     management.stop(MACHINE, name)
     assert management.status(name).state == "STOPPED"
     assert sum(management.offsets(name).values()) == 21

@@ -135,6 +135,9 @@ def test_buttons_are_alive_for_whom_the_api_lets_do_it(shown: Site) -> None:
     assert buttons("hostile", "admin") == {"Run": True, "Begin anew…": True, "Delete…": True}
     assert buttons("flights", "viewer", "errors")["Redrive"] is False
     assert buttons("flights", "op", "errors")["Redrive"] is True
+    assert buttons("flights", "viewer", "samples") | {"Newest of its topics": True} == buttons(
+        "flights", "viewer", "samples"
+    )
     assert "Change…" not in shown.page("pipelines/flights", view="declaration")
 
 

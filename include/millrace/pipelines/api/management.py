@@ -52,6 +52,7 @@ from millrace.pipelines.records import Record as TopicRecord
 from millrace.pipelines.store.records import DEFAULT_QUOTA, PAUSED, RUNNING, STOPPED, Phase, PipelineRole, Quota, Record
 from millrace.pipelines.store.store import PipelineStore
 from millrace.pipelines.transform.transform import Transform
+from millrace.pipelines.worker.error_listing import SHOWN_BYTES
 from millrace.pipelines.worker.lookups import CollectionRows
 from millrace.pipelines.worker.topic_admin import BrokersLook
 from millrace.pipelines.worker.trend import Trend, read_trend
@@ -322,26 +323,43 @@ class Management(Reprocessing):
     # --- samples -----------------------------------------------------------------------------------------------------------
 
     def dry_run(
-        self, caller: Caller, pipeline: str, documents: list[Any], declared: Any = None, *, keys: Sequence[str] = ()
+        self,
+        caller: Caller,
+        pipeline: str,
+        documents: list[Any],
+        declared: Any = None,
+        *,
+        keys: Sequence[str] = (),
+        newest: int = 0,
     ) -> list[dict[str, Any]]:
         """What each step makes of sample documents, by the pipeline as it is or as `declared`; nothing is written. `keys` are of their records,
-        in turn; ``sample-0`` and so on where none is given. Lookups look at the collections, which the caller must be allowed to read.
+        in turn; ``sample-0`` and so on where none is given. Behind them come the `newest` records of the topics that the pipeline itself
+        has, whatever is declared. Lookups look at the collections, which the caller must be allowed to read.
 
-        Raises PipelineInvalid, PermissionDenied."""
+        Raises PipelineInvalid, PermissionDenied, LogUnavailable, ChannelNotFound."""
         import msgspec
+
+        from millrace.pipelines.worker.newest import newest_records
 
         if len(documents) > MAX_SAMPLES:
             raise InvalidArgument(f"a dry run takes at most {MAX_SAMPLES} documents, not {len(documents)}")
         known = self._store.get(pipeline)
-        made = self._pipeline(known) if declared is None else self.validate(pipeline, declared)
+        own = self._pipeline(known)
+        made = own if declared is None else self.validate(pipeline, declared)
         may_look_up(caller, made)
         transform = Transform(made, open_rows=partial(CollectionRows, self._settings))
-        found = []
+        records = []
         for place, document in enumerate(documents):
             value = None if document is None else msgspec.json.encode(document)
             key = keys[place] if place < len(keys) else f"sample-{place}"
-            sample = transform.show(TopicRecord("sample", 0, place, key.encode(), value, 0))
-            found.append({**sample._asdict(), "steps": [step._asdict() for step in sample.steps]})
+            records.append(TopicRecord("sample", 0, place, key.encode(), value, 0))
+        records += newest_records(own, newest) if newest else []
+        found = []
+        for record in records:
+            sample = transform.show(record)
+            text = None if record.value is None else record.value[:SHOWN_BYTES].decode(errors="replace")
+            steps = [step._asdict() for step in sample.steps]
+            found.append({**sample._asdict(), "steps": steps, "place": record.position, "value": text})
         return found
 
     # --- people -------------------------------------------------------------------------------------------------------------

@@ -111,10 +111,11 @@ class Valid(BaseModel):
 
 
 class DryRun(BaseModel):
-    documents: list[Any] = Field(max_length=MAX_SAMPLES, description="null is a tombstone")
+    documents: list[Any] = Field(default_factory=list, max_length=MAX_SAMPLES, description="null is a tombstone")
     keys: list[Annotated[str, Field(max_length=1024)]] = Field(
         default_factory=list, max_length=MAX_SAMPLES, description="of their records, in turn; without: sample-0, …"
     )
+    newest: int = Field(default=0, ge=0, le=20, description="behind them so many of the newest records of its topics")
     declaration: dict[str, Any] | None = Field(default=None, description="another than the pipeline's own")
 
 
@@ -342,7 +343,9 @@ def _operate(made: APIRouter, management: Management) -> None:
     @made.put("/pipelines/{pipeline}/dry-run")
     def dry_run(request: Request, pipeline: Id, asked: DryRun) -> list[dict[str, Any]]:
         """What each step makes of sample documents; nothing is written."""
-        return management.dry_run(_caller(request), pipeline, asked.documents, asked.declaration, keys=asked.keys)
+        return management.dry_run(
+            _caller(request), pipeline, asked.documents, asked.declaration, keys=asked.keys, newest=asked.newest
+        )
 
     @made.get("/pipelines/{pipeline}/errors")
     def pipeline_errors(

@@ -147,20 +147,24 @@
 
   function samples(form) {
     const told = form.querySelector("[role=alert]"), place = document.getElementById("steps");
-    form.addEventListener("submit", async (event) => {
-      event.preventDefault();
+    async function show(asked) {
       told.hidden = true;
       try {
-        const found = await call("PUT", `pipelines/${part(form.dataset.pipeline)}/dry-run`, { documents: documents(form.elements.documents.value) });
+        const found = await call("PUT", `pipelines/${part(form.dataset.pipeline)}/dry-run`, asked());
         place.replaceChildren(...found.map((sample, number) => {
           const steps = sample.steps.map((step) => make("div", { className: "step" }, make("h3", {}, step.step, make("span", { className: `chip ${step.outcome}` }, step.outcome)),
             step.reason ? make("p", { className: "bad" }, step.reason) : make("pre", {}, step.document === null ? "–" : JSON.stringify(step.document, null, 1))));
           const end = sample.outcome === "index" || sample.outcome === "delete" ? `${sample.outcome} ${sample.id}${sample.version === null ? "" : `, version ${sample.version}`}` : sample.outcome;
-          return make("section", { className: "sample" }, make("h3", {}, `Document ${number + 1}`, make("span", { className: `chip ${sample.outcome}` }, end)),
+          const own = sample.place === `sample-0-${number}`;
+          if (!own) steps.unshift(make("div", { className: "step" }, make("h3", {}, "as it came"), make("pre", {}, sample.value ?? "–")));
+          return make("section", { className: "sample" }, make("h3", {}, own ? `Document ${number + 1}` : sample.place, make("span", { className: `chip ${sample.outcome}` }, end)),
             sample.reason && !sample.steps.length ? make("p", { className: "bad" }, sample.reason) : make("div", { className: "steps" }, ...steps));
         }));
+        if (!found.length) place.textContent = "There is no record yet.";
       } catch (error) { told.textContent = error.message; told.hidden = false; }
-    });
+    }
+    form.addEventListener("submit", (event) => { event.preventDefault(); show(() => ({ documents: documents(form.elements.documents.value) })); });
+    form.querySelector("#newest")?.addEventListener("click", () => show(() => ({ newest: 5 })));
   }
 
   // --- errors -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,43 @@
+"""The newest records of a pipeline's topics, to look at what its steps make of them; nothing is moved by it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from millrace.base.errors import InvalidArgument
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.sources import KafkaSource
+from millrace.pipelines.records import Record
+from millrace.pipelines.worker.topics import Reader, Topics, task_of
+
+_BYTES: Final = 4 << 20
+"""Of one partition's records, about."""
+
+
+def newest_records(pipeline: Pipeline, count: int) -> list[Record]:
+    """At most `count`, of all its partitions, the newest last.
+
+    Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), InvalidArgument where its source is no topic.
+    """
+    source, group = pipeline.source, f"{pipeline.group}-look"
+    if not isinstance(source, KafkaSource):
+        raise InvalidArgument(
+            "only records of topics are looked at; of a collection read some rows, and hand them over as documents"
+        )
+    topics, found = Topics(source, group), list[Record]()
+    try:
+        ends = topics.ends()
+        for topic, partition in topics.partitions():
+            low, high = ends[task_of(topic, partition)]
+            low = max(low, high - count)
+            if low < high:
+                reader = Reader(source, group, topic, partition)
+                try:
+                    while low < high:
+                        records, low = reader.read(low, high, items=count, size=_BYTES, seconds=1.0)
+                        found += records
+                finally:
+                    reader.close()
+    finally:
+        topics.close()
+    return sorted(found, key=lambda record: (record.timestamp, record.offset))[-count:]
