@@ -31,7 +31,7 @@ import pyarrow as pa
 from millrace.base.errors import LogUnavailable
 from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.client.consume.positions import Positions
+from millrace.client.consume.positions import FilePositions
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.rocksmq.service import RocksMQ
@@ -217,7 +217,7 @@ def of_log(log: LogService) -> dict[str, Any]:
 
 
 def of_positions(settings: Settings) -> dict[str, dict[str, int]]:
-    positions = Positions(settings.data_dir / "coord")
+    positions = FilePositions(settings.data_dir / "coord")
     try:
         return positions.groups()
     finally:

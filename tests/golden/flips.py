@@ -23,7 +23,7 @@ from typing import Any
 from millrace.access.token_file import TokenFile
 from millrace.base.errors import BackupDamaged, MillraceError, WalGap
 from millrace.base.settings import Settings
-from millrace.client.consume.positions import Positions
+from millrace.client.consume.positions import FilePositions
 from millrace.client.spool.queue import Spool
 from millrace.commands.verify import check_channels, check_collections
 from millrace.coord.store import Store
@@ -151,7 +151,7 @@ def coordinator(folder: Path) -> Any:
 
 
 def consumers(folder: Path) -> Any:
-    found = Positions(folder)
+    found = FilePositions(folder)
     try:
         return found.groups()
     finally:

@@ -19,7 +19,7 @@ from millrace.base.errors import CollectionNotFound, InvalidArgument, TickNotRea
 from millrace.base.files import replace_json
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
-from millrace.client.consume.positions import Positions
+from millrace.client.consume.positions import FilePositions
 from millrace.message.ids import LogId
 from millrace.node.flush import in_process as flusher_run
 from millrace.node.ingest.in_process import catch_up
@@ -211,7 +211,7 @@ def test_a_groups_backlog_is_what_the_wal_holds_behind_its_position(world: World
     wal = WalSnapshot.open(Path(world.settings.wal_uri))
     assert wal is not None
     ticks = [tick for part in wal.messages("dml_0", columns=["time_tick"]) for tick in part["time_tick"].to_pylist()]
-    positions = Positions(world.settings.data_dir / "coord")
+    positions = FilePositions(world.settings.data_dir / "coord")
     try:
         for place in (0, 1, len(ticks) // 2, len(ticks) - 1):
             positions.move("behind", {"dml_0": ticks[place]})

@@ -12,7 +12,7 @@ from millrace.coord.channels.record import CHANNELS, ChannelRecord, State
 from millrace.coord.control import DRAINS
 from millrace.coord.session import ROLES
 from millrace.meta.store import Delete, Put
-from tests.sim.cluster import KEPT, PCHANNELS, Cluster, Request
+from tests.sim.cluster import GUARDS, KEPT, PCHANNELS, Cluster, Request
 from tests.sim.log import BROADCAST, ROW
 from tests.sim.world import Broken
 
@@ -101,11 +101,12 @@ def inject(cluster: Cluster) -> None:
         network.cut |= cut
         world.later(until * random.choice((1, 3)), lambda: network.cut.difference_update(cut))
     elif kind == "cut off node":
-        # The coordinators alone do not reach it: it lives, keeps its session, and is to be put out in the end.
+        # The coordinators alone do not reach it, and it is to be empty: it lives, keeps its session, and has to be put out.
         cut = {(each.name, some.name) for each in cluster.coordinators}
         world.faults[kind] += 1
         network.cut |= cut
-        world.later(until * 2, lambda: network.cut.difference_update(cut))
+        world.later(until + GUARDS.patience, lambda: network.cut.difference_update(cut))
+        drain(cluster, some.name, until + GUARDS.patience)
     elif kind in ("drop", "duplicate", "delay"):
         network.loss, network.doubling = (0.2 if kind == "drop" else 0.0), (0.4 if kind == "duplicate" else 0.0)
         network.delay = 0.15 if kind == "delay" else 0.004
@@ -127,9 +128,12 @@ def inject(cluster: Cluster) -> None:
         cluster.memory.compact(cluster.memory.revision)
     else:
         world.faults[kind] += 1
-        name = random.choice(cluster.nodes).name
-        cluster.memory.commit([Put(DRAINS + name, b"")])
-        world.later(until, lambda: cluster.memory.commit([Delete(DRAINS + name)]))
+        drain(cluster, random.choice(cluster.nodes).name, until)
+
+
+def drain(cluster: Cluster, name: str, seconds: float) -> None:
+    cluster.memory.commit([Put(DRAINS + name, b"")])
+    cluster.world.later(seconds, lambda: cluster.memory.commit([Delete(DRAINS + name)]))
 
 
 def _quiet(cluster: Cluster) -> None:
@@ -186,6 +190,8 @@ def unsettled(cluster: Cluster) -> str:
             return f"{record}"
         node = cluster.at(record.owner.address)
         assert node is not None
+        if not node.process.alive:
+            return f"{node.name} is away"
         try:
             node.hosting.check(record.pchannel, record.role, record.term)
         except Exception as error:

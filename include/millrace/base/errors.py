@@ -198,6 +198,12 @@ class GroupBusy(MillraceError):
     """Another consumer of this group reads this channel: a group has one consumer a channel at a time."""
 
 
+class PositionsBusy(MillraceError):
+    """Another process holds the file of consumers' positions for longer than a caller waits; nothing was done. Try again."""
+
+    retriable = True
+
+
 class MetaUnavailable(MillraceError):
     """The meta store cannot be reached now, or is too busy: nothing was done. Try again."""
 

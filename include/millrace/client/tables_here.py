@@ -13,10 +13,13 @@ import pyarrow.compute as pc
 from millrace.base.errors import PositionTruncated
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
-from millrace.client.consume.positions import Positions
+from millrace.client.append_client import AppendClient
+from millrace.client.consume.consumer import Groups
+from millrace.client.consume.positions import FilePositions
 from millrace.client.consume.scan import Histories, table
 from millrace.client.dataset import CollectionDataset, looked_at
 from millrace.client.produce.resuming import Stood
+from millrace.client.tables_served import GroupsServed
 from millrace.message.ids import MessageId
 from millrace.rpc.outcome import AppendResult
 from millrace.rpc.selection import Selection
@@ -31,7 +34,7 @@ from millrace.wal.visible.changes import Position, Start
 class TablesHere:
     """Reads the files of ``settings.data_dir`` (the protocol Tables of millrace.client.client)."""
 
-    def __init__(self, settings: Settings, append: Ticking) -> None:
+    def __init__(self, settings: Settings, append: AppendClient) -> None:
         self._settings = settings
         self._append = append
 
@@ -44,8 +47,10 @@ class TablesHere:
     def start(self, pchannel: str, collection_id: int, after: Position) -> Start:
         return start_at(self._settings, pchannel, collection_id, after)
 
-    def groups(self) -> Positions:
-        return Positions(self._settings.data_dir / "coord")
+    def groups(self) -> Groups:
+        if self._settings.meta_store:  # which the server knows, and no client
+            return GroupsServed(self._append)
+        return FilePositions(self._settings.data_dir / "coord")
 
     def read(self, collection: Collection, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
         name, channels = collection.name, collection.pchannels

@@ -7,8 +7,10 @@ stands, and a 0 stands against no other value: every process says 0 of what it h
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -16,14 +18,17 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from millrace.base.errors import MillraceError
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.process import wrote
 from millrace.base.settings import Settings
-from millrace.client.consume.positions import Positions
+from millrace.coord.positions import known_groups
 from millrace.observe.jobs import nodes_of
 from millrace.observe.models import Overview
 from millrace.pipelines.model.status import metrics_path
 from millrace.tables.wal.reader import WalSnapshot
+
+_log: Final = logging.getLogger(__name__)
 
 
 class _Merged:
@@ -112,14 +117,16 @@ def _left_by(heartbeat: Path, left: Path) -> str:
 def backlogs(settings: Settings, wal: WalSnapshot | None) -> bytes:
     """By consumer group and PChannel the messages in the ``wal`` table behind its position."""
     metrics = Metrics()
-    folder = settings.data_dir / "coord"
-    if wal is not None and (folder / "consumers.db").exists():
-        positions = Positions(folder)
-        try:
-            groups = positions.groups()
-        finally:
-            positions.close()
-        for group, ticks in groups.items():
+    if wal is not None:
+        for group, ticks in _groups(settings).items():
             for pchannel, tick in ticks.items():
                 metrics.consumer_backlog_messages.labels(group, pchannel).set(wal.count(pchannel, after_tick=tick))
     return metrics.render()
+
+
+def _groups(settings: Settings) -> dict[str, dict[str, int]]:
+    try:
+        return known_groups(settings)
+    except MillraceError as error:
+        _log.warning("where consumer groups stand cannot be told now: %s: %s", error.code, error)
+        return {}

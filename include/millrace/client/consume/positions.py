@@ -1,8 +1,11 @@
-"""Where consumer groups stand: by group and PChannel the time tick up to which everything is done. One SQLite file, synced.
+"""Where consumer groups stand: by group and PChannel the time tick up to which everything is done, and who has the place there.
 
 A scan's place is a time tick, not a place in the log: from a tick it resumes exactly, transactions that were open there
 included (it begins at that tick's LastConfirmed). So these positions are beside the log's own consumer groups
 (:class:`millrace.log.protocol.LogService`), whose positions are entries.
+
+One node keeps them in one SQLite file, synced (:class:`FilePositions`); a cluster whose meta store is named keeps them there
+(millrace.coord.positions).
 """
 
 from __future__ import annotations
@@ -11,77 +14,145 @@ import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import quote
 
-from millrace.base.errors import GroupBusy
+from millrace.base.errors import GroupBusy, InvalidSettings, PositionsBusy
+
+FILE: Final = "consumers.db"
+"""In the folder `coord` of the data folder."""
+BUSY_SECONDS: Final = 30.0
+"""How long a writer waits for another process's transaction."""
+_HELD: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _SCHEMA: Final = """
 create table if not exists position (
     grp text not null, pchannel text not null, tick integer not null, primary key (grp, pchannel));
 """
+_MOVED: Final = "create table moved (at real not null)"
+"""Is there once the positions lie in a meta store: from then on the file says nothing."""
 
 
-class Positions:
-    """The positions in `folder`. Thread-safe; any number of processes."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._guard = threading.Lock()
-        self._db = sqlite3.connect(folder / "consumers.db", timeout=30.0, isolation_level=None, check_same_thread=False)
-        self._db.execute("pragma journal_mode=wal")
-        self._db.execute("pragma synchronous=full")
-        self._db.executescript(_SCHEMA)
-        self._locks: dict[tuple[str, str], int] = {}
+class Positions(Protocol):
+    """Thread-safe; any number of processes."""
 
     def get(self, group: str, pchannel: str) -> int | None:
         """The tick up to which everything is done; None for a group that never moved there."""
-        with self._guard:
-            row = self._db.execute(
-                "select tick from position where grp = ? and pchannel = ?", (group, pchannel)
-            ).fetchone()
-        return None if row is None else int(row[0])
+        ...
 
     def move(self, group: str, ticks: dict[str, int]) -> None:
         """Move a group, by PChannel; durable when it returns, all of it or nothing."""
-        with self._guard:
-            self._db.execute("begin immediate")
-            self._db.executemany(
-                "insert into position values (?, ?, ?) on conflict (grp, pchannel) do update set tick = excluded.tick",
-                [(group, pchannel, tick) for pchannel, tick in ticks.items()],
-            )
-            self._db.execute("commit")
+        ...
 
     def groups(self) -> dict[str, dict[str, int]]:
         """By group and PChannel the ticks."""
-        with self._guard:
-            rows = self._db.execute("select grp, pchannel, tick from position order by grp, pchannel").fetchall()
-        found: dict[str, dict[str, int]] = {}
-        for group, pchannel, tick in rows:
-            found.setdefault(group, {})[pchannel] = tick
-        return found
+        ...
 
     def drop(self, group: str, pchannels: Collection[str]) -> None:
         """Forget a group, and its places on these PChannels with it; idempotent. Raises GroupBusy where a consumer has one."""
-        names = sorted({*pchannels, *self.groups().get(group, ())})
-        locked: list[str] = []
-        try:
-            for name in names:
-                self.lock(group, name)
-                locked.append(name)
-            with self._guard:
-                self._db.execute("delete from position where grp = ?", (group,))
-            for name in names:
-                self._lock_file(group, name).unlink(missing_ok=True)
-        finally:
-            for name in locked:
-                self.unlock(group, name)
+        ...
 
-    def lock(self, group: str, pchannel: str) -> None:
-        """Take a group's place on a PChannel, until `close` or the end of the process. Raises GroupBusy."""
+    def lock(self, group: str, pchannel: str, *, holder: str = "") -> None:
+        """Take a group's place on a PChannel, until `unlock`, `close` or the end of the process. Raises GroupBusy where another
+        has it. `holder` names for whom it is taken where that is not this process: whoever takes it for the same one next has it."""
+        ...
+
+    def unlock(self, group: str, pchannel: str) -> None:
+        """Give one place back."""
+        ...
+
+    def close(self) -> None:
+        """Give the places back. Idempotent."""
+        ...
+
+
+class FilePositions:
+    """The positions in the file of `folder` (the protocol Positions). A place is a lock of a file, which ends with its process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises InvalidSettings where they lie in a meta store by now; PositionsBusy, here as in each call below, where another
+        process holds the file for too long: nothing was done."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._guard = threading.RLock()
+        self._locks: dict[tuple[str, str], int] = {}
+        self._db = sqlite3.connect(folder / FILE, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            with self._typed():
+                self._db.execute("pragma journal_mode=wal")
+                self._db.execute("pragma synchronous=full")
+                self._db.executescript(_SCHEMA)
+                self._check()
+        except BaseException:
+            self._db.close()
+            raise
+
+    @contextmanager
+    def _typed(self) -> Iterator[sqlite3.Connection]:
+        """One caller at a time inside; what another process keeps from it is an error that says so."""
+        with self._guard:
+            try:
+                yield self._db
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in _HELD:
+                    raise
+                raise PositionsBusy(
+                    f"another process holds the consumers' positions, coord/{FILE}, and did not let go of them in time ({error}): nothing"
+                    " was done. Call it again; where it stays so, a process that has the file open is suspended, or copies it"
+                ) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, durable at its end."""
+        with self._typed() as db:
+            db.execute("begin immediate")
+            try:
+                self._check()
+                yield db
+                db.execute("commit")
+            except BaseException:
+                if db.in_transaction:
+                    db.rollback()
+                raise
+
+    def _check(self) -> None:
+        if self._is_moved():
+            raise InvalidSettings(
+                "the consumer groups of this deployment stand in its cluster's meta store: set MILLRACE_META_STORE as its nodes have it"
+            )
+
+    def _is_moved(self) -> bool:
+        return self._db.execute("select 1 from sqlite_master where name = 'moved'").fetchone() is not None
+
+    def get(self, group: str, pchannel: str) -> int | None:
+        with self._typed() as db:
+            row = db.execute("select tick from position where grp = ? and pchannel = ?", (group, pchannel)).fetchone()
+        return None if row is None else int(row[0])
+
+    def move(self, group: str, ticks: dict[str, int]) -> None:
+        with self._writing() as db:
+            db.executemany(
+                "insert into position values (?, ?, ?) on conflict (grp, pchannel) do update set tick = excluded.tick",
+                [(group, pchannel, tick) for pchannel, tick in ticks.items()],
+            )
+
+    def groups(self) -> dict[str, dict[str, int]]:
+        with self._typed() as db:
+            return _groups(db)
+
+    def drop(self, group: str, pchannels: Collection[str]) -> None:
+        with ExitStack() as locked:
+            for name in sorted({*pchannels, *self.groups().get(group, ())}):
+                self.lock(group, name)
+                locked.callback(self.unlock, group, name)
+                locked.callback(self._lock_file(group, name).unlink, missing_ok=True)
+            with self._writing() as db:
+                db.execute("delete from position where grp = ?", (group,))
+
+    def lock(self, group: str, pchannel: str, *, holder: str = "") -> None:
         path = self._lock_file(group, pchannel)
         while True:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -104,16 +175,45 @@ class Positions:
         return self._folder / f"group-{quote(group, safe='')}-{quote(pchannel, safe='')}.lock"
 
     def unlock(self, group: str, pchannel: str) -> None:
-        """Give one place back."""
         with self._guard:
             file = self._locks.pop((group, pchannel), None)
         if file is not None:
             os.close(file)
 
     def close(self) -> None:
-        """Give the places back. Idempotent."""
         with self._guard:
             locks, self._locks = self._locks, {}
             for file in locks.values():
                 os.close(file)
             self._db.close()
+
+
+def move_out(folder: Path, take: Callable[[Mapping[str, Mapping[str, int]]], None]) -> None:
+    """Have `take` keep elsewhere what the file of `folder` has, once: behind that nobody uses the file any more. Nobody else gets so far
+    meanwhile; where `take` raises, or this process dies, the file has them still, and the next call has them taken anew.
+
+    Raises GroupBusy where a consumer on the spot has a place, PositionsBusy, and what `take` raises.
+    """
+    try:
+        file = FilePositions(folder)
+    except InvalidSettings:
+        return
+    try:
+        with file._writing() as db:
+            found = _groups(db)
+            for group, ticks in found.items():
+                for pchannel in ticks:
+                    file.lock(group, pchannel)  # until the end: nobody's consumer is at work on the file
+            take(found)
+            db.execute(_MOVED)
+    except InvalidSettings:
+        return  # another process was as quick
+    finally:
+        file.close()
+
+
+def _groups(db: sqlite3.Connection) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for group, pchannel, tick in db.execute("select grp, pchannel, tick from position order by grp, pchannel"):
+        found.setdefault(group, {})[pchannel] = tick
+    return found

@@ -1,4 +1,4 @@
-"""Places of consumer groups for consumers elsewhere: who has one, and where the group stands (``coord/consumers.db``).
+"""Places of consumer groups for consumers elsewhere: who has one, and where the group stands (millrace.client.consume.positions).
 
 A consumer elsewhere holds a group's place on a PChannel by a lease, which each call of its holder renews; meanwhile
 this process has the place's lock, so that a consumer on the spot sees it taken. After a restart of the server the
@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from millrace.base.errors import ChannelNotFound, GroupBusy, InvalidArgument, ServerFull
-from millrace.client.consume.positions import Positions
+from millrace.client.consume.positions import FilePositions, Positions
 
 LEASE: Final = 15.0
 """Seconds that a place stays its holder's without a call."""
@@ -43,10 +43,12 @@ class Groups:
         data_dir: Path,
         pchannels: Callable[[], Collection[str]],
         *,
+        positions: Callable[[], Positions] | None = None,
         lease: float = LEASE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder = data_dir / "coord"
+        """`positions` opens where the groups stand, when the first of them is asked for; None: the file of `data_dir`."""
+        self._opened = positions or (lambda: FilePositions(data_dir / "coord"))
         self._pchannels = pchannels
         self._lease = lease
         self._clock = clock
@@ -119,9 +121,9 @@ class Groups:
             positions = self._open()
             if positions.get(group, pchannel) is None and len(positions.groups()) >= MOST_GROUPS:
                 raise InvalidArgument(
-                    f"{MOST_GROUPS} consumer groups stand in coord/consumers.db: take one of them, or drop some (Client.drop_group)"
+                    f"{MOST_GROUPS} consumer groups are kept: take one of them, or drop some (Client.drop_group)"
                 )
-            positions.lock(group, pchannel)
+            positions.lock(group, pchannel, holder=holder)
             self._places[group, pchannel] = _Place(holder, self._clock() + self._lease)
         elif place.holder == holder or place.until <= self._clock():
             place.holder, place.until = holder, self._clock() + self._lease
@@ -149,7 +151,7 @@ class Groups:
 
     def _open(self) -> Positions:
         if self._positions is None:
-            self._positions = Positions(self._folder)
+            self._positions = self._opened()
             threading.Thread(target=self._watch, name="group-leases", daemon=True).start()
         return self._positions
 

@@ -43,6 +43,7 @@ from millrace.base.metrics import NAMESPACE, Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.calls import call
 from millrace.catalog.records import pchannel_names
+from millrace.client.consume.positions import Positions
 from millrace.coord.appending import OneByOne
 from millrace.coord.completing import Completing
 from millrace.coord.coordinator import Coordinator
@@ -309,10 +310,14 @@ class AppendExtension:
 
 
 def append_extension(
-    service: LogService, folder: Path, *, cluster: Callable[[Settings], Cluster] | None = None
+    service: LogService,
+    folder: Path,
+    *,
+    cluster: Callable[[Settings], Cluster] | None = None,
+    positions: Callable[[Settings], Positions] | None = None,
 ) -> AppendExtension:
     """The extension of a log server's process: follows from the newest state that the ``wal`` table has. `cluster` makes what
-    says where appends go, in a deployment whose nodes may take them."""
+    says where appends go, in a deployment whose nodes may take them, `positions` opens where consumer groups stand."""
     settings = replace(Settings.load(), data_dir=folder.absolute().parent)
     wal = settings.wal_uri
     # The chain works in many short steps; with the default of 5 ms a thread that waits for an answer would get its turn late.
@@ -354,7 +359,11 @@ def append_extension(
         tombstones=tombstones,
         reads=Reads(settings, catalog, host, service),
         histories=Histories(settings, catalog, host),
-        groups=Groups(settings.data_dir, partial(pchannel_names, settings.data_dir)),
+        groups=Groups(
+            settings.data_dir,
+            partial(pchannel_names, settings.data_dir),
+            positions=None if positions is None else partial(positions, settings),
+        ),
         placing=placing,
     )
 

@@ -10,6 +10,7 @@ Logs in the data folder are copied. One on brokers, or in another folder, is not
 from __future__ import annotations
 
 import sqlite3
+import tempfile
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from typing import Final
 from millrace.base.errors import LogBusy
 from millrace.base.log_backends import in_own_folder
 from millrace.base.settings import Settings
+from millrace.client.consume.positions import FilePositions
+from millrace.coord.positions import known_groups
 from millrace.coord.store import Store
 from millrace.log.generations.listing import FILE, GenerationFile, Generations, span_of
 from millrace.log.generations.positions import local
@@ -55,7 +58,7 @@ def take_log(settings: Settings, service: LogService, pinned: Mapping[str, Pinne
     log, folder = settings.log_path, settings.log_path.relative_to(settings.data_dir)
     generations = _settled(GenerationFile(log, settings.log))
     # Before the ends: where a consumer stands, the log had already.
-    copy_database(settings.data_dir / CONSUMERS, CONSUMERS, files)
+    take_consumers(settings, files)
     _take_groups(log, folder, generations, files)
     _ends(service)  # the server is up, and has all logs open, before the coordinator has to wait
     ends = _cut(settings, service, files)
@@ -85,6 +88,19 @@ def take_log(settings: Settings, service: LogService, pinned: Mapping[str, Pinne
             end=str(end),
         )
     return LogPart(channels, incarnations, included)
+
+
+def take_consumers(settings: Settings, files: Files) -> None:
+    """Where consumers stand, always as the file that one node has: a restored deployment goes by that (millrace.coord.positions)."""
+    if not settings.meta_store:
+        copy_database(settings.data_dir / CONSUMERS, CONSUMERS, files)
+        return
+    groups = known_groups(settings)
+    with tempfile.TemporaryDirectory() as folder:
+        with closing(FilePositions(Path(folder))) as file:
+            for group, ticks in groups.items():
+                file.move(group, ticks)
+        copy_database(Path(folder) / Path(CONSUMERS).name, CONSUMERS, files)
 
 
 def copy_database(source: Path, name: str, files: Files) -> None:
