@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from millrace.access.grants import MACHINE
-from millrace.base.errors import AppendRejected, CollectionExists, InvalidArgument, LogUnavailable
+from millrace.base.errors import AppendRejected, CollectionExists, InvalidArgument, LogUnavailable, ProducerFenced
 from millrace.base.settings import Settings
 from millrace.catalog.calls import CALLS, ServedCatalog, call
+from millrace.coord import store
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import Add
@@ -33,7 +34,7 @@ class LosesAnswers:
         if CALLS[name].reads or name in self.lost:
             return answer
         self.lost.add(name)
-        self.names.append(arguments["request"])
+        self.names.append(arguments.get("request", ""))
         if not repeat:
             raise LogUnavailable(f"whether {name} took effect is unknown")
         return self.catalog(name, arguments, repeat=repeat)
@@ -122,3 +123,52 @@ def test_what_died_half_way_is_completed_by_who_makes_it_again(tmp_path: Path) -
         again = made.create_collection("rows", SCHEMA, request="once")
         assert again.state == "active"
         assert broadcasts(made) == ["create_collection"]
+
+
+def test_terms_epochs_and_pchannels_are_made_once_though_their_first_answer_is_lost(coordinator: Coordinator) -> None:
+    served = ServedCatalog(LosesAnswers(coordinator))
+    assert [(each.name, each.term) for each in served.ensure_pchannels(3)] == [("dml_0", 1), ("dml_1", 1), ("dml_2", 1)]
+    assert served.open_term("dml_0", config={"max_producers": 7}) == coordinator.term("dml_0") == 2
+    assert served.next_epoch(9) == 1
+    assert coordinator.next_epoch(9) == 2, "the next one's is another"
+    served = ServedCatalog(LosesAnswers(coordinator))
+    assert served.next_epoch(9, held=2) == 3, "its own epoch does not fence it"
+    for fenced in (lambda: served.next_epoch(9, held=2), lambda: served.next_epoch(9, held=2, request="other")):
+        with pytest.raises(ProducerFenced):
+            fenced()
+
+
+def test_an_answer_is_its_requests_own_and_kept_while_it_is_among_the_newest(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "KEPT_ANSWERS", 2)
+    assert coordinator.open_term("dml_0", request="a") == 2
+    assert coordinator.next_epoch(9, request="b") == 1
+    for wrong in (
+        lambda: coordinator.open_term("dml_1", request="a"),
+        lambda: coordinator.next_epoch(9, request="a"),
+        lambda: coordinator.next_epoch(8, request="b"),
+    ):
+        with pytest.raises(InvalidArgument, match="another one's"):
+            wrong()
+    assert coordinator.next_epoch(8, request="c") == 1
+    assert coordinator.next_epoch(9, request="b") == 1
+    assert coordinator.open_term("dml_0", request="a") == 3, "forgotten: it opens another one"
+
+
+def test_a_term_of_which_the_opening_died_is_opened_by_who_asks_again(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appended = coordinator._append.append_one
+
+    def dies(pchannel: str, entry: bytes) -> Any:
+        appended(pchannel, entry)
+        raise LogUnavailable("it died behind the append")
+
+    monkeypatch.setattr(coordinator._append, "append_one", dies)
+    with pytest.raises(LogUnavailable):
+        coordinator.open_term("dml_0", request="a")
+    monkeypatch.undo()
+    assert coordinator.open_term("dml_0", request="a") == 3
+    assert coordinator.open_term("dml_0", request="a") == 3
+    assert [each.opened for each in coordinator.pchannels()] == [True, True]

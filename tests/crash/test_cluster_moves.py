@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -18,11 +19,18 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from millrace.base.errors import MillraceError
 from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
+from millrace.brokers.broker import Broker
+from millrace.brokers.etcd import EtcdServer
+from millrace.brokers.mariadb import MariaDbServer
 from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
+from millrace.client.consume.delivery import CHANGES
 from millrace.coord import control
+from millrace.coord.channels.record import CHANNELS
+from millrace.coord.positions import known_groups
 from millrace.coord.session import APPEND
 from millrace.demo.cluster import Cluster, Moves
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -208,9 +216,11 @@ def on_pulsar() -> str:
 
 
 @contextmanager
-def appending_nodes(folder: Path, url: str) -> Iterator[tuple[Settings, Client, Collection, Cluster, Stream]]:
+def appending_nodes(
+    folder: Path, url: str, meta: str = ""
+) -> Iterator[tuple[Settings, Client, Collection, Cluster, Stream]]:
     """A stream of rows on a broker whose PChannels two nodes, n1 and n2, have come to have, with etcd as the meta store."""
-    meta = f"{running_brokers.etcd().url}/{uuid.uuid4().hex}"
+    meta = meta or f"{running_brokers.etcd().url}/{uuid.uuid4().hex}"
     with streaming(folder, 4, log=url, meta_store=meta) as (settings, client, collection, cluster, stream):
         until(lambda: stream.failed() or stream.count > 0, cluster)
         assert client.append.places.known() == {}  # a deployment of one node: everything goes to the log's server
@@ -276,6 +286,117 @@ def test_nodes_that_append_are_suspended_drained_and_added(tmp_path: Path, log: 
         assert stream.failures == []
         check(settings, client, collection, stream.count)
         assert {"lost", "drain"} <= {move.cause for move in moves.found()}
+
+
+class Reader(threading.Thread):
+    """A consumer of a group, which acknowledges what comes: `ids` were delivered."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(name="reader", daemon=True)
+        self._client = client
+        self._ended = threading.Event()
+        self.ids: set[int] = set()
+        self.failures: list[BaseException] = []
+
+    def run(self) -> None:
+        try:
+            with self._client.consumer("rows", group="readers", filters=[CHANGES]) as consumer:
+                while not self._ended.is_set():
+                    delivery = consumer.poll(timeout=0.2)
+                    if delivery is not None:
+                        for change in delivery.changes():
+                            self.ids.update(change.rows.column("id").to_pylist())
+                        consumer.acknowledge(delivery)
+        except BaseException as error:  # the test looks at it
+            self.failures.append(error)
+
+    def stop(self, count: int, cluster: Cluster) -> None:
+        """Behind all that was appended."""
+        until(lambda: bool(self.failures) or len(self.ids) == count, cluster)
+        self._ended.set()
+        self.join(WAIT)
+        assert self.failures == []
+        assert self.ids == set(range(count))
+
+
+def lose_the_store(server: Broker, cluster: Cluster, names: tuple[str, ...]) -> None:
+    """Kill the meta store and start it again: at once, and once more when the nodes' sessions have ended."""
+    server.kill()
+    server.start()
+    cluster.wait_owned(set(names), pchannels=PCHANNELS, deadline=WAIT)
+    ended = {name: _ends(cluster, name) for name in names}
+    server.kill()
+    until(lambda: all(_ends(cluster, name) > ended[name] for name in names), cluster)
+    server.start()
+    cluster.wait_owned(set(names), pchannels=PCHANNELS, deadline=WAIT)
+
+
+def _ends(cluster: Cluster, name: str) -> int:
+    return cluster.jobs[name].tail(10_000).count("the session of this node has ended")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [EtcdServer, MariaDbServer])
+@pytest.mark.timeout(560)
+def test_the_meta_store_is_killed_under_a_running_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Callable[..., Broker]
+) -> None:
+    with kind(tmp_path / "meta", settings=Settings()).start() as server:
+        for name, value in server.login.items():
+            monkeypatch.setenv(name, value)
+        with streaming(tmp_path, PCHANNELS, meta_store=server.url) as (settings, client, collection, cluster, stream):
+            reader = Reader(client)
+            reader.start()
+            cluster.coordinator()
+            for name in ("n1", "n2"):
+                cluster.node(name)
+            cluster.wait_owned({"n1", "n2"}, pchannels=PCHANNELS, deadline=WAIT)
+            lose_the_store(server, cluster, ("n1", "n2"))
+            goes_on(stream, cluster)
+            wait_flushed(settings, client, cluster)
+            cluster.jobs.pop("n2").kill()
+            cluster.wait_owned({"n1"}, pchannels=PCHANNELS, deadline=WAIT)
+            stream.stop()
+            assert stream.failures == []
+            reader.stop(stream.count, cluster)
+            wait_flushed(settings, client, cluster)
+            assert set(cluster.stop().values()) == {0}, cluster.tails()
+            check(settings, client, collection, stream.count)
+            assert set(known_groups(settings)) == {"readers"}, "it stands in the meta store"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(560)
+def test_etcd_is_killed_and_compacted_under_nodes_that_append(tmp_path: Path) -> None:
+    with (
+        EtcdServer(tmp_path / "meta", settings=Settings()).start() as server,
+        appending_nodes(tmp_path, on_kafka(), server.url) as (settings, client, collection, cluster, stream),
+    ):
+        ended = threading.Event()
+
+        def compact() -> None:
+            """All the time up to the newest revision: each follower that is not at that takes everything anew."""
+            while not ended.wait(0.1):
+                with contextlib.suppress(MillraceError):
+                    cluster.store.compact(cluster.store.list(CHANNELS).revision)
+
+        compacting = threading.Thread(target=compact)
+        compacting.start()
+        try:
+            lose_the_store(server, cluster, ("n1", "n2"))
+            goes_on(stream, cluster)
+            cluster.jobs.pop("n1").kill()
+            cluster.wait_owned({"n2"}, pchannels=PCHANNELS, deadline=WAIT)
+            goes_on(stream, cluster)
+            until(lambda: len(set(client.append.places.known().values())) == 1, cluster)
+        finally:
+            ended.set()
+            compacting.join()
+        stream.stop()
+        assert stream.failures == []
+        wait_flushed(settings, client, cluster)
+        assert set(cluster.stop().values()) == {0}, cluster.tails()
+        check(settings, client, collection, stream.count)
 
 
 @pytest.mark.slow

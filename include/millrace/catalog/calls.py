@@ -25,16 +25,19 @@ _REQUEST: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
 
 
 class Call(NamedTuple):
-    """What a call does, and whether it may be repeated: it changes nothing, or has a name by which it is done once."""
+    """What a call does, and whether it may be repeated: it changes nothing, does nothing a second time, or has a name by which it is
+    done once."""
 
     do: Callable[[Catalog, Arguments], dict[str, Any]]
     reads: bool = False
+    idempotent: bool = False
     named: bool = False
 
 
 def _next_epoch(catalog: Catalog, given: Arguments) -> dict[str, Any]:
     held = given.get("held")
-    return {"epoch": catalog.next_epoch(int(given["producer_id"]), held=None if held is None else int(held))}
+    held = None if held is None else int(held)
+    return {"epoch": catalog.next_epoch(int(given["producer_id"]), held=held, request=_request(given))}
 
 
 def _collections(catalog: Catalog, given: Arguments) -> dict[str, Any]:
@@ -49,7 +52,7 @@ def _open_term(catalog: Catalog, given: Arguments) -> dict[str, Any]:
     if given["pchannel"] not in [each.name for each in catalog.pchannels()]:
         raise ChannelNotFound(f"the deployment has no PChannel {given['pchannel']!r}")
     config = {str(name): int(value) for name, value in (given.get("config") or {}).items()}
-    return {"term": catalog.open_term(given["pchannel"], config=config)}
+    return {"term": catalog.open_term(given["pchannel"], config=config, request=_request(given))}
 
 
 def _create(catalog: Catalog, given: Arguments) -> dict[str, Any]:
@@ -112,9 +115,9 @@ CALLS: Final = {
     "term": Call(lambda catalog, given: {"term": catalog.term(given["pchannel"])}, reads=True),
     "collection": Call(lambda catalog, given: catalog.collection(given["name"]).to_json(), reads=True),
     "collections": Call(_collections, reads=True),
-    "next_epoch": Call(_next_epoch),
-    "ensure_pchannels": Call(_ensure_pchannels),
-    "open_term": Call(_open_term),
+    "next_epoch": Call(_next_epoch, named=True),
+    "ensure_pchannels": Call(_ensure_pchannels, idempotent=True),
+    "open_term": Call(_open_term, named=True),
     "create_collection": Call(_create, named=True),
     "drop_collection": Call(_drop, named=True),
     "create_partition": Call(_create_partition, named=True),
@@ -172,8 +175,8 @@ class ServedCatalog:
     def term(self, pchannel: str) -> int:
         return int(self._call("term", pchannel=pchannel)["term"])
 
-    def next_epoch(self, producer_id: int, *, held: int | None = None) -> int:
-        return int(self._call("next_epoch", producer_id=producer_id, held=held)["epoch"])
+    def next_epoch(self, producer_id: int, *, held: int | None = None, request: str = "") -> int:
+        return int(self._call("next_epoch", producer_id=producer_id, held=held, request=request)["epoch"])
 
     def collections(self, *, dropped: bool = False) -> list[Collection]:
         return [Collection.from_json(each) for each in self._call("collections", dropped=dropped)["collections"]]
@@ -184,8 +187,8 @@ class ServedCatalog:
     def ensure_pchannels(self, count: int) -> list[PChannel]:
         return _pchannels(self._call("ensure_pchannels", count=count))
 
-    def open_term(self, name: str, *, config: Mapping[str, int] | None = None) -> int:
-        return int(self._call("open_term", pchannel=name, config=dict(config or {}))["term"])
+    def open_term(self, name: str, *, config: Mapping[str, int] | None = None, request: str = "") -> int:
+        return int(self._call("open_term", pchannel=name, config=dict(config or {}), request=request)["term"])
 
     def create_collection(
         self, name: str, schema: CollectionSchema, **options: Unpack[CollectionOptions]
@@ -231,7 +234,7 @@ class ServedCatalog:
         found = CALLS[name]
         if found.named and not arguments["request"]:
             arguments["request"] = uuid.uuid4().hex
-        return self._connection.catalog(name, arguments, repeat=found.reads or found.named)
+        return self._connection.catalog(name, arguments, repeat=found.reads or found.idempotent or found.named)
 
 
 def _pchannels(answer: Mapping[str, Any]) -> list[PChannel]:

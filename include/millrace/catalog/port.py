@@ -40,7 +40,7 @@ class Broadcasts(Protocol):
         """Make sure that the deployment has at least `count` PChannels, each with an open term."""
         ...
 
-    def open_term(self, name: str, *, config: Mapping[str, int] | None = None) -> int:
+    def open_term(self, name: str, *, config: Mapping[str, int] | None = None, request: str = "") -> int:
         """Open the next term of a PChannel; messages of older ones are rejected from its opening on. The term."""
         ...
 
@@ -78,10 +78,10 @@ class Catalog(Broadcasts, Protocol):
         """The newest term of `pchannel`: what its producers stamp."""
         ...
 
-    def next_epoch(self, producer_id: int, *, held: int | None = None) -> int:
+    def next_epoch(self, producer_id: int, *, held: int | None = None, request: str = "") -> int:
         """A new epoch for the producer `producer_id`: it fences every earlier producer of that id.
 
-        With `held`, the epoch the caller has, it is refused (ProducerFenced) to one that is fenced itself.
+        With `held`, the epoch the caller has, it is refused (ProducerFenced) to one that is fenced itself. `request` as for DDL.
         """
         ...
 

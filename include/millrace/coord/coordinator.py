@@ -104,8 +104,13 @@ class Coordinator(Closing):
             self.open_term(name)
         return next(each for each in self._store.pchannels() if each.name == name)
 
-    def open_term(self, name: str, *, config: Mapping[str, int] | None = None) -> int:
-        """Open the next term of a PChannel; messages of older ones are rejected from its opening on. The term."""
+    def open_term(self, name: str, *, config: Mapping[str, int] | None = None, request: str = "") -> int:
+        """Open the next term of a PChannel; messages of older ones are rejected from its opening on. The term.
+
+        Under the name of a `request` that did so already it is that one's; where that one died before its end, another is opened.
+        """
+        if request and (answered := self._store.answered(request, name)) is not None:
+            return answered
         for _ in range(TERM_ATTEMPTS):
             term = self._store.next_term(name)
             opening = builders.term_opening(term=term, chain_version=CHAIN_VERSION, config=dict(config or {}))
@@ -115,7 +120,7 @@ class Coordinator(Closing):
                 if rejection.reason != Reason.TERM_FENCED:
                     raise
                 continue  # the log knows a later term than the store: count on
-            self._store.term_opened(name, term)
+            self._store.term_opened(name, term, request=request)
             return term
         raise AppendRejected(
             f"the log of {name} knows a later term than the coordinator's store: restore the store's newest copy",
@@ -129,12 +134,12 @@ class Coordinator(Closing):
         """The newest term of `pchannel`: what its producers stamp."""
         return self._store.term(pchannel)
 
-    def next_epoch(self, producer_id: int, *, held: int | None = None) -> int:
+    def next_epoch(self, producer_id: int, *, held: int | None = None, request: str = "") -> int:
         """A new epoch for the producer `producer_id`: it fences every earlier producer of that id.
 
         With `held`, the epoch the caller has, it is refused (ProducerFenced) to one that is fenced itself.
         """
-        return self._store.next_epoch(producer_id, held=held)
+        return self._store.next_epoch(producer_id, held=held, request=request)
 
     # -- collections --------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,8 @@ create table if not exists trouble (
     broadcast_id integer primary key references broadcast, at_ms integer not null, words text not null);
 create table if not exists request (
     broadcast_id integer primary key references broadcast, name text not null unique, keys text not null);
+create table if not exists answered (
+    id integer primary key autoincrement, name text not null unique, of text not null, answer integer not null);
 """
 """Files of earlier builds lack the tables at the end, and get them empty: what reads them takes that for what those builds meant."""
 

@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from millrace.base.closing import Closing
 from millrace.base.errors import CollectionExists, CollectionNotFound, InvalidArgument, ProducerFenced
@@ -17,6 +17,9 @@ from millrace.catalog.collection import Collection, PChannel
 from millrace.catalog.records import collection_of, collections_in
 from millrace.coord.broadcast.kept import Kept
 from millrace.coord.database import Database
+
+KEPT_ANSWERS: Final = 10_000
+"""Newest requests for a term or an epoch whose answers are kept for who asks again."""
 
 
 class Store(Closing):
@@ -67,18 +70,23 @@ class Store(Closing):
             term: int = self._db.row("select term from pchannel where name = ?", (name,))[0]
         return term
 
-    def term_opened(self, name: str, term: int) -> None:
-        """The opening of `term` was acknowledged (no effect where a newer term exists)."""
-        self._db.rows("update pchannel set opened = 1 where name = ? and term = ?", (name, term))
+    def term_opened(self, name: str, term: int, *, request: str = "") -> None:
+        """The opening of `term` was acknowledged (no effect where a newer term exists); what `request` is answered from now on."""
+        with self._db.transaction():
+            self._db.rows("update pchannel set opened = 1 where name = ? and term = ?", (name, term))
+            self._answer(request, name, term)
 
     # -- producers ----------------------------------------------------------------------------------------------------
 
-    def next_epoch(self, producer_id: int, *, held: int | None = None) -> int:
-        """The next epoch of a producer, from 1: kept before it is used, so that no epoch is ever given twice.
+    def next_epoch(self, producer_id: int, *, held: int | None = None, request: str = "") -> int:
+        """The next epoch of a producer, from 1: kept before it is used, so that no epoch is ever given twice, but to a `request` that
+        is made again.
 
         With `held`, the newest epoch that the caller was given: raises ProducerFenced where somebody took a newer one since.
         """
         with self._db.transaction():
+            if request and (answered := self.answered(request, f"{producer_id}")) is not None:
+                return answered
             if held is not None:
                 newest = self._db.row("select epoch from producer where id = ?", (producer_id,))
                 if newest is not None and newest[0] != held:
@@ -89,7 +97,25 @@ class Store(Closing):
                 "insert into producer values (?, 1) on conflict (id) do update set epoch = epoch + 1", (producer_id,)
             )
             epoch: int = self._db.row("select epoch from producer where id = ?", (producer_id,))[0]
+            self._answer(request, f"{producer_id}", epoch)
         return epoch
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def answered(self, request: str, of: str) -> int | None:
+        """What the request of that name was answered, a term of the PChannel `of` or an epoch of that producer; None where it is not
+        known. Raises InvalidArgument where it was another one's."""
+        row = self._db.row("select of, answer from answered where name = ?", (request,))
+        if row is not None and row[0] != of:
+            raise InvalidArgument(f"the request {request!r} was another one's, of {row[0]}: give each its own name")
+        return None if row is None else int(row[1])
+
+    def _answer(self, request: str, of: str, answer: int) -> None:
+        if request:
+            self._db.rows(
+                "insert into answered (name, of, answer) values (?, ?, ?) on conflict do nothing", (request, of, answer)
+            )
+            self._db.rows("delete from answered where id <= (select max(id) from answered) - ?", (KEPT_ANSWERS,))
 
     # -- collections --------------------------------------------------------------------------------------------------
 
