@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,43 +13,8 @@ from millrace.coord.channels.record import ChannelRecord
 from millrace.coord.clock import SystemClock
 from millrace.coord.leadership import Leadership
 from millrace.meta.memory import MemoryStore
-from millrace.meta.store import MAX_CHANGES, Change, Is, Put
-
-Fault = Callable[[Callable[[], Any]], Any]
-
-
-class FaultyStore(MemoryStore):
-    """Calls meet the faults of `script`, first to last; then none."""
-
-    def __init__(self) -> None:
-        super().__init__(SystemClock().monotonic)
-        self.script: list[Fault | None] = []
-        self.commits = 0
-
-    def _meet(self, call: Callable[[], Any]) -> Any:
-        fault = self.script.pop(0) if self.script else None
-        return call() if fault is None else fault(call)
-
-    def get(self, key: str) -> Any:
-        return self._meet(lambda: MemoryStore.get(self, key))
-
-    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
-        self.commits += 1
-        found: int | None = self._meet(lambda: MemoryStore.commit(self, then, when=when))
-        return found
-
-
-def down(call: Callable[[], Any]) -> Any:
-    raise MetaUnavailable("down")
-
-
-def done_unheard(call: Callable[[], Any]) -> Any:
-    call()
-    raise MetaAmbiguous("the answer was lost")
-
-
-def lost(call: Callable[[], Any]) -> Any:
-    raise MetaAmbiguous("nobody knows")
+from millrace.meta.store import MAX_CHANGES, Put
+from tests.coord.faulty_store import Fault, FaultyStore, done_unheard, down, lost
 
 
 @pytest.fixture

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.base.errors import LogBusy
+from millrace.base.errors import InvalidSettings, LogBusy
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
-from millrace.coord.opening import SWITCH, no_appending_nodes, open_store, require_no_nodes, require_no_switch
+from millrace.coord.opening import SWITCH, no_appending_nodes, open_store, require_no_switch, require_unused
 from millrace.coord.session import INGEST, NODES, ROLES, NodeInfo
+from millrace.coord.shared_catalog import shared_of
+from millrace.coord.store import Store
 from millrace.meta.store import Delete, MetaStore, Put
 
 
@@ -57,9 +59,17 @@ def test_a_switch_lasts_longer_than_the_lease_of_its_mark(settings: Settings) ->
 
 def test_a_backup_is_not_restored_beside_the_nodes_of_its_meta_store(settings: Settings) -> None:
     elsewhere = replace(settings, meta_store=f"sqlite:///{settings.data_dir}/../meta.db")
-    require_no_nodes(settings)
-    require_no_nodes(elsewhere)
+    require_unused(settings)
+    require_unused(elsewhere)
     with open_store(elsewhere, SystemClock()) as store:
         come(store, "n1@1", INGEST)
         with pytest.raises(LogBusy, match="n1 of the meta store"):
-            require_no_nodes(elsewhere)
+            require_unused(elsewhere)
+
+
+def test_a_backup_is_not_restored_where_the_meta_store_has_a_catalog(settings: Settings) -> None:
+    elsewhere = replace(settings, meta_store=f"sqlite:///{settings.data_dir}/../meta.db")
+    Store(settings.data_dir / "coord/coord.db", shared=shared_of(elsewhere)).close()
+    require_unused(settings)
+    with pytest.raises(InvalidSettings, match="has the catalog of a deployment"):
+        require_unused(elsewhere)

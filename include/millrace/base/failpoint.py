@@ -27,6 +27,7 @@ its steps),
 ``tombstone.proposed``, ``tombstone.fenced``, ``tombstone.placed`` (millrace.node.append.tombstones: behind its steps),
 ``ddl.planned``, ``ddl.kept``, ``ddl.sent``, ``ddl.acknowledged`` (millrace.coord.broadcast.broadcaster: nothing is kept yet; a broadcast is
 kept; a message is appended, not acknowledged; all are, and the catalog is as it was),
+``catalog.shared`` (millrace.coord.shared_catalog: a change stands in the meta store, and not in the coordinator's file),
 ``keyed.written`` and ``keyed.committed`` (a shard's files of a keyed stream's batch are on disk; the batch is committed),
 ``into.operated`` and ``into.answered`` (a stream's operator has committed, no sink has its answers; one has them, the late rows' has not),
 ``compact.*`` (millrace.operations.compaction: ``written``, a file that replaces others is on disk; ``base``, behind

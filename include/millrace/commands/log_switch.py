@@ -89,6 +89,7 @@ def _offline(settings: Settings) -> Iterator[Switch]:
     from millrace.base.file_lock import held
     from millrace.coord.appending import OneByOne
     from millrace.coord.coordinator import Coordinator
+    from millrace.coord.shared_catalog import shared_of
     from millrace.coord.switch_log import Switch
     from millrace.log.generations.service import open_deployment_log
     from millrace.node.append.host import AppendHost
@@ -102,7 +103,9 @@ def _offline(settings: Settings) -> Iterator[Switch]:
         held(settings.log_path / LOCK_FILE, deadline=Deadline.after(1.0)),
         open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings)) as log,
         AppendHost(log, committed_states(settings.wal_uri, log)) as host,
-        Coordinator(settings, log=log, append=OneByOne(host, settings.append_deadline)) as coordinator,
+        Coordinator(
+            settings, log=log, append=OneByOne(host, settings.append_deadline), shared=shared_of(settings)
+        ) as coordinator,
     ):
         hosted = _Hosted(host, settings.append_deadline)
         yield Switch(settings.log_path, launch.backend, log, hosted, coordinator)

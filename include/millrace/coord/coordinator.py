@@ -23,6 +23,7 @@ from millrace.base.errors import (
     CollectionExists,
     CollectionNotFound,
     InvalidArgument,
+    InvalidSettings,
     MillraceError,
 )
 from millrace.base.failpoint import hit
@@ -33,6 +34,7 @@ from millrace.coord.appending import Appending
 from millrace.coord.broadcast.broadcaster import Broadcaster
 from millrace.coord.broadcast.callbacks import Overtaken
 from millrace.coord.broadcast.task import Draft, Task, keys_of
+from millrace.coord.database import Shared
 from millrace.coord.ddl import DdlKind, check_name, standing
 from millrace.coord.effects import Effects, draft
 from millrace.coord.follow import Difference, Held, differences, followed, held
@@ -64,12 +66,20 @@ class Coordinator(Closing):
         *,
         log: LogService,
         append: Appending,
+        shared: Shared | None = None,
         together: Together = in_turn,
         seam: Callable[[str], None] = hit,
     ) -> None:
-        """`together` sends a broadcast's messages; `seam`: as the broadcaster's."""
+        """`shared`: of what the catalog's file is a copy, in a cluster, closed with it; `together` sends a broadcast's messages;
+        `seam`: as the broadcaster's."""
         self._settings = settings
-        self._store = Store(catalog_path(settings.data_dir))
+        self._store = Store(catalog_path(settings.data_dir), shared=shared)
+        if shared is None:
+            try:
+                self._store.require_own()
+            except InvalidSettings:
+                self._store.close()
+                raise
         self._log = log
         self._append = append
         effects = Effects(self._store, max_entry_bytes=settings.max_entry_bytes)

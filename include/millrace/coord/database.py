@@ -2,21 +2,23 @@
 
 SQLite gives what is needed and no more: transactions that survive kill -9 and power loss (`synchronous=FULL`), and several
 processes of one machine that write in turn. What lies in it is the catalog's (millrace.coord.store) and the broadcasts'
-(millrace.coord.broadcast.kept), so that one transaction takes both.
+(millrace.coord.broadcast.kept), so that one transaction takes both. In a cluster it is a copy of what the meta store has
+(millrace.coord.shared_catalog).
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from millrace.base.closing import Closing
-from millrace.base.errors import CatalogBusy
+from millrace.base.errors import CatalogBusy, MetaAmbiguous, MetaUnavailable
 from millrace.catalog.records import look
 
 BUSY_SECONDS: Final = 30.0
@@ -43,33 +45,79 @@ create table if not exists request (
     broadcast_id integer primary key references broadcast, name text not null unique, keys text not null);
 create table if not exists answered (
     id integer primary key autoincrement, name text not null unique, of text not null, answer integer not null);
+create table if not exists shared (catalog text not null, revision integer not null);
 """
-"""Files of earlier builds lack the tables at the end, and get them empty: what reads them takes that for what those builds meant."""
+"""Files of earlier builds lack the tables at the end, and get them empty: what reads them takes that for what those builds meant. In
+`shared` is of which catalog the file is a copy, and of which revision; 0: of none yet, and this is the name that its own will have; no
+row where it is a catalog of its own."""
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _TABLE: Final = re.compile(r"create table if not exists (\w+) ([^;]+);")
 
 
+class Shared(Protocol):
+    """Of what the file is a copy: each transaction of it is one there."""
+
+    def attach(self, db: sqlite3.Connection) -> None:
+        """From now on what changes by this connection is noted."""
+        ...
+
+    def begin(self, db: sqlite3.Connection) -> None:
+        """Make the file as new as that is. Raises MetaUnavailable, MetaAmbiguous, InvalidSettings where that is another deployment's,
+        UnsupportedVersion."""
+        ...
+
+    def end(self, db: sqlite3.Connection) -> None:
+        """Make there what the transaction changed. Raises MetaUnavailable where nothing was done, MetaAmbiguous; the file's is rolled
+        back then."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def leave(db: sqlite3.Connection) -> None:
+    """Make a file that was a copy a catalog of its own."""
+    if db.execute("select 1 from shared").fetchone() is not None:
+        with db:
+            db.execute("delete from shared")
+
+
 class Database(Closing):
     """One connection to the file. Thread-safe: one caller at a time."""
 
-    def __init__(self, path: Path | str, *, busy_seconds: float = BUSY_SECONDS) -> None:
+    def __init__(self, path: Path | str, *, busy_seconds: float = BUSY_SECONDS, shared: Shared | None = None) -> None:
         """`busy_seconds`: how long another process's transaction is waited for. Raises CatalogBusy where it lasts longer, here as in
-        each call below: nothing was done."""
+        each call below: nothing was done.
+
+        With `shared`, which is closed with it, the file is a copy of what that has. Where that cannot be reached as the file is
+        opened, the copy can be read as it is; a transaction raises MetaUnavailable until it can. Raises what `shared.begin` does.
+        """
         if isinstance(path, Path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        self._open(sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False))
+        self._open(sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False), shared)
         try:
             with self._typed():
                 self._db.execute("pragma journal_mode=wal")
                 self._db.execute("pragma synchronous=full")
                 self._db.executescript(_SCHEMA)
+            if shared is not None:
+                shared.attach(self._db)
+                try:
+                    with self.transaction():
+                        pass
+                except (MetaUnavailable, MetaAmbiguous) as error:
+                    _log.warning("the catalog is as this machine knew it last: %s", error)
         except BaseException:
             self._db.close()
+            if shared is not None:
+                shared.close()
             raise
 
-    def _open(self, db: sqlite3.Connection) -> None:
+    def _open(self, db: sqlite3.Connection, shared: Shared | None = None) -> None:
         self._db = db
+        self._shared = shared
         self._lock = threading.RLock()
 
     @contextmanager
@@ -103,10 +151,15 @@ class Database(Closing):
 
     def close(self) -> None:
         self._db.close()
+        if self._shared is not None:
+            self._shared.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing, durable at its end; writers of other processes wait. Inside another one of this thread it is part of it."""
+        """All or nothing, durable at its end; writers of other processes wait. Inside another one of this thread it is part of it.
+
+        Raises MetaUnavailable, and at its end MetaAmbiguous, where the file is a copy.
+        """
         with self._lock:
             if self._db.in_transaction:
                 yield
@@ -114,7 +167,11 @@ class Database(Closing):
             with self._typed():
                 self._db.execute("begin immediate")
             try:
+                if self._shared is not None:
+                    self._shared.begin(self._db)
                 yield
+                if self._shared is not None:
+                    self._shared.end(self._db)
                 with self._typed():
                     self._db.execute("commit")
             except BaseException:

@@ -20,6 +20,9 @@ from millrace.rpc.wire import TOKEN_VARIABLE
 
 STORE_FILE: Final = "cluster.db"
 TOKEN_FILE: Final = "cluster.token"
+PREFIX: Final = "catalog/"
+"""There, in a store that the settings name, is the catalog (millrace.coord.shared_catalog)."""
+GUARD: Final = "catalog/guard"
 SWITCH: Final = "control/switch"
 """There, under a lease, while the log is being switched."""
 
@@ -46,15 +49,22 @@ def _living(store: MetaStore, role: str | None = None) -> list[str]:
     return sorted(info.name for info in found if role is None or role in info.roles)
 
 
-def require_no_nodes(settings: Settings) -> None:
-    """Raises LogBusy where nodes live in a meta store outside of the data folder: for what puts another deployment in its place."""
+def require_unused(settings: Settings) -> None:
+    """For what puts another deployment in its place: raises LogBusy where nodes live in a meta store outside of the data folder,
+    InvalidSettings where that has the catalog of a deployment."""
     if not settings.meta_store:
         return
     with open_store(settings, SystemClock()) as store:
         names = _living(store)
+        taken = store.get(GUARD) is not None
     if names:
         raise LogBusy(
             f"the nodes {', '.join(names)} of the meta store {settings.meta_store} are at work: stop them first, or name another one"
+        )
+    if taken:
+        raise InvalidSettings(
+            f"the meta store {settings.meta_store} has the catalog of a deployment: name another one (another database, another prefix"
+            f" of etcd), or, where that deployment is gone, delete its keys under {PREFIX}"
         )
 
 

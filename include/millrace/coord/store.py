@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from millrace.base.closing import Closing
-from millrace.base.errors import CollectionExists, CollectionNotFound, InvalidArgument, ProducerFenced
+from millrace.base.errors import CollectionExists, CollectionNotFound, InvalidArgument, InvalidSettings, ProducerFenced
 from millrace.catalog.collection import Collection, PChannel
 from millrace.catalog.records import collection_of, collections_in
 from millrace.coord.broadcast.kept import Kept
-from millrace.coord.database import Database
+from millrace.coord.database import Database, Shared
 
 KEPT_ANSWERS: Final = 10_000
 """Newest requests for a term or an epoch whose answers are kept for who asks again."""
@@ -25,8 +25,9 @@ KEPT_ANSWERS: Final = 10_000
 class Store(Closing):
     """The coordinator's file. Thread-safe."""
 
-    def __init__(self, path: Path) -> None:
-        self._on(Database(path))
+    def __init__(self, path: Path, *, shared: Shared | None = None) -> None:
+        """`shared`: what the file is a copy of."""
+        self._on(Database(path, shared=shared))
 
     def _on(self, database: Database) -> None:
         self._db = database
@@ -45,6 +46,14 @@ class Store(Closing):
 
     def close(self) -> None:
         self._db.close()
+
+    def require_own(self) -> None:
+        """Raises InvalidSettings where the file is a copy: whoever wrote to it alone would be lost to the others."""
+        if self._db.row("select 1 from shared where revision > 0") is not None:
+            raise InvalidSettings(
+                "this deployment's catalog lies in a meta store, and coord/coord.db is a copy of it: set MILLRACE_META_STORE as it was"
+                " (docs/coordinator.md#the-catalog: how to go on without)"
+            )
 
     # -- PChannels ----------------------------------------------------------------------------------------------------
 
@@ -163,11 +172,12 @@ class Store(Closing):
 
     def change(self, collection: Collection) -> None:
         """Make the entry of a collection that is there what `collection` says; ids of partitions are never given again."""
-        self._db.rows(
-            "update collection set state = ?, schemas = ?, partitions = ?, next_partition = max(next_partition, ?)"
-            " where id = ?",
-            (collection.state, *_definition(collection), collection.next_partition, collection.id),
-        )
+        with self._db.transaction():
+            self._db.rows(
+                "update collection set state = ?, schemas = ?, partitions = ?, next_partition = max(next_partition, ?)"
+                " where id = ?",
+                (collection.state, *_definition(collection), collection.next_partition, collection.id),
+            )
 
     def unchanged(self, seen: Collection) -> bool:
         """Whether the collection is as it was `seen`; which ids of partitions were given makes no difference."""

@@ -13,6 +13,8 @@ APPEND_HOST: Final = "millrace.node.append.server:append_extension"
 """What a log server is given as --extension to host the append role: the one call upward, by name."""
 CLUSTER_APPEND_HOST: Final = "millrace.node.cluster.elsewhere:append_extension"
 """The same where nodes of a cluster may have the append role: it knows who does."""
+SHARED_APPEND_HOST: Final = "millrace.node.cluster.own_log:append_extension"
+"""The same where none may, and the catalog lies in a meta store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,15 @@ LAUNCH: Final = ServerLaunch(extensions=(APPEND_HOST,))
 """How whoever may start the log's server must start it: with the append host in it. Of a deployment: launch_of."""
 
 
+def _append_host(settings: Settings) -> str:
+    if not backend_of(settings.log).local:
+        return CLUSTER_APPEND_HOST
+    return SHARED_APPEND_HOST if settings.meta_store else APPEND_HOST
+
+
 def launch_of(settings: Settings) -> ServerLaunch:
     """How the log's server of a deployment is started: over the backend of the setting `log`, with the append host in it."""
     embedded = in_own_folder(settings.log)
-    backend = backend_of(settings.log)
     given: dict[str, str] = {}
     if embedded:
         given |= {"segment_bytes": str(settings.log_file_bytes), "clock_leap": str(settings.log_clock_leap)}
@@ -82,5 +89,5 @@ def launch_of(settings: Settings) -> ServerLaunch:
         streams=settings.log_streams,
         settings=tuple(given.items()),
         environment=(("MILLRACE_META_STORE", settings.meta_store),) if settings.meta_store else (),
-        extensions=(APPEND_HOST if backend.local else CLUSTER_APPEND_HOST,),
+        extensions=(_append_host(settings),),
     )

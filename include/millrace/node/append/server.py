@@ -47,6 +47,7 @@ from millrace.client.consume.positions import Positions
 from millrace.coord.appending import OneByOne
 from millrace.coord.completing import Completing
 from millrace.coord.coordinator import Coordinator
+from millrace.coord.database import Shared
 from millrace.coord.together import Threads
 from millrace.log.generations.service import GenerationsService
 from millrace.log.protocol import LogService
@@ -315,9 +316,11 @@ def append_extension(
     *,
     cluster: Callable[[Settings], Cluster] | None = None,
     positions: Callable[[Settings], Positions] | None = None,
+    shared: Callable[[Settings], Shared | None] = lambda settings: None,
 ) -> AppendExtension:
     """The extension of a log server's process: follows from the newest state that the ``wal`` table has. `cluster` makes what
-    says where appends go, in a deployment whose nodes may take them, `positions` opens where consumer groups stand."""
+    says where appends go, in a deployment whose nodes may take them; `positions` opens where consumer groups stand, `shared` of
+    what the catalog is a copy."""
     settings = replace(Settings.load(), data_dir=folder.absolute().parent)
     wal = settings.wal_uri
     # The chain works in many short steps; with the default of 5 ms a thread that waits for an answer would get its turn late.
@@ -341,7 +344,8 @@ def append_extension(
     flow.start()
     behind = ExitStack()
     together = behind.enter_context(Threads("broadcast"))
-    catalog = Coordinator(settings, log=service, append=OneByOne(host, settings.append_deadline), together=together)
+    append = OneByOne(host, settings.append_deadline)
+    catalog = Coordinator(settings, log=service, append=append, shared=shared(settings), together=together)
     if placing is not None:
         placing.begin(catalog.open_term)
     completing = Completing(catalog)

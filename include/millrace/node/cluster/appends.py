@@ -36,6 +36,7 @@ from millrace.catalog.records import pchannel_names
 from millrace.coord.appending import OneByOne
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.opening import cluster_token
+from millrace.coord.shared_catalog import shared_of
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.server.flight import LogServer
@@ -135,7 +136,8 @@ class AppendServer(Closing):
                 on_fenced=self._fenced,
             )
             made.callback(self.host.close)
-            self._catalog = Coordinator(settings, log=service, append=OneByOne(self.host, settings.append_deadline))
+            append = OneByOne(self.host, settings.append_deadline)
+            self._catalog = Coordinator(settings, log=service, append=append, shared=shared_of(settings))
             made.callback(self._catalog.close)
             flow = FlowMonitor(settings, self.host, service)
             hosted = AppendExtension(self.host, flow=flow, catalog=self._catalog, placing=self.door)

@@ -35,6 +35,7 @@ from millrace.coord.discovery import Discovery
 from millrace.coord.opening import cluster_token, open_store, require_cluster
 from millrace.coord.positions import open_positions
 from millrace.coord.session import APPEND, NODES, NodeInfo
+from millrace.coord.shared_catalog import shared_of
 from millrace.log.protocol import LogService
 from millrace.meta.opening import OpenStore
 from millrace.node.append import server
@@ -52,7 +53,7 @@ _log: Final = logging.getLogger(__name__)
 
 def append_extension(service: LogService, folder: Path) -> server.AppendExtension:
     """The append host of a log's server, in a deployment that may have nodes with the append role."""
-    return server.append_extension(service, folder, cluster=Elsewhere, positions=open_positions)
+    return server.append_extension(service, folder, cluster=Elsewhere, positions=open_positions, shared=shared_of)
 
 
 class Elsewhere:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from millrace.base.errors import LogBusy
 from millrace.base.log_backends import in_own_folder
 from millrace.base.settings import Settings
 from millrace.client.consume.positions import FilePositions
+from millrace.coord.database import leave
 from millrace.coord.positions import known_groups
 from millrace.coord.store import Store
 from millrace.log.generations.listing import FILE, GenerationFile, Generations, span_of
@@ -103,14 +104,17 @@ def take_consumers(settings: Settings, files: Files) -> None:
         copy_database(Path(folder) / Path(CONSUMERS).name, CONSUMERS, files)
 
 
-def copy_database(source: Path, name: str, files: Files) -> None:
-    """Copy an SQLite file that others write to, as of one moment; nothing where there is none."""
+def copy_database(
+    source: Path, name: str, files: Files, *, changed: Callable[[sqlite3.Connection], None] = lambda db: None
+) -> None:
+    """Copy an SQLite file that others write to, as of one moment, and `changed`; nothing where there is none."""
     if not source.exists():
         return
     target = files.place(name)
     place = f"{source.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(place, uri=True)) as read, closing(sqlite3.connect(target)) as write:
         read.backup(write)
+        changed(write)
         write.execute("pragma journal_mode=delete")  # one file, nothing beside it
     files.written(name)
 
@@ -144,7 +148,7 @@ def _cut(settings: Settings, service: LogService, files: Files) -> dict[str, Log
     try:
         with store.transaction():
             ends = _ends(service)
-            copy_database(path, COORDINATOR, files)
+            copy_database(path, COORDINATOR, files, changed=leave)
     finally:
         store.close()
     return ends

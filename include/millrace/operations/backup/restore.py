@@ -23,7 +23,7 @@ from millrace.base.failpoint import hit
 from millrace.base.files import make_folder, sync
 from millrace.base.log_backends import backend_of
 from millrace.base.settings import Settings, changed
-from millrace.coord.opening import require_no_nodes
+from millrace.coord.opening import require_unused
 from millrace.log.generations.listing import FILE, GenerationFile, Generations, same_place
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
@@ -82,7 +82,7 @@ def restore(settings: Settings, path: Path, progress: Progress | None = None) ->
             f"the deployment's log was {manifest.log}, and the setting log is {settings.log}: set MILLRACE_LOG={manifest.log}"
             " (to move it afterwards: millrace log switch)"
         )
-    require_no_nodes(settings)
+    require_unused(settings)
     try:
         with _draft(target) as draft:
             # Its own: what it comes from may go on, and the backups of either are the other's to leave alone.

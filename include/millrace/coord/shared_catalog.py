@@ -1,0 +1,218 @@
+"""The catalog of a cluster: the truth lies in its meta store, and the coordinator's file of each machine is a copy of it.
+
+Where MILLRACE_META_STORE names a store, each transaction of the file (millrace.coord.database) begins with a look whether the copy
+is as new as the store, and ends with one commit there, which holds only where nobody else's came between. So the file alone knows
+nothing: a machine that lost it has it again, and what dies between the two commits leaves a copy that is taken anew.
+
+In the store the rows are documents under ``catalog/``, JSON by zlib: one a collection, one a broadcast with all that belongs to it,
+and PChannels, producers and answers by a hash. ``catalog/guard`` counts the commits: its revision is the catalog's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from millrace.base.closing import Closing
+from millrace.base.errors import InvalidSettings, MetaAmbiguous, MetaUnavailable, UnsupportedVersion
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.coord.clock import SystemClock
+from millrace.coord.opening import GUARD, PREFIX, open_store
+from millrace.meta.opening import OpenStore
+from millrace.meta.store import Change, Delete, Entry, Is, Put
+
+FORM: Final = 1
+"""Of the documents. A store with a newer one is refused."""
+BUCKETS: Final = 256
+"""Documents that PChannels are spread over; producers and answers too."""
+PIECE: Final = 100
+"""Changes of one commit at most; a store takes 128."""
+PIECE_BYTES: Final = 512 * 1024
+
+_TABLES: Final = {
+    "pchannel": ("pchannel", "bucket({row}.name)"),
+    "producer": ("producer", "bucket({row}.id)"),
+    "collection": ("collection", "{row}.id"),
+    "broadcast": ("broadcast", "{row}.id"),
+    "target": ("broadcast", "{row}.broadcast_id"),
+    "begun": ("broadcast", "{row}.broadcast_id"),
+    "trouble": ("broadcast", "{row}.broadcast_id"),
+    "request": ("broadcast", "{row}.broadcast_id"),
+    "answered": ("answer", "bucket({row}.id)"),
+}
+"""For each table of the file the kind of its documents, and in which of them a row lies."""
+_ROWS_OF: Final = {"insert": ("new",), "update": ("old", "new"), "delete": ("old",)}
+
+_log = logging.getLogger(__name__)
+
+
+def shared_of(settings: Settings) -> SharedCatalog | None:
+    """Of a deployment; None where no meta store is named. Raises what opening that does."""
+    return SharedCatalog(open_store(settings, SystemClock())) if settings.meta_store else None
+
+
+class SharedCatalog(Closing):
+    """The protocol Shared (millrace.coord.database). Not thread-safe: the file's transaction is what it runs in."""
+
+    def __init__(self, meta: OpenStore) -> None:
+        """`meta` is closed with it."""
+        self._meta = meta
+
+    def close(self) -> None:
+        self._meta.__exit__(None, None, None)
+
+    def attach(self, db: sqlite3.Connection) -> None:
+        """A name for the file's own catalog is kept before that is put anywhere, so that it is known again if the answer is lost."""
+        if _copy(db) is None:
+            db.execute(
+                "insert into shared select ?, 0 where not exists (select 1 from shared)", (secrets.token_hex(16),)
+            )
+        db.create_function("bucket", 1, lambda value: zlib.crc32(str(value).encode()) % BUCKETS, deterministic=True)
+        db.execute("create temp table touched (kind text, number integer)")
+        for table, (kind, number) in _TABLES.items():
+            for change, rows in _ROWS_OF.items():
+                notes = "".join(f"insert into touched values ('{kind}', {number.format(row=row)});" for row in rows)
+                db.execute(f"create temp trigger {table}_{change} after {change} on main.{table} begin {notes} end")
+
+    def begin(self, db: sqlite3.Connection) -> None:
+        """The first time, where the store has no catalog, the file's becomes that."""
+        guard = self._meta.get(GUARD)
+        catalog, revision = _copy(db)
+        if guard is None and revision:
+            _log.warning("the meta store has lost the catalog: it is put there again from the coordinator's file")
+            # Under another name, kept first: the store it was in is not to take it for its own, should that come back.
+            db.execute("update shared set catalog = ?, revision = 0", (secrets.token_hex(16),))
+            db.execute("commit")
+            db.execute("begin immediate")
+            self.begin(db)
+            return
+        if guard is None:
+            self._found(db, catalog)
+        elif _said(guard)["catalog"] != catalog and (revision or any(_numbers(db))):
+            raise InvalidSettings(
+                "the meta store that MILLRACE_META_STORE names has the catalog of another deployment than this data folder: name the"
+                " store that it was in, or one of its own (another database, another prefix of etcd)"
+            )
+        elif guard.modified != revision:
+            self._take(db)
+        db.execute("delete from touched")
+
+    def end(self, db: sqlite3.Connection) -> None:
+        touched = db.execute("select distinct kind, number from touched order by kind, number").fetchall()
+        if not touched:
+            return
+        catalog, revision = _copy(db)
+        changes = [_change(db, kind, number) for kind, number in touched]
+        # Many only where many closed broadcasts are forgotten at once: in any order, with any others.
+        forgotten = [change for change in changes if isinstance(change, Delete)]
+        later = forgotten[PIECE // 2 :]
+        for piece in _pieces(later):
+            revision = self._commit(piece, catalog, revision)
+        revision = self._commit([change for change in changes if change not in later], catalog, revision)
+        db.execute("update shared set revision = ?", (revision,))
+        hit("catalog.shared")
+
+    def _commit(self, changes: list[Change], catalog: str, base: int) -> int:
+        """The revision behind the changes, which are made on the revision `base` alone (0: there is no catalog)."""
+        guard = _guard(catalog)
+        try:
+            revision = self._meta.commit([*changes, guard], when=[Is(GUARD, base)])
+        except MetaAmbiguous:
+            revision = self._settled(guard, catalog, base)
+        if revision is None:
+            raise MetaUnavailable("the catalog changed at the same moment: nothing was done, call it again")
+        return revision
+
+    def _settled(self, guard: Put, catalog: str, base: int) -> int | None:
+        """What became of a commit whose answer was lost; one that comes later does not hold any more. Raises MetaAmbiguous."""
+        try:
+            if self._meta.commit([_guard(catalog)], when=[Is(GUARD, base)]) is not None:
+                return None
+            there = self._meta.get(GUARD)
+        except MetaUnavailable as error:
+            raise MetaAmbiguous(
+                f"the catalog's change got no answer, and {error}: look before you repeat it"
+            ) from error
+        return there.modified if there is not None and there.value == guard.value else None
+
+    def _found(self, db: sqlite3.Connection, catalog: str) -> None:
+        """Make the file's rows the store's catalog. Who dies in the midst leaves documents without a guard: the next one's to replace."""
+        changes = [_change(db, kind, number) for kind, number in _numbers(db)]
+        keys = {change.key for change in changes}
+        left = [Delete(entry.key) for entry in self._meta.list(PREFIX).entries if entry.key not in keys]
+        for piece in _pieces([*left, *changes]):
+            if self._meta.commit(piece, when=[Is(GUARD, 0)]) is None:
+                raise MetaUnavailable("another process made the catalog at the same moment: call it again")
+        db.execute("update shared set revision = ?", (self._commit([], catalog, 0),))
+        hit("catalog.shared")
+
+    def _take(self, db: sqlite3.Connection) -> None:
+        """Make the file a copy of what the store has."""
+        entries = {entry.key: entry for entry in self._meta.list(PREFIX).entries}
+        guard = entries.pop(GUARD)
+        for table in _TABLES:
+            db.execute(f"delete from {table}")
+        for entry in entries.values():
+            for table, rows in json.loads(zlib.decompress(entry.value)).items():
+                if rows:
+                    db.executemany(f"insert into {table} values ({', '.join('?' * len(rows[0]))})", rows)
+        db.execute("update shared set catalog = ?, revision = ?", (_said(guard)["catalog"], guard.modified))
+
+
+def _copy(db: sqlite3.Connection) -> Any:
+    return db.execute("select catalog, revision from shared").fetchone()
+
+
+def _guard(catalog: str) -> Put:
+    return Put(GUARD, json.dumps({"form": FORM, "catalog": catalog, "commit": secrets.token_hex(8)}).encode())
+
+
+def _said(guard: Entry) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(guard.value)
+    if said["form"] > FORM:
+        raise UnsupportedVersion(
+            f"the catalog in the meta store has form {said['form']}, and this build knows {FORM}: use the newer build"
+        )
+    return said
+
+
+def _numbers(db: sqlite3.Connection) -> Iterator[tuple[str, int]]:
+    """The documents that the file's rows make."""
+    for table in ("pchannel", "producer", "collection", "broadcast", "answered"):
+        kind, number = _TABLES[table]
+        yield from db.execute(f"select distinct '{kind}', {number.format(row=table)} from {table}").fetchall()
+
+
+def _change(db: sqlite3.Connection, kind: str, number: int) -> Change:
+    """A document as the file has it now; none where it has no rows."""
+    key = f"{PREFIX}{kind}/{number}"
+    document = {}
+    for table, (of, place) in _TABLES.items():
+        if of == kind:
+            where = place.format(row=table)
+            document[table] = db.execute(
+                f"select * from {table} where {where} = ? order by rowid", (number,)
+            ).fetchall()
+    if not any(document.values()):
+        return Delete(key)
+    return Put(key, zlib.compress(json.dumps(document).encode()))
+
+
+def _pieces(changes: Iterable[Change]) -> Iterator[list[Change]]:
+    piece: list[Change] = []
+    size = 0
+    for change in changes:
+        more = len(change.value) if isinstance(change, Put) else 0
+        if piece and (len(piece) == PIECE or size + more > PIECE_BYTES):
+            yield piece
+            piece, size = [], 0
+        piece.append(change)
+        size += more
+    if piece:
+        yield piece

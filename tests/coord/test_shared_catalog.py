@@ -1,0 +1,311 @@
+"""The catalog in the cluster's meta store: what one machine was told is done, every machine has, whatever fails in between."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.base.errors import InvalidSettings, MetaAmbiguous, MetaUnavailable, UnsupportedVersion
+from millrace.coord import shared_catalog
+from millrace.coord.broadcast.kept import Kept
+from millrace.coord.database import Database
+from millrace.coord.opening import GUARD, PREFIX
+from millrace.coord.shared_catalog import SharedCatalog
+from millrace.coord.store import Store
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.meta.memory import MemoryStore
+from millrace.meta.store import Put
+from tests.coord.catalog_rig import add_collection, effects_on, finish
+from tests.coord.faulty_store import Fault, FaultyStore, Late, done_unheard, down, lost
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
+TABLES = ("pchannel", "collection", "producer", "broadcast", "target", "begun", "trouble", "request", "answered")
+
+
+@pytest.fixture
+def meta() -> FaultyStore:
+    return FaultyStore()
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def machine(folder: Path, meta: MemoryStore, name: str) -> Store:
+    """A machine's file of the catalog."""
+    return Store(folder / name / "coord.db", shared=SharedCatalog(meta))
+
+
+def rows(path: Path) -> dict[str, list[Any]]:
+    """All that a file says, without which copy it is."""
+    with sqlite3.connect(path) as db:
+        return {table: sorted(db.execute(f"select * from {table}").fetchall()) for table in TABLES}
+
+
+def work(store: Store) -> None:
+    """Something of everything that lies in the file."""
+    store.next_term("dml_0")
+    store.term_opened("dml_0", 1)
+    store.next_epoch(7, request=f"r{store.next_collection()}")
+    finish(store, add_collection(store, f"c{store.next_collection()}", SCHEMA, vchannels=3))
+    store.take_partition_id(1)
+    open_still = add_collection(store, f"c{store.next_collection()}", SCHEMA)
+    store.broadcasts.note(open_still.id, "dml_0 is away")
+    given_up = add_collection(store, f"c{store.next_collection()}", SCHEMA)
+    store.broadcasts.abandon(given_up.id, "refused", lambda task: None)
+
+
+def test_every_table_of_the_file_is_shared(tmp_path: Path) -> None:
+    with Database(tmp_path / "coord.db") as database:
+        found = {name for (name,) in database.rows("select name from sqlite_master where type = 'table'")}
+    assert found - {"shared", "sqlite_sequence"} == set(TABLES)
+
+
+def test_what_one_machine_did_every_other_one_has(tmp_path: Path, meta: FaultyStore, opened: ExitStack) -> None:
+    first = opened.enter_context(machine(tmp_path, meta, "a"))
+    second = opened.enter_context(machine(tmp_path, meta, "b"))
+    work(first)
+    with second.transaction():
+        assert [each.name for each in second.collections()] == ["c1", "c2", "c3"]
+    assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db")
+    assert second.next_epoch(7) == 2
+    assert second.next_term("dml_0") == 2
+    assert [task.id for task in second.broadcasts.open()] == [task.id for task in first.broadcasts.open()]
+    finish(second, second.broadcasts.open()[0])
+    assert first.next_epoch(7) == 3, "a file that is behind is made new before it is written"
+    assert first.collection("c2").state == "active"
+    assert rows(tmp_path / "a/coord.db") != rows(tmp_path / "b/coord.db")
+    with second.transaction():
+        pass
+    assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db")
+
+
+def test_the_file_of_a_deployment_is_taken_over_whole(tmp_path: Path, meta: FaultyStore) -> None:
+    with Store(tmp_path / "a/coord.db") as before:
+        for _ in range(3):
+            work(before)
+        for number in range(400):
+            before.next_epoch(number * 7919 - 1000)
+    kept = rows(tmp_path / "a/coord.db")
+    with machine(tmp_path, meta, "a"), machine(tmp_path, meta, "b"):
+        assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db") == kept
+
+
+@pytest.mark.parametrize("fault", [down, done_unheard, lost])
+def test_a_taking_over_that_dies_anywhere_is_done_by_the_next(
+    tmp_path: Path, meta: FaultyStore, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_catalog, "PIECE", 4)
+    with Store(tmp_path / "a/coord.db") as before:
+        work(before)
+    kept = rows(tmp_path / "a/coord.db")
+    for calls in range(7):
+        meta.script = [None] * calls + [fault, down, down]  # nothing works from there on
+        machine(tmp_path, meta, "a").close()
+        assert rows(tmp_path / "a/coord.db") == kept, "the copy can be read meanwhile"
+    meta.script = []
+    meta.commit([Put(f"{PREFIX}collection/99", b"of one that died")]) if meta.get(GUARD) is None else None
+    with machine(tmp_path, meta, "a"), machine(tmp_path, meta, "b"):
+        assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db") == kept
+
+
+def test_what_could_not_be_done_in_the_store_is_not_in_the_file(tmp_path: Path, meta: FaultyStore) -> None:
+    with machine(tmp_path, meta, "a") as store:
+        assert store.next_epoch(7) == 1
+        for script in ([down], [None, down]):  # the look, or the commit
+            meta.script = list(script)
+            with pytest.raises(MetaUnavailable):
+                store.next_epoch(7)
+        meta.script = [None, lost, down]  # nor what became of it
+        with pytest.raises(MetaAmbiguous):
+            store.next_epoch(7)
+        assert store.next_epoch(7) == 2
+
+
+def test_an_answer_that_is_lost_is_looked_for(tmp_path: Path, meta: FaultyStore) -> None:
+    with machine(tmp_path, meta, "a") as store:
+        meta.script = [None, done_unheard]
+        assert store.next_epoch(7) == 1, "it stands"
+        meta.script = [None, lost]
+        with pytest.raises(MetaUnavailable, match="nothing was done"):
+            store.next_epoch(7)
+        late = Late()
+        meta.script = [None, late]
+        with pytest.raises(MetaUnavailable, match="nothing was done"):
+            store.next_epoch(7)
+        late.come()
+        assert store.next_epoch(7) == 2, "what was said not to be done is not done later"
+
+
+def test_who_dies_between_store_and_file_leaves_a_copy_that_is_made_new(
+    tmp_path: Path, meta: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def dies(place: str) -> None:
+        assert place == "catalog.shared"
+        raise Killed
+
+    with Store(tmp_path / "a/coord.db") as before:
+        task = add_collection(before, "c1", SCHEMA)
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_catalog, "hit", dies)
+        with pytest.raises(Killed):
+            machine(tmp_path, meta, "a")
+    with machine(tmp_path, meta, "a") as store, monkeypatch.context() as patch:
+        patch.setattr(shared_catalog, "hit", dies)
+        with pytest.raises(Killed):
+            finish(store, task)
+        with pytest.raises(Killed):
+            store.next_epoch(7)
+    with machine(tmp_path, meta, "a") as store:
+        assert store.next_epoch(7) == 2, "the first was kept where it counts"
+        finish(store, task)
+        assert store.collection("c1").state == "active"
+
+
+def test_a_file_that_was_lost_is_there_again(tmp_path: Path, meta: FaultyStore) -> None:
+    with machine(tmp_path, meta, "a") as store:
+        work(store)
+    kept = rows(tmp_path / "a/coord.db")
+    (tmp_path / "a/coord.db").unlink()
+    with machine(tmp_path, meta, "a"):
+        assert rows(tmp_path / "a/coord.db") == kept
+
+
+def test_a_store_that_lost_the_catalog_has_it_again_from_the_copy(tmp_path: Path, meta: FaultyStore) -> None:
+    with machine(tmp_path, meta, "a") as store:
+        work(store)
+    kept = rows(tmp_path / "a/coord.db")
+    empty = FaultyStore()
+    empty.script = [None, None, None, done_unheard, down]  # two looks, the documents, the guard, what became of it
+    machine(tmp_path, empty, "a").close()
+    with machine(tmp_path, empty, "a"), machine(tmp_path, empty, "b"):
+        assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db") == kept
+    with pytest.raises(InvalidSettings, match="another deployment"):
+        machine(tmp_path, meta, "a")  # what came behind it is not in the store that was away
+
+
+def test_a_store_with_another_deployments_catalog_is_refused_and_nothing_is_changed(
+    tmp_path: Path, meta: FaultyStore
+) -> None:
+    other = FaultyStore()
+    with machine(tmp_path, meta, "a") as first, machine(tmp_path, other, "b") as second:
+        work(first)
+        work(second)
+    with Store(tmp_path / "c/coord.db") as alone:
+        work(alone)
+    there = meta.list(PREFIX)
+    for name in "bc":
+        kept = rows(tmp_path / name / "coord.db")
+        with pytest.raises(InvalidSettings, match="another deployment"):
+            machine(tmp_path, meta, name)
+        assert rows(tmp_path / name / "coord.db") == kept
+    assert meta.list(PREFIX) == there
+
+
+def test_a_copy_is_refused_to_who_knows_no_store(tmp_path: Path, meta: FaultyStore) -> None:
+    meta.script = [down]
+    with machine(tmp_path, meta, "a") as store:
+        store.require_own()  # it never was one
+        store.next_epoch(7)
+        with pytest.raises(InvalidSettings, match="MILLRACE_META_STORE"):
+            store.require_own()
+    with pytest.raises(InvalidSettings), Store(tmp_path / "a/coord.db") as alone:
+        alone.require_own()
+
+
+def test_a_catalog_of_a_newer_build_is_refused(tmp_path: Path, meta: FaultyStore) -> None:
+    meta.commit([Put(GUARD, b'{"form": 2, "catalog": "x", "commit": "y"}')])
+    with pytest.raises(UnsupportedVersion):
+        machine(tmp_path, meta, "a")
+
+
+def test_many_broadcasts_are_forgotten_at_once(tmp_path: Path, meta: FaultyStore) -> None:
+    with Database(tmp_path / "a/coord.db", shared=SharedCatalog(meta)) as database:
+        many = Store.__new__(Store)
+        many._on(database)
+        for number in range(1, 160):
+            finish(many, add_collection(many, f"c{number}", SCHEMA))
+        few = Kept(database, kept=2)
+        task = few.keep(_draft_of(many, "c160"), effects_on(many).check)
+        few.acknowledge(task.id, dict.fromkeys(task.targets, 1))
+        few.finish(task.id, effects_on(many).acked)
+    with machine(tmp_path, meta, "b") as other:
+        assert len(other.broadcasts.shown(limit=1000)) == 2
+        assert len(other.collections()) == 160
+    assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db")
+
+
+def _draft_of(store: Store, name: str) -> Any:
+    from millrace.catalog.collection import Collection
+    from millrace.coord.effects import draft
+
+    number = store.next_collection()
+    return draft(
+        "create_collection", Collection(number, name, "creating", (f"dml_0_{number}v0",), (SCHEMA,), {"p": 1}, 2), {}
+    )
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from("ab"),
+            st.sampled_from(["epoch", "term", "create", "finish", "abandon"]),
+            st.lists(st.sampled_from([None, down, done_unheard, lost, "late"]), max_size=5),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+def test_machines_agree_whichever_calls_fail(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
+    """Two machines on one store that fails: what was said to be done is done once, what was said not to be done is not, no epoch or
+    term is given twice, and at the end both files say the same."""
+    folder, meta, late = tmp_path_factory.mktemp("machines"), FaultyStore(), Late()
+    given: dict[str, list[int]] = {"epoch": [], "term": []}
+    sure: set[str] = set()
+    never: set[str] = set()
+    with machine(folder, meta, "a") as a, machine(folder, meta, "b") as b:
+        for place, (name, act, script, comes) in enumerate(steps):
+            store = {"a": a, "b": b}[name]
+            meta.script = [late if each == "late" else each for each in script]
+            try:
+                if act in given:
+                    given[act].append(store.next_epoch(7) if act == "epoch" else store.next_term("dml_0"))
+                elif act == "create":
+                    add_collection(store, f"n{place}", SCHEMA)
+                    sure.add(f"n{place}")
+                elif tasks := store.broadcasts.open():
+                    if act == "finish":
+                        finish(store, tasks[0])
+                    else:
+                        store.broadcasts.abandon(tasks[0].id, "refused", lambda task: None)
+            except MetaUnavailable:
+                never.add(f"n{place}")
+            except MetaAmbiguous:
+                pass
+            meta.script = []
+            if comes:
+                late.come()
+        late.come()
+        for store in (a, b):
+            with store.transaction():
+                pass
+        names = {each.name for each in a.collections(dropped=True)}
+        assert sure <= names
+        assert not never & names
+        assert all(len(set(each)) == len(each) and each == sorted(each) for each in given.values())
+        assert a.next_epoch(7) > max(given["epoch"], default=0)
+        with b.transaction():
+            pass
+        assert rows(folder / "a/coord.db") == rows(folder / "b/coord.db")
