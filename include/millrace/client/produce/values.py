@@ -49,6 +49,7 @@ def from_arrow(values: Any, kind: FieldType) -> Any:
     if pa.types.is_run_end_encoded(values.type):
         values = pc.run_end_decode(values)
     if kind.is_nested:
+        values = _listed(values)
         return values.cast(kind.arrow) if _is_cast(values.type, kind) else from_python(values.to_pylist(), kind)
     source = values.type
     if isinstance(source, pa.BaseExtensionType):
@@ -65,6 +66,19 @@ def from_arrow(values: Any, kind: FieldType) -> Any:
         return _decimals(values, kind)
     found = values.cast(kind.arrow)
     return _text_of(found, kind)
+
+
+def _is_view(source: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(source) or pa.types.is_large_list_view(source))
+
+
+def _listed(values: pa.Array) -> pa.Array:
+    """Views of lists as lists, by hand: Arrow's own cast (26.0) leaves their offsets one too short, and reads what lies behind them."""
+    if not _is_view(values.type):
+        return values
+    offsets = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False), out=offsets[1:])
+    return pa.LargeListArray.from_arrays(pa.array(offsets), _listed(values.flatten()), mask=pc.is_null(values))
 
 
 def _decimals(values: pa.Array, kind: FieldType) -> pa.Array:
@@ -117,7 +131,7 @@ def _refuse_constant(text: str) -> None:
 def _is_cast(source: pa.DataType, kind: FieldType) -> bool:
     """Whether Arrow's own cast makes `kind` of an Arrow type, and exactly that. Raises InvalidArgument where a field has no place."""
     if kind.kind == "list":
-        return is_list(source) and _is_cast(source.value_type, kind.children[0])
+        return is_list(source) and not _is_view(source) and _is_cast(source.value_type, kind.children[0])
     if kind.kind == "map":
         if pa.types.is_struct(source):
             raise InvalidArgument("a struct is no map: which fields a row lacks and which are null is not told apart")

@@ -112,6 +112,17 @@ def test_csv_is_read_as_it_was_written_elsewhere() -> None:
     assert read(text.encode("utf-16"), InputFormat.CSV, form=form) == (TABLE, [])
 
 
+def test_a_point_in_a_number_with_a_decimal_comma_stands_between_thousands_or_is_refused() -> None:
+    text = "id;price\n1;1.234.567,5\n2;1.5\n3;-1.000\n4;12.34,5\n5;,5\n6;1234.567\n"
+    rows, bad = read(text.encode(), InputFormat.CSV, form=CsvForm(";", decimal=","))
+    assert rows["price"].to_pylist() == [1_234_567.5, -1000.0, 0.5]
+    assert [(each.line, each.column, each.value) for each in bad] == [
+        (3, "price", "1.5"),
+        (5, "price", "12.34,5"),
+        (7, "price", "1234.567"),
+    ]
+
+
 def test_a_bad_row_has_its_line_its_column_and_its_value() -> None:
     rows, bad = read(b'[{"id": 1},\n\n{"id": 2, "price": "dear"},\n7,\n{"name": "x"}]', InputFormat.JSON)
     assert rows["id"].to_pylist() == [1]

@@ -10,6 +10,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, BinaryIO, Final, Literal
@@ -26,6 +27,8 @@ from millrace.message.field_types import FieldType
 MAX_CELL_CHARACTERS: Final = 64 << 20
 MAX_OBJECT_CHARACTERS: Final = 64 << 20
 _CHUNK: Final = 1 << 20
+_GROUPED: Final = re.compile(r"\s*[+-]?\d{1,3}(\.\d{3})+(,\d*)?([eE][+-]?\d+)?\s*", re.ASCII)
+"""A number with points between its thousands, and a decimal comma."""
 
 
 def json_object(line: str) -> dict[str, Any]:
@@ -216,7 +219,7 @@ def from_cells(values: Any, target: FieldType, form: CsvForm) -> pa.Array:
     if isinstance(values, pa.Array):  # the file has no such column
         return pa.nulls(len(values), target.arrow)
     if form.decimal == "," and target.kind in ("float32", "float64", "decimal"):
-        values = [None if each is None else each.replace(".", "").replace(",", ".") for each in values]
+        values = [None if each is None else _with_point(each) for each in values]
     pattern = {"date": form.dates, "timestamp": form.timestamps, "timestamp_ntz": form.timestamps}.get(target.kind)
     if pattern is not None:
         moments = [None if each is None else datetime.strptime(each, pattern) for each in values]  # noqa: DTZ007
@@ -224,6 +227,13 @@ def from_cells(values: Any, target: FieldType, form: CsvForm) -> pa.Array:
             return from_python([None if each is None else each.date() for each in moments], target)
         return from_python(moments, target)  # without a zone: UTC
     return from_text(pa.array(values, pa.utf8()), target)
+
+
+def _with_point(cell: str) -> str:
+    """A number with a decimal comma as one with a point. A point that is not between thousands would make 15 of 1.5: it is refused."""
+    if "." in cell and _GROUPED.fullmatch(cell) is None:
+        raise ValueError(f"{cell!r:.60} has a point that is not between thousands")
+    return cell.replace(".", "").replace(",", ".")
 
 
 def check_header(names: list[str], wanted: pa.Schema, keys_only: bool, quote: bool) -> None:
