@@ -255,8 +255,7 @@ def messages(visible: pa.Table) -> Iterator[ImmutableMessage | ImmutableTxn]:
     bodies: list[ImmutableMessage] = []
     step = max(1, min(_ROWS, visible.num_rows * _BYTES // max(1, visible.nbytes)))
     for start in range(0, visible.num_rows, step):
-        for place, row in enumerate(visible.slice(start, step).to_pylist(), start):
-            message = immutable(row)
+        for place, message in enumerate(_objects(visible.slice(start, step)), start):
             if place not in ends:
                 bodies.append(message)
             elif message.type == MessageType.COMMIT_TXN:
@@ -267,6 +266,28 @@ def messages(visible: pa.Table) -> Iterator[ImmutableMessage | ImmutableTxn]:
 
 
 _SAME: Final = ("time_tick", "physical_ms", "vchannel", "segment_id", *NUMBERS)
+_CONFIRMED: Final = ("lc_ledger", "lc_entry", "lc_index", "lc_ordinal")
+
+
+def _objects(rows: pa.Table) -> Iterator[ImmutableMessage]:
+    """Rows of ROW_SCHEMA as objects, column by column: an Arrow scalar for each value would cost more than the rest."""
+
+    def values(name: str) -> list[Any]:
+        column = _names(rows, name)
+        found: list[Any] = (
+            column.to_numpy(zero_copy_only=False).tolist() if not column.null_count else column.to_pylist()
+        )
+        return found
+
+    ids, confirmed = (map(MessageId, *map(values, names)) for names in (_IDS, _CONFIRMED))
+    types = map(MessageType.__getitem__, values("type"))
+    payloads = (payload or b"" for payload in values("payload"))
+    for own, before, kind, payload, *same in zip(
+        ids, confirmed, types, payloads, *(values(name) for name in _SAME), strict=True
+    ):
+        yield ImmutableMessage(
+            id=own, last_confirmed=before, type=kind, payload=payload, **dict(zip(_SAME, same, strict=True))
+        )
 
 
 def immutable(row: dict[str, Any]) -> ImmutableMessage:

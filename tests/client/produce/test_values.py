@@ -66,7 +66,11 @@ def test_wider_layouts_hold_the_same_values(data: st.DataObject) -> None:
         (pa.array([["x"], None], pa.list_view(pa.string_view())), "list<string>", [["x"], None]),
         (pa.array([[1, 2], None, [], [3]], pa.list_view(pa.int64())).slice(1), "list<int64>", [None, [], [3]]),
         (pa.array([[[1], None]], pa.large_list_view(pa.list_view(pa.int8()))), "list<list<int8>>", [[[1], None]]),
-        (pa.array([{"a": [1, 2]}], pa.struct({"a": pa.list_view(pa.int64())})), "struct<a: list<int64>>", [{"a": [1, 2]}]),
+        (
+            pa.array([{"a": [1, 2]}], pa.struct({"a": pa.list_view(pa.int64())})),
+            "struct<a: list<int64>>",
+            [{"a": [1, 2]}],
+        ),
         (pa.array([["x"]], pa.list_(pa.dictionary(pa.int8(), pa.utf8()))), "list<string>", [["x"]]),
         (pa.array([[1, 2]], pa.list_(pa.uint8(), 2)), "list<int16>", [[1, 2]]),
         (pa.array([2**64 - 1], pa.uint64()), "decimal(20,0)", [Decimal(2**64 - 1)]),

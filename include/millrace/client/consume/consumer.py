@@ -28,6 +28,7 @@ from millrace.base.metrics import Metrics
 from millrace.base.pauses import jittered
 from millrace.client.consume.delivery import Definitions, Delivery, Mark, SchemaOf
 from millrace.client.consume.scan import Histories, Scan, TailSource, scan
+from millrace.client.consume.together import Together
 from millrace.message.bodies import Imports
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannels, messages
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 PREFETCH_BYTES: Final = 16 << 20
 """Bytes of units that are read ahead, at most about, a unit that is larger apart; one piece of a scan beside that, in Arrow's memory."""
 
-_HAND_BYTES: Final = 256 << 10
+_HAND_BYTES: Final = 512 << 10
 """Bytes of units that are handed over together, about."""
 
 COMMIT_INTERVAL: Final = 0.2
@@ -337,16 +338,23 @@ class Consumer(Closing):
     def _portions(self, pchannel: str, rows: pa.Table | None) -> Iterator[list[Delivery]]:
         """The units of a piece of a scan as deliveries, some at a time: none is made before there is room for it."""
         portion: list[Delivery] = []
-        size = 0
+        size, together = 0, Together()
         for unit in () if rows is None else messages(rows):
             delivery = Delivery(
-                pchannel, unit, _definitions=self._definitions, _files=self._files, _schema=self._schema
+                pchannel,
+                unit,
+                _definitions=self._definitions,
+                _files=self._files,
+                _schema=self._schema,
+                _together=together,
             )
+            for message in delivery.bodies:
+                together.add(message)
             portion.append(delivery)
             size += delivery.held_bytes
             if size >= _HAND_BYTES:
                 yield portion
-                portion, size = [], 0
+                portion, size, together = [], 0, Together()
         if portion:
             yield portion
 

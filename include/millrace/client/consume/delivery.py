@@ -2,7 +2,8 @@
 
 A unit is a message outside transactions or a whole committed transaction (:mod:`millrace.wal.scanner`). Its changes are the rows
 and keys in it, those of the files that an Import names too, and a retraction for what a drop or a replacement takes away, so
-that whoever applies them in order has the collection. Memory: one message, or one piece of a staged file.
+that whoever applies them in order has the collection. Memory: one message with the small ones beside it
+(:mod:`millrace.client.consume.together`), or one piece of a staged file.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Final, Literal, TypeAlias
 import pyarrow as pa
 
 from millrace.catalog.collection import Collection
+from millrace.client.consume.together import Together
 from millrace.message.bodies import Import, Imports, parse_body
 from millrace.message.model import ImmutableMessage
-from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import in_schema
 from millrace.message.types import MessageType
@@ -79,6 +80,7 @@ class Delivery:
     _definitions: Definitions | None = None
     _files: Imports | None = None
     _schema: SchemaOf = "written"
+    _together: Together = field(default_factory=Together)
     mark: Mark = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,13 +139,13 @@ class Delivery:
 
         match message.type:
             case MessageType.INSERT:
-                yield inserted(message.partition_id, decode_rows(message.payload, written.arrow()))
+                yield inserted(message.partition_id, self._together.rows(message, written.arrow()))
             case MessageType.UPSERT:
-                rows = decode_rows(message.payload, written.arrow())
+                rows = self._together.rows(message, written.arrow())
                 yield deleted(0, rows.select(written.key_arrow().names))
                 yield inserted(message.partition_id, rows)
             case MessageType.DELETE:
-                yield deleted(message.partition_id, decode_rows(message.payload, written.key_arrow()))
+                yield deleted(message.partition_id, self._together.rows(message, written.key_arrow()))
             case MessageType.DROP_PARTITION:
                 yield _retraction(message, given, message.partition_id)
             case MessageType.DROP_COLLECTION:
