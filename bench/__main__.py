@@ -48,6 +48,7 @@ from bench import (
     sink_bench,
 )
 from bench.tables import reads, writes
+from millrace.brokers.kinds import STORES
 from millrace.rpc.discovery import read_record
 
 MIB = 1 << 20
@@ -68,11 +69,16 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="small sizes and 3 pairs: to see that it runs, not to quote"
     )
+    parser.add_argument(
+        "--meta", choices=sorted(STORES), help="the meta store of the section coord (default: the embedded one)"
+    )
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
     parser.add_argument(
         "--output", type=Path, default=Path("bench-results.json"), help="the JSON (default: %(default)s)"
     )
     options = parser.parse_args()
+    if options.meta:
+        SECTIONS["coord"] = partial(_coord, meta=options.meta)
     console = Console(stderr=True)
     base = Path(tempfile.mkdtemp(prefix="millrace-bench-", dir=options.folder))
     results: dict[str, Any] = {"machine": machine(), "quick": options.quick, "sections": {}}
@@ -260,16 +266,17 @@ def _pulsar(folder: Path, quick: bool) -> Any:
     return pulsar_bench.run(folder, total=(64 if quick else 512) * MIB, count=3 if quick else 7)
 
 
-def _coord(folder: Path, quick: bool) -> Any:
+def _coord(folder: Path, quick: bool, meta: str = "") -> Any:
     return {
-        "moves": coord_bench.moves(folder / "moves", rounds=1 if quick else 5),
+        "meta_store": meta or "sqlite",
+        "moves": coord_bench.moves(folder / "moves", rounds=1 if quick else 5, meta=meta),
         "broadcast": coord_bench.broadcast(folder / "broadcast", times=3 if quick else 20),
         "losing_nodes": coord_scale.losing(pchannels=1_000 if quick else 10_000, nodes=100 if quick else 1_000),
         "balancing": [
             coord_scale.balancing(pchannels=(10 if quick else 100) * each, nodes=each, collections=500)
             for each in (32, 1_000)
         ],
-        "discovery": coord_bench.discovery(folder / "discovery", times=30 if quick else 300),
+        "discovery": coord_bench.discovery(folder / "discovery", times=30 if quick else 300, meta=meta),
     }
 
 

@@ -8,17 +8,20 @@ move, the same messages appended one after the other, a look that finds nothing 
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.deployment import SCHEMA, deployment, rows
 from millrace.base.settings import Settings
+from millrace.brokers.kinds import broker
 from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
 from millrace.coord import control
@@ -38,10 +41,24 @@ PCHANNELS = 4
 WAIT = 120.0
 
 
-def moves(folder: Path, *, rounds: int) -> dict[str, Any]:
+@contextmanager
+def meta_store(folder: Path, kind: str) -> Iterator[str]:
+    """The URL of a new etcd or MariaDB; "" for the embedded store, which needs no server."""
+    if not kind:
+        yield ""
+        return
+    with broker(kind, folder, settings=Settings.load()).start() as server:
+        os.environ.update(server.login)  # for the processes that this one starts
+        yield server.url
+
+
+def moves(folder: Path, *, rounds: int, meta: str = "") -> dict[str, Any]:
     """Two nodes, of which one has all `PCHANNELS` while 1,000 rows/s stream: it is drained, then (in a second part) killed, and the
-    other one has them; and back, `rounds` times each."""
-    with deployment(folder, pchannels=PCHANNELS) as (found, client, collection):
+    other one has them; and back, `rounds` times each. `meta`: the kind of the meta store, "" for the embedded one."""
+    with (
+        meta_store(folder / "meta", meta) as url,
+        deployment(folder / "data", pchannels=PCHANNELS, meta_store=url) as (found, client, collection),
+    ):
         settings = replace(found, session_seconds=SESSION_SECONDS)
         with Cluster(settings) as cluster, ThreadPoolExecutor(1) as pool:
             cluster.coordinator()
@@ -153,11 +170,15 @@ def broadcast(folder: Path, *, vchannels: int = 64, times: int) -> dict[str, Any
     return {"vchannels": vchannels, "one_by_one_s": _spread(plain), "broadcast_s": _spread(whole)}
 
 
-def discovery(folder: Path, *, times: int, every: float = 0.1) -> dict[str, Any]:
+def discovery(folder: Path, *, times: int, every: float = 0.1, meta: str = "") -> dict[str, Any]:
     """From the commit of a change to one of 16 assignments until a follower that looks every `every` seconds has it, and what a look
-    takes that finds nothing, on the embedded meta store."""
-    settings, clock = Settings(data_dir=folder / "data"), SystemClock()
-    with open_store(settings, clock) as store, open_store(settings, clock) as other:
+    takes that finds nothing."""
+    clock = SystemClock()
+    with ExitStack() as opened:
+        settings = Settings(
+            data_dir=folder / "data", meta_store=opened.enter_context(meta_store(folder / "meta", meta))
+        )
+        store, other = (opened.enter_context(open_store(settings, clock)) for _ in range(2))
         records = [ChannelRecord(f"dml_{number}", INGEST).assigning("n1@1", "grpc://n1", "") for number in range(16)]
         store.commit([Put(each.key, each.assigned().encoded()) for each in records])
         follower = Assignments(Discovery(other))

@@ -23,9 +23,13 @@ NAME = "bench"
 
 
 @contextmanager
-def deployment(folder: Path, *, pchannels: int = 2) -> Iterator[tuple[Settings, Client, Collection]]:
+def deployment(
+    folder: Path, *, pchannels: int = 2, meta_store: str = ""
+) -> Iterator[tuple[Settings, Client, Collection]]:
     """A new deployment with one collection over `pchannels` PChannels; its log server ends with the block."""
-    settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir, pchannels=pchannels)
+    settings = Settings(
+        data_dir=folder, cache_dir=Settings.load().cache_dir, pchannels=pchannels, meta_store=meta_store
+    )
     with Client.connect(settings) as client:
         client.catalog.ensure_pchannels(pchannels)
         collection = client.catalog.create_collection(NAME, SCHEMA, vchannels=pchannels)
