@@ -90,6 +90,22 @@ def test_a_table_without_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
     assert last_checkpoint(LocalStore(tmp_path / "table")) == 0
 
 
+def test_an_apps_version_is_that_of_the_handles_version_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    add(tmp_path, 1)
+    handle = table_at(tmp_path)
+    for number in range(2, 5):
+        before = number - 1
+        assert [handle.app_version(app) for app in ("a", "a", "b")] == [before, before, 0]
+        add(tmp_path, number)
+        assert handle.app_version("a") == before
+        handle.refresh()
+        assert handle.app_version("a") == number
+    commit_fenced(handle, [Part(moves={"b": AppMove(0, 7)})]).require()
+    assert [handle.app_version(app) for app in ("a", "b")] == [4, 7]
+    handle.reopen()
+    assert [handle.app_version(app) for app in ("a", "b")] == [4, 7]
+
+
 @given(old=st.integers(0, 11), later=st.integers(0, 4), keep=st.integers(0, 12))
 @settings(max_examples=15, deadline=None)
 def test_a_handle_at_any_version_goes_on_with_the_newest_rows_and_app_versions(

@@ -40,6 +40,8 @@ class Table:
         self.delta = delta
         self._opened = self.version
         self._checkpointed: int | None = None
+        self._apps: tuple[int, dict[str, int]] = (-1, {})
+        """The version of the table, and what app transactions carry there, as far as it was asked for."""
 
     @property
     def uri(self) -> str:
@@ -68,8 +70,15 @@ class Table:
         return self.delta.metadata().configuration
 
     def app_version(self, app_id: str) -> int:
-        """The version that the last app transaction of `app_id` carries; 0 where there was none."""
-        return int(self.delta.transaction_version(app_id) or 0)
+        """The version that the last app transaction of `app_id` carries; 0 where there was none. Read once for a version of the
+        table: delta-rs replays its log for each call."""
+        version, (seen, known) = self.version, self._apps
+        if seen != version:
+            known = {}
+            self._apps = version, known
+        if app_id not in known:
+            known[app_id] = int(self.delta.transaction_version(app_id) or 0)
+        return known[app_id]
 
     def actions(self) -> pa.Table:
         """The live files: path, size_bytes, num_records, partition.* and min.*/max.* columns, as far as the log has them."""
