@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace.base import files
 from millrace.base.errors import TableDamaged
 from millrace.storage import local
 from millrace.storage.local import LocalStore
-from millrace.storage.parquet_file import MAX_STAT_CHARACTERS, ParquetFile, read_file, read_rows
+from millrace.storage.parquet_file import MAX_STAT_CHARACTERS, ParquetFile, read_file, read_kept, read_rows
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
 
@@ -38,6 +43,59 @@ def test_what_was_written_is_read_back_and_described(tmp_path: Path) -> None:
         "maxValues": {"n": 9},
         "nullCount": {"n": 0},
     }
+
+
+@given(
+    st.lists(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=3), max_size=3),
+    st.sets(st.integers(0, 9)),
+)
+def test_rows_that_are_kept_by_one_column_come_with_the_others(
+    contents: list[list[list[int]]], wanted: set[int]
+) -> None:
+    with TemporaryDirectory() as folder:
+        store = LocalStore(Path(folder))
+        names: list[str] = []
+        for number, groups in enumerate(contents):
+            file = ParquetFile(store, f"{number}.parquet", SCHEMA, options={})
+            for group in groups:
+                file.write(rows(*group))
+            names.append(file.close({}, []).path)
+
+        def kept(looked: pa.Table) -> npt.NDArray[np.bool_]:
+            assert looked.column_names == ["n"]
+            return np.isin(looked["n"].to_numpy(), [*wanted])
+
+        found = read_kept(store, names, SCHEMA, columns=["name", "n"], looked_at=["n"], kept=kept)
+        expected = [n for groups in contents for group in groups for n in group if n in wanted]
+        assert found.select(["n", "name"]).equals(rows(*expected))
+        assert read_kept(store, names, SCHEMA, columns=[], looked_at=["n"], kept=kept)["n"].to_pylist() == expected
+
+
+def test_of_a_row_group_without_a_row_that_is_kept_the_other_columns_are_not_read(tmp_path: Path) -> None:
+    file = ParquetFile(
+        LocalStore(tmp_path), "file.parquet", SCHEMA, options={"compression": "none", "use_dictionary": False}
+    )
+    file.write(rows(1111, 2222))
+    file.write(rows(3333))
+    path = tmp_path / file.close({}, []).path
+    page = b"\x04\0\0\0".join([b"", b"1111", b"2222"])  # the names, which are text
+    assert page in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(page, page[:-1] + b"3"))
+
+    def read(number: int) -> list[str]:
+        found = read_kept(
+            LocalStore(tmp_path),
+            [path.name],
+            SCHEMA,
+            columns=SCHEMA.names,
+            looked_at=["n"],
+            kept=lambda looked: looked["n"].to_numpy() == number,
+        )
+        return found["name"].to_pylist()
+
+    assert read(3333) == ["3333"]
+    with pytest.raises(TableDamaged, match="recovery"):
+        read(1111)
 
 
 def test_no_flipped_byte_of_a_page_gives_other_rows(tmp_path: Path) -> None:

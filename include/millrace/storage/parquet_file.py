@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -113,6 +115,45 @@ def read_rows(
         return schema.empty_table() if columns is None else schema.empty_table().select(list(columns))
     with readable(store.uri):
         return dataset(store, wanted, schema, groups=groups).to_table(columns=columns, filter=where)
+
+
+def read_kept(
+    store: TableStore,
+    names: Iterable[str],
+    schema: pa.Schema,
+    *,
+    columns: Sequence[str],
+    looked_at: Sequence[str],
+    kept: Callable[[pa.Table], npt.NDArray[np.bool_]],
+) -> pa.Table:
+    """The rows of files of a table that `kept` takes by the columns `looked_at` alone (shape ``(rows,)``), with those and `columns`. Of a
+    row group that has none of them the others are not read. Raises TableDamaged."""
+    with readable(store.uri):
+        fragments = [_CHECKED.make_fragment(name, store.filesystem) for name in names]
+        first = ds.FileSystemDataset(fragments, schema, _CHECKED, store.filesystem).to_table(columns=list(looked_at))
+        wanted = kept(first)
+        others = [name for name in columns if name not in looked_at]
+        if not others:
+            return first.filter(pa.array(wanted))
+        taken, there, at = [], np.zeros(len(wanted), dtype=bool), 0
+        for fragment in fragments:
+            numbers = []
+            for group in range(fragment.metadata.num_row_groups):
+                stop = at + fragment.metadata.row_group(group).num_rows
+                if wanted[at:stop].any():
+                    numbers.append(group)
+                    there[at:stop] = True
+                at = stop
+            if len(numbers) == fragment.metadata.num_row_groups:
+                taken.append(fragment)
+            elif numbers:
+                taken.append(fragment.subset(row_group_ids=numbers))
+        rest = ds.FileSystemDataset(taken, schema, _CHECKED, store.filesystem).to_table(columns=others)
+    if not there.all():
+        first, wanted = first.filter(pa.array(there)), wanted[there]
+    for name, values in zip(others, rest.columns, strict=True):
+        first = first.append_column(rest.schema.field(name), values)
+    return first.filter(pa.array(wanted))
 
 
 def scan_rows(

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -23,7 +25,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from millrace.base.errors import TableDamaged, TableNotFound, TableUnavailable
 from millrace.base.failpoint import hit
 from millrace.storage.log import entry_name, last_checkpoint, trim
-from millrace.storage.parquet_file import RowGroups, dataset, opened, read_file, read_rows, scan_rows
+from millrace.storage.parquet_file import RowGroups, dataset, opened, read_file, read_kept, read_rows, scan_rows
 from millrace.storage.store import TableStore, store_at
 
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
@@ -142,6 +144,18 @@ class Table:
     ) -> pa.Table:
         """The rows of some of its files, with the columns of `schema`. Raises TableDamaged."""
         return read_rows(self.store, names, schema, columns=columns, where=where, groups=groups)
+
+    def read_kept(
+        self,
+        names: Iterable[str],
+        schema: pa.Schema,
+        *,
+        columns: Sequence[str],
+        looked_at: Sequence[str],
+        kept: Callable[[pa.Table], npt.NDArray[np.bool_]],
+    ) -> pa.Table:
+        """The rows of some of its files that `kept` takes by the columns `looked_at` alone. Raises TableDamaged."""
+        return read_kept(self.store, names, schema, columns=columns, looked_at=looked_at, kept=kept)
 
     def scan_rows(
         self,

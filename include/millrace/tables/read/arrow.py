@@ -37,7 +37,8 @@ BATCH_ROWS: Final = 65_536
 SORT_BYTES: Final = 1 << 30
 """Of rows that an order without a limit may take, about; with one, twice what the limit's rows take."""
 
-_PLACE: Final = ("_partition_id", "_time_tick", "_write_tick")
+_TICKS: Final = ("_time_tick", "_write_tick")
+_PLACE: Final = ("_partition_id", *_TICKS)
 
 _SPREAD: Final = 4
 """Up to so many times as many numbers as keys, whole-number keys need no hash table."""
@@ -160,8 +161,9 @@ class _Look:
         self._replaced = any(first[name] < info.begin_at(plan.tick) for name, info in plan.vchannels.items())
         self._hides = bool(plan.partition_drops) or self._replaced
         wanted = {*names, *selection.used, *(() if matching is None else matching.fields)}
+        self._judged_by = [*_TICKS] if _name_no_partition(self._deletes) else [*_PLACE]
         if self._deletes.num_rows:
-            wanted |= {*self._keys, "_partition_id", "_time_tick", "_write_tick"}
+            wanted |= {*self._keys, *self._judged_by}
         if self._hides:
             wanted |= {"_vchannel", "_partition_id", "_time_tick"}
         self._fields = [each for each in plan.schema.arrow().names if each in wanted]
@@ -178,6 +180,12 @@ class _Look:
     def rows(self, most_bytes: int | None) -> Iterator[pa.Table]:
         """The rows, with the columns that the selection needs and perhaps more."""
         schema = stored_schema(self._plan.schema)
+        tail = (self._between(piece).select(self._columns) for piece in self._plan.tail_rows(deletes=False))
+        if most_bytes is None and (living := self._living(schema)) is not None:
+            yield self._shown(living)
+            for piece in tail:
+                yield self._shown(piece, judged=True)
+            return
         stored = _table_rows(
             self._plan.rows,
             schema,
@@ -189,17 +197,42 @@ class _Look:
             conjuncts=self._conjuncts,
             groups=self._groups,
         )
-        tail = (self._between(piece).select(self._columns) for piece in self._plan.tail_rows(deletes=False))
         whole = chain(stored, tail)
         for piece in [pa.concat_tables(whole)] if most_bytes is None else whole:
-            piece = to_fields(piece, self._plan.schema, self._fields)
-            if self._exact is not None:
-                piece = piece.filter(self._exact)
-            if self._hides:
-                piece = _hide_dropped(piece, self._plan)
-            if self._deletes.num_rows and piece.num_rows:
-                piece = piece.filter(pa.array(~deleted(piece, self._deletes, self._plan.schema.key_names)))
-            yield piece
+            yield self._shown(piece, judged=True)
+
+    def _shown(self, piece: pa.Table, *, judged: bool = False) -> pa.Table:
+        """The selected rows of a piece; `judged`: without those that a delete hits."""
+        piece = to_fields(piece, self._plan.schema, self._fields)
+        if self._exact is not None:
+            piece = piece.filter(self._exact)
+        if self._hides:
+            piece = _hide_dropped(piece, self._plan)
+        if judged and self._deletes.num_rows and piece.num_rows:
+            piece = piece.filter(pa.array(~deleted(piece, self._deletes, self._plan.schema.key_names)))
+        return piece
+
+    def _living(self, schema: pa.Schema) -> pa.Table | None:
+        """The table's rows that no delete hits, found by key and place: of a row group in which all are hit nothing else is read. None
+        where there are no deletes, or the files are looked through for other things first."""
+        table = self._plan.rows
+        filtered = self._coarse is not None or self._groups is not None or self._after > 0
+        if table is None or not self._deletes.num_rows or filtered or tick_span(table)[1] > self._until:
+            return None
+        key = key_schema(self._plan.schema).names
+
+        def kept(rows: pa.Table) -> npt.NDArray[np.bool_]:
+            named = to_fields(rows, self._plan.schema, self._keys)
+            return ~deleted(named, self._deletes, self._plan.schema.key_names)
+
+        rows = table.read_kept(
+            table.actions()["path"].to_pylist(),
+            schema,
+            columns=self._columns,
+            looked_at=[*key, *self._judged_by],
+            kept=kept,
+        )
+        return conform(rows.select(self._columns), pa.schema([schema.field(name) for name in self._columns]))
 
     def _between(self, piece: pa.Table) -> pa.Table:
         if self._after == 0 and self._until == self._plan.tick:
@@ -341,13 +374,13 @@ def deleted(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.NDArra
 
     row_key = of_rows(place)
     d_partition, d_time, d_write = (deletes[name].to_numpy() for name in _PLACE)
-    r_partition, r_time, r_write = (of_rows(rows[name].to_numpy()) for name in _PLACE)
+    r_time, r_write = (of_rows(rows[name].to_numpy()) for name in _TICKS)
     # Of each (key, partition) the last delete hits whatever any of them hits.
     order = _in_order(d_time, d_write)
     order = np.arange(len(delete_key)) if order is None else order
     last = np.full(span, -1, dtype=np.int64)
     struck = np.zeros(len(hit), dtype=bool)
-    groups = _by_value(r_partition)
+    groups = {} if _name_no_partition(deletes) else _by_value(of_rows(rows["_partition_id"].to_numpy()))
     alone = bool((d_partition == d_partition[0]).all())
     for number, mine in _by_value(d_partition[:1] if alone else d_partition[order]).items():
         among = slice(None) if number == 0 else groups.get(number)
@@ -365,6 +398,11 @@ def deleted(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.NDArra
         last[theirs] = -1
     result[hit] = struck
     return result
+
+
+def _name_no_partition(deletes: pa.Table) -> bool:
+    """Whether all of them hold in every partition, so that it matters to none where a row is."""
+    return not deletes["_partition_id"].to_numpy().any()
 
 
 def _numbered(row_keys: Any, delete_keys: Any) -> tuple[Int64s, Int64s, int]:
