@@ -67,6 +67,7 @@ CALLS: Final[Mapping[str, Need]] = {
     "open": Need(_ANY, Over.ANYTHING, words="whether a PChannel is there"),
     "do_get": Need(_READ, Kind.PCHANNEL, "pchannel", "read the log itself, all VChannels together"),
     "describe": Need(_READ, Kind.PCHANNEL, "pchannel", "begin, end and bytes of a log"),
+    "ends": Need(_READ, Over.EVERYTHING, words="where logs end"),
     "groups": Need(_READ, Over.EVERYTHING, words="names of the log's consumer groups"),
     "group_position": Need(_READ, Kind.GROUP, "group", "where a group stands"),
     "move_group": Need(_READ, Kind.GROUP, "group", "move a group"),

@@ -13,7 +13,7 @@ append works again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -115,6 +115,12 @@ class RemoteLogService(Closing):
     def names(self) -> list[str]:
         """The PChannels, sorted."""
         return [str(name) for name in self._act("names", {})["names"]]
+
+    def ends(self, pchannels: Iterable[str]) -> dict[str, LogId]:
+        """Of each PChannel the position behind the last entry, by one call. Raises ChannelNotFound; InvalidArgument at a server of an
+        earlier build."""
+        found = self._act("ends", {"pchannels": list(pchannels)})["ends"]
+        return {str(name): log_id(end) for name, end in found.items()}
 
     def drop(self, pchannel: str) -> None:
         """Destroy a log. Raises ChannelNotFound; LogUnavailable where it is unknown whether it is gone."""

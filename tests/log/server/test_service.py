@@ -189,6 +189,20 @@ def test_a_call_without_the_token_is_refused(rig: Rig, token: str) -> None:
     assert rig.service.names() == ["p0"]
 
 
+def test_one_call_says_where_several_logs_end(rig: Rig) -> None:
+    for number in range(3):
+        rig.service.create(f"e{number}")
+        rig.service.open(f"e{number}").append([b"x"] * number)
+    names = ["e0", "e1", "e2"]
+    assert rig.service.ends(names) == {name: rig.service.open(name).end() for name in names}
+    assert rig.service.ends([]) == {}
+    with pytest.raises(ChannelNotFound):
+        rig.service.ends(["e0", "nowhere"])
+    for wrong in ({}, {"pchannels": "e0"}, {"pchannels": [5]}):
+        with pytest.raises(InvalidArgument, match="name"):
+            rig.service._act("ends", wrong)
+
+
 def test_a_client_with_an_old_token_says_that_it_was_not_let_in(rig: Rig, tmp_path: Path) -> None:
     folder = tmp_path / "old"
     folder.mkdir()

@@ -411,6 +411,13 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             found = self._open(_name(request, "pchannel")).describe()
         return {"begin": found.begin, "end": found.end, "bytes": found.bytes}
 
+    def _act_ends(self, request: dict[str, Any]) -> dict[str, Any]:
+        names = request.get("pchannels")
+        if not isinstance(names, list):
+            raise InvalidArgument("the request needs 'pchannels', a list of names")
+        with self.gate.entered():
+            return {"ends": {name: self._open(_name({"name": name}, "name")).end() for name in names}}
+
     def _act_truncate(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.entered():
             freed = self._open(_name(request, "pchannel")).truncate(log_id(request.get("position")))

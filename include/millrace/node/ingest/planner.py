@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from millrace.base.errors import MillraceError, StateDamaged
+from millrace.base.errors import InvalidArgument, MillraceError, StateDamaged
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import EARLIEST, LogId
 from millrace.message.log_entries import LogEntries, value_bytes
@@ -26,6 +26,7 @@ from millrace.node.ingest.ranges import RangePlan
 from millrace.node.range.definition import Pending, Planner
 from millrace.node.range.failure import Failure
 from millrace.node.range.parking import Parked, park
+from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.state_check import check_state
 from millrace.tables.wal.table import WalPosition, WalTable
 from millrace.wal.chain import Chain
@@ -104,9 +105,10 @@ class LogPlanner(Planner[RangePlan, LogId]):
         if target is not None:
             names &= set(target)
         self._table.refresh()
-        self._found = {}
-        for name, base in self._bases(sorted(names)).items():
-            found = self._found[name] = self._log(name).end()
+        bases = self._bases(sorted(names))
+        self._found = self._ends(service, bases)
+        for name, base in bases.items():
+            found = self._found[name]
             end = found if target is None else min(found, target[name])
             stands = base.position or EARLIEST
             # A log that ends before what is committed is a task too: it says LogRegressed, and parks the PChannel.
@@ -186,6 +188,15 @@ class LogPlanner(Planner[RangePlan, LogId]):
             self._forget()
             self._service = service
         return service
+
+    def _ends(self, service: LogService, names: Collection[str]) -> dict[str, LogId]:
+        """Where the logs of `names` end: of a server by one call for all, since a node at rest asks for nothing else."""
+        if names and isinstance(service, RemoteLogService):
+            try:
+                return service.ends(names)
+            except InvalidArgument:
+                pass  # a server of an earlier build
+        return {name: self._log(name).end() for name in names}
 
     def _log(self, pchannel: str) -> Log:
         log = self._logs.get(pchannel)
