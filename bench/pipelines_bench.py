@@ -193,8 +193,8 @@ def _by_hand(brokers: str, documents: int) -> Iterator[dict[str, Any]]:
         consumer.close()
 
 
-CALL = 10
-"""Documents that are sent at once, so many a hundredth of a second."""
+CALL, CALL_ROWS = 10, 20
+"""Documents that are sent at once, and rows: an append is waited for until it is judged."""
 
 
 def _latency(settings: Settings, brokers: str, url: str, seconds: float) -> dict[str, Any]:
@@ -206,7 +206,9 @@ def _latency(settings: Settings, brokers: str, url: str, seconds: float) -> dict
             producer.produce("paced", json.dumps(document(number)).encode(), partition=number % PARTITIONS)
         producer.poll(0)
 
-    return _paced(settings, _pipeline(brokers, url, "paced", "paced", STEPS), url, send, seconds)
+    found = _paced(settings, _pipeline(brokers, url, "paced", "paced", STEPS), url, send, seconds, call=CALL)
+    producer.flush(30)
+    return found
 
 
 def _latency_of_rows(folder: Path, brokers: str, url: str, seconds: float) -> dict[str, Any]:
@@ -217,7 +219,7 @@ def _latency_of_rows(folder: Path, brokers: str, url: str, seconds: float) -> di
         note = "n" * 980
 
         def send(first: int) -> None:
-            table = pa.table({"id": range(first, first + CALL), "note": [note] * CALL})
+            table = pa.table({"id": range(first, first + CALL_ROWS), "note": [note] * CALL_ROWS})
             homes = vchannel_index(table.column("id"), PARTITIONS)
             parts = ((each, table.filter(pa.array(homes == place))) for place, each in enumerate(collection.vchannels))
             producer.send(
@@ -244,32 +246,32 @@ def _latency_of_rows(folder: Path, brokers: str, url: str, seconds: float) -> di
             }
         )
         with client.producer() as producer:
-            return _paced(settings, pipeline, url, send, seconds)
+            return _paced(settings, pipeline, url, send, seconds, call=CALL_ROWS)
 
 
 def _paced(
-    settings: Settings, pipeline: Pipeline, url: str, send: Callable[[int], None], seconds: float
+    settings: Settings, pipeline: Pipeline, url: str, send: Callable[[int], None], seconds: float, *, call: int
 ) -> dict[str, Any]:
-    """What `send` sends through a pipeline that runs, once it runs smoothly."""
+    """What `send` sends, `call` documents each time, through a pipeline that runs, once it runs smoothly."""
     name, stop = pipeline.id, threading.Event()
     thread = threading.Thread(target=run, args=(PipelineRun(settings, pipeline),), kwargs={"stop": stop})
     thread.start()
     client = OpenSearch(url)
     waits: list[float] = []
-    numbers = itertools.count(0, CALL)
+    numbers = itertools.count(0, call)
     try:
         while not client.indices.exists(index=name) or any(task.lag for task in read_status(settings, name).tasks):
             send(next(numbers))
             time.sleep(0.5)
-        for _ in range(int(WARM_SECONDS * 1000 / CALL)):
+        for _ in range(int(WARM_SECONDS * 1000 / call)):
             send(next(numbers))
-            time.sleep(CALL / 1000)
+            time.sleep(call / 1000)
         begun = looked = time.time()
         first = next(numbers)
         send(first)
         times = [(first, begun)]
         while time.time() - begun < seconds:
-            time.sleep(max(0.0, begun + len(times) * CALL / 1000 - time.time()))
+            time.sleep(max(0.0, begun + len(times) * call / 1000 - time.time()))
             times.append((next(numbers), time.time()))
             send(times[-1][0])
             if time.time() - looked > 0.25:
@@ -287,8 +289,8 @@ def _paced(
     latencies = [task.latency_ms for task in status.tasks if task.latency_ms]
     told = {f"acknowledged {name} ms": max(each[name] for each in latencies) for name in ("p50", "p95", "p99")}
     return {
-        "documents": len(times) * CALL,
-        "a second": round(len(times) * CALL / spent),
+        "documents": len(times) * call,
+        "a second": round(len(times) * call / spent),
         **told,
         "not searchable for, p50 ms": round(1000 * statistics.median(waits)) if waits else None,
     }

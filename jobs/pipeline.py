@@ -13,9 +13,10 @@ from pathlib import Path
 from millrace.base.settings import Settings
 from millrace.node.range.query import query_of
 from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.model.status import State
+from millrace.pipelines.model.status import State, pipeline_folder
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.definition import PipelineRun
+from millrace.pipelines.worker.logs import begin_log, new_run
 from millrace.runtime import job
 
 
@@ -33,6 +34,8 @@ def main() -> None:
     made: list[PipelineRun] = []
 
     def definition(settings: Settings) -> PipelineRun:
+        if not made:
+            begin_log(pipeline_folder(settings, pipeline.id), configuration.log, pipeline=pipeline.id, run=new_run())
         end(made)  # a query that is started again: what told of the one before is over
         made.append(PipelineRun(settings, pipeline))
         return made[-1]

@@ -55,14 +55,14 @@ class PipelineOperator(StreamingJobOperator):
         *,
         until: Deadline | None = None,
         paused: Callable[[], bool] = lambda: False,
-    ) -> None:
+    ) -> bool:
         """Who stopped the pipeline stopped its worker: it is started when the pipeline is to run again."""
         until = until or Deadline.after(float(self.watch_for))
         while self._stopped():
             if until.over() or paused():
-                return
+                return False
             watch.wait(until.left(most=_LOOK_SECONDS))
-        super()._start(watch, launcher, until=until, paused=paused)
+        return super()._start(watch, launcher, until=until, paused=paused)
 
     def _stopped(self) -> bool:
         from millrace.pipelines.deploy.airflow import wanted

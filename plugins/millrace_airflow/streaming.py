@@ -134,7 +134,8 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
             watch.backoff.failed(str(fault))
             if not fault.retriable:
                 raise_for(fault.code, fault.message, retriable=False)
-            self._start(watch, launcher, until=end, paused=paused)
+            if self._start(watch, launcher, until=end, paused=paused):
+                watch.restarted()
         return watch.summary()
 
     def on_kill(self) -> None:
@@ -162,7 +163,8 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         *,
         until: Deadline | None = None,
         paused: Callable[[], bool] = lambda: False,
-    ) -> None:
+    ) -> bool:
+        """Start the job, or adopt it, once the pause after a failure is over; whether that came before `until` and a pause of the DAG."""
         until = until or Deadline.never()
         pause = watch.backoff.pause()
         if pause:
@@ -171,13 +173,14 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         while not (resume.over() or until.over() or paused()):
             watch.wait(resume.left(most=self.poll_seconds))
         if until.over() or paused():
-            return
+            return False
         foreign = None if self._launched(launcher) else watch.foreign()
         if foreign is not None:
             words = f"process {foreign} is a streaming job on this data folder that Airflow did not start: stop it"
             raise_for("JOB_RUNS_ALREADY", words, retriable=True)
         status = launcher.start(self.job_run_id, self.job, arguments=self.arguments)
         self._say(status)
+        return True
 
     def _stop(self, launcher: Launcher) -> None:
         """Stop the job, if there is one: the pause before a restart may have been cut short."""

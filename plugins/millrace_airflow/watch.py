@@ -88,7 +88,6 @@ class StreamingWatch:
     def fault(self, status: RunStatus) -> Fault | None:
         """What is wrong with the job, if anything."""
         if not status.active:
-            self._restarts += 1
             return (
                 _ended(status.error)
                 if status.error is not None
@@ -98,19 +97,21 @@ class StreamingWatch:
         age = time.time() - (beat["at"] if beat else status.started_at)
         allowed = self._stale_after + (0.0 if beat else self._start_seconds)
         if age > allowed:
-            self._restarts += 1
             return Fault(
                 "HEARTBEAT_STALE", f"no heartbeat for {age:.0f} s (process {status.pid}): it hangs, or its JVM does"
             )
         for name, query in (beat or {}).get("queries", {}).items():
             if query["busy_seconds"] > self._stuck_after:
-                self._restarts += 1
                 return Fault("QUERY_STUCK", f"{name} is in one micro-batch for {query['busy_seconds']:.0f} s")
         if beat:
             self._last = beat["queries"]
             if time.time() - status.started_at > WELL_AFTER:
                 self.backoff.well()
         return None
+
+    def restarted(self) -> None:
+        """It runs again, after a fault: one that was stopped, and stays so, was not restarted."""
+        self._restarts += 1
 
     def foreign(self) -> int | None:
         """The process id of a job that beats now and that the launcher did not start (`millrace jobs run`, say)."""

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from millrace.base.package import ROOT
-from millrace.pipelines.model.status import State
+from millrace.pipelines.model.status import State, pipeline_folder
+from millrace.pipelines.worker.logs import FILE
 from millrace.pipelines.worker.positions import positions_of
 from millrace.pipelines.worker.supervision import read_status
 from millrace.runtime.child_processes import Job
@@ -96,6 +97,8 @@ def test_spark_s_driver_and_workers_die_and_nothing_is_lost_or_doubled(tmp_path:
         job = driver.start("--available-now")
         assert job.wait(deadline=200) == 0, job.tail()
         assert read_status(flights.settings, flights.id).state is State.STOPPED
+        lines = (pipeline_folder(flights.settings, flights.id) / FILE).read_text(encoding="utf-8").splitlines()
+        assert {json.loads(line)["pipeline"] for line in lines} == {flights.id}
     finally:
         job.kill()
     assert killed == ["worker", "driver", "worker"]

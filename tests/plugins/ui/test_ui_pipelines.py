@@ -22,6 +22,7 @@ from millrace.service.pipelines import StoreOnce
 from millrace_airflow.roles import RolesAuthManager
 from millrace_airflow.ui import access
 from tests.e2e.browser import Page, browser
+from tests.in_memory import folder_in_memory
 from tests.pipelines.api.matrix import calls, expected, got
 from tests.pipelines.api.test_routes import DECLARED
 from tests.plugins.ui.conftest import Site, make_site
@@ -31,23 +32,25 @@ OVER_ALL = {"viewer": Role.READ, "user": Role.READ, "op": Role.OPERATE, "admin":
 
 
 @pytest.fixture(scope="module")
-def pipelines(airflow_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def pipelines(airflow_database: None) -> Iterator[Site]:
     """The application with the roles of `make up`, over a folder that is not there yet."""
-    settings = Settings(data_dir=tmp_path_factory.mktemp("ui-pipelines") / "data")
-    with StoreOnce(settings) as store, pytest.MonkeyPatch.context() as patch:
+    with folder_in_memory() as folder, pytest.MonkeyPatch.context() as patch:
+        settings = Settings(data_dir=folder / "data")
         patch.setattr(access, "get_auth_manager", RolesAuthManager)
-        yield from make_site(settings, make_management(settings, store))
+        with StoreOnce(settings) as store:
+            yield from make_site(settings, make_management(settings, store))
 
 
 @pytest.fixture(scope="module")
-def shown(airflow_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def shown(airflow_database: None) -> Iterator[Site]:
     """The same over three pipelines: `flights` runs, a task of `planes` failed, `hostile` is stopped."""
-    settings = Settings(data_dir=tmp_path_factory.mktemp("ui-shown") / "data")
-    with StoreOnce(settings) as store, pytest.MonkeyPatch.context() as patch:
+    with folder_in_memory() as folder, pytest.MonkeyPatch.context() as patch:
+        settings = Settings(data_dir=folder / "data")
         patch.setattr(access, "get_auth_manager", RolesAuthManager)
-        management = make_management(settings, store)
-        populate(settings, management)
-        yield from make_site(settings, management)
+        with StoreOnce(settings) as store:
+            management = make_management(settings, store)
+            populate(settings, management)
+            yield from make_site(settings, management)
 
 
 def ask(site: Site, method: str, path: str, body: Any = None, *, role: str | None) -> tuple[int, Any]:
@@ -208,6 +211,11 @@ def test_a_person_makes_one_mends_what_is_wrong_runs_it_and_redrives(page: tuple
     assert "alert(1)" in made.text()
     assert made.evaluate("document.querySelectorAll('#steps img, #steps script').length") == 0
     assert made.evaluate("document.querySelector('#steps .step pre').innerText.includes('\"b\"')")
+
+    made.open(f"{root}/pipelines/flights?view=samples", ready="document.querySelector('#newest')")
+    made.click("document.querySelector('#newest')")
+    made.wait("!document.querySelector('#dry-run [role=alert]').hidden", what="that its brokers do not answer")
+    made.forget()  # the browser's own word for 503
 
     made.open(f"{root}/pipelines/flights?view=errors", ready="document.querySelector('input.chosen')")
     made.click("document.querySelector('input.chosen')")
