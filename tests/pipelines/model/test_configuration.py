@@ -88,6 +88,9 @@ def test_the_error_topic_of_a_collection_s_pipeline_is_on_mq_s_brokers_where_it_
         assert (made.errors_cluster.security.username, made.errors_cluster.socket_timeout_ms) == ("anyrobot", 700)
     own = {**declared, "errors": {"cluster": {"bootstrap": ["b:1"]}}}
     assert Pipeline.parse(read.with_defaults(own)).errors_cluster.bootstrap == ("b:1",)
+    own = {**own, "source": {"kind": "kafka", "topics": ["t"]}}
+    assert Pipeline.parse(read.with_defaults(own)).errors_cluster.socket_timeout_ms == 700
+    assert Pipeline.parse(read.with_defaults({**own, "errors": None})).errors_cluster.bootstrap[0].startswith("kafka-")
     with pytest.raises(PipelineInvalid, match="errors"):
         Pipeline.parse(read.with_defaults({**declared, "errors": 7}))
 

@@ -109,23 +109,25 @@ class Configuration(Part):
                 **({} if "bootstrap" in source else self.brokers()),
                 **source,
             }
-        elif isinstance(source, dict) and self.mq.mqHost:
-            found["errors"] = self._errors(declared.get("errors"))
+        errors = declared.get("errors")
+        if errors is None or isinstance(errors, dict):
+            alone = isinstance(source, dict) and source.get("kind") != "kafka"
+            found["errors"] = self._errors(errors or {}, alone=alone)
         sink = declared.get("sink")
         if isinstance(sink, dict) and sink.get("kind") == "kafka":
             ours = {} if "bootstrap" in sink else self.brokers()
             found["sink"] = {"socket_timeout_ms": kafka.socketTimeoutMs, **ours, **sink}
         return found
 
-    def _errors(self, declared: Any) -> Any:
-        """Of a pipeline whose source has no brokers: its error topic is on those of `mq` where it names no others."""
-        if declared is not None and not isinstance(declared, dict):
+    def _errors(self, declared: dict[str, Any], *, alone: bool) -> dict[str, Any]:
+        """Where the error topic has brokers of its own, their time-out; of one whose source has none (`alone`) those of `mq` where it names no
+        others."""
+        cluster, ours = declared.get("cluster"), self.brokers()
+        if not isinstance(cluster, dict) and not (cluster is None and alone and ours):
             return declared
-        cluster = (declared or {}).get("cluster")
-        if (isinstance(cluster, dict) and "bootstrap" not in cluster) or cluster is None:
-            ours = {"socket_timeout_ms": self.kafka.socketTimeoutMs, **self.brokers()}
-            return {**(declared or {}), "cluster": {**ours, **(cluster or {})}}
-        return declared
+        named = cluster or {}
+        known = {} if "bootstrap" in named else ours
+        return {**declared, "cluster": {"socket_timeout_ms": self.kafka.socketTimeoutMs, **known, **named}}
 
     def brokers(self) -> dict[str, Any]:
         """`mq` as a KafkaCluster is declared; nothing where no host is named."""
