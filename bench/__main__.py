@@ -289,6 +289,7 @@ def _tables(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
         "merge on read": lambda: reads.merge_on_read(folder / "updated", living=base // 2),
         "filtered": lambda: reads.filtered(folder / "filtered", rows=base * 2),
         "shapes": lambda: reads.shapes(folder / "shapes", wide_rows=base // 10, deep_rows=base // 5),
+        "10^8 rows": lambda: writes.many(folder / "many", rows=1_000_000 if quick else 100_000_000),
     }
     counts = {1: base // 100, 100: base // 10, 10_000: base // 5 * 2}
     of = [(base, counts[10_000], 0.9, 10_000)]

@@ -8,6 +8,7 @@ memory or in Parquet files before the clock starts; ours begins at the producer,
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from delta.tables import DeltaTable as SparkTable
 from deltalake import DeltaTable, write_deltalake
@@ -25,14 +27,18 @@ from bench.deployment import deployment, spark_job
 from bench.tables.orders import calls_of, changes, collection_of, orders
 from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.client.database import Collection
+from millrace.client.database import Collection, Database
 from millrace.client.produce.async_producer import AsyncProducer
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
 from millrace.runtime.spark_session import session
 
 CALLERS = 8
 TASKS = 256
 FILE_ROWS = 10_000
 DEADLINE = 300.0
+MANY = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("value", "int32", False)), "id")
 
 
 def calls(folder: Path, *, singles: int, rows: int, times: int = 3) -> dict[str, Any]:
@@ -122,6 +128,64 @@ def _captured(target: Collection, rows: int) -> dict[str, int]:
                     batch.upsert(target.definition, piece)
 
     return {"rows_per_s": round(max(_timed_rows(rows, act) for _ in range(3)))}
+
+
+def many(folder: Path, *, rows: int, call: int = 100_000) -> dict[str, Any]:
+    """`rows` narrow rows in calls of `call`, flushed, and read back by `stream()`: rows/s of each, peaks of memory, bytes on disk by part.
+
+    A piece of them at a time is judged and flushed, so that no more of the log waits than a running deployment has.
+    """
+    piece = max(call, min(rows, 10_000_000))
+    with deployment(folder) as (settings, client, _):
+        target = Database(client).create_collection("many", MANY, vchannels=2)
+        appending = settling = 0.0
+        for begin in range(0, rows, piece):
+            start = time.perf_counter()
+            for first in range(begin, min(rows, begin + piece), call):
+                target.insert(_narrow(first, min(call, rows - first)))
+            appending += time.perf_counter() - start
+            start = time.perf_counter()
+            catch_up(settings, client.log)
+            flush(settings)
+            settling += time.perf_counter() - start
+        written = _peak_mib()
+        start, seen, checked, most = time.perf_counter(), 0, 0, 0
+        with target.stream() as batches:
+            for batch in batches:
+                seen += batch.num_rows
+                checked += int(pc.sum(batch.column("value")).as_py())
+                most = max(most, pa.total_allocated_bytes())
+        reading = time.perf_counter() - start
+        assert seen == rows
+        assert checked == sum(int(_values(first, min(call, rows - first)).sum()) for first in range(0, rows, call))
+        parts = {
+            each.name: sum(file.stat().st_size for file in each.rglob("*") if file.is_file())
+            for each in folder.iterdir()
+        }
+        return {
+            "rows": rows,
+            "append_rows_per_s": round(rows / appending),
+            "judge_and_flush_rows_per_s": round(rows / settling),
+            "stream_rows_per_s": round(rows / reading),
+            "peak_rss_mib_written": written,
+            "peak_rss_mib": _peak_mib(),
+            "most_arrow_mib": round(most / (1 << 20)),
+            "disk_mb": {name: round(size / 1e6) for name, size in parts.items() if size > 1e6},
+            "disk_bytes_per_row": round(sum(parts.values()) / rows, 1),
+        }
+
+
+def _values(first: int, count: int) -> np.ndarray:
+    return (np.arange(first, first + count) * 7919 % 1_000_003).astype(np.int32)
+
+
+def _narrow(first: int, count: int) -> pa.Table:
+    return pa.table({"id": np.arange(first, first + count), "value": _values(first, count)})
+
+
+def _peak_mib() -> int:
+    """Of this process, from its start."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 # --- until they can be read --------------------------------------------------------------------------------------------------

@@ -155,6 +155,8 @@ def key_hashes(keys: pa.Array | pa.ChunkedArray) -> UInt64s:
             values = values.fill_null(0 if pa.types.is_integer(values.type) else "")
         return key_hashes(values)[keys.indices.to_numpy(zero_copy_only=False)]
     if pa.types.is_int64(keys.type):
+        if len(keys) == 1:  # a call of one row
+            return np.array([key_hash(keys[0].as_py())], dtype=np.uint64)
         return _fold(_integers(keys.to_numpy()))
     if pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type) or pa.types.is_large_binary(keys.type):
         return _fold(_strings(keys))

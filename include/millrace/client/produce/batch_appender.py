@@ -242,18 +242,19 @@ class BatchAppender(Closing):
         wait: bool,
     ) -> Future[Written]:
         ticket = Ticket()
-        size = sum(rows.nbytes for _, rows in shares)
+        sizes = [rows.nbytes for _, rows in shares]
+        size = sum(sizes)
         with self._changed:
             self._wait_for_room(size, wait)
             ticket.expect(len(shares))
             self._held += size
             now = time.monotonic()
             news = False
-            for key, rows in shares:
+            for (key, rows), own in zip(shares, sizes, strict=True):
                 queue = self._queue(pchannel_of(key[0]))
                 news |= not queue.pieces
-                queue.pieces.append(Piece(key, collection, rows, rows.nbytes, ticket, now))
-                queue.bytes += rows.nbytes
+                queue.pieces.append(Piece(key, collection, rows, own, ticket, now))
+                queue.bytes += own
                 news |= self._full(queue)
             if news:  # a sender that waits for the delay of what is there needs no word of each call
                 self._changed.notify_all()

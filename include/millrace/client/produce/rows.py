@@ -123,10 +123,11 @@ def conform(rows: Rows, collection: Collection, *, ruled: bool = True) -> pa.Tab
     schema = collection.schema.arrow()
     if not table.num_columns and not table.num_rows:  # an empty list of rows has no columns
         return schema.empty_table()
-    twice = [name for name, times in Counter(table.column_names).items() if times > 1]
-    if twice:
+    given, known = table.column_names, frozenset(schema.names)
+    if len(given) > len(set(given)):
+        twice = [name for name, times in Counter(given).items() if times > 1]
         raise InvalidArgument(f"the rows have two columns {twice[0]!r}: give each column once")
-    unknown = [name for name in table.column_names if name not in schema.names]
+    unknown = [name for name in given if name not in known]
     if unknown:
         raise InvalidArgument(
             f"collection {collection.name!r} has no column {unknown[0]!r}; it has {', '.join(schema.names)}"
@@ -137,8 +138,9 @@ def conform(rows: Rows, collection: Collection, *, ruled: bool = True) -> pa.Tab
 
         table = with_defaults(table, collection.schema)
     columns: list[Any] = []
+    there = frozenset(table.column_names)
     for column, field in zip(schema, collection.schema.fields, strict=True):
-        if column.name not in table.column_names:
+        if column.name not in there:
             if not column.nullable and field.computed is None:
                 raise InvalidArgument(f"the column {column.name!r} is missing, and it is not nullable")
             columns.append(pa.nulls(len(table), column.type))
@@ -148,7 +150,7 @@ def conform(rows: Rows, collection: Collection, *, ruled: bool = True) -> pa.Tab
     if ruled and collection.schema.judges:
         from millrace.client.produce.ruled import judged
 
-        return judged(found, collection.schema, set(table.column_names))
+        return judged(found, collection.schema, set(there))
     return found
 
 
@@ -240,7 +242,11 @@ def split_rows(
                 f"name the partition: collection {collection.name!r} has {len(collection.partitions)}"
             )
         chosen = next(iter(collection.partitions)) if partition is None else partition
-        partitions = np.full(len(table), partition_id(collection, chosen), dtype=np.int64)
+        number = partition_id(collection, chosen)
+        if len(table) == 1:
+            yield collection.vchannels[int(homes[0])], number, _one_batch(table)
+            return
+        partitions = np.full(len(table), number, dtype=np.int64)
     code = homes * (int(partitions.max()) + 1) + partitions
     order = np.argsort(code, kind="stable")
     bounds = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
