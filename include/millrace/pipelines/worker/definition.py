@@ -102,6 +102,7 @@ class PipelineRun(Definition[Work, Done]):
             begins.append((before, (before or Position(task, 0)).moved(start)))
         if begins:
             commit_positions(table, begins)
+        _logger.info("%s runs from %s to %s", self.name, source.kind, self.pipeline.sink.kind)
 
     def planner(self) -> PipelinePlanner:
         return PipelinePlanner(self)
@@ -149,6 +150,7 @@ class PipelineRun(Definition[Work, Done]):
             beat = self._beats.pop()
             beat.close()
             beat.say(state, cause)
+            _logger.info("%s is %s %s", self.name, state, cause)
 
     def stop_tasks(self) -> None:
         """Close what is open in this process."""

@@ -43,9 +43,6 @@ def run(
     beat = Beat(definition, metrics)
     schedule: Schedule[Work] = Schedule(definition.planner())
     beat.start()
-    _logger.info(
-        "%s runs from %s to %s", definition.name, definition.pipeline.source.kind, definition.pipeline.sink.kind
-    )
     threads = ThreadPoolExecutor(
         definition.pipeline.resources.tasks or max(1, int(definition.pipeline.resources.cpus)),
         thread_name_prefix="task",
