@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,11 +13,16 @@ from millrace.base.errors import AppendRejected, InvalidArgument, LogUnavailable
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
+from millrace.log.protocol import Log
 from millrace.message.keys import vchannel_index
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
+from millrace.tables.read import freshness
+from millrace.tables.read.freshness import lacks_rows
+from millrace.tables.wal.table import WalTable
 from tests.client.conftest import own_name
+from tests.waiting import until
 
 SCHEMA = CollectionSchema(
     (FieldSpec("id", "int64", False), FieldSpec("city", "string", False), FieldSpec("note", "string", True)), "id"
@@ -159,6 +165,26 @@ def test_a_read_that_the_streaming_node_has_not_come_up_to_says_so(client: Clien
     client.producer().insert(collection, rows(1), partition="rome")
     with pytest.raises(TickNotReached, match="streaming node"):
         client.read(collection.name, deadline=0.2)
+
+
+def test_a_read_that_waits_looks_into_the_log_again_only_where_the_table_moved(
+    client: Client, collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catch_up(client.settings, client.log)
+    client.producer().insert(collection, rows(1), partition="rome")
+    looked: list[tuple[str, int, int]] = []
+
+    def counted(wal: WalTable | None, log: Log, pchannel: str, *, up_to: int) -> bool:
+        looked.append((pchannel, -1 if wal is None else wal.version, up_to))
+        return lacks_rows(wal, log, pchannel, up_to=up_to)
+
+    monkeypatch.setattr(freshness, "lacks_rows", counted)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(client.read, collection.name, deadline=20.0)
+        until(lambda: len(looked) >= len(collection.pchannels))
+        catch_up(client.settings, client.log)
+        assert reading.result()["id"].to_pylist() == [1]
+    assert len(looked) == len(set(looked)), "a PChannel was asked for twice at one tick and version of the table"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from millrace.wal.state import ChannelState
 PEEK_BYTES: Final = 256 << 10
 MAX_TICK: Final = (1 << 63) - 1
 
-_POLL_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.02
 _TICK_SECONDS: Final = 0.5
 """Pause between two ticks while a read waits for one that lies ahead."""
 
@@ -56,10 +56,15 @@ def confirm(
     end = Deadline.after(seconds)
     ticks: dict[str, int] = {}
     whole: dict[str, int] = {}
+    lacking: dict[str, tuple[int, int]] = {}
+    """By PChannel (version of the table, tick) of which it is known that rows lack: as long as neither moves, nobody looks again."""
     target = at or 0
+    wal: WalTable | None = None
     while True:
-        table = open_table(settings.wal_uri)
-        wal = None if table is None else WalTable(table)
+        if wal is not None:
+            wal.refresh()
+        elif (table := open_table(settings.wal_uri)) is not None:
+            wal = WalTable(table)
         for name in pchannels:
             try:
                 if ticks.get(name, 0) < max(1, target):
@@ -73,9 +78,12 @@ def confirm(
                 wanted = (
                     ticks[name] if at is None else min(ticks[name], at)
                 )  # what comes behind `at` is none of the read's
-                if whole.get(name, -1) < wanted:
+                place = (-1 if wal is None else wal.version, wanted)
+                if whole.get(name, -1) < wanted and lacking.get(name) != place:
                     log = client.service.open(name)
-                    if not lacks_rows(wal, log, name, up_to=wanted):
+                    if lacks_rows(wal, log, name, up_to=wanted):
+                        lacking[name] = place
+                    else:
                         whole[name] = wanted
                     log.close()
             except MillraceError:

@@ -249,11 +249,12 @@ def read_range(
     columns: Sequence[str] | None = None,
     batch_bytes: int = BATCH_BYTES,
 ) -> Iterator[pa.Table]:
-    """The messages of a planned range of the ``wal`` table. Raises WalGap for rows out of order."""
+    """The messages of a planned range of the ``wal`` table; of a row group without any of `types` no more than the types is read.
+    Raises WalGap for rows out of order."""
     last_seen = 0
     start: MessageId | None = plan.start
     for file in plan.files:
-        for table in _batches(wal, file, plan, columns, batch_bytes):
+        for table in _batches(wal, file, plan, types, columns, batch_bytes):
             ticks = table["time_tick"].to_numpy()
             if len(ticks) == 0:
                 continue
@@ -282,6 +283,11 @@ def _within(files: list[WalFile], after_tick: int, max_bytes: int) -> tuple[list
     return files, MAX_TICK
 
 
+def _has_any(parquet: pq.ParquetFile, group: int, types: Sequence[str]) -> bool:
+    there = parquet.read_row_group(group, columns=["type"])["type"].unify_dictionaries()
+    return there.num_chunks > 0 and not set(types).isdisjoint(there.chunk(0).dictionary.to_pylist())
+
+
 def range_bytes(wal: TableStore, plan: WalRange) -> int:
     """About how many bytes of files hold the messages of a range; of the file that it begins in, what lies behind its start."""
     size = sum(file.size for file in plan.files[1:])
@@ -298,13 +304,20 @@ def range_bytes(wal: TableStore, plan: WalRange) -> int:
 
 
 def _batches(
-    wal: TableStore, file: WalFile, plan: WalRange, columns: Sequence[str] | None, batch_bytes: int
+    wal: TableStore,
+    file: WalFile,
+    plan: WalRange,
+    types: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    batch_bytes: int,
 ) -> Iterator[pa.Table]:
     names = ROW_SCHEMA.names if columns is None else sorted({*columns, "time_tick", "type", *_IDS})
     schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
     dictionaries = [name for name in _DICTIONARIES if name in names]
     with opened(wal, file.path, read_dictionary=dictionaries) as parquet:
         for group in _groups(parquet, plan):
+            if types is not None and columns is None and not _has_any(parquet, group, types):
+                continue
             size = parquet.metadata.row_group(group).total_byte_size
             if size <= 2 * batch_bytes:
                 yield parquet.read_row_group(group, columns=names).select(names).cast(schema)
