@@ -28,11 +28,11 @@ UTC = pa.timestamp("us", "UTC")
 
 
 @cache
-def batched() -> tuple[pa.Table, pa.Table]:
+def batched(batches: int = BATCHES) -> tuple[pa.Table, pa.Table]:
     """Flights and weather with the number of the micro-batch that has them, by the times when they are reported."""
     flights, times = reported(ROWS)
     table = flights_of(flights)
-    ends = np.quantile(times.to_numpy(), np.arange(1, BATCHES) / BATCHES)
+    ends = np.quantile(times.to_numpy(), np.arange(1, batches) / batches)
     measured = weather()
     measured = measured.slice(0, 3 * 24 * 20)
     until = measured["time_hour"].cast(pa.int64()).to_numpy()
@@ -42,8 +42,8 @@ def batched() -> tuple[pa.Table, pa.Table]:
     )
 
 
-def given(question: Question, flights: pa.Table, measured: pa.Table) -> Iterator[pa.Table]:
-    """Batch by batch, as the operator takes them."""
+def given(question: Question, flights: pa.Table, measured: pa.Table, count: int) -> Iterator[pa.Table]:
+    """Batch by batch, `count` of them, as the operator takes them."""
     with duckdb.connect() as asked:
         asked.register("flights", flights)
         asked.register("weather", measured)
@@ -52,13 +52,13 @@ def given(question: Question, flights: pa.Table, measured: pa.Table) -> Iterator
     if question is WEATHER:
         for name in ("temp", "visib"):
             rows = rows.set_column(rows.column_names.index(name), name, rows[name].cast(pa.float64()))
-    for number in range(BATCHES):
+    for number in range(count):
         yield rows.filter(pc.equal(rows["batch"], number)).drop_columns(["batch"])
 
 
-def run(question: Question, *, spoil: str = "") -> Checked:
-    flights, measured = batched()
-    batches = list(given(question, flights, measured))
+def run(question: Question, *, spoil: str = "", count: int = BATCHES) -> Checked:
+    flights, measured = batched(count)
+    batches = list(given(question, flights, measured, count))
     ran = Run(question.operator, batches[0].schema, question.delay, shards=2)
     steps = [ran.batch(each) for each in batches]
     aside = pa.concat_tables([each.late for each in steps])
@@ -71,7 +71,7 @@ def run(question: Question, *, spoil: str = "") -> Checked:
     with duckdb.connect() as asked:
         for name, table in (("flights", flights), ("weather", measured), ("answers", answers), ("late", late)):
             asked.register(name, plain(table))
-        return compare(question, asked, BATCHES - 1, 0)
+        return compare(question, asked, count - 1, 0)
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name)
@@ -81,6 +81,13 @@ def test_an_operator_and_duckdb_say_the_same_of_each_row(question: Question) -> 
     assert found.answers > 50
     assert found.late > ROWS / LATE_EVERY / 2
     assert found.waiting
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name)
+def test_rows_of_one_micro_batch_all_wait_for_a_watermark(question: Question) -> None:
+    found = run(question, count=1)
+    assert found.right, found
+    assert (found.answers, found.late, found.waiting) == (0, 0, found.rows)
 
 
 def test_one_answer_that_is_missing_is_seen() -> None:

@@ -106,9 +106,8 @@ def counted(rows: Any) -> Counter[tuple[Any, ...]]:
 
 
 def rows_of(db: Deployment, name: str) -> Counter[tuple[Any, ...]]:
-    table = (
-        db.collection(name).read().set_column(1, "hour", db.collection(name).read()["hour"].cast(pa.timestamp("us")))
-    )
+    table = db.collection(name).read()
+    table = table.set_column(1, "hour", table["hour"].cast(pa.timestamp("us")))
     return counted(row.values() for row in table.to_pylist())
 
 

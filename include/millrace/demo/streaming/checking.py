@@ -61,7 +61,8 @@ def compare(question: Question, asked: duckdb.DuckDBPyConnection, last: int, rej
     """The same where the tables ``flights``, ``weather``, ``answers`` and ``late`` are there, of micro-batches up to number `last`."""
     delay = question.delay.days
     asked.execute(f"create table given as {question.rows}")
-    asked.execute(f"""create table marks as select n.batch, max(g.due) - interval {delay} day as mark
+    asked.execute(f"""create table marks as
+        select n.batch, coalesce(max(g.due) - interval {delay} day, timestamp '-infinity') as mark
         from range({last + 1}) n(batch) left join given g on g.batch < n.batch group by all""")
     asked.execute(f"create table final as select mark from marks where batch = {last}")
     asked.execute(f"""create table split as
