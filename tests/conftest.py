@@ -50,7 +50,7 @@ TOGETHER = {
         "test_spark.py",
     ),
     "airflow": ("dags", "plugins"),
-    "brokers": ("conformance", "log/kafka/test_service.py", "streams/sinks/test_conformance.py", "log/kafka/test_markers.py", "log/kafka/test_partitions.py", "log/kafka/test_records.py", "log/pulsar/test_service.py", "crash/test_log_switch", "pipelines/deploy/test_real_kafka.py", "pipelines/sinks", "pipelines/store", "pipelines/worker"),
+    "brokers": ("conformance", "log/kafka/test_service.py", "streams/sinks/test_conformance.py", "log/kafka/test_markers.py", "log/kafka/test_partitions.py", "log/kafka/test_records.py", "log/pulsar/test_service.py", "crash/test_log_switch", "crash/test_operate_kills.py", "pipelines/deploy/test_real_kafka.py", "pipelines/sinks", "pipelines/store", "pipelines/worker"),
 }  # fmt: skip
 """Folders and modules that share what is slow to start: where several processes share a run, each group stays in one."""
 

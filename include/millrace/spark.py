@@ -201,6 +201,7 @@ def operate(
     checkpoint: str | Path,
     delay: timedelta | int,
     shards: int = 2,
+    max_ahead: timedelta | None = None,
     seconds: float | None = None,
     available_now: bool = False,
     query: str | None = None,
@@ -209,12 +210,14 @@ def operate(
 
     Answers, late rows and the keys' state become the Delta table at the URI `table`, exactly once: ``kind`` is ``output``, ``late`` or
     ``state``. The watermark is `delay` behind the newest event time of the micro-batches before (a timedelta for times, a number for numbers); keys
-    lie in `shards`, a task each, which stays as it is for this table. `checkpoint` is the query's folder: table and checkpoint belong together. Raises
+    lie in `shards`, a task each, which stays as it is for this table. Rows whose event time is more than `max_ahead` (default: no bound) ahead of that of
+    their tick (the column ``_time_tick``) go to the side and move no watermark. `checkpoint` is the query's folder: table and checkpoint belong together. Raises
     InvalidArgument: columns that the operator does not take, or a table of another query.
     """
     place = Path(checkpoint)
     schema = sinks.columns_of(frame)
-    taken = KeyedFrames(sinks.sink_folder(place), table, operator, schema, delay=delay, shards=shards)
+    memory = sinks.sink_folder(place)
+    taken = KeyedFrames(memory, table, operator, schema, delay=delay, shards=shards, max_ahead=max_ahead)
     return sinks.start(frame, taken, place, name=query, seconds=seconds, available_now=available_now)
 
 

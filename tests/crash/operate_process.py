@@ -1,4 +1,5 @@
-"""Every operator at once under Spark, over files, to their end: python operate_process.py <folder>. The driver that is killed, with its workers."""
+"""Every operator at once under Spark, over files, to their end: python operate_process.py <folder> <data folder> <Kafka's address>. The driver that is
+killed, with its workers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ from millrace.streams.operators.patterns import Patterns
 from millrace.streams.operators.windows import Windows
 from millrace.streams.patterns.sql import parse
 from millrace.streams.sinks import frames as sinks
+from millrace.streams.sinks.collection.sink import CollectionSink
 from millrace.streams.sinks.delta import DeltaSink
+from millrace.streams.sinks.kafka import KafkaSink
+from millrace.streams.sinks.sink import Sink
 
 SCHEMA = pa.schema([("k", pa.utf8()), ("t", pa.int64()), ("v", pa.int64()), ("right", pa.bool_())])
 COLUMNS = "k string, t long, v long, right boolean"
@@ -52,17 +56,30 @@ def rows(batch: int) -> pa.Table:
     )
 
 
-def main(folder: Path) -> None:
+SINKS = {"windows": "collection", "sessions": "kafka", "as_of": "delta", "distinct": "collection", "patterns": "kafka"}
+"""Of which kind each operator's is; the late rows of `distinct` go to a collection, too."""
+
+
+def main(folder: Path, data: Path, kafka: str) -> None:
     from millrace.runtime.spark_session import session
 
-    spark = session("operate-kills", settings=Settings(data_dir=folder / "data"))
+    settings = Settings(data_dir=data, append_retry_delay=0.05)
+    spark = session("operate-kills", settings=settings)
     queries = []
     for name, operator in OPERATORS.items():
         place = folder / "checkpoints" / name
         frame = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
         memory = sinks.sink_folder(place)
         keyed = KeyedFrames(memory, str(folder / name), operator, sinks.columns_of(frame), delay=DELAY, shards=SHARDS)
-        into = KeyedInto(keyed, DeltaSink(memory, str(folder / f"{name}_sink")))
+        sink: Sink | sinks.FrameSink
+        if SINKS[name] == "collection":
+            sink = CollectionSink(settings, memory, name, guarantee="exactly once")
+        elif SINKS[name] == "kafka":
+            sink = KafkaSink(memory, f"{folder.name}-{name}", kafka)
+        else:
+            sink = DeltaSink(memory, str(folder / f"{name}_sink"))
+        late = CollectionSink(settings, memory / "late", f"{name}_late") if name == "distinct" else None
+        into = KeyedInto(keyed, sink, late)
         queries.append(sinks.start(frame, into, place, name=name, available_now=True))
     for query in queries:
         query.awaitTermination()
@@ -70,4 +87,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -1,7 +1,9 @@
-"""Operators under Spark with a Delta sink behind each, killed at seeded moments: the driver at its commits and between them, Python workers at any time."""
+"""Operators under Spark, a collection, a Kafka topic or a Delta table behind each, killed at seeded moments: the driver at its commits and between them,
+Python workers and the log's server at any time."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import millrace.testing
 from millrace.base.deadline import Deadline, until
 from millrace.base.failpoint import VARIABLE
 from millrace.storage.table import table_at
@@ -24,8 +28,11 @@ from millrace.streams.keyed.in_process import Run
 from millrace.streams.keyed.store import KeyedTable
 from millrace.streams.sinks.frames import sink_folder
 from millrace.streams.sinks.sink import name_in
+from millrace.testing import Deployment
+from tests import running_brokers
 from tests.crash import operate_process
-from tests.crash.operate_process import BATCHES, DELAY, OPERATORS, SCHEMA, SHARDS, rows
+from tests.crash.operate_process import BATCHES, DELAY, OPERATORS, SCHEMA, SHARDS, SINKS, rows
+from tests.streams.sinks.test_conformance import Topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -34,46 +41,88 @@ def counted(found: pa.Table) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(sorted(row.items())) for row in found.to_pylist())
 
 
-def begin(folder: Path, failpoint: str = "") -> subprocess.Popen[bytes]:
+def begin(folder: Path, db: Deployment, kafka: str, failpoint: str = "") -> subprocess.Popen[bytes]:
     paths = os.pathsep.join([os.path.abspath("include"), os.getcwd(), os.environ.get("PYTHONPATH", "")])
     env = os.environ | {VARIABLE: failpoint, "PYTHONPATH": paths}
+    command = [sys.executable, operate_process.__file__, str(folder), str(db.settings.data_dir), kafka]
     with (folder / "said.log").open("ab") as said:
-        return subprocess.Popen(
-            [sys.executable, operate_process.__file__, str(folder)], env=env, stdout=said, stderr=said
-        )
+        return subprocess.Popen(command, env=env, stdout=said, stderr=said)
 
 
-def kill_workers(process: subprocess.Popen[bytes], dice: random.Random, times: int) -> int:
-    """SIGKILL Python workers of its tasks, one now and then; how many were killed."""
-    killed, end = 0, Deadline.after(300)
+def kill_others(process: subprocess.Popen[bytes], db: Deployment, dice: random.Random, times: int) -> dict[str, int]:
+    """SIGKILL Python workers of its tasks and the log's server, one now and then; how many of each were killed."""
+    killed, end = {"worker": 0, "server": 0}, Deadline.after(300)
     driver = psutil.Process(process.pid)
     while process.poll() is None and end.left() > 0:
         time.sleep(dice.uniform(0.3, 1.5))  # the dice of the test, no wait for anything
-        if killed == times:
+        victim = min(killed, key=lambda each: killed[each])
+        if killed[victim] == times:
             continue
         try:
+            if victim == "server":
+                os.kill(json.loads((db.settings.data_dir / "log" / "server.json").read_text())["pid"], signal.SIGKILL)
+                killed[victim] += 1
+                continue
             found = [each for each in driver.children(recursive=True) if "pyspark.daemon" in " ".join(each.cmdline())]
             workers = [each for each in found if each.ppid() in {other.pid for other in found}]
             if workers:
                 dice.choice(workers).kill()
-                killed += 1
-        except psutil.Error:
+                killed[victim] += 1
+        except (psutil.Error, ProcessLookupError, FileNotFoundError):
             continue
     process.wait(60)
     return killed
 
 
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with millrace.testing.deployment(tmp_path_factory.mktemp("operate") / "data") as made:
+        yield made
+
+
+def places(db: Deployment, folder: Path, kafka: str) -> dict[str, Topic]:
+    """Makes the sinks' collections anew, and topics."""
+    for name in ("windows", "distinct", "distinct_late"):
+        if name in db.collections():
+            db.drop_collection(name)
+    fields = {
+        each.name: "string" if each.type == pa.utf8() else "bool" if each.type == pa.bool_() else "int64"
+        for each in SCHEMA
+    }
+    window = {"window_start": "int64", "window_end": "int64", "n": "int64", "total": "int64"}
+    db.create_collection("windows", {"k": "string"} | window, key=("k", "window_start"), vchannels=2)
+    db.create_collection("distinct", fields, key=("k", "v", "t"), vchannels=2)
+    late = {"late_by": "int64", "window_start": "int64?", "reason": "string"}
+    db.create_collection("distinct_late", fields | late, key=("k", "v", "t"))
+    return {name: Topic(kafka, None, f"{folder.name}-{name}") for name, kind in SINKS.items() if kind == "kafka"}
+
+
+def in_sink(db: Deployment, folder: Path, topics: dict[str, Topic], name: str) -> Counter[tuple[Any, ...]]:
+    """What the sink of an operator has, as its reader sees it."""
+    if SINKS[name] == "kafka":
+        values = [json.loads(each.value()) for each in topics[name].first_of_each()]
+        return Counter(tuple(sorted(each.items())) for each in values)
+    if SINKS[name] == "collection":
+        return counted(db.collection(name).read())
+    return counted(table_at(str(folder / f"{name}_sink")).dataset().to_table())
+
+
 @pytest.mark.parametrize("seed", [1, 2])
-def test_every_operator_across_kills_of_driver_and_workers(tmp_path: Path, seed: int) -> None:
+def test_every_operator_across_kills_of_driver_workers_and_log_server(
+    db: Deployment, tmp_path: Path, seed: int
+) -> None:
     dice = random.Random(seed)
+    kafka = running_brokers.kafka().address
+    topics = places(db, tmp_path, kafka)
     (tmp_path / "input").mkdir()
     for number in range(BATCHES):
         path = tmp_path / "input" / f"{number}.parquet"
         pq.write_table(rows(number), path)
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
     most = len(OPERATORS) * BATCHES
-    for point in (f"keyed.committed@{dice.randrange(1, most // 3)}", f"into.operated@{dice.randrange(1, most // 3)}"):
-        process = begin(tmp_path, point)
+    points = ["keyed.committed", "into.operated", "sink.sent"]
+    for point in points:
+        process = begin(tmp_path, db, kafka, f"{point}@{dice.randrange(1, most // 5)}")
         children: list[psutil.Process] = []
 
         def ended(process: subprocess.Popen[bytes] = process, children: list[psutil.Process] = children) -> bool:
@@ -86,10 +135,14 @@ def test_every_operator_across_kills_of_driver_and_workers(tmp_path: Path, seed:
         _, alive = psutil.wait_procs(children, timeout=30)  # Spark's JVM ends when its driver is gone
         for each in alive:
             each.kill()
-    process = begin(tmp_path)
-    assert kill_workers(process, dice, 3) > 0
-    if process.returncode:  # more attempts of one task than Spark makes: whoever supervises starts it anew
-        assert begin(tmp_path).wait(300) == 0, (tmp_path / "said.log").read_text()[-3000:]
+    process = begin(tmp_path, db, kafka)
+    killed = kill_others(process, db, dice, 3)
+    assert killed["worker"] + killed["server"] > 1, killed
+    if (
+        process.returncode
+    ):  # more attempts of one task than Spark makes, or no server in time: whoever supervises starts it anew
+        assert begin(tmp_path, db, kafka).wait(300) == 0, (tmp_path / "said.log").read_text()[-3000:]
+    db.settle()
     for name, operator in OPERATORS.items():
         run = Run(operator, SCHEMA, DELAY)
         steps = [run.batch(rows(each)) for each in range(BATCHES)]
@@ -99,6 +152,8 @@ def test_every_operator_across_kills_of_driver_and_workers(tmp_path: Path, seed:
         wanted = counted(pa.concat_tables([step.output for step in steps]))
         assert wanted, name
         assert counted(table.answers()) == wanted, name
-        assert counted(table.late()) == counted(pa.concat_tables([step.late for step in steps])), name
-        sink = table_at(str(tmp_path / f"{name}_sink")).dataset().to_table()
-        assert counted(sink) == wanted, f"{name}: what its Delta sink has"
+        late = counted(pa.concat_tables([step.late for step in steps]))
+        assert counted(table.late()) == late, name
+        assert in_sink(db, tmp_path, topics, name) == wanted, f"{name}: what its {SINKS[name]} sink has"
+        if name == "distinct":
+            assert counted(db.collection("distinct_late").read()) == late

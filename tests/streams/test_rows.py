@@ -155,6 +155,10 @@ def test_a_snapshot_cut_at_any_ticks_has_each_row_once(settings: Settings, flush
     parts = read(source, [SnapshotPart(tick, low, high) for low, high in itertools.pairwise(cuts)])
     assert len(whole) >= 3
     assert sorted(map(str, parts)) == sorted(map(str, whole))
+    for columns in (("_change",), ("_time_tick", "id"), tuple(reversed(source.arrow().names))):
+        some = read(rows_source(maker, SCHEMA, columns=columns), [SnapshotPart(tick, 0, tick)])
+        in_both = [sorted(str([row[name] for name in columns]) for row in rows) for rows in (some, whole)]
+        assert in_both[0] == in_both[1]
 
 
 def test_a_source_that_takes_inserts_alone_stops_at_any_other_change(settings: Settings) -> None:

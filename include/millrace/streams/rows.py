@@ -25,6 +25,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, pchannel_of
 from millrace.catalog.records import known_collections
 from millrace.message.schema import CollectionSchema
+from millrace.rpc.selection import EVERYTHING, Selection
 from millrace.storage.store import store_at
 from millrace.storage.table import open_table
 from millrace.tables.collections.changes import ImportedFiles
@@ -361,7 +362,11 @@ def _taken(rows: RowsOf, table: pa.Table) -> pa.Table:
 def _snapshot(rows: RowsOf, task: SnapshotPart) -> Iterator[pa.Table]:
     plan = plan_read(rows.settings, rows.collection_id, at=task.tick, deadline=0.0, confirmed=_whole(rows, task.tick))
     plan = replace(plan, schema=rows.schema)
-    for each in pieces_of(plan, with_ticks=True, most_bytes=PIECE_BYTES, ticks=(task.after, task.until)):
+    fields = rows.schema.arrow().names
+    selection = Selection(tuple(each for each in rows.columns if each in fields)) if rows.columns else EVERYTHING
+    for each in pieces_of(
+        plan, selection=selection, with_ticks=True, most_bytes=PIECE_BYTES, ticks=(task.after, task.until)
+    ):
         piece = _of_channels(rows, each, "_vchannel")
         if piece.num_rows:
             kind = pa.DictionaryArray.from_arrays(

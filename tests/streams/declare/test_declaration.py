@@ -86,6 +86,10 @@ def test_yaml_and_python_declare_the_same(tmp_path: Path) -> None:
         ({"tables": {"planes": {"collection": "planes"}}}, "tables are joined by a transform or sql"),
         ({"operator": {"distinct": {"keys": ["id"]}}}, "an operator needs source.watermark"),
         ({"late": "late"}, "late rows are put aside by an operator"),
+        (
+            {"source": AT | {"watermark": {"column": "at", "max_ahead": "1 day"}}},
+            "rows ahead of the log are put aside by an operator",
+        ),
         ({"source": AT, "operator": {}}, "one of windows, distinct, pattern, as_of; this has none"),
         ({"source": AT, "operator": {"distinct": {"keys": ["id"]}}, "output_mode": "update"}, "gives each answer once"),
         ({"source": AT, "operator": {"distinct": {"keys": ["id"], "within": "soon"}}}, "'soon' is no duration"),
@@ -172,11 +176,16 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
         assert found(source=AT, operator={"distinct": {"keys": ["id"], "within": "1 day"}}, sink={"delta": "/t"}) == []
         hourly = {"windows": {"size": "1 hour", "aggregates": {"n": "count(*)", "mean": "avg(delay)"}}}
         versions = {"collection": "planes", "keys": ["id"], "columns": {"seats": "seats"}, "time": "_log_time"}
+        arrived = AT | {"watermark": {"column": "_log_time", "delay": "1 hour"}}
+        assert found(source=arrived) == []
+        bounded = AT | {"watermark": {"column": "at", "delay": "1 hour", "max_ahead": "1 day"}}
         for operator, more, words in [
             ({"distinct": {"keys": ["other"]}}, {}, "error operator: there is no column other"),
             ({"distinct": {"keys": ["id"]}}, {}, "warning operator: each key is kept for ever"),
             ({"distinct": {"keys": ["id"]}}, {"source": AT | {"columns": []}}, "warning source.columns"),
             ({"distinct": {"keys": ["id"]}}, {"late": "nothing"}, "error late.collection"),
+            ({"distinct": {"keys": ["id"]}}, {"source": bounded}, "goes by the column _time_tick"),
+            ({"distinct": {"keys": ["id"]}}, {"source": arrived}, "warning operator: each key is kept for ever"),
             ({"distinct": {"keys": ["id"]}}, {"late": "into"}, "error operator: "),
             (hourly, {}, "error operator: "),
             ({"windows": {"aggregates": {"n": "count(*)"}}}, {}, "say one of them"),
@@ -264,6 +273,8 @@ def test_a_fingerprint_is_of_what_decides_the_rows() -> None:
         stream(sql="select 1", tables={"planes": {"collection": "planes"}}),
     ]
     assert len({each.fingerprint() for each in [*same, *others]}) == 1 + len(others)
+    marked = stream(source=AT, operator={"distinct": {"keys": ["id"]}})
+    assert marked.fingerprint() == "81dbe16295434c2f", "and those of before a watermark had a bound"
     before = Stream(name="s", source="events", sql="select id from events", sink="into")
     assert before.fingerprint() == "a1948dc13d47b96f", "checkpoints of before a source had channels go on"
 

@@ -13,6 +13,7 @@ import pytest
 
 from millrace.base.errors import CommitFenced, InvalidArgument, TableDamaged, TableUnavailable
 from millrace.streams.keyed import store
+from millrace.streams.keyed.clock import Newest
 from millrace.streams.keyed.durable import DurableRun
 from millrace.streams.keyed.store import Advanced, KeyedTable
 from millrace.streams.operators.patterns import Patterns
@@ -46,7 +47,7 @@ def test_of_two_that_take_a_batch_one_is_fenced(tmp_path: Path) -> None:
     assert first.batch(0, BATCHES[0])
     assert not second.batch(0, BATCHES[0])
     with pytest.raises(CommitFenced):
-        second.table.commit(base, 0, Advanced(newest=19))
+        second.table.commit(base, 0, Advanced(newest=Newest(19)))
 
 
 def test_late_rows_lie_beside_the_answers(tmp_path: Path) -> None:

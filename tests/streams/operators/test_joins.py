@@ -103,11 +103,12 @@ def test_state_is_one_version_a_key_and_none_behind_the_tolerance() -> None:
     endless = Run(AsOf(("k",), "t", "right", ("k",), (("v", "value"),)), SCHEMA, 0)
     assert "for ever" in endless.warnings[0]
     for at in range(100):
-        rows = pa.Table.from_pylist([{"k": f"k{at}", "t": at, "v": 1, "right": True, "gone": False}], SCHEMA)
+        each = {"k": f"k{at}", "t": at, "v": 1, "gone": False}
+        rows = pa.Table.from_pylist([each | {"right": True}, each | {"right": False}], SCHEMA)
         bounded.batch(rows)
         endless.batch(rows)
-    assert bounded.state_rows < 15
-    assert endless.state_rows == 100
+    assert bounded.state_rows < 16
+    assert endless.state_rows == 102
 
 
 def test_what_cannot_be_joined_is_refused() -> None:
@@ -134,7 +135,7 @@ def test_of_versions_of_one_time_the_last_in_order_counts() -> None:
 
 def test_rows_at_the_watermark_wait_for_the_others_of_their_time() -> None:
     run = Run(AsOf(("k",), "t", "right", ("k",), (("v", "value"),), 10), SCHEMA, 5)
-    for rows in [[("x", 5, False), ("y", 10, False)], [("x", 5, True), ("y", 11, False)]]:
+    for rows in [[("x", 5, False), ("y", 10, False), ("y", 10, True)], [("x", 5, True), ("y", 11, False)]]:
         run.batch(
             pa.Table.from_pylist(
                 [{"k": k, "t": t, "v": 1, "right": right, "gone": False} for k, t, right in rows], SCHEMA

@@ -39,14 +39,11 @@ def events(*rows: tuple[int, str, float | None, int]) -> list[dict[str, Any]]:
     ]
 
 
-def declared(name: str, operator: dict[str, Any], **changes: Any) -> Stream:
+def declared(name: str, operator: dict[str, Any], source: dict[str, Any] | None = None, **changes: Any) -> Stream:
+    given = {"columns": ("id", "k", "at", "v"), "watermark": Watermark(column="at", delay="20 minutes")}
     return Stream(
         name=name,
-        source=From(
-            collection=f"{name}_events",
-            columns=("id", "k", "at", "v"),
-            watermark=Watermark(column="at", delay="20 minutes"),
-        ),
+        source=From(collection=f"{name}_events", **(given | (source or {}))),
         operator=operator,
         **({"sink": Into(collection=name)} | changes),
     )
@@ -149,6 +146,58 @@ def test_operators_declared_give_what_their_batch_gives(
     wanted = of_batch(spark, db, stream, list(columns))
     assert wanted
     assert of_collection(db, name, list(columns)) == wanted
+
+
+@pytest.mark.slow
+def test_an_as_of_join_waits_for_the_side_that_is_behind_and_rows_ahead_of_the_log_move_nothing(
+    spark: SparkSession, db: Deployment
+) -> None:
+    fields = {"id": "int64", "k": "string", "at": "timestamp", "v": "int64"}
+    source = db.create_collection("measured_events", fields, key="id")
+    measures = db.create_collection("measures", {"k": "string", "at": "timestamp", "temp": "int64"}, key=("k", "at"))
+    columns = fields | {"temp": "int64?"}
+    db.create_collection("measured", columns, key="id")
+    late = {"late_by": "int64", "reason": "string", "window_start": "timestamp?"}
+    beside = {"_right": "bool", "_right_gone": "bool", "_right_order": "int64", "_right__temp": "int64?"}
+    db.create_collection("measured_late", fields | late | beside, key="id")
+    joined = {"collection": "measures", "keys": ["k"], "time": "at", "columns": {"temp": "temp"}}
+    mark = Watermark(column="at", delay="1 minute", max_ahead="100 days")
+    given = {"columns": ("id", "k", "at", "v", "_time_tick"), "watermark": mark}
+    stream = declared("measured", {"as_of": joined}, given, late="measured_late", seconds=0.0)
+
+    def measured(*each: tuple[str, float, int]) -> None:
+        measures.insert([{"k": k, "at": DAY + timedelta(minutes=at), "temp": temp} for k, at, temp in each])
+
+    source.insert(events(*[(n, "ab"[n % 2], 10.0 * n, 0) for n in range(6)], (99, "a", 600_000.0, 0)))
+    run(spark, db, stream)
+    measured(("a", 5, 1), ("b", 25, 2))
+    run(spark, db, stream)
+    measured(("a", 35, 3))
+    for number, at in enumerate((10_000.0, 20_000.0)):
+        source.insert(events((1000 + number, END, at, 0)))
+        measured((END, at, 0))
+        run(spark, db, stream)
+    found = {row["id"]: row["temp"] for row in db.collection("measured").read().to_pylist() if row["k"] != END}
+    assert found == {0: None, 1: None, 2: 1, 3: 2, 4: 3, 5: 2}
+    assert of_collection(db, "measured", list(columns)) == of_batch(spark, db, stream, list(columns))
+    aside = db.collection("measured_late").read().to_pylist()
+    assert [(row["id"], row["reason"]) for row in aside] == [(99, "ahead of the log")]
+
+
+@pytest.mark.slow
+def test_windows_go_by_the_time_of_the_log(spark: SparkSession, db: Deployment) -> None:
+    source = db.create_collection("arrived_events", {"id": "int64", "k": "string"}, key="id")
+    answer = {"k": "string", "window_start": "timestamp", "window_end": "timestamp", "n": "int64"}
+    db.create_collection("arrived", answer, key=("k", "window_start"))
+    windows = {"windows": {"keys": ["k"], "size": "1 second", "aggregates": {"n": "count(*)"}}}
+    given = {"columns": ("k",), "watermark": Watermark(column="_log_time", delay="1 second")}
+    stream = declared("arrived", windows, given, seconds=0.0)
+    for number in range(4):
+        source.insert([{"id": 10 * number + each, "k": "ab"[each % 2]} for each in range(10)])
+        run(spark, db, stream)
+    found = of_collection(db, "arrived", list(answer))
+    assert found
+    assert found <= of_batch(spark, db, stream, list(answer))
 
 
 @pytest.mark.slow

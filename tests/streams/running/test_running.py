@@ -265,3 +265,19 @@ def test_what_waits_is_taken_in_batches_of_bounded_size(spark: SparkSession, db:
     assert len(batches) >= 2, "a batch takes no more than it is told to"
     with pytest.raises(InvalidStream, match="upgrade bounded"):
         run(spark, db, stream.model_copy(update={"version": 2}))
+
+
+@pytest.mark.slow
+def test_a_stream_of_one_channel_has_the_rows_of_that_one_alone(spark: SparkSession, db: Deployment) -> None:
+    source = db.create_collection("parted", {"id": "int64"}, key="id", vchannels=3)
+    db.create_collection("of_one", {"id": "int64"}, key="id")
+    channel = source.definition.vchannels[1]
+    given = From(collection="parted", channels=(channel,), columns=("id",))
+    stream = Stream(name="of_one", source=given, sink="of_one", seconds=0.0)
+    for part in range(2):
+        source.insert({"id": list(range(part * 20, part * 20 + 20))})
+        run(spark, db, stream)
+    own = sorted(source.changes_between(channels=[channel]).read_all()["id"].to_pylist())
+    assert 0 < len(own) < 40
+    assert sorted(db.collection("of_one").read()["id"].to_pylist()) == own
+    assert sorted(row["id"] for row in batch_of(spark, db.settings, stream).collect()) == own

@@ -81,8 +81,8 @@ class Topic(Place):
 
     offered = ("at least once",)
 
-    def __init__(self, address: str, key: str | None) -> None:
-        self.address, self.key, self.name = address, key, f"t{uuid.uuid4().hex}"
+    def __init__(self, address: str, key: str | None, name: str = "") -> None:
+        self.address, self.key, self.name = address, key, name or f"t{uuid.uuid4().hex}"
         admin = AdminClient({"bootstrap.servers": address})
         admin.create_topics([NewTopic(self.name, PARTITIONS, 1)])[self.name].result(30)
 
@@ -113,16 +113,19 @@ class Topic(Place):
         return Counter(_row(each) for each in self.messages())
 
     def once(self) -> Counter[tuple[int, str | None]]:
-        """As the module's first lines say: the greatest (batch, row) of each stream and partition is kept."""
+        return Counter(_row(each) for each in self.first_of_each())
+
+    def first_of_each(self) -> list[Any]:
+        """The messages without repeats, as docs/sinks.md says: the greatest (batch, row) of each stream and partition is kept."""
         newest: dict[tuple[str, int], tuple[int, int]] = {}
-        found: Counter[tuple[int, str | None]] = Counter()
+        found: list[Any] = []
         for message in self.messages():
             headers = {name: value.decode() for name, value in message.headers()}
             place = (headers["millrace-stream"], message.partition())
             number = (int(headers["millrace-batch"]), int(headers["millrace-row"]))
             if number > newest.get(place, (-1, -1)):
                 newest[place] = number
-                found[_row(message)] += 1
+                found.append(message)
         return found
 
 

@@ -62,7 +62,7 @@ def compare(question: Question, asked: duckdb.DuckDBPyConnection, last: int, rej
     delay = question.delay.days
     asked.execute(f"create table given as {question.rows}")
     asked.execute(f"""create table marks as
-        select n.batch, coalesce(max(g.due) - interval {delay} day, timestamp '-infinity') as mark
+        select n.batch, coalesce({question.newest} - interval {delay} day, timestamp '-infinity') as mark
         from range({last + 1}) n(batch) left join given g on g.batch < n.batch group by all""")
     asked.execute(f"create table final as select mark from marks where batch = {last}")
     asked.execute(f"""create table split as

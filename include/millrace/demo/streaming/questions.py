@@ -47,6 +47,8 @@ class Question:
     """SQL: how many of the rows stand in ``answers``, what the operator gave; the rest waits for the watermark."""
     waiting: str
     """SQL: how many of ``kept`` no answer can have yet."""
+    newest: str = "max(due)"
+    """SQL: what the watermark is `delay` behind, of the rows before; of two sides the one further behind, once both have come."""
 
 
 def _flights(spark: SparkSession, settings: Settings) -> DataFrame:
@@ -150,6 +152,8 @@ WEATHER: Final = Question(
         select id, origin, due, delay, null, null, null from joined where measured is null or due - measured > interval 3 hour""",
     counts="select (select count(*) from answers) + (select count(*) from kept where is_weather and due < (select mark from final))",
     waiting="select count(*) from kept where due >= (select mark from final)",
+    newest="""if(bool_or(is_weather) and bool_or(not is_weather),
+        least(max(due) filter (is_weather), max(due) filter (not is_weather)), null)""",
 )
 
 RISING: Final = Question(

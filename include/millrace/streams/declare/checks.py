@@ -17,7 +17,8 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.catalog.records import known_collections
 from millrace.streams.declare.declaration import Into, Stream, Table, function_of
-from millrace.streams.declare.operation import LOG_TIME
+from millrace.streams.declare.operation import LOG_TIME, duration
+from millrace.streams.keyed.clock import Clock
 from millrace.streams.keyed.operator import late_schema
 from millrace.streams.patterns.sorted_rows import column_of
 from millrace.streams.sinks.collection.fit import require_fit
@@ -89,6 +90,8 @@ def _source(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
             )
         return
     kinds = {field.name: field.type for field in collection.schema.fields}
+    if mark.column == LOG_TIME:
+        return
     if kinds.get(mark.column) not in _TIMES:
         yield Finding("error", "source.watermark.column", f"{mark.column!r} is no timestamp of {source.collection!r}")
     elif source.columns and mark.column not in source.columns:
@@ -131,6 +134,8 @@ def _operator(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]
     if collection is None or stream.transform is not None or stream.sql is not None:
         return
     schema = rows_schema(collection, stream.source.columns)
+    if stream.source.watermark is not None and stream.source.watermark.column == LOG_TIME:
+        schema = schema.append(pa.field(LOG_TIME, pa.timestamp("us", "UTC")))
     if not stream.source.columns:
         words = (
             "name those that the operator needs: its table has them, and a new field of the source would end the stream"
@@ -175,6 +180,7 @@ def planned(stream: Stream, schema: pa.Schema, right: Collection | None) -> tupl
     if operation.as_of is not None and right is not None:
         schema = operation.as_of.both(schema, rows_schema(right, ()), mark.column)
     warnings = operator.check(schema)
+    Clock(duration(mark.delay), mark.ahead).check(operator, schema)
     kind = schema.field(column_of(schema, mark.column)).type
     return operator.output_schema(schema), warnings, late_schema(schema, kind)
 

@@ -13,13 +13,14 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.message.ids import resolve_tick
-from millrace.streams.declare.operation import Operation
+from millrace.streams.declare.operation import Operation, duration
 from millrace.streams.sinks.guarantee import Guarantee
 
 _NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
@@ -72,7 +73,14 @@ class Watermark(_Model):
     """Which column is the event time, and how late a row may be that still counts."""
 
     column: str
+    """Of the rows; or ``_log_time``, which every row has: when it became visible, by its time tick."""
     delay: str = Field(default="0 seconds", pattern=_DELAY)
+    max_ahead: str | None = Field(default=None, pattern=_DELAY)
+    """How far a row's event time may be ahead of its log time: an operator puts those aside that are further. Default: no bound."""
+
+    @property
+    def ahead(self) -> timedelta | None:
+        return None if self.max_ahead is None else duration(self.max_ahead)
 
 
 class From(_Model):
@@ -194,6 +202,10 @@ class Stream(_Model):
             raise ValueError("an operator needs source.watermark: the event time, and for how long it waits")
         if self.operator is not None and self.output_mode != "append":
             raise ValueError("an operator gives each answer once: output_mode 'append'")
+        if self.operator is None and self.source.watermark is not None and self.source.watermark.max_ahead is not None:
+            raise ValueError(
+                "rows ahead of the log are put aside by an operator (source.watermark.max_ahead), and there is none"
+            )
         if self.late is not None and self.operator is None:
             raise ValueError("late rows are put aside by an operator, and there is none")
         offered = OFFERED[self.sink.kind]
@@ -237,6 +249,8 @@ class Stream(_Model):
             del kept["source"][name]
         if not self.source.channels:
             del kept["source"]["channels"]
+        if self.source.watermark is not None and self.source.watermark.max_ahead is None:
+            del kept["source"]["watermark"]["max_ahead"]
         # What a declaration need not say says nothing where it does not: checkpoints go on that were made before it could.
         kept |= self.model_dump(mode="json", include={"tables", "operator", "late"}, exclude_defaults=True)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

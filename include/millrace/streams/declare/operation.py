@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _DURATION: Final = re.compile(r"(\d+) (second|minute|hour|day)s?")
 _AGGREGATE: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
 LOG_TIME: Final = "_log_time"
-"""As the time of an as-of join's right side: when a row became visible, by its time tick."""
+"""As an event time: when a row became visible, by its time tick."""
 RIGHT: Final = "_right"
 GONE: Final = "_right_gone"
 ORDER: Final = "_right_order"
@@ -129,6 +129,9 @@ class AsOfOf(_Model):
     inner: bool = False
     left: tuple[str, ...] = ()
     """Columns of the stream in the answer; default: all, without those of changes."""
+    policy: Literal["min", "max"] | None = None
+    """Whether the watermark is that of the side further behind, or of the one further ahead; default: the first, and by ``_log_time`` the second,
+    for what seldom changes would hold back all answers."""
 
     @property
     def versioned(self) -> bool:
@@ -140,8 +143,10 @@ class AsOfOf(_Model):
 
         right = tuple((right_name(column), name) for column, name in self.columns.items())
         gone = GONE if self.versioned else None
+        policy = self.policy or ("max" if self.versioned else "min")
+        tolerance = _length(self.tolerance)
         return AsOf(
-            self.keys, time, RIGHT, self.left or left, right, _length(self.tolerance), gone, self.inner, (ORDER,)
+            self.keys, time, RIGHT, self.left or left, right, tolerance, gone, self.inner, (ORDER,), policy=policy
         )
 
     def both(self, left: pa.Schema, right: pa.Schema, time: str) -> pa.Schema:

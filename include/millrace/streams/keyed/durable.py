@@ -7,7 +7,8 @@ from datetime import timedelta
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
-from millrace.streams.keyed.operator import END, Operator, units
+from millrace.streams.keyed.clock import Clock
+from millrace.streams.keyed.operator import Operator
 from millrace.streams.keyed.shards import shards_of
 from millrace.streams.keyed.store import Advanced, KeyedTable
 
@@ -17,11 +18,20 @@ class DurableRun:
     time: the commit lets one through. `warnings` say what lets the state grow. Raises InvalidArgument."""
 
     def __init__(
-        self, uri: str, operator: Operator, schema: pa.Schema, *, delay: timedelta | int, shards: int = 1
+        self,
+        uri: str,
+        operator: Operator,
+        schema: pa.Schema,
+        *,
+        delay: timedelta | int,
+        shards: int = 1,
+        max_ahead: timedelta | None = None,
     ) -> None:
         self.warnings = operator.check(schema)
+        self._clock = Clock(delay, max_ahead)
+        self._clock.check(operator, schema)
         self.table = KeyedTable(uri, operator, schema, placement=f"xxh64/{shards}")
-        self._operator, self._schema, self._delay, self._shards = operator, schema, units(delay), shards
+        self._operator, self._schema, self._shards = operator, schema, shards
 
     @property
     def next_batch(self) -> int:
@@ -44,9 +54,8 @@ class DurableRun:
             raise InvalidArgument(
                 f"the stream of {self.table.table.uri} has ended with batch {base.batch}: it takes no more"
             )
-        watermark = END if ended else None if base.newest is None else base.newest - self._delay
         taken = Advanced()
         for shard, part in enumerate(shards_of(rows, self._operator.keys, self._shards)):
-            taken += self.table.advance(base, shard, part, watermark)
+            taken += self.table.advance(base, shard, part, self._clock, ended=ended)
         self.table.commit(base, number, taken, ended=ended)
         return True

@@ -22,15 +22,16 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from millrace.base.errors import InvalidArgument
 from millrace.node.range.task_memory import keep_modules
+from millrace.streams.keyed.clock import Clock
 from millrace.streams.keyed.operator import (
     END,
+    IS_AHEAD,
     IS_LATE,
     IS_PARTLY_LATE,
     IS_TIMELESS,
     REASON,
     Operator,
     from_number,
-    units,
 )
 from millrace.streams.keyed.store import Advanced, Base, KeyedTable
 from millrace.streams.patterns.sorted_rows import column_of
@@ -44,17 +45,27 @@ class KeyedFrames:
     """Takes micro-batches of a streaming DataFrame of `schema` (millrace.streams.sinks.frames.FrameSink)."""
 
     def __init__(
-        self, folder: Path, uri: str, operator: Operator, schema: pa.Schema, *, delay: timedelta | int, shards: int
+        self,
+        folder: Path,
+        uri: str,
+        operator: Operator,
+        schema: pa.Schema,
+        *,
+        delay: timedelta | int,
+        shards: int,
+        max_ahead: timedelta | None = None,
     ) -> None:
         """`folder` goes with the query's checkpoint. `warnings` say what lets the state grow. Raises InvalidArgument: a column, the operator,
         or a table at `uri` of another query."""
         if shards < 1:
             raise InvalidArgument(f"{shards} shards hold no key: there is at least one")
         self.warnings = operator.check(schema)
+        self._clock = Clock(delay, max_ahead)
+        self._clock.check(operator, schema)
         placement = f"spark/{shards if operator.keys else 1}"
         self._opened = (uri, operator, schema, placement, name_in(folder, "keyed-stream.json"))
         self._table = _table(*self._opened)
-        self._operator, self._delay = operator, units(delay)
+        self._operator = operator
         self._shards = shards if operator.keys else 1
 
     def write_frame(self, frame: DataFrame, batch_id: int) -> Taken:
@@ -74,25 +85,24 @@ class KeyedFrames:
         """What became of the rows of a micro-batch that an earlier process took and did not tell: by the rows it put aside; those that an operator
         drops count as taken."""
         reasons = late.column(REASON).to_pylist()
-        gone, timeless = reasons.count(IS_LATE), reasons.count(IS_TIMELESS)
-        return Operated(frame.count() - gone - timeless, gone, timeless, reasons.count(IS_PARTLY_LATE))
+        gone, rejected = reasons.count(IS_LATE), reasons.count(IS_TIMELESS) + reasons.count(IS_AHEAD)
+        return Operated(frame.count() - gone - rejected, gone, rejected, reasons.count(IS_PARTLY_LATE))
 
     def _advanced(self, frame: DataFrame, base: Base) -> Advanced:
-        watermark = None if base.newest is None else base.newest - self._delay
         placed = _placed(frame, self._operator, self._shards)
-        found = placed.mapInArrow(_Advance(self._opened, base, watermark), _REPORT).collect()
+        found = placed.mapInArrow(_Advance(self._opened, base, self._clock), _REPORT).collect()
         reports: dict[int, Advanced] = {row["shard"]: pickle.loads(row["report"]) for row in found}
         none = self._opened[2].empty_table()
         for shard in range(self._shards):
             if shard not in reports:  # no row came, and Spark left its task out: time goes on there all the same
-                reports[shard] = self._table.advance(base, shard, none, watermark)
+                reports[shard] = self._table.advance(base, shard, none, self._clock)
         return sum(reports.values(), Advanced())
 
     def _told(self, base: Base, advanced: Advanced) -> Operated:
-        times = [each for each in (base.newest, advanced.newest) if each is not None]
         schema = self._opened[2]
         kind = schema.field(column_of(schema, self._operator.time)).type
-        watermark = from_number(pa.scalar(max(times) - self._delay, pa.int64()), kind).as_py() if times else None
+        at = self._clock.watermark(self._operator, base.newest | advanced.newest)
+        watermark = None if at is None else from_number(pa.scalar(at, pa.int64()), kind).as_py()
         return Operated(
             **asdict(advanced.counts),
             state_rows=advanced.state_rows,
@@ -104,12 +114,14 @@ class KeyedFrames:
         """There is nothing to release."""
 
 
-def answered(frame: DataFrame, operator: Operator, shards: int) -> DataFrame:
+def answered(frame: DataFrame, operator: Operator, shards: int, *, max_ahead: timedelta | None = None) -> DataFrame:
     """The operator's answers over all rows of a batch: those that a stream of them gives when it has ended, as nothing is late."""
     schema = columns_of(frame)
     operator.check(schema)
+    clock = Clock(0, max_ahead)
+    clock.check(operator, schema)
     given = from_arrow_schema(operator.output_schema(schema))
-    return _placed(frame, operator, shards).mapInArrow(_Answer(operator, schema), given)
+    return _placed(frame, operator, shards).mapInArrow(_Answer(operator, schema, clock), given)
 
 
 def _placed(frame: DataFrame, operator: Operator, shards: int) -> DataFrame:
@@ -121,12 +133,13 @@ def _placed(frame: DataFrame, operator: Operator, shards: int) -> DataFrame:
 class _Answer:
     """What a task of :func:`answered` does with its shard's rows."""
 
-    def __init__(self, operator: Operator, schema: pa.Schema) -> None:
-        self._operator, self._schema = operator, schema
+    def __init__(self, operator: Operator, schema: pa.Schema, clock: Clock) -> None:
+        self._operator, self._schema, self._clock = operator, schema, clock
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = pa.Table.from_batches([each.cast(self._schema) for each in batches], self._schema)
-        yield from self._operator.advance({}, rows, END).output.to_batches()
+        step, _ = self._clock.advance(self._operator, {}, rows, END)
+        yield from step.output.to_batches()
         keep_modules("millrace_keyed")
 
 
@@ -137,8 +150,8 @@ def _table(uri: str, operator: Operator, schema: pa.Schema, placement: str, stre
 class _Advance:
     """What a task does with its shard's rows."""
 
-    def __init__(self, opened: tuple[str, Operator, pa.Schema, str, str], base: Base, watermark: int | None) -> None:
-        self._opened, self._base, self._watermark = opened, base, watermark
+    def __init__(self, opened: tuple[str, Operator, pa.Schema, str, str], base: Base, clock: Clock) -> None:
+        self._opened, self._base, self._clock = opened, base, clock
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
@@ -146,6 +159,6 @@ class _Advance:
         schema = self._opened[2]
         rows = pa.Table.from_batches([each.cast(schema) for each in batches], schema)
         table = _table(*self._opened)
-        report = table.advance(self._base, shard, rows, self._watermark)
+        report = table.advance(self._base, shard, rows, self._clock)
         yield pa.RecordBatch.from_pylist([{"shard": shard, "report": pickle.dumps(report)}])
         keep_modules("millrace_keyed")

@@ -8,33 +8,33 @@ from datetime import timedelta
 
 import pyarrow as pa
 
-from millrace.streams.keyed.operator import END, Counts, Operator, State, Step, times_of, units
+from millrace.streams.keyed.clock import Clock, Newest
+from millrace.streams.keyed.operator import END, Counts, Operator, State, Step
 from millrace.streams.keyed.shards import shards_of
 
 
 @dataclass
 class Run:
-    """A stream of batches through an operator. `delay`: the watermark is that far behind the newest time of the batches before."""
+    """A stream of batches through an operator. `delay`: the watermark is that far behind the newest time of the batches before; `max_ahead`: how
+    far a row's time may be ahead of its log time (millrace.streams.keyed.clock)."""
 
     operator: Operator
     schema: pa.Schema
     delay: timedelta | int
     shards: int = 1
-    newest: int | None = None
+    max_ahead: timedelta | None = None
+    newest: Newest = field(default_factory=Newest)
     states: dict[int, State] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument."""
         self.warnings = self.operator.check(self.schema)
+        self._clock = Clock(self.delay, self.max_ahead)
+        self._clock.check(self.operator, self.schema)
 
     def batch(self, rows: pa.Table) -> Step:
         """Take a batch; the answers of all shards together."""
-        step = self._advance(rows, None if self.newest is None else self.newest - units(self.delay))
-        times, valid = times_of(rows, self.operator.time)
-        if valid.any():
-            newest = int(times[valid].max())
-            self.newest = newest if self.newest is None else max(self.newest, newest)
-        return step
+        return self._advance(rows, self._clock.watermark(self.operator, self.newest))
 
     def finish(self) -> Step:
         """The stream has ended: what waited is answered."""
@@ -60,6 +60,7 @@ class Run:
 
     def _steps(self, rows: pa.Table, watermark: int | None) -> Iterator[Step]:
         for shard, part in enumerate(shards_of(rows, self.operator.keys, self.shards)):
-            step = self.operator.advance(self.states.get(shard, {}), part, watermark)
+            step, newest = self._clock.advance(self.operator, self.states.get(shard, {}), part, watermark)
             self.states[shard] = step.state
+            self.newest |= newest
             yield step

@@ -31,6 +31,8 @@ IS_LATE: Final = "late"
 IS_PARTLY_LATE: Final = "late for a window"
 """Taken, but one of its windows was answered before."""
 IS_TIMELESS: Final = "no time"
+IS_AHEAD: Final = "ahead of the log"
+"""Further ahead of its own log time than the stream allows (millrace.streams.keyed.clock)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,8 @@ class Step:
     state: State
     """Tables that are the very same object as before need not be written again."""
     late: pa.Table
-    """Rows put aside: the input's columns, LATE_BY (int64, in units of the time column, how far behind the watermark; of times,
-    microseconds), WINDOW (where there is one) and REASON."""
+    """Rows put aside: the input's columns, LATE_BY (int64, in units of the time column, how far behind the watermark, or less than 0: how far
+    ahead of the log; of times, microseconds), WINDOW (where there is one) and REASON."""
     counts: Counts
     """What became of the rows."""
 
@@ -55,7 +57,7 @@ class Counts:
     late: int = 0
     """Behind the watermark and counted nowhere, put aside or dropped."""
     rejected: int = 0
-    """Without a time."""
+    """Without a time, or too far ahead of the log."""
     partly_late: int = 0
     """Taken, but too late for one of their windows; they are put aside, too."""
     corrected: int = 0
@@ -80,6 +82,11 @@ class Operator(ABC):
     """Of its state's columns: another one does not read it."""
     keys: tuple[str, ...]
     time: str
+
+    @property
+    def sides(self) -> str | None:
+        """A boolean column that says which rows are of the right one of two sides, where the watermark is that of the side further behind."""
+        return None
 
     @abstractmethod
     def check(self, schema: pa.Schema) -> list[str]:

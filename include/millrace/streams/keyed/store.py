@@ -2,7 +2,7 @@
 
 The table is partitioned by `kind`: ``output`` (the answers' columns), ``late`` (the rows left out, in the struct `late`), ``state`` (files of the operator's
 own columns, read by name; the newest of each shard and table counts). App ids of the commit are the truth: how many batches were committed, the
-number of the last one, and the newest time, from which the watermark is made. So a batch that is repeated, by whomever, finds itself
+number of the last one, and the newest times, from which the watermark is made. So a batch that is repeated, by whomever, finds itself
 there and has no second effect; one that died before its commit left files that nobody names.
 """
 
@@ -21,7 +21,8 @@ from millrace.base.failpoint import hit
 from millrace.storage.commit import AppMove, Part, commit_fenced
 from millrace.storage.parquet_file import FileAction, ParquetFile
 from millrace.storage.table import Table, create_table
-from millrace.streams.keyed.operator import Counts, Operator, State, Step, late_schema, times_of
+from millrace.streams.keyed.clock import Clock, Newest
+from millrace.streams.keyed.operator import END, Counts, Operator, State, Step, late_schema
 from millrace.streams.patterns.sorted_rows import column_of
 
 DESCRIPTION: Final = "millrace.operator"
@@ -36,7 +37,7 @@ _TIDY_EVERY: Final = 200
 _KEEP_HOURS: Final = 24
 """A file that no version names may be one that a task has written for a commit to come."""
 _log: Final = logging.getLogger(__name__)
-_IDS: Final = ("batches", "batch", "newest", "ended")
+_IDS: Final = ("batches", "batch", "newest", "newest-right", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Base:
     batches: int
     batch: int
     """The number of the last batch; -1: none yet."""
-    newest: int | None
+    newest: Newest
     ended: bool
     """Whether its last batch was answered as such: nothing comes behind it."""
     files: Mapping[tuple[int, str], str]
@@ -61,17 +62,16 @@ class Advanced:
 
     files: Sequence[FileAction] = ()
     """Durable, and nothing until :meth:`KeyedTable.commit` names them."""
-    newest: int | None = None
-    """The newest time among its rows."""
+    newest: Newest = field(default_factory=Newest)
+    """The newest times among its rows."""
     counts: Counts = field(default_factory=Counts)
     state_rows: int = 0
     state_bytes: int = 0
 
     def __add__(self, other: Advanced) -> Advanced:
-        times = [each for each in (self.newest, other.newest) if each is not None]
         return Advanced(
             [*self.files, *other.files],
-            max(times, default=None),
+            self.newest | other.newest,
             self.counts + other.counts,
             self.state_rows + other.state_rows,
             self.state_bytes + other.state_bytes,
@@ -121,7 +121,7 @@ class KeyedTable:
     def base(self) -> Base:
         """Where the stream stands at the table's newest version."""
         self.table.refresh()
-        batches, batch, newest, ended = (self.table.app_version(each) for each in _IDS)
+        batches, batch, left, right, ended = (self.table.app_version(each) for each in _IDS)
         found: dict[tuple[int, str], tuple[int, str]] = {}
         stale = []
         for path in sorted(each for each in self.table.live_files() if each.startswith("kind=state/")):
@@ -137,28 +137,24 @@ class KeyedTable:
                 stale.append(before[1])
             found[int(shard), name] = (int(number), path)
         files = {at: path for at, (_, path) in found.items()}
-        return Base(batches, batch - 1, newest - _ZERO if newest else None, bool(ended), files, stale)
+        return Base(batches, batch - 1, Newest(_time(left), _time(right)), bool(ended), files, stale)
 
     def state(self, base: Base, shard: int) -> State:
         """A shard's state. Raises TableDamaged."""
         return {name: self.table.read(path) for (of, name), path in base.files.items() if of == shard}
 
-    def advance(self, base: Base, shard: int, rows: pa.Table, watermark: int | None) -> Advanced:
+    def advance(self, base: Base, shard: int, rows: pa.Table, clock: Clock, *, ended: bool = False) -> Advanced:
         """Take a shard's rows. Raises TableDamaged, and what the operator raises."""
         before = self.state(base, shard)
-        step = self._operator.advance(before, rows, watermark)
+        watermark = END if ended else clock.watermark(self._operator, base.newest)
+        step, newest = clock.advance(self._operator, before, rows, watermark)
         return Advanced(
             self._write(base, shard, before, step),
-            self._newest(rows),
+            newest,
             step.counts,
             sum(each.num_rows for each in step.state.values()),
             sum(each.nbytes for each in step.state.values()),
         )
-
-    def _newest(self, rows: pa.Table) -> int | None:
-        """The newest time of some rows; None where none has one."""
-        times, valid = times_of(rows, self._operator.time)
-        return int(times[valid].max()) if valid.any() else None
 
     def _write(self, base: Base, shard: int, before: State, step: Step) -> list[FileAction]:
         # Names of letters, digits and dashes alone: delta-rs finds no others again when it joins files.
@@ -179,14 +175,13 @@ class KeyedTable:
 
     def commit(self, base: Base, batch: int, taken: Advanced, *, ended: bool = False) -> None:
         """Everything of a batch, or nothing. Raises CommitFenced where another was first, and what commit_fenced raises."""
-        newest = max((each for each in (base.newest, taken.newest) if each is not None), default=None)
         if base.batches % _TIDY_EVERY == _TIDY_EVERY - 1:
             try:
                 self.tidy()  # before: the answers of the newest batch stay in files of their own (:meth:`answers_of`)
             except TableUnavailable:
                 _log.exception("%s was not tidied; it is tried again %d batches on", self.table.uri, _TIDY_EVERY)
-        versions = (base.batches, base.batch + 1, 0 if base.newest is None else base.newest + _ZERO, int(base.ended))
-        following = (base.batches + 1, batch + 1, 0 if newest is None else newest + _ZERO, int(ended))
+        versions = (base.batches, base.batch + 1, *_versions(base.newest), int(base.ended))
+        following = (base.batches + 1, batch + 1, *_versions(base.newest | taken.newest), int(ended))
         moves = {app: AppMove(*each) for app, *each in zip(_IDS, versions, following, strict=True)}
         commit_fenced(self.table, [Part(adds=list(taken.files), moves=moves)]).require()
         hit("keyed.committed")
@@ -245,6 +240,17 @@ class KeyedTable:
         except BaseException:
             file.discard()
             raise
+
+
+def _versions(newest: Newest) -> tuple[int, int]:
+    """Times as versions of app ids; 0: none."""
+    left, right = (0 if each is None else each + _ZERO for each in (newest.left, newest.right))
+    return left, right
+
+
+def _time(version: int) -> int | None:
+    """Inverse of :func:`_versions`."""
+    return version - _ZERO if version else None
 
 
 def _words(schema: pa.Schema) -> str:

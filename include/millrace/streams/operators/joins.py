@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -43,9 +43,18 @@ class AsOf(Ordered):
     inner: bool = False
     order: tuple[str, ...] = ()
     """Columns that put versions of one key and time in order, such as the tick of a change."""
+    policy: Literal["min", "max"] = "min"
+    """Of both sides' watermarks: the least, so that no row is late for the other side was quicker, but a side on which nothing comes holds back the
+    answers; or the greatest, for a right side that seldom changes. As Spark's multipleWatermarkPolicy."""
+
+    @property
+    def sides(self) -> str | None:
+        return self.side if self.policy == "min" else None
 
     def check(self, schema: pa.Schema) -> list[str]:
         check_time(schema, self.time, self.tolerance)
+        if self.policy not in ("min", "max"):
+            raise InvalidArgument(f"the policy of two watermarks is 'min' or 'max', not {self.policy!r}")
         for name in filter(None, (self.side, self.deleted)):
             if not pa.types.is_boolean(schema.field(column_of(schema, name)).type):
                 raise InvalidArgument(f"{name} is not true or false")

@@ -16,11 +16,13 @@ from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import Selection
 from millrace.streams import source
 from millrace.streams.declare.checks import Finding, planned
-from millrace.streams.declare.declaration import OFFERED, Into, Stream, Table, function_of
+from millrace.streams.declare.declaration import OFFERED, From, Into, Stream, Table, function_of
 from millrace.streams.declare.kept import Begun
+from millrace.streams.declare.operation import LOG_TIME
+from millrace.streams.keyed.clock import TICK
 from millrace.streams.keyed.frames import answered
 from millrace.streams.rows import find_collection
-from millrace.streams.running.operated import both_sides, operator_of, right_rows
+from millrace.streams.running.operated import both_sides, log_time, operator_of, right_rows
 from millrace.streams.sinks.collection.fit import require_fit
 from millrace.streams.sinks.collection.sink import CollectionSink
 from millrace.streams.sinks.delta import DeltaSink
@@ -46,7 +48,7 @@ def rows_of(spark: SparkSession, settings: Settings, stream: Stream, begun: Begu
         snapshot=begun.snapshot if anew else given.snapshot,
         ticks=begun.ticks,
         channels=given.channels,
-        columns=given.columns,
+        columns=_asked(given),
         kinds=given.kinds,
         max_bytes=given.max_bytes,
     )
@@ -75,19 +77,32 @@ def batch_of(
         after=after,
         until=until,
         channels=given.channels,
-        columns=given.columns,
+        columns=_asked(given),
         kinds=given.kinds,
     )
     frame = transformed(spark, settings, stream, _marked(stream, rows))
     if stream.operator is None:
         return frame
     right = right_rows(spark, settings, stream, until=until, batch=True)
-    return answered(both_sides(stream, frame, right), operator_of(stream, frame), stream.operator.shards)
+    ahead = None if given.watermark is None else given.watermark.ahead
+    joined = both_sides(stream, frame, right)
+    return answered(joined, operator_of(stream, frame), stream.operator.shards, max_ahead=ahead)
+
+
+def _asked(given: From) -> tuple[str, ...]:
+    """The columns that the source is asked for: those of the stream, and what the watermark's is made of."""
+    made = given.columns and given.watermark is not None and given.watermark.column == LOG_TIME
+    return (*given.columns, TICK) if made and TICK not in given.columns else given.columns
 
 
 def _marked(stream: Stream, frame: DataFrame) -> DataFrame:
-    mark = stream.source.watermark
-    return frame if mark is None else frame.withWatermark(mark.column, mark.delay)
+    given, mark = stream.source, stream.source.watermark
+    if mark is None:
+        return frame
+    if mark.column == LOG_TIME:
+        frame = frame.withColumn(LOG_TIME, log_time())
+        frame = frame if _asked(given) == given.columns else frame.drop(TICK)
+    return frame.withWatermark(mark.column, mark.delay)
 
 
 def transformed(spark: SparkSession, settings: Settings, stream: Stream, rows: DataFrame) -> DataFrame:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from millrace.base.settings import Settings
-from millrace.message.ids import Moment
+from millrace.message.ids import LOGICAL_BITS, Moment
 from millrace.streams import source
 from millrace.streams.declare.declaration import Into, Stream
 from millrace.streams.declare.operation import GONE, ORDER, RIGHT, AsOfOf, duration, right_name
+from millrace.streams.keyed.clock import TICK
 from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.into import KeyedInto
 from millrace.streams.keyed.operator import Operator, late_schema
@@ -20,9 +21,6 @@ from millrace.streams.patterns.sorted_rows import column_of
 from millrace.streams.rows import Kinds
 from millrace.streams.sinks.frames import FrameSink, columns_of
 from millrace.streams.sinks.sink import Sink
-
-_LOGICAL_BITS = 18
-"""Of a time tick; the bits before are milliseconds."""
 
 
 def operator_of(stream: Stream, frame: DataFrame) -> Operator:
@@ -46,6 +44,11 @@ def right_rows(
     return source.stream(spark, settings, joined.collection, kinds=kinds)
 
 
+def log_time() -> Column:
+    """When a row became visible, by its time tick."""
+    return F.timestamp_millis(F.shiftright(TICK, LOGICAL_BITS))
+
+
 def both_sides(stream: Stream, left: DataFrame, right: DataFrame | None) -> DataFrame:
     """Both sides of an as-of join as one; of another operator, `left`."""
     joined = None if stream.operator is None else stream.operator.as_of
@@ -53,11 +56,12 @@ def both_sides(stream: Stream, left: DataFrame, right: DataFrame | None) -> Data
     if joined is None or right is None or mark is None:
         return left
     first = left.withColumn(RIGHT, F.lit(False)).withColumn(GONE, F.lit(False)).withColumn(ORDER, F.lit(0).cast("long"))
-    return first.unionByName(_versions(joined, right, mark.column), allowMissingColumns=True)
+    ticks = [TICK] if TICK in left.columns else []
+    return first.unionByName(_versions(joined, right, mark.column, ticks), allowMissingColumns=True)
 
 
-def _versions(joined: AsOfOf, right: DataFrame, time: str) -> DataFrame:
-    """The right side's rows, as the stream of both sides has them."""
+def _versions(joined: AsOfOf, right: DataFrame, time: str, ticks: list[str]) -> DataFrame:
+    """The right side's rows, as the stream of both sides has them; with `ticks`, each has its own."""
     change = F.col("_change")
     if joined.versioned:
         words = (
@@ -65,7 +69,7 @@ def _versions(joined: AsOfOf, right: DataFrame, time: str) -> DataFrame:
         )
         kept = F.when(change == "retract", F.raise_error(F.lit(words)).cast("boolean")).otherwise(F.lit(True))
         right = right.where(kept)
-        at = F.timestamp_millis(F.shiftright("_time_tick", _LOGICAL_BITS))
+        at = log_time()
     else:
         at = F.col(_quoted(joined.time))
     # An upsert is the delete of its key and the row behind it, at one tick.
@@ -77,6 +81,7 @@ def _versions(joined: AsOfOf, right: DataFrame, time: str) -> DataFrame:
         F.lit(True).alias(RIGHT),
         (change == "delete").alias(GONE),
         order.alias(ORDER),
+        *ticks,
     )
 
 
@@ -93,7 +98,10 @@ def operated_sink(
     assert mark is not None
     schema = columns_of(frame)
     table = str(folder / "operator")
-    keyed = KeyedFrames(folder, table, operator, schema, delay=duration(mark.delay), shards=operation.shards)
+    keyed = KeyedFrames(
+        folder, table, operator, schema,
+        delay=duration(mark.delay), max_ahead=mark.ahead, shards=operation.shards,
+    )  # fmt: skip
     opened: list[Sink | FrameSink] = []
     try:
         opened.append(sink_in(folder, None))

@@ -48,7 +48,7 @@ class StreamStatus:
     state_rows: int
     state_bytes: int
     operated: dict[str, int] | None
-    """Of an operator, what became of the rows it was given: taken + late + rejected (without an event time) are all of them. Beside that partly_late
+    """Of an operator, what became of the rows it was given: taken + late + rejected (without an event time, or ahead of the log) are all of them. Beside that partly_late
     (taken, too late for one of their windows), corrected (answers given anew) and evicted (rows of state that the watermark has passed)."""
     at: float | None
     error: str | None

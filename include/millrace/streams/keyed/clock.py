@@ -1,0 +1,120 @@
+"""What a watermark is made of: the newest event time of each side, and how far ahead of the log a row's may be.
+
+The watermark is `delay` behind the newest event time of all batches before. Of an operator with two sides (:attr:`Operator.sides`) the side
+counts that is further behind, and there is none until both have come: so no row is late for the other side was quicker. A row whose event
+time is more than `max_ahead` ahead of its own log time, that of its tick, is not believed: it is rejected, goes to the side and moves nothing, where
+it would have made all that follows late. All of it follows from the rows, so that a batch that is repeated comes to the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument
+from millrace.message.ids import LOGICAL_BITS
+from millrace.streams.keyed.operator import (
+    END,
+    IS_AHEAD,
+    Counts,
+    Operator,
+    State,
+    Step,
+    late_schema,
+    left_out,
+    times_of,
+    units,
+)
+from millrace.streams.patterns.board import Places
+from millrace.streams.patterns.sorted_rows import column_of, one_chunk
+
+TICK: Final = "_time_tick"
+"""The column of a row's tick, as a collection's rows have it (docs/streams.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest event times so far (:func:`times_of`), of the left side and of the right; of an operator with one side, `left`."""
+
+    left: int | None = None
+    right: int | None = None
+
+    def __or__(self, other: Newest) -> Newest:
+        return Newest(_later(self.left, other.left), _later(self.right, other.right))
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other if one is None else max(one, other)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How a stream's watermark follows its rows."""
+
+    delay: timedelta | int
+    max_ahead: timedelta | None = None
+    """Default: no bound."""
+
+    def check(self, operator: Operator, schema: pa.Schema) -> None:
+        """Raises InvalidArgument where rows of `schema` have no tick to hold their times against."""
+        if self.max_ahead is None:
+            return
+        if not pa.types.is_temporal(schema.field(column_of(schema, operator.time)).type):
+            raise InvalidArgument(f"max_ahead holds {operator.time} against the log's time, and it is a number")
+        if self.max_ahead < timedelta(0):
+            raise InvalidArgument(f"max_ahead is negative: {self.max_ahead}")
+        if TICK not in schema.names or schema.field(TICK).type != pa.int64():
+            raise InvalidArgument(
+                f"max_ahead goes by the column {TICK}, which the rows have not: name it among the source's columns, and let a transform keep it"
+            )
+
+    def watermark(self, operator: Operator, newest: Newest) -> int | None:
+        """Before which all rows have come, but for late ones; None: not known yet."""
+        times = [newest.left] if operator.sides is None else [newest.left, newest.right]
+        known = [each for each in times if each is not None]
+        return min(known) - units(self.delay) if len(known) == len(times) else None
+
+    def advance(self, operator: Operator, state: State, rows: pa.Table, watermark: int | None) -> tuple[Step, Newest]:
+        """:meth:`Operator.advance` with the rows that this clock believes, the others beside the late ones; and their newest times."""
+        believed, ahead = self._parted(operator, rows)
+        step = operator.advance(state, believed, watermark)
+        if ahead is not None:
+            late = pa.concat_tables([step.late, ahead.cast(step.late.schema)])
+            step = replace(step, late=late, counts=step.counts + Counts(rejected=ahead.num_rows))
+        return step, _newest(operator, believed)
+
+    def _parted(self, operator: Operator, rows: pa.Table) -> tuple[pa.Table, pa.Table | None]:
+        """The rows that are believed, and those that are not, as :attr:`Step.late` has them; None: all are."""
+        if self.max_ahead is None:
+            return rows, None
+        times, valid = times_of(rows, operator.time)
+        over = times - _log_times(rows)
+        beyond = valid & (over > units(self.max_ahead))
+        if not beyond.any():
+            return rows, None
+        kind = rows.schema.field(column_of(rows.schema, operator.time)).type
+        aside = left_out(rows, beyond, -over, IS_AHEAD, kind=kind)
+        return rows.filter(pa.array(~beyond)), aside.cast(late_schema(rows.schema, kind))
+
+
+def _log_times(rows: pa.Table) -> Places:
+    """The physical time of each row's tick, in microseconds; of one without a tick, behind all."""
+    ticks: Places = one_chunk(rows.column(TICK)).fill_null(END).to_numpy(zero_copy_only=False)
+    return (ticks >> LOGICAL_BITS) * 1000
+
+
+def _newest(operator: Operator, rows: pa.Table) -> Newest:
+    times, valid = times_of(rows, operator.time)
+    if operator.sides is None:
+        return Newest(_last(times, valid))
+    side = one_chunk(rows.column(column_of(rows.schema, operator.sides)))
+    right: Any = side.fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    return Newest(_last(times, valid & ~right), _last(times, valid & right))
+
+
+def _last(times: Places, chosen: Any) -> int | None:
+    return int(times[chosen].max()) if chosen.any() else None
