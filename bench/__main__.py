@@ -311,7 +311,7 @@ def _tables(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
 
 
 def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
-    from bench.streams import beside, on_spark, sinks  # Bytewax is not there for each Python
+    from bench.streams import beside, on_spark, quix, sinks  # Bytewax is not there for each Python
     from bench.streams.events import LAST, RISING
 
     count, size = (200_000, 50_000) if quick else (2_000_000, 200_000)
@@ -320,6 +320,14 @@ def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
         for keys in (10, 1_000_000):
             parts[f"{name} beside Bytewax, {keys:,} keys"] = partial(
                 beside.beside_bytewax, operator, count=count, keys=keys, size=size, pairs=1 if quick else 3
+            )
+            parts[f"{name} beside Quix Streams, {keys:,} keys"] = partial(
+                quix.beside_quix,
+                folder / f"quix-{name.split()[0]}-{keys}",
+                operator,
+                count=count // 10,
+                keys=keys,
+                size=size,
             )
     parts["state"] = partial(beside.state_size, count=1_000_000 if quick else 10_000_000, keys=10_000, size=50_000)
     parts["guarantees"] = partial(

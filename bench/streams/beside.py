@@ -34,7 +34,7 @@ def beside_bytewax(operator: Operator, *, count: int, keys: int, size: int, pair
     given = list(batches(count, keys=keys, size=size))
     ours, theirs = [], []
     for _ in range(pairs):
-        mine, one = timed(lambda: _run(operator, given))
+        mine, one = timed(lambda: in_process(operator, given))
         found, other = timed(lambda: _bytewax(items, step))
         ours.append(one)
         theirs.append(other)
@@ -59,7 +59,8 @@ def timed(work: Callable[[], list[tuple[Any, ...]]]) -> tuple[list[tuple[Any, ..
     return found, (time.perf_counter() - clock, time.process_time() - cpu)
 
 
-def _run(operator: Operator, given: list[pa.Table]) -> list[tuple[Any, ...]]:
+def in_process(operator: Operator, given: list[pa.Table]) -> list[tuple[Any, ...]]:
+    """The operator's answers, as rows."""
     run = Run(operator, given[0].schema, 0)
     steps = [run.batch(each) for each in given] + [run.finish()]
     found = pa.concat_tables([each.output for each in steps])

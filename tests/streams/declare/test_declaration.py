@@ -178,6 +178,15 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
         versions = {"collection": "planes", "keys": ["id"], "columns": {"seats": "seats"}, "time": "_log_time"}
         arrived = AT | {"watermark": {"column": "_log_time", "delay": "1 hour"}}
         assert found(source=arrived) == []
+        beside = {
+            "as_of": {
+                "collection": "flights",
+                "keys": ["id"],
+                "columns": {"at": "last"},
+                "time": "at",
+                "tolerance": "1 day",
+            }
+        }
         bounded = AT | {"watermark": {"column": "at", "delay": "1 hour", "max_ahead": "1 day"}}
         for operator, more, words in [
             ({"distinct": {"keys": ["other"]}}, {}, "error operator: there is no column other"),
@@ -209,9 +218,17 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
             ({"as_of": versions | {"collection": "letters"}}, {}, "the key 'id' is int64 here and string"),
             ({"as_of": versions | {"collection": "into", "keys": ["delay"]}}, {}, "error operator.as_of.keys"),
             ({"as_of": versions | {"collection": "into"}}, {}, "no column seats"),
+            (beside, {"late": "into"}, "no column"),
         ]:
             said = found(**{"source": AT, "operator": operator, **more})
             assert any(words in each for each in said), (operator, said)
+        both = {"id": "int64?", "at": "timestamp", "delay": "float64?", "right_side": "bool", "right_at": "timestamp?"}
+        late = {"late_by": "int64", "window_start": "timestamp?", "reason": "string"}
+        db.create_collection("late", both | late, generated_key="key")
+        db.create_collection(
+            "seen", {"id": "int64", "at": "timestamp", "delay": "float64?", "last": "timestamp?"}, key="id"
+        )
+        assert found(source=AT, operator=beside, late="late", sink="seen") == []
         joined = {"tables": {"planes": {"collection": "into", "columns": ["tail"]}}}
         said = found(sql="select f.id from flights f join planes p on f.id = p.id", **joined)
         assert "error tables.planes.columns: 'into' has no column 'tail': id" in said

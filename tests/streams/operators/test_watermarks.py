@@ -28,7 +28,7 @@ LAST = AsOf(("k",), "t", "right", ("k", "t", "v"), (("t", "since"), ("v", "value
 
 
 @given(st.data(), rows_of, st.integers(0, 5), st.integers(1, 3))
-@profile(max_examples=60)
+@profile(max_examples=30)
 def test_no_row_is_late_for_the_other_side_was_quicker(
     data: st.DataObject, rows: list[Row], delay: int, shards: int
 ) -> None:
@@ -102,7 +102,7 @@ ahead_of = st.lists(
 
 
 @given(st.data(), ahead_of, st.sampled_from(sorted(OPERATORS)), st.integers(1, 2))
-@profile(max_examples=100)
+@profile(max_examples=50)
 def test_rows_ahead_of_the_log_are_put_aside_and_the_others_answered_as_if_they_had_not_come(
     data: st.DataObject, rows: list[Row], name: str, shards: int
 ) -> None:

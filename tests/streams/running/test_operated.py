@@ -158,8 +158,15 @@ def test_an_as_of_join_waits_for_the_side_that_is_behind_and_rows_ahead_of_the_l
     columns = fields | {"temp": "int64?"}
     db.create_collection("measured", columns, key="id")
     late = {"late_by": "int64", "reason": "string", "window_start": "timestamp?"}
-    beside = {"_right": "bool", "_right_gone": "bool", "_right_order": "int64", "_right__temp": "int64?"}
-    db.create_collection("measured_late", fields | late | beside, key="id")
+    both = {
+        "id": "int64?",
+        "k": "string",
+        "at": "timestamp",
+        "v": "int64?",
+        "right_side": "bool",
+        "right_temp": "int64?",
+    }
+    db.create_collection("measured_late", both | late, generated_key="key")
     joined = {"collection": "measures", "keys": ["k"], "time": "at", "columns": {"temp": "temp"}}
     mark = Watermark(column="at", delay="1 minute", max_ahead="100 days")
     given = {"columns": ("id", "k", "at", "v", "_time_tick"), "watermark": mark}
@@ -180,8 +187,12 @@ def test_an_as_of_join_waits_for_the_side_that_is_behind_and_rows_ahead_of_the_l
     found = {row["id"]: row["temp"] for row in db.collection("measured").read().to_pylist() if row["k"] != END}
     assert found == {0: None, 1: None, 2: 1, 3: 2, 4: 3, 5: 2}
     assert of_collection(db, "measured", list(columns)) == of_batch(spark, db, stream, list(columns))
+    measured(("a", 100, 4))
+    run(spark, db, stream)
     aside = db.collection("measured_late").read().to_pylist()
-    assert [(row["id"], row["reason"]) for row in aside] == [(99, "ahead of the log")]
+    assert {(row["id"], row["reason"], row["right_side"], row["right_temp"]) for row in aside} == {
+        (99, "ahead of the log", False, None), (None, "late", True, 4),
+    }  # fmt: skip
 
 
 @pytest.mark.slow

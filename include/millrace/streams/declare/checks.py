@@ -17,9 +17,9 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.catalog.records import known_collections
 from millrace.streams.declare.declaration import Into, Stream, Table, function_of
-from millrace.streams.declare.operation import LOG_TIME, duration
+from millrace.streams.declare.operation import LOG_TIME, duration, late_names
 from millrace.streams.keyed.clock import Clock
-from millrace.streams.keyed.operator import late_schema
+from millrace.streams.keyed.operator import late_schema, one_name_each
 from millrace.streams.patterns.sorted_rows import column_of
 from millrace.streams.sinks.collection.fit import require_fit
 from millrace.streams.sinks.collection.poison import LETTERS
@@ -182,7 +182,13 @@ def planned(stream: Stream, schema: pa.Schema, right: Collection | None) -> tupl
     warnings = operator.check(schema)
     Clock(duration(mark.delay), mark.ahead).check(operator, schema)
     kind = schema.field(column_of(schema, mark.column)).type
-    return operator.output_schema(schema), warnings, late_schema(schema, kind)
+    return operator.output_schema(schema), warnings, late_columns(schema, kind)
+
+
+def late_columns(schema: pa.Schema, kind: pa.DataType) -> pa.Schema:
+    """The columns of late rows in their sink. Raises InvalidArgument where two have one name."""
+    aside = late_schema(schema, kind)
+    return one_name_each(aside.field(each).with_name(name) for each, name in late_names(aside.names).items())
 
 
 def _sink(stream: Stream, sink: Into, field: str, known: dict[str, Collection]) -> Iterator[Finding]:

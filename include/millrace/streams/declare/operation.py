@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -20,8 +21,11 @@ _AGGREGATE: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
 LOG_TIME: Final = "_log_time"
 """As an event time: when a row became visible, by its time tick."""
 RIGHT: Final = "_right"
+SIDE: Final = "right_side"
+"""The same among late rows in their sink, whose columns a collection must be able to have."""
 GONE: Final = "_right_gone"
 ORDER: Final = "_right_order"
+_RIGHT_OF: Final = "_right__"
 
 
 def duration(value: str) -> timedelta:
@@ -49,7 +53,18 @@ Duration = Annotated[str | None, BeforeValidator(_checked)]
 
 def right_name(column: str) -> str:
     """The name of a right side's column in the stream that both sides are."""
-    return f"_right__{column}"
+    return f"{_RIGHT_OF}{column}"
+
+
+def late_names(names: Iterable[str]) -> dict[str, str]:
+    """Of the columns of late rows those that their sink gets, with their names there. Of an as-of join it gets ``right_side``, which side a row is of,
+    and the right side's columns as ``right_temp``."""
+    left_out = {GONE, ORDER}
+    return {
+        each: SIDE if each == RIGHT else f"right_{each.removeprefix(_RIGHT_OF)}" if each.startswith(_RIGHT_OF) else each
+        for each in names
+        if each not in left_out
+    }
 
 
 class _Model(BaseModel):

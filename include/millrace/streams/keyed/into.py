@@ -7,6 +7,7 @@ between the two, the sink sees equal rows under an equal number.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,6 +28,8 @@ class KeyedInto:
     """Takes the answers."""
     late: Sink | FrameSink | None = None
     """Takes the rows put aside; without one they lie in the operator's table alone."""
+    late_names: Callable[[Iterable[str]], Mapping[str, str]] = lambda names: {each: each for each in names}
+    """Of the late rows' columns those that `late` gets, with their names there."""
 
     def write_frame(self, frame: DataFrame, batch_id: int) -> Taken:
         """Take a micro-batch. Raises what the operator and the sinks raise."""
@@ -39,7 +42,8 @@ class KeyedInto:
         taken = _handed(frame, self.sink, batch_id, answers)
         if self.late is not None:
             hit("into.answered")
-            _handed(frame, self.late, batch_id, late)
+            names = self.late_names(late.column_names)
+            _handed(frame, self.late, batch_id, late.select(list(names)).rename_columns(list(names.values())))
         counted = operated.operated or self.keyed.counted(frame, late)
         return Taken(taken.rows, taken.rejected, taken.again, counted)
 

@@ -11,12 +11,13 @@ from pyspark.sql import functions as F
 from millrace.base.settings import Settings
 from millrace.message.ids import LOGICAL_BITS, Moment
 from millrace.streams import source
+from millrace.streams.declare.checks import late_columns
 from millrace.streams.declare.declaration import Into, Stream
-from millrace.streams.declare.operation import GONE, ORDER, RIGHT, AsOfOf, duration, right_name
+from millrace.streams.declare.operation import GONE, ORDER, RIGHT, AsOfOf, duration, late_names, right_name
 from millrace.streams.keyed.clock import TICK
 from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.into import KeyedInto
-from millrace.streams.keyed.operator import Operator, late_schema
+from millrace.streams.keyed.operator import Operator
 from millrace.streams.patterns.sorted_rows import column_of
 from millrace.streams.rows import Kinds
 from millrace.streams.sinks.frames import FrameSink, columns_of
@@ -106,13 +107,13 @@ def operated_sink(
     try:
         opened.append(sink_in(folder, None))
         kind = schema.field(column_of(schema, mark.column)).type
-        given = [operator.output_schema(schema), late_schema(schema, kind)]
+        given = [operator.output_schema(schema), late_columns(schema, kind)]
         if stream.late is not None:
             opened.append(sink_in(folder / "late", stream.late))
         for sink, columns in zip(opened, given, strict=False):
             if hasattr(sink, "check"):
                 sink.check(columns)
-        return KeyedInto(keyed, *opened)
+        return KeyedInto(keyed, opened[0], opened[1] if stream.late is not None else None, late_names)
     except BaseException:
         for sink in opened:
             sink.close()
