@@ -333,6 +333,9 @@ def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     parts["guarantees"] = partial(
         sinks.guarantees, folder / "sinks", rows=50_000 if quick else 500_000, size=10_000, pairs=2 if quick else 5
     )
+    parts["changes"] = partial(
+        sinks.changes, folder / "changes", rows=50_000 if quick else 500_000, size=10_000, pairs=2 if quick else 5
+    )
     parts["rows source"] = partial(on_spark.source, folder / "source", times=1 if quick else 6, pairs=1 if quick else 5)
     for keys in (10, 1_000_000):
         parts[f"pattern beside transformWithState, {keys:,} keys"] = partial(

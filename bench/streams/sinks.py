@@ -1,4 +1,5 @@
-"""What a guarantee costs: the collection sink by each of its guarantees, beside a producer that inserts the same rows. No Spark."""
+"""What a sink costs: the collection sink by each of its guarantees beside a producer that inserts the same rows, and changes through it beside a producer
+that upserts and deletes them. No Spark."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bench.tables.orders import SCHEMA, calls_of, orders
 from millrace.client.database import Database
+from millrace.streams.sinks.collection.changes import KIND
 from millrace.streams.sinks.collection.sink import CollectionSink
 from millrace.streams.sinks.guarantee import Guarantee
 from millrace.testing import deployment
@@ -40,6 +43,51 @@ def guarantees(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, A
             for each in offered
         },
     }
+
+
+def changes(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, Any]:
+    """Changes a second as databases make them, in key order: of each `size` a tenth are deletes, half of the others update rows that are there."""
+    calls = [_changes(first, size) for first in range(0, rows // 2, size // 2)]
+    count = len(calls) * size
+    rates: dict[str, list[float]] = {"producer": [], "stream": []}
+    with deployment(folder / "data") as db:
+        for turn in range(pairs):
+            for each in rates:
+                name = f"{each}_{turn}"
+                db.client.catalog.create_collection(name, SCHEMA, vchannels=2)
+                write = _applying(db, name, None if each == "producer" else folder / name)
+                rates[each].append(count / _seconds(write, calls))
+            db.settle()
+            one, other = (Database(db.client).collection(f"{each}_{turn}").count() for each in rates)
+            assert one == other, "both come to the same rows"
+    found = {each: round(statistics.median(found)) for each, found in rates.items()}
+    of_the_producer = statistics.median(a / b for a, b in zip(rates["stream"], rates["producer"], strict=True))
+    return {"changes": count, "batch": size, "changes_per_s": found, "of_the_producer": round(of_the_producer, 2)}
+
+
+def _changes(first: int, size: int) -> pa.RecordBatch:
+    """Of `size` keys from `first` on, every tenth deleted."""
+    table = orders(np.arange(first, first + size), version=first)
+    kinds = np.where(np.arange(size) % 10 == 9, "delete", "upsert")
+    return table.append_column(KIND, pa.array(kinds)).combine_chunks().to_batches()[0]
+
+
+def _applying(db: Any, name: str, folder: Path | None) -> Callable[[list[pa.RecordBatch]], None]:
+    """By a producer, or with a `folder` for its memory by a sink."""
+
+    def by_producer(calls: list[pa.RecordBatch]) -> None:
+        into = Database(db.client).collection(name)
+        for each in calls:
+            gone = pc.equal(each.column(KIND), "delete")
+            into.delete(each.filter(gone).column("id"))
+            into.upsert(each.filter(pc.invert(gone)).drop_columns([KIND]))
+
+    def by_sink(calls: list[pa.RecordBatch]) -> None:
+        with CollectionSink(db.settings, folder or Path(), name, mode="changes", guarantee="exactly once") as sink:
+            for number, each in enumerate(calls):
+                sink.write(number, [each])
+
+    return by_producer if folder is None else by_sink
 
 
 def _writer(db: Any, name: str, how: str, folder: Path) -> Callable[[list[pa.RecordBatch]], None]:

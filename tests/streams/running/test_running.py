@@ -251,7 +251,9 @@ def test_a_change_of_the_source_s_schema_ends_the_query_and_the_next_start_goes_
 
 
 @pytest.mark.slow
-def test_what_waits_is_taken_in_batches_of_bounded_size(spark: SparkSession, db: Deployment) -> None:
+def test_what_waits_is_taken_in_batches_of_bounded_size_and_upgrades_go_on_from_there(
+    spark: SparkSession, db: Deployment
+) -> None:
     source = db.create_collection("many", {"id": "int64"}, key="id")
     db.create_collection("taken", {"id": "int64"}, key="id")
     for part in range(4):
@@ -263,8 +265,15 @@ def test_what_waits_is_taken_in_batches_of_bounded_size(spark: SparkSession, db:
     kept = Kept(db.settings, "bounded")
     batches = list((kept.checkpoint(kept.state) / "commits").glob("[0-9]*"))
     assert len(batches) >= 2, "a batch takes no more than it is told to"
-    with pytest.raises(InvalidStream, match="upgrade bounded"):
-        run(spark, db, stream.model_copy(update={"version": 2}))
+    for version, keep_state in ((2, True), (3, False)):
+        changed = stream.model_copy(update={"version": version})
+        with pytest.raises(InvalidStream, match="upgrade bounded"):
+            run(spark, db, changed)
+        kept.upgrade(changed, keep_state=keep_state)
+        source.insert({"id": list(range(version * 20, version * 20 + 20))})
+        run(spark, db, changed)
+        found = sorted(db.collection("taken").read()["id"].to_pylist())
+        assert found == list(range(version * 20 + 20)), "it goes on where it was, with its checkpoint or a new one"
 
 
 @pytest.mark.slow
