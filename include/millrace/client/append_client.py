@@ -202,8 +202,16 @@ class AppendClient(Closing):
         return self.service.sent_once(act, seconds=seconds, what=f"whether {call} took effect is unknown")
 
     def restart(self, pchannel: str) -> None:
-        """Have the host follow the PChannel anew, once what parked it is cured."""
-        self._act("restart", {"pchannel": pchannel}, self.service.deadline)
+        """Have the host follow the PChannel anew, once what parked it is cured; and that of the node that takes its appends, if one does."""
+        request, seconds = {"pchannel": pchannel}, self.service.deadline
+        self._act("restart", request, seconds)
+        self.places.ask(anew=True)
+        if pchannel in self.places.known():
+            self.places.at(pchannel).sent_once(
+                lambda link, deadline: link.act(f"{APPEND_ROLE}/restart", request, timeout=seconds + _MARGIN),
+                seconds=seconds,
+                what=f"whether the node that has {pchannel} follows it anew is unknown",
+            )
 
     def entry_that_parks(self, pchannel: str, entry: LogId) -> dict[str, Any]:
         """What stands at `entry`, of which a tombstone may be made: see :meth:`millrace.node.append.tombstones.Tombstones.look`."""

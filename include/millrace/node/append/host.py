@@ -14,6 +14,7 @@ one is needed (:mod:`millrace.node.append.follower`).
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -51,6 +52,8 @@ from millrace.rpc.tail import Evicted, Mvcc, Tailed
 from millrace.rpc.wire import DEFAULT_DEADLINE
 from millrace.wal.definitions import Definitions
 from millrace.wal.state import ChannelState
+
+_log: Final = logging.getLogger(__name__)
 
 _NAMES_SECONDS: Final = 1.0
 """How long the deployment's PChannels are taken as they were: a message stream's log is none, and appends often."""
@@ -280,6 +283,7 @@ class AppendHost(Closing):
             follower = self._followers.pop(pchannel, None)
         if follower is not None:
             follower.close()
+        _log.info("%s is followed anew", pchannel)
         self._follower(pchannel)
 
     def leave(self, pchannel: str, *, deadline: float) -> None:
