@@ -296,7 +296,7 @@ def _tables(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     if not quick:
         of = [(base, counts[call], share, call) for call in counts for share in (0.1, 0.9)]
         # A merge's cost grows with its table, an append's does not.
-        of += [(base * times, base * 2, 0.9, 10_000) for times in (10, 40, 120)]
+        of += [(base * times, base * 2, 0.9, 10_000) for times in (10, 40, 100)]
     for living, count, share, call in of:
         name = f"until readable: {share:.0%} updates, calls of {call:,}, base of {living:,}"
         parts[name] = partial(

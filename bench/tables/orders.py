@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from deltalake import write_deltalake
 
 from millrace.client.client import Client
 from millrace.client.database import Collection, Database
@@ -23,6 +25,8 @@ SCHEMA = CollectionSchema(
     ),
     "id",
 )
+BASE_PIECE = 5_000_000
+"""Rows that are made at once, in memory."""
 _DAY_MS = 86_400_000
 _BEGIN_MS = 1_356_998_400_000
 _NOTES = pa.array([np.random.default_rng(seed).bytes(48).hex() for seed in range(64)])
@@ -58,6 +62,12 @@ def calls_of(table: pa.Table, rows: int) -> Iterator[pa.RecordBatch]:
     """The table, `rows` a call."""
     for start in range(0, table.num_rows, rows):
         yield table.slice(start, rows).combine_chunks().to_batches()[0]
+
+
+def write_base(folder: Path, base: int) -> None:
+    """A plain Delta table of orders with the ids below `base`."""
+    for start in range(0, base, BASE_PIECE):
+        write_deltalake(str(folder), orders(np.arange(start, min(base, start + BASE_PIECE))), mode="append")
 
 
 def collection_of(client: Client, name: str, *, base: int = 0) -> Collection:

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from delta.tables import DeltaTable as SparkTable
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.deployment import deployment, spark_job
-from bench.tables.orders import calls_of, changes, collection_of, orders
+from bench.tables.orders import calls_of, changes, collection_of, orders, write_base
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.database import Collection, Database
@@ -248,7 +248,7 @@ def _ours(folder: Path, base: int, table: pa.Table, call: int) -> tuple[float, i
 
 def _delta_rs_merge(folder: Path, base: int, table: pa.Table, rows: int, *, most: float = 60.0) -> float:
     """Rows/s of merges of `rows` rows each, for at most about `most` seconds."""
-    write_deltalake(str(folder), orders(np.arange(base)))
+    write_base(folder, base)
     done, start = 0, time.perf_counter()
     for piece in calls_of(table, rows):
         (
@@ -271,7 +271,7 @@ def _spark_merge(
     would take longer than about `most` seconds."""
     inbox, target = folder / "inbox", folder / "table"
     inbox.mkdir(parents=True)
-    write_deltalake(str(target), orders(np.arange(base)))
+    write_base(target, base)
     for number, piece in enumerate(calls_of(table, FILE_ROWS)):
         pq.write_table(pa.table(piece), inbox / f"{number:06}.parquet")
 
