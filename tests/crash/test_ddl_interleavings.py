@@ -93,8 +93,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[]
     with pytest.MonkeyPatch.context() as patch:
         made = Store.__init__
 
-        def unsynced(self: Store, path: Path) -> None:
-            made(self, path)
+        def unsynced(self: Store, path: Path, **given: Any) -> None:
+            made(self, path, **given)
             self._db.rows("pragma synchronous=off")
 
         patch.setattr(Store, "__init__", unsynced)

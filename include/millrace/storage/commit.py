@@ -30,7 +30,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import TableFeatures
+from deltalake import Field, TableFeatures
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
@@ -169,6 +169,9 @@ def add_columns(
     refuse: Callable[[Mapping[str, tuple[str, str]]], None] = lambda differing: None,
 ) -> bool:
     """Give the table the columns of `wanted` that it lacks, or has as ones that are never null; False where there are none. `refuse` may raise for those of another type."""
+    if table.delta.protocol().writer_features or any(needs_feature(field.type) for field in wanted):
+        # From writer 7 on Spark does not open a table with columns that are not nullable and without this one: it is there before others.
+        alter_fenced(table, lambda: _feature(table, "invariants", TableFeatures.Invariants))
     if any(hides_ntz(field.type) for field in wanted):
         alter_fenced(table, lambda: _feature(table, "timestampNtz", TableFeatures.TimestampWithoutTimezone))
 
@@ -178,15 +181,18 @@ def add_columns(
             refuse(differing)
         if not lacking:
             return None
+        fields = [Field(each.name, each.type, nullable=True, metadata=each.metadata) for each in lacking]
         return lambda properties: table.delta.alter.add_columns(
-            lacking, commit_properties=properties, post_commithook_properties=HOOKS
+            fields, commit_properties=properties, post_commithook_properties=HOOKS
         )
 
-    added = alter_fenced(table, look)
-    if table.delta.protocol().writer_features:
-        # From writer 7 on Spark does not open a table with columns that are not nullable and without this feature.
-        alter_fenced(table, lambda: _feature(table, "invariants", TableFeatures.Invariants))
-    return added
+    return alter_fenced(table, look)
+
+
+def needs_feature(kind: pa.DataType) -> bool:
+    """Whether a timestamp without a zone is in it, wherever: a table with one has features of its own, which are added one by one
+    (:func:`add_columns`). One that is created with it lacks what Spark wants beside it."""
+    return "timestamp[us]" in str(kind)
 
 
 def hides_ntz(kind: pa.DataType) -> bool:

@@ -16,7 +16,7 @@ from millrace.base.errors import ChannelParked
 from millrace.base.settings import Settings
 from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import key_columns
-from millrace.storage.commit import add_columns, hides_ntz
+from millrace.storage.commit import add_columns, needs_feature
 from millrace.storage.store import store_at
 from millrace.storage.table import Table, create_table
 from millrace.wal.visible.columns import delete_file_schema, table_schema
@@ -65,19 +65,20 @@ def stored_ids(settings: Settings, kind: str) -> list[int]:
 
 def ensure_rows_table(uri: object, schema: CollectionSchema) -> Table:
     """The rows table, with every field of `schema`: created, or given the fields it lacks."""
-    wanted = pa.schema([*table_schema(schema), pa.field(DATE, pa.date32())])
-    first = pa.schema(
-        [field for field in wanted if not hides_ntz(field.type)]
-    )  # the others once the table has the feature
-    table = create_table(uri, first, partition_by=PARTITION_BY, configuration=_configuration(schema))
-    add_fields(table, wanted)
-    return table
+    return _ensure(uri, table_schema(schema), schema)
 
 
 def ensure_deletes_table(uri: object, schema: CollectionSchema) -> Table:
     """The deletes table; a schema change never touches it, for the key stays what it is."""
-    wanted = pa.schema([*delete_file_schema(schema), pa.field(DATE, pa.date32())])
-    return create_table(uri, wanted, partition_by=PARTITION_BY, configuration=_configuration(schema))
+    return _ensure(uri, delete_file_schema(schema), schema)
+
+
+def _ensure(uri: object, columns: pa.Schema, schema: CollectionSchema) -> Table:
+    wanted = pa.schema([*columns, pa.field(DATE, pa.date32())])
+    first = pa.schema([field for field in wanted if not needs_feature(field.type)])
+    table = create_table(uri, first, partition_by=PARTITION_BY, configuration=_configuration(schema))
+    add_fields(table, wanted)
+    return table
 
 
 def add_fields(table: Table, wanted: pa.Schema) -> None:
