@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from bench.streams.beside import in_process, timed
 from bench.streams.events import batches
@@ -35,6 +37,9 @@ def beside_quix(folder: Path, operator: Operator, *, count: int, keys: int, size
     mine, (seconds, cpu) = timed(lambda: in_process(operator, given))
     question = "rising" if isinstance(operator, Patterns) else "last"
     with KafkaBroker(folder / "kafka", settings=Settings(), heap="512m").start() as broker:
+        # The broker makes no topic for who only writes to it.
+        admin = AdminClient({"bootstrap.servers": broker.address})
+        admin.create_topics([NewTopic("events", 1, 1)])["events"].result(SECONDS)
         producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 20})
         for each in given:
             for row in each.to_pylist():

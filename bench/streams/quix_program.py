@@ -52,9 +52,9 @@ def main(address: str, topic: str, question: str, count: int, folder: Path) -> N
 
     frame = app.dataframe(app.topic(topic, key_deserializer="str", value_deserializer="json"))
     if question == "read":
-        frame.apply(counted(lambda value: None))
+        frame = frame.apply(counted(lambda value: None))
     else:
-        frame.apply(counted(rising if question == "rising" else last), stateful=True)
+        frame = frame.apply(counted(rising if question == "rising" else last), stateful=True)
     app.run(count=count, timeout=120.0, collect=False)
     (begun, cpu), (ended, used) = clocks
     (folder / f"{question}.json").write_text(json.dumps(answers))
