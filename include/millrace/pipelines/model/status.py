@@ -15,7 +15,6 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from millrace.base.metrics import METRICS_SUFFIX
 from millrace.base.settings import Settings
 
 
@@ -103,6 +102,8 @@ def status_path(settings: Settings, pipeline: str) -> Path:
 
 def metrics_path(settings: Settings, pipeline: str) -> Path:
     """The metrics of its worker's process, as it left them a moment ago (millrace.observe.exposition)."""
+    from millrace.base.metrics import METRICS_SUFFIX  # with it comes NumPy, which a DAG file has no use for
+
     return pipeline_folder(settings, pipeline) / f"metrics{METRICS_SUFFIX}"
 
 
