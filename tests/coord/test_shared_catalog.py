@@ -131,6 +131,12 @@ def test_what_could_not_be_done_in_the_store_is_not_in_the_file(tmp_path: Path, 
         assert store.next_epoch(7) == 2
 
 
+def test_a_store_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, meta: FaultyStore) -> None:
+    with Store(tmp_path / "coord.db", shared=SharedCatalog(meta, patience=60.0)) as store:
+        meta.script = [down, down, None, down]
+        assert store.next_epoch(7) == 1
+
+
 def test_an_answer_that_is_lost_is_looked_for(tmp_path: Path, meta: FaultyStore) -> None:
     with machine(tmp_path, meta, "a") as store:
         meta.script = [None, done_unheard]

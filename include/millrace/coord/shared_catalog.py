@@ -14,11 +14,13 @@ import json
 import logging
 import secrets
 import sqlite3
+import time
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 from millrace.base.closing import Closing
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidSettings, MetaAmbiguous, MetaUnavailable, UnsupportedVersion
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
@@ -34,6 +36,8 @@ BUCKETS: Final = 256
 PIECE: Final = 100
 """Changes of one commit at most; a store takes 128."""
 PIECE_BYTES: Final = 512 * 1024
+PATIENCE: Final = 15.0
+_PAUSE: Final = 0.1
 
 _TABLES: Final = {
     "pchannel": ("pchannel", "bucket({row}.name)"),
@@ -51,18 +55,22 @@ _ROWS_OF: Final = {"insert": ("new",), "update": ("old", "new"), "delete": ("old
 
 _log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 
 def shared_of(settings: Settings) -> SharedCatalog | None:
     """Of a deployment; None where no meta store is named. Raises what opening that does."""
-    return SharedCatalog(open_store(settings, SystemClock())) if settings.meta_store else None
+    return SharedCatalog(open_store(settings, SystemClock()), patience=PATIENCE) if settings.meta_store else None
 
 
 class SharedCatalog(Closing):
     """The protocol Shared (millrace.coord.database). Not thread-safe: the file's transaction is what it runs in."""
 
-    def __init__(self, meta: OpenStore) -> None:
-        """`meta` is closed with it."""
+    def __init__(self, meta: OpenStore, *, patience: float = 0.0) -> None:
+        """`meta` is closed with it. `patience`: seconds for which a store that is away is asked again: one that is started anew has
+        closed the connections it had."""
         self._meta = meta
+        self._patience = patience
 
     def close(self) -> None:
         self._meta.__exit__(None, None, None)
@@ -82,7 +90,7 @@ class SharedCatalog(Closing):
 
     def begin(self, db: sqlite3.Connection) -> None:
         """The first time, where the store has no catalog, the file's becomes that."""
-        guard = self._meta.get(GUARD)
+        guard = self._patiently(lambda: self._meta.get(GUARD))
         catalog, revision = _copy(db)
         if guard is None and revision:
             _log.warning("the meta store has lost the catalog: it is put there again from the coordinator's file")
@@ -122,12 +130,23 @@ class SharedCatalog(Closing):
         """The revision behind the changes, which are made on the revision `base` alone (0: there is no catalog)."""
         guard = _guard(catalog)
         try:
-            revision = self._meta.commit([*changes, guard], when=[Is(GUARD, base)])
+            revision = self._patiently(lambda: self._meta.commit([*changes, guard], when=[Is(GUARD, base)]))
         except MetaAmbiguous:
             revision = self._settled(guard, catalog, base)
         if revision is None:
             raise MetaUnavailable("the catalog changed at the same moment: nothing was done, call it again")
         return revision
+
+    def _patiently(self, call: Callable[[], _T]) -> _T:
+        """What raises MetaUnavailable was not done, and is done again."""
+        end = Deadline.after(self._patience)
+        while True:
+            try:
+                return call()
+            except MetaUnavailable:
+                if end.over():
+                    raise
+            time.sleep(_PAUSE)
 
     def _settled(self, guard: Put, catalog: str, base: int) -> int | None:
         """What became of a commit whose answer was lost; one that comes later does not hold any more. Raises MetaAmbiguous."""
