@@ -175,6 +175,8 @@ class GroupsServed:
         self._guard = threading.Lock()
         self._ticks: dict[tuple[str, str], int | None] = {}
         """Where each place's group stands, as the server has said or was told."""
+        self._unsure: dict[str, dict[str, int]] = {}
+        """The last move of a group that failed: it may stand, so that it is asked for again before another one."""
         self._lost: GroupBusy | None = None
         self._closed = threading.Event()
 
@@ -201,8 +203,13 @@ class GroupsServed:
                 raise InvalidArgument(
                     f"the place of group {group!r} on {unknown[0]} is not this consumer's: lock it first"
                 )
-            self._call(group, move={name: [self._ticks[group, name], tick] for name, tick in ticks.items()})
-            self._ticks |= {(group, name): tick for name, tick in ticks.items()}
+            for moved in (self._unsure.get(group), ticks):
+                if moved is None:
+                    continue
+                self._unsure[group] = moved
+                self._call(group, move={name: [self._ticks[group, name], tick] for name, tick in moved.items()})
+                self._ticks |= {(group, name): tick for name, tick in moved.items()}
+                del self._unsure[group]
 
     def close(self) -> None:
         """Give the places back; where the server is away they are free once their leases have run out."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.base.errors import GroupBusy
+from millrace.base.errors import GroupBusy, MillraceError, PositionsBusy
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import Collection
 from millrace.client.client import Client
@@ -21,6 +21,7 @@ from millrace.client.consume.async_consumer import AsyncConsumer
 from millrace.client.consume.consumer import Consumer, _Place
 from millrace.client.consume.delivery import Delivery
 from millrace.client.consume.parallel_consumer import ParallelConsumer, Work
+from millrace.client.consume.positions import FilePositions
 from millrace.message.ids import MessageId
 from millrace.message.model import ImmutableMessage
 from millrace.message.types import MessageType
@@ -100,6 +101,36 @@ def test_a_group_has_one_consumer_a_channel(shop: Client, reader: Client, items:
     with reader.consumer(items.name, group=f"busy {items.id}"), pytest.raises(GroupBusy, match="group of its own"):
         reader.consumer(items.name, group=f"busy {items.id}")
     reader.consumer(items.name, group=f"busy {items.id}").close()
+
+
+def test_a_position_that_cannot_be_written_now_is_written_later(
+    shop: Client, items: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = f"later {items.id}"
+    shop.producer().insert(items, item_rows(*range(5)))
+    faults: list[MillraceError] = [PositionsBusy("held by another")]
+    real = FilePositions.move
+
+    def move(self: FilePositions, group: str, ticks: dict[str, int]) -> None:
+        for fault in faults:
+            raise fault
+        real(self, group, ticks)
+
+    monkeypatch.setattr(FilePositions, "move", move)
+    with shop.consumer(items.name, group=group, filters=[INSERTS], commit_interval=0.0) as consumer:
+        assert sorted(taken(consumer, 5)) == [0, 1, 2, 3, 4]
+        with pytest.raises(PositionsBusy):
+            consumer.commit()
+        faults.clear()
+    with shop.consumer(items.name, group=group, filters=[INSERTS], commit_interval=0.0) as consumer:
+        shop.producer().insert(items, item_rows(5))
+        faults.append(GroupBusy("another has it"))
+        with pytest.raises(GroupBusy):  # that does not pass
+            taken(consumer, 1)
+        faults.clear()
+        consumer.commit()
+    with shop.consumer(items.name, group=group, filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+        assert [keys_of(each) for each in consumer] == []
 
 
 def test_a_dropped_group_begins_anew(shop: Client, reader: Client, items: Collection) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import ChannelNotFound, GroupBusy, InvalidArgument, ServerFull
+from millrace.base.errors import ChannelNotFound, GroupBusy, InvalidArgument, MetaUnavailable, ServerFull
 from millrace.client.consume.positions import FilePositions
+from millrace.client.tables_served import GroupsServed
 from millrace.node.append import groups as module
 from millrace.node.append.groups import Groups
 from tests.waiting import until
@@ -93,6 +95,32 @@ def test_a_group_moves_from_where_its_holder_left_it_or_not_at_all(tmp_path: Pat
     found = FilePositions(tmp_path / "coord")
     assert found.groups() == {"mail": {"p0": 9, "p1": 7}}, "all of a move or nothing"
     found.close()
+
+
+def test_a_move_whose_answer_was_lost_is_asked_for_again_before_a_newer_one(groups: Groups) -> None:
+    class Lossy:
+        """What a consumer elsewhere calls: done, and once nobody is told."""
+
+        loses = False
+
+        def group(self, request: dict[str, Any]) -> dict[str, object]:
+            answer = groups.answer(request)
+            if self.loses:
+                self.loses = False
+                raise MetaUnavailable("nobody knows")
+            return answer
+
+    lossy = Lossy()
+    elsewhere = GroupsServed(lossy)  # type: ignore[arg-type]
+    elsewhere.lock("mail", "p0")
+    elsewhere.move("mail", {"p0": 5})
+    lossy.loses = True
+    with pytest.raises(MetaUnavailable):
+        elsewhere.move("mail", {"p0": 6})
+    elsewhere.move("mail", {"p0": 8})
+    assert elsewhere.get("mail", "p0") == 8
+    elsewhere.close()
+    assert asks(groups, "b")(take="p0")["tick"] == 8
 
 
 def test_what_is_held_for_consumers_elsewhere_is_bounded(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:

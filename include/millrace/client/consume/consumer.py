@@ -14,6 +14,7 @@ exactly behind it, so that what was delivered and not acknowledged comes again (
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -40,6 +41,8 @@ PREFETCH_BYTES: Final = 16 << 20
 
 _HAND_BYTES: Final = 512 << 10
 """Bytes of units that are handed over together, about."""
+
+_log: Final = logging.getLogger(__name__)
 
 COMMIT_INTERVAL: Final = 0.2
 
@@ -119,6 +122,7 @@ class Consumer(Closing):
         self._prefetch = prefetch_bytes
         self._interval = commit_interval
         self._committed_at = time.monotonic()
+        self._behind = False
         self._committing = threading.Lock()
         self._changed = threading.Condition()
         self._ready: deque[Delivery | tuple[str, int] | Exception] = deque()
@@ -233,7 +237,8 @@ class Consumer(Closing):
         self._commit_in_time()
 
     def commit(self) -> None:
-        """Write the group's positions down; they are durable when this returns."""
+        """Write the group's positions down; they are durable when this returns. Raises what keeps them from that; in between, where
+        they are written by themselves, what passes (a store that is away) is no reason to stop: they are written later."""
         self._committed_at = time.monotonic()
         if self.group is None or self._positions is None:
             return
@@ -242,6 +247,7 @@ class Consumer(Closing):
                 moved = {name: place.tick for name, place in self._places.items() if place.tick > place.committed}
             if moved:
                 self._positions.move(self.group, moved)
+                self._behind = False
                 for name, tick in moved.items():
                     self._places[name].committed = tick
 
@@ -300,8 +306,16 @@ class Consumer(Closing):
             self._metrics.consumer_unacknowledged.labels(self.group or "", pchannel).set(len(place.out))
 
     def _commit_in_time(self) -> None:
-        if time.monotonic() - self._committed_at >= self._interval:
+        if time.monotonic() - self._committed_at < self._interval:
+            return
+        try:
             self.commit()
+        except MillraceError as error:
+            if not error.retriable:
+                raise
+            if not self._behind:
+                _log.warning("where group %r stands is written down later: %s: %s", self.group, error.code, error)
+            self._behind = True
 
     def _read(self, pchannel: str, opened: Callable[[DeliverPolicy], Scan]) -> None:
         """Read ahead of one PChannel, until the scan ends or fails for good."""
