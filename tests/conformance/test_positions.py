@@ -24,7 +24,7 @@ from millrace.meta.store import Change, Is, MetaStore
 from millrace.node.append.groups import Groups
 from millrace.operations.backup.files import Files
 from millrace.operations.backup.log_tail import take_consumers
-from tests.meta.stores import STORES
+from tests.meta.stores import STORES, Hand
 
 NAMES = ("mail", "a/b ü~@%", "x" * 150)
 """Groups: names are the caller's."""
@@ -126,20 +126,13 @@ def test_a_group_is_dropped_with_its_positions_while_nobody_has_a_place(opened: 
     assert other.get("mail", "p0") == 1
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> Hand:
+    return Hand()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def memory(clock: Clock) -> Unclosed:
+def memory(clock: Hand) -> Unclosed:
     return Unclosed(MemoryStore(clock))
 
 
@@ -157,7 +150,7 @@ def meta(memory: Unclosed) -> Iterator[Callable[[], MetaPositions]]:
 
 
 def test_behind_a_kill_a_place_is_free_when_its_lease_is_over_and_at_once_for_the_same_holder(
-    meta: Callable[[], MetaPositions], clock: Clock
+    meta: Callable[[], MetaPositions], clock: Hand
 ) -> None:
     killed, after = meta(), meta()
     killed.lock("mail", "p0", holder="a")
@@ -171,7 +164,7 @@ def test_behind_a_kill_a_place_is_free_when_its_lease_is_over_and_at_once_for_th
 
 
 def test_who_lost_a_place_and_finds_it_free_goes_on_and_else_moves_nothing(
-    meta: Callable[[], MetaPositions], clock: Clock
+    meta: Callable[[], MetaPositions], clock: Hand
 ) -> None:
     sleeper, other = meta(), meta()
     sleeper.lock("mail", "p0")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from tests.airflow_home import ROOT
 from tests.dags import conftest
 from tests.dags.conftest import RunDag
 from tests.streams.running.test_running import FLIGHTS, by_duckdb, flights, rows_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -52,12 +52,12 @@ def test_a_windowed_stream_runs_under_its_dag(
         first = launcher.poll(run)
         assert first.active
         wanted = by_duckdb(source.read())
-        _until(lambda: rows_of(db, "flights_by_hour") == wanted, seconds=120)
+        until(lambda: rows_of(db, "flights_by_hour") == wanted, "the answers as DuckDB has them", seconds=120)
         source.insert(flights(200, 50))
         ran = run_dag("stream_flights_hourly", {"watch_seconds": 5})
         assert launcher.poll(run).pid == first.pid, "it is adopted"
         wanted = by_duckdb(source.read())
-        _until(lambda: rows_of(db, "flights_by_hour") == wanted, seconds=60)
+        until(lambda: rows_of(db, "flights_by_hour") == wanted, "the answers as DuckDB has them", seconds=60)
         stream = declared_stream(settings, "flights_hourly")
         assert status(settings, stream).state == "running"
         Kept(settings, "flights_hourly").pause(paused=True)
@@ -75,10 +75,3 @@ def _pause(dag_id: str, *, paused: bool) -> None:
         model = session.get(DagModel, dag_id)
         assert model is not None
         model.is_paused = paused
-
-
-def _until(condition: Any, *, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.2)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from millrace.runtime.launch.history import FAILURES, history_path, read
 from millrace.runtime.launch.launcher import Launcher, RunState
 from tests.airflow_home import ROOT
 from tests.dags.conftest import RunDag
+from tests.waiting import until
 
 RUN = "streaming-node"
 
@@ -49,9 +49,7 @@ def once_it_beats(settings: Settings, act: Callable[[int], None]) -> threading.T
 
     def wait() -> None:
         path = settings.run_path / "millrace-streaming-node.heartbeat.json"
-        end = time.monotonic() + 30
-        while not path.exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        until(path.exists, "a beat of the job", seconds=30)
         pid = Launcher(settings).poll(RUN).pid
         assert pid is not None
         act(pid)
@@ -132,9 +130,7 @@ def test_a_second_job_is_not_started_beside_one_that_somebody_runs_by_hand(
     by_hand = subprocess.Popen([sys.executable, str(script), "--result", str(tmp_path / "result.json")], env=env)
     try:
         beat = settings.run_path / "millrace-streaming-node.heartbeat.json"
-        end = time.monotonic() + 30
-        while not beat.exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        until(beat.exists, "a beat of the job", seconds=30)
         assert run_dag("supervised").tasks == {"supervise": "failed"}
         assert launcher.runs() == []
     finally:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import AssignmentStale, LogUnavailable, MillraceError
+from millrace.base.errors import AssignmentStale, LogUnavailable, MetaUnavailable, MillraceError
 from millrace.base.pauses import jittered
 from millrace.rpc.assignments import Assignment, Assignments, Update
 from millrace.rpc.discovery import ServerRecord
@@ -122,14 +123,16 @@ class Places:
 
     def ask(self, *, anew: bool) -> None:
         """Bring what is known up to date; of callers at the same time one asks for all. With `anew` everything is asked for: a node
-        that died is no change that anybody wrote. Raises LogUnavailable."""
+        that died is no change that anybody wrote. While the meta store is away nobody can tell, as if nothing had changed: whoever
+        appends asks again, until its deadline. Raises LogUnavailable."""
         before = self._asked
         with self._asking:
             if self._asked != before:
                 return
             if anew:
                 self._assignments.forget()
-            self._assignments.step()
+            with suppress(MetaUnavailable):
+                self._assignments.step()
             self._asked += 1
             if self._follower is None and self._assignments.known() and not self._closed.is_set():
                 self._follower = threading.Thread(target=self._follow, name="assignments", daemon=True)

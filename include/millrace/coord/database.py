@@ -19,11 +19,11 @@ from typing import Any, Final, Protocol, Self, TypeVar
 
 from millrace.base.closing import Closing
 from millrace.base.errors import CatalogBusy, MetaAmbiguous, MetaUnavailable
+from millrace.base.sqlite_turns import held_is
 from millrace.catalog.records import look
 
 BUSY_SECONDS: Final = 30.0
 """How long a writer waits for another process's transaction."""
-_HELD: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _SCHEMA: Final = """
 create table if not exists pchannel (name text primary key, term integer not null, opened integer not null);
@@ -123,17 +123,8 @@ class Database(Closing):
     @contextmanager
     def _typed(self) -> Iterator[None]:
         """One caller at a time inside; what another process keeps from it is an error that says so."""
-        with self._lock:
-            try:
-                yield
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in _HELD:
-                    raise
-                raise CatalogBusy(
-                    f"another process holds the catalog's file, coord/coord.db, and did not let go of it in time ({error}): nothing was"
-                    " done. Call it again; where it stays so, a process that has the file open is suspended, or copies it: let it go"
-                    " on, or end it (`fuser coord/coord.db` names it)"
-                ) from error
+        with self._lock, held_is(_busy):
+            yield
 
     @classmethod
     def to_look(cls, data_dir: Path) -> Self | None:
@@ -195,3 +186,11 @@ class Database(Closing):
         """Call `call` with the connection, and nobody else's statement in between."""
         with self._typed():
             return call(self._db)
+
+
+def _busy(error: sqlite3.OperationalError) -> CatalogBusy:
+    return CatalogBusy(
+        f"another process holds the catalog's file, coord/coord.db, and did not let go of it in time ({error}): nothing was"
+        " done. Call it again; where it stays so, a process that has the file open is suspended, or copies it: let it go"
+        " on, or end it (`fuser coord/coord.db` names it)"
+    )

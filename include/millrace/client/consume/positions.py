@@ -21,12 +21,12 @@ from typing import Final, Protocol
 from urllib.parse import quote
 
 from millrace.base.errors import GroupBusy, InvalidSettings, PositionsBusy
+from millrace.base.sqlite_turns import held_is
 
 FILE: Final = "consumers.db"
 """In the folder `coord` of the data folder."""
 BUSY_SECONDS: Final = 30.0
 """How long a writer waits for another process's transaction."""
-_HELD: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _SCHEMA: Final = """
 create table if not exists position (
@@ -69,6 +69,13 @@ class Positions(Protocol):
         ...
 
 
+def _held(error: sqlite3.OperationalError) -> PositionsBusy:
+    return PositionsBusy(
+        f"another process holds the consumers' positions, coord/{FILE}, and did not let go of them in time ({error}): nothing"
+        " was done. Call it again; where it stays so, a process that has the file open is suspended, or copies it"
+    )
+
+
 class FilePositions:
     """The positions in the file of `folder` (the protocol Positions). A place is a lock of a file, which ends with its process."""
 
@@ -93,16 +100,8 @@ class FilePositions:
     @contextmanager
     def _typed(self) -> Iterator[sqlite3.Connection]:
         """One caller at a time inside; what another process keeps from it is an error that says so."""
-        with self._guard:
-            try:
-                yield self._db
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in _HELD:
-                    raise
-                raise PositionsBusy(
-                    f"another process holds the consumers' positions, coord/{FILE}, and did not let go of them in time ({error}): nothing"
-                    " was done. Call it again; where it stays so, a process that has the file open is suspended, or copies it"
-                ) from error
+        with self._guard, held_is(_held):
+            yield self._db
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
