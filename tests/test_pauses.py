@@ -7,7 +7,9 @@ from pathlib import Path
 
 from millrace.base.pauses import SPREAD, jittered
 
-RETRIES = re.compile(r"(?:wait|sleep)\((?:self\.)?_?(?:settings\.)?(?:append_)?(?:retry_delay|_PAUSE|pause|delay)\)")
+RETRIES = re.compile(
+    r"(?:wait|sleep|pause)\((?:self\.)?_?(?:settings\.)?(?:append_)?(?:retry_delay|_PAUSE|pause|delay)\)"
+)
 PACKAGE = Path(__file__).parent.parent / "include" / "millrace"
 ALONE = {
     "client/produce/transaction.py",

@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import GroupBusy, InvalidSettings, LeaseNotFound, MetaAmbiguous, MetaUnavailable
+from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
 from millrace.client.consume.positions import FILE, FilePositions, Positions, move_out
 from millrace.coord.clock import SystemClock
@@ -121,7 +122,7 @@ class MetaPositions:
                 for held, _ in seen:
                     held.at = revision
                 return
-            if not end.pause(_PAUSE):
+            if not end.pause(jittered(_PAUSE)):
                 raise MetaUnavailable(f"group {group!r} could not be moved: try again")
 
     def _look(self, group: str, pchannel: str, tick: int) -> None:
@@ -178,7 +179,7 @@ class MetaPositions:
                     at = _revision(self._store.get(_key(AT, group, pchannel))) if before is None else before.at
                     self._held[group, pchannel] = _Held(holder, revision, at)
                     return
-                if not end.pause(_PAUSE):
+                if not end.pause(jittered(_PAUSE)):
                     raise MetaUnavailable(f"the place of group {group!r} on {pchannel} could not be taken: try again")
 
     def unlock(self, group: str, pchannel: str) -> None:

@@ -23,6 +23,7 @@ from millrace.base.closing import Closing
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidSettings, MetaAmbiguous, MetaUnavailable, UnsupportedVersion
 from millrace.base.failpoint import hit
+from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
 from millrace.coord.opening import GUARD, PREFIX, open_store
@@ -146,7 +147,7 @@ class SharedCatalog(Closing):
             except MetaUnavailable:
                 if end.over():
                     raise
-            time.sleep(_PAUSE)
+            time.sleep(jittered(_PAUSE))
 
     def _settled(self, guard: Put, catalog: str, base: int) -> int | None:
         """What became of a commit whose answer was lost; one that comes later does not hold any more. Raises MetaAmbiguous."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from millrace.log.kafka.admin import KafkaAdmin
     from millrace.message.log_entries import VerifyReport
 
-_PAUSE: Final = 0.05
+_POLL: Final = 0.05
 """Seconds between two looks at something that comes without a call."""
 _LOOK_UP_BYTES: Final = 4 << 20
 _SIZE_SECONDS: Final = 2.0
@@ -176,7 +176,7 @@ class _Partition:
         _, high = self.ends()
         self._check_begin(LogId(0, offset))
         while offset > high:
-            if not waited_until.pause(_PAUSE):
+            if not waited_until.pause(_POLL):
                 return None
             _, high = self.ends()
         with self._readers.at(offset) as reader:
@@ -364,7 +364,7 @@ class Kafka(Closing):
         Until then they would take and acknowledge appends to it. Raises LogUnavailable at the deadline.
         """
         until = Deadline.after(self.settings.deadline)
-        while until.pause(_PAUSE):
+        while until.pause(_POLL):
             try:
                 self.watermarks(place)
             except ChannelNotFound:

@@ -45,7 +45,7 @@ READ_BYTES: Final = 128 << 20
 MESSAGE_WAIT: Final = 5.0
 """Seconds in which an Import that a client has seen must be found in the table or the tail."""
 _BATCH_BYTES: Final = 4 << 20
-_PAUSE: Final = 0.05
+_POLL: Final = 0.05
 _JUDGED: Final = ("vchannel", "type")
 _IDS: Final = ("ledger", "entry", "index", "ordinal")
 
@@ -230,7 +230,7 @@ class Histories:
                         return immutable(row)
             if there:
                 raise InvalidArgument(f"no Import of {pchannel} has the tick {tick}")
-            if not deadline.pause(_PAUSE):
+            if not deadline.pause(_POLL):
                 raise LogUnavailable(f"the tables of {pchannel} lie far behind tick {tick}: ask again in a while")
 
     def _newest(self) -> WalSnapshot | None:
