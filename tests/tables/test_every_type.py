@@ -138,10 +138,14 @@ def test_rows_of_any_types_come_back(db: Deployment, data: st.DataObject) -> Non
         one = st.one_of(st.none(), values_of(kind))
         columns.append(column(kind, data.draw(st.lists(one, min_size=count, max_size=count))))
     written = pa.Table.from_arrays(columns, schema=made.schema.arrow())
-    made.insert(written)
+    tick = made.insert(written).last_tick
+    made.delete([0])
     if data.draw(st.booleans()):
         db.settle()
-    assert made.read().sort_by("id").equals(written)
+    assert made.read(at=tick).sort_by("id").equals(written)
+    assert made.read().sort_by("id").equals(written.slice(1))
+    change = next(iter(made.scan()))
+    assert (change.kind, pa.Table.from_batches([change.rows], written.schema)) == ("insert", written)
 
 
 @given(st.data())

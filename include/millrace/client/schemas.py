@@ -18,7 +18,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
-from millrace.client.produce.values import is_model
+from millrace.client.produce.frames import is_of, reader_of, with_named_index
+from millrace.client.produce.values import REFUSALS, is_model
 from millrace.message.field_types import MAX_DEPTH
 from millrace.message.schema import CollectionSchema, FieldSpec, one_or_several, with_key
 from millrace.message.types import OnDuplicate
@@ -269,14 +270,17 @@ def arrow_schema(source: Any) -> pa.Schema:
         return source
     if isinstance(source, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return source.schema
-    if type(source).__module__.partition(".")[0] == "pandas":
-        return pa.Schema.from_pandas(source, preserve_index=False).remove_metadata()
+    if is_of(source, "pandas") and hasattr(source, "columns"):
+        try:
+            return pa.Schema.from_pandas(with_named_index(source), preserve_index=False).remove_metadata()
+        except REFUSALS as error:
+            raise InvalidArgument(f"the DataFrame is no table of columns of one type each: {error}") from None
     if hasattr(source, "mapInArrow"):  # Spark, whose own Arrow stream (4.2) has no timestamps
         return source.limit(0).toArrow().schema
     if hasattr(source, "__arrow_c_schema__"):
         return pa.schema(source)
     if hasattr(source, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(source).schema
+        return reader_of(source).schema
     raise InvalidArgument(
         f"{type(source).__name__} is no schema: give a dict of types by column, a pyarrow schema, a dataclass or a DataFrame"
     )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import date
+from typing import Any
 
 import duckdb
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 from pydantic import BaseModel
@@ -15,6 +18,7 @@ from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import Collection
 from millrace.client.client import Client
 from millrace.client.produce.async_producer import AsyncProducer
+from millrace.client.produce.rows import table_of
 from millrace.client.schemas import schema
 from millrace.message.schema import FieldSpec
 from tests.client.conftest import item_rows, own_name
@@ -54,6 +58,33 @@ def test_models_of_pydantic_are_rows_and_say_a_schema(shop: Client, request: pyt
     assert future.result().rejections == []
     with pytest.raises(InvalidArgument, match="row 0 is ModelMetaclass: rows are dicts"):
         producer.insert(orders, [Order])
+
+
+def test_an_index_of_pandas_with_a_name_is_a_column() -> None:
+    frame = pd.DataFrame({"city": ["Oslo"]}, index=pd.Index([7], name="id"))
+    assert [(each.name, each.type) for each in schema(frame, key="id").fields] == [("id", "int64"), ("city", "string")]
+    assert table_of(frame).to_pylist() == [{"id": 7, "city": "Oslo"}]
+    assert table_of(pd.DataFrame({"id": [1]}, index=pd.Index([7], name="id"))).to_pylist() == [{"id": 1}]
+    assert table_of(pd.DataFrame({"id": [1, 2]}).iloc[1:]).to_pylist() == [{"id": 2}]
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (pd.DataFrame([[1, 2]], columns=["id", "id"]), "Duplicate column names"),
+        (pd.DataFrame({"id": [1], "v": pd.arrays.SparseArray([0.0])}), "Sparse"),
+        (pd.DataFrame({"id": [1, 2], "v": ["a", 1]}), "column v"),
+        (pd.Series([1], name="id"), "holds record batches, not int"),
+        (pl.DataFrame({"id": [1], "v": pl.Series([object()], dtype=pl.Object)}), "'v' holds Python's objects"),
+        (pl.DataFrame({"id": [1], "v": pl.Series([1], dtype=pl.Int128)}), "a type that Arrow does not know"),
+        ([{"id": pd.Timestamp("2026-01-02T00:00:00.000000001")}], "nanoseconds"),
+        (({"id": each} for each in range(2)), "or a list of dicts"),
+    ],
+    ids=str,
+)
+def test_frames_that_are_no_table_are_refused_in_words(frame: Any, why: str) -> None:
+    with pytest.raises(InvalidArgument, match=why):
+        table_of(frame, schema({"id": "int64", "v": "string?"}, key="id"))
 
 
 def test_relations_and_streams_are_upserted_batch_by_batch(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.client.produce.values import REFUSALS, from_arrow, from_python
+from millrace.base.errors import InvalidArgument
+from millrace.client.produce.values import REFUSALS, array_of, from_arrow, from_python
 from millrace.message.field_types import FieldType, parse_type, type_of_arrow
 from tests.message.samples import column, types, values_of
 
@@ -85,6 +87,21 @@ def test_wider_layouts_hold_the_same_values(data: st.DataObject) -> None:
         (pa.ListArray.from_arrays([0, 1], pa.array([AN_ID.bytes], pa.uuid())), "list<uuid>", [[str(AN_ID)]]),
         (pa.array([{"t": time(0, 0, 1)}]), "struct<t: int64>", [{"t": 1_000_000}]),
         (pa.array([{"b": 1}]), "struct<a: string, b: int64>", [{"a": None, "b": 1}]),
+        (
+            pa.DictionaryArray.from_arrays([1, None, 0], pa.array(["a", "b"], pa.string_view())),
+            "string",
+            ["b", None, "a"],
+        ),
+        (
+            pa.RunEndEncodedArray.from_arrays([2, 3], pa.array([b"a", b"b"], pa.binary_view()))[1:],
+            "binary",
+            [b"a", b"b"],
+        ),
+        (
+            pa.array([[("x", [1])], None, []], pa.map_(pa.string_view(), pa.list_view(pa.int8())))[0:2],
+            "map<string, list<int8>>",
+            [[("x", [1])], None],
+        ),
         (pa.array([[{"key": "a", "value": 1}]]), "map<string, int64>", [[("a", 1)]]),
     ],
     ids=str,
@@ -96,6 +113,27 @@ def test_arrow_columns_of_another_layout(given: pa.Array, kind: str, values: lis
     assert found.to_pylist() == values
     if "key" not in str(given.type) and "b: int64" not in kind and "decimal" not in kind:
         assert type_of_arrow("x", given.type).text == kind
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "values"),
+    [
+        (pa.array([[0.5], None, [1.0, 2.0]])[1:], "list<float32>", [None, [1.0, 2.0]]),
+        (pa.array([AN_ID.bytes], pa.binary(16)), "uuid", [str(AN_ID)]),
+        (pa.array([1], pa.bool8()), "bool", [True]),
+        (pa.array([datetime.fromisoformat("2026-01-02")], pa.timestamp("ns")), "date", [date(2026, 1, 2)]),
+        (pa.array([date(2026, 1, 2)]), "timestamp_ntz", [datetime.fromisoformat("2026-01-02")]),
+        (pa.array([Decimal("12.30")]), "float64", [12.3]),
+        (pa.array([float("inf"), 0.1], pa.float64()), "float32", [float("inf"), 0.10000000149011612]),
+        (pa.array(["-Infinity", "1e3"]), "float64", [float("-inf"), 1000.0]),
+    ],
+    ids=str,
+)
+def test_arrow_columns_of_another_type_that_lose_nothing(given: pa.Array, kind: str, values: list[Any]) -> None:
+    found = from_arrow(given, parse_type(kind))
+    found.validate(full=True)
+    assert found.type == parse_type(kind).arrow
+    assert found.to_pylist() == values
 
 
 @pytest.mark.parametrize(
@@ -171,6 +209,53 @@ def test_objects_that_a_type_does_not_hold_are_refused(given: list[Any], kind: s
 def test_arrow_columns_that_a_type_does_not_hold_are_refused(given: pa.Array, kind: str) -> None:
     with pytest.raises(REFUSALS):
         from_arrow(given, parse_type(kind))
+
+
+@pytest.mark.parametrize("layout", ["{}", "list<{}>", "struct<a: {}>", "map<string, {}>"])
+@pytest.mark.parametrize(
+    ("given", "kind", "why"),
+    [
+        (5, "bool", "number is no bool"),
+        (0.5, "bool", "number is no bool"),
+        (1e300, "float32", "greater than float32 holds"),
+        ("1e400", "float64", "greater than float64 holds"),
+        (Decimal("0.1234567890123456789"), "float64", "more digits than float64 holds"),
+        (Decimal("12345678.12"), "float32", "more digits than float32 holds"),
+        (datetime(2026, 1, 2, 3), "date", "time of day"),  # noqa: DTZ001
+        (datetime(2026, 1, 2, 3, tzinfo=UTC), "date", "time of day"),
+        (5, "date", "does not say its unit"),
+        (5, "timestamp", "does not say its unit"),
+        (5.0, "timestamp_ntz", "does not say its unit"),
+        (datetime(2026, 1, 2), "int64", "no number"),  # noqa: DTZ001
+        (date(2026, 1, 2), "int32", "no number"),
+        (datetime(2026, 1, 2, tzinfo=UTC), "timestamp_ntz", "time zone"),
+    ],
+    ids=str,
+)
+def test_what_arrow_would_guess_or_cut_off_in_silence_is_refused_on_any_level(
+    given: Any, kind: str, why: str, layout: str
+) -> None:
+    inside: Any = {"{}": given, "list<{}>": [given], "struct<a: {}>": {"a": given}, "map<string, {}>": [("k", given)]}[
+        layout
+    ]
+    as_map = pa.map_(pa.utf8(), pa.array([given]).type)
+    column = pa.array([None, inside], as_map) if "map" in layout else pa.array([None, inside])
+    with pytest.raises(InvalidArgument, match=why):
+        from_arrow(column, parse_type(layout.format(kind)))
+
+
+def test_nanoseconds_of_pandas_objects_are_refused_wherever_they_stand() -> None:
+    for value in (pd.Timestamp("2026-01-02T00:00:00.000000001"), pd.Timedelta(1)):
+        for values in ([value], [None, timedelta(1) if isinstance(value, timedelta) else datetime(2026, 1, 2), value]):  # noqa: DTZ001
+            with pytest.raises(ValueError, match="nanoseconds"):
+                array_of(values)
+    assert array_of([pd.Timedelta(1000), None]).to_pylist() == [timedelta(microseconds=1), None]
+
+
+def test_a_struct_with_two_fields_of_a_name_is_refused() -> None:
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with pytest.raises(InvalidArgument, match="two fields of one name"):
+        from_arrow(twice, parse_type("struct<a: int64>"))
 
 
 def test_a_null_column_is_null_of_any_type() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
+from millrace.client.produce.frames import is_of
 from millrace.client.produce.rows import Rows, by_column, table_of
-from millrace.client.produce.values import REFUSALS, from_arrow, from_python, is_made_of_objects
+from millrace.client.produce.values import REFUSALS, array_of, from_arrow, from_python, is_made_of_objects
 from millrace.client.schemas import arrow_schema
 from millrace.message.field_types import MAX_PRECISION, FieldType, type_of_arrow
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -25,7 +26,7 @@ def evolution(rows: Rows, schema: CollectionSchema) -> list[Change]:
     InvalidArgument for a column of which no value says its type."""
     if isinstance(rows, list | tuple) and not any(isinstance(each, pa.RecordBatch | pa.Table) for each in rows):
         rows = by_column(rows)
-    elif type(rows).__module__.partition(".")[0] in ("pandas", "polars"):
+    elif is_of(rows, "pandas") or is_of(rows, "polars"):
         rows = table_of(rows)
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return _of_columns(dict(zip(rows.schema.names, rows.columns, strict=True)), schema)
@@ -60,7 +61,7 @@ def _of_columns(columns: Mapping[str, Any], schema: CollectionSchema) -> list[Ch
         if name in known and _fits(given, known[name].tree):
             continue
         try:
-            values = given if isinstance(given, pa.Array | pa.ChunkedArray) else pa.array(given)
+            values = given if isinstance(given, pa.Array | pa.ChunkedArray) else array_of(given)
         except REFUSALS as error:
             raise InvalidArgument(f"the column {name!r} is no list of values of one type: {error}") from None
         found = type_of_arrow(name, values.type)
@@ -82,7 +83,7 @@ def _fits(values: Any, kind: FieldType) -> bool:
         elif is_made_of_objects(kind):
             from_python(values, kind)
         else:
-            from_arrow(pa.chunked_array([pa.array(values)]), kind)
+            from_arrow(pa.chunked_array([array_of(values)]), kind)
     except REFUSALS:
         return False
     return True

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.client.produce.values import REFUSALS, from_python, is_made_of_objects
+from millrace.message.field_types import FieldType
 from millrace.message.schema import CollectionSchema
 
 BATCH_ROWS = 65_536
@@ -47,19 +48,39 @@ def _batches(frame: Any, schema: CollectionSchema | None) -> Iterator[pa.RecordB
         yield from frame
     elif hasattr(frame, "mapInArrow"):
         yield from _of_spark(frame)
-    elif type(frame).__module__.partition(".")[0] == "pandas":
+    elif is_of(frame, "pandas") and hasattr(frame, "columns"):
         yield from _of_pandas(frame, schema).to_batches()
     elif hasattr(frame, "__arrow_c_stream__"):
-        yield from pa.RecordBatchReader.from_stream(frame)
+        yield from reader_of(frame)
     elif isinstance(frame, Iterable) and not isinstance(frame, str | bytes | dict):
         for each in frame:
             if not isinstance(each, pa.RecordBatch | pa.Table):
-                raise InvalidArgument(f"a stream of Arrow batches holds record batches, not {type(each).__name__}")
+                raise InvalidArgument(
+                    f"a stream of rows holds record batches, not {type(each).__name__}: give Arrow batches, or a list of dicts"
+                )
             yield from _batches(each, schema)
     else:
         raise InvalidArgument(
-            f"{type(frame).__name__} is no DataFrame: give pandas, Polars, Spark, pyarrow, or what has __arrow_c_stream__"
+            f"{type(frame).__name__} is no DataFrame: give a DataFrame of pandas, Polars (collected) or Spark, pyarrow, or what has"
+            " __arrow_c_stream__ (`millrace produce` takes files)"
         )
+
+
+def is_of(frame: object, library: str) -> bool:
+    """Whether it is an object of that library, which is not imported for that."""
+    return type(frame).__module__.partition(".")[0] == library
+
+
+def reader_of(frame: ArrowStream) -> pa.RecordBatchReader:
+    """The Arrow stream of a DataFrame. Raises InvalidArgument for columns that Arrow has no type for."""
+    if is_of(frame, "polars"):
+        objects = [name for name, kind in getattr(frame, "schema", {}).items() if str(kind) == "Object"]
+        if objects:  # as Arrow they are the addresses of Python's objects
+            raise InvalidArgument(f"the column {objects[0]!r} holds Python's objects: cast it to a type of Polars")
+    try:
+        return pa.RecordBatchReader.from_stream(frame)
+    except pa.ArrowException as error:
+        raise InvalidArgument(f"a column has a type that Arrow does not know, cast it ({error})") from None
 
 
 def _of_spark(frame: Any) -> Iterator[pa.RecordBatch]:
@@ -82,23 +103,35 @@ def _of_spark(frame: Any) -> Iterator[pa.RecordBatch]:
         yield from pa.ipc.open_stream(bytes(row[0]))
 
 
+def with_named_index(frame: Any) -> Any:
+    """A frame of pandas whose index, where it has a name that no column has, is a column: it holds values that no column has."""
+    names = [name for name in frame.index.names if name is not None and name not in frame.columns]
+    return frame.reset_index(level=names) if names else frame
+
+
 def _of_pandas(frame: Any, schema: CollectionSchema | None) -> pa.Table:
+    frame = with_named_index(frame)
     wanted = {field.name: field.tree for field in schema.fields} if schema else {}
     objects = [
         name
         for name in frame.columns
         if name in wanted and is_made_of_objects(wanted[name]) and str(frame.dtypes[name]) == "object"
     ]
-    if not objects or not frame.columns.is_unique:
-        return pa.Table.from_pandas(frame, preserve_index=False)
-    columns: dict[str, Any] = {}
-    for name in frame.columns:
-        if name not in objects:
-            columns[name] = pa.Table.from_pandas(frame[[name]], preserve_index=False).column(0)
-            continue
-        values = [None if isinstance(each, float) and each != each else each for each in frame[name]]
-        try:
-            columns[name] = from_python(values, wanted[name])
-        except REFUSALS as error:
-            raise InvalidArgument(f"the column {name!r} is no {wanted[name].text}: {error}") from None
-    return pa.table(columns)
+    try:
+        if not objects or not frame.columns.is_unique:
+            return pa.Table.from_pandas(frame, preserve_index=False)
+        return pa.table(
+            {name: _column(frame, name, wanted[name] if name in objects else None) for name in frame.columns}
+        )
+    except REFUSALS as error:
+        raise InvalidArgument(f"the DataFrame is no table of columns of one type each: {error}") from None
+
+
+def _column(frame: Any, name: str, kind: FieldType | None) -> Any:
+    if kind is None:
+        return pa.Table.from_pandas(frame[[name]], preserve_index=False).column(0)
+    values = [None if isinstance(each, float) and each != each else each for each in frame[name]]
+    try:
+        return from_python(values, kind)
+    except REFUSALS as error:
+        raise InvalidArgument(f"the column {name!r} is no {kind.text}: {error}") from None

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import Collection
-from millrace.client.produce.frames import Frame, batches_of
-from millrace.client.produce.values import REFUSALS, from_arrow, from_python, is_made_of_objects, members
+from millrace.client.produce.frames import Frame, batches_of, is_of
+from millrace.client.produce.values import REFUSALS, array_of, from_arrow, from_python, is_made_of_objects, members
 from millrace.message import builders
 from millrace.message.keys import key_column, vchannel_index
 from millrace.message.model import MutableMessage
@@ -66,7 +66,7 @@ def table_of(rows: Rows, schema: CollectionSchema | None = None) -> pa.Table:
 def is_whole(rows: Rows) -> bool:
     """Whether rows lie in memory here, so that they are taken at once; else batch by batch."""
     held = pa.Table | pa.RecordBatch | Mapping | list | tuple
-    return isinstance(rows, held) or type(rows).__module__.partition(".")[0] in ("pandas", "polars")
+    return isinstance(rows, held) or is_of(rows, "pandas") or is_of(rows, "polars")
 
 
 def by_column(rows: Sequence[Any], schema: CollectionSchema | None = None) -> dict[str, list[Any]]:
@@ -100,7 +100,7 @@ def _columns(columns: Mapping[str, Sequence[Any]], schema: CollectionSchema | No
             if kind is not None and is_made_of_objects(kind) and not isinstance(values, pa.Array | pa.ChunkedArray):
                 arrays[name] = from_python(values, kind)
             else:
-                arrays[name] = values if isinstance(values, pa.ChunkedArray) else pa.array(values)
+                arrays[name] = values if isinstance(values, pa.ChunkedArray) else array_of(values)
         except REFUSALS as error:
             if kind is not None and is_made_of_objects(kind):
                 raise InvalidArgument(f"the column {name!r} is no {kind.text}: {error}") from None

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -48,39 +49,129 @@ def from_arrow(values: Any, kind: FieldType) -> Any:
         return values  # its layout already, as most columns are: of a call of one row a cast is what costs
     if isinstance(values, pa.ChunkedArray):
         return pa.chunked_array([from_arrow(each, kind) for each in values.chunks], kind.arrow)
-    if pa.types.is_run_end_encoded(values.type):
-        values = pc.run_end_decode(values)
-    if kind.is_nested:
-        values = _listed(values)
-        return values.cast(kind.arrow) if _is_cast(values.type, kind) else from_python(values.to_pylist(), kind)
     source = values.type
-    if isinstance(source, pa.BaseExtensionType):
-        return from_python(values.to_pylist(), kind) if kind.kind in _BY_OBJECT else values.storage.cast(kind.arrow)
     if pa.types.is_dictionary(source):
-        return from_arrow(values.cast(source.value_type), kind)
+        return from_arrow(_takeable(values.dictionary).take(values.indices), kind)
+    if pa.types.is_run_end_encoded(source):
+        runs = pa.RunEndEncodedArray.from_arrays(values.run_ends, _takeable(values.values))
+        return from_arrow(pc.run_end_decode(runs.slice(values.offset, len(values))), kind)
+    if isinstance(source, pa.BaseExtensionType):
+        if kind.kind in _BY_OBJECT:
+            return from_python(values.to_pylist(), kind)
+        return from_arrow(values.storage if source.extension_name != "arrow.bool8" else values.cast(pa.bool_()), kind)
+    if pa.types.is_null(source):
+        return pa.nulls(len(values), kind.arrow)
+    if kind.is_nested:
+        return _nested(values, kind)
     if pa.types.is_time(source):
         values = values.cast(pa.time64("us"))
     elif pa.types.is_duration(source):
         values = values.cast(pa.duration("us"))
-    elif pa.types.is_timestamp(source) and source.tz is not None and kind.kind == "timestamp_ntz":
-        raise InvalidArgument("it has a time zone, and timestamp_ntz has none: take it off by the one you mean")
     elif kind.kind == "decimal":
         return _decimals(values, kind)
+    elif kind.kind == "uuid" and _is_octets(source):
+        return from_python(values.to_pylist(), kind)
+    _refuse_guess(source, kind)
     found = values.cast(kind.arrow)
+    _refuse_loss(values, found, kind)
     return _text_of(found, kind)
 
 
-def _is_view(source: pa.DataType) -> bool:
-    return bool(pa.types.is_list_view(source) or pa.types.is_large_list_view(source))
+def _takeable(values: pa.Array) -> pa.Array:
+    """Values of an encoding in a layout from which Arrow (26.0) takes and decodes: views are none."""
+    if pa.types.is_string_view(values.type):
+        return values.cast(pa.large_utf8())
+    return values.cast(pa.large_binary()) if pa.types.is_binary_view(values.type) else values
 
 
-def _listed(values: pa.Array) -> pa.Array:
-    """Views of lists as lists, by hand: Arrow's own cast (26.0) leaves their offsets one too short, and reads what lies behind them."""
-    if not _is_view(values.type):
-        return values
-    offsets = np.zeros(len(values) + 1, dtype=np.int64)
-    np.cumsum(pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False), out=offsets[1:])
-    return pa.LargeListArray.from_arrays(pa.array(offsets), _listed(values.flatten()), mask=pc.is_null(values))
+def _is_octets(source: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_fixed_size_binary(source)
+        or pa.types.is_binary(source)
+        or pa.types.is_large_binary(source)
+        or pa.types.is_binary_view(source)
+    )
+
+
+def _is_number(source: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(source) or pa.types.is_floating(source) or pa.types.is_decimal(source))
+
+
+def _refuse_guess(source: pa.DataType, kind: FieldType) -> None:
+    """Raises InvalidArgument for a type of which Arrow's cast would only guess what it means for `kind`."""
+    moment = pa.types.is_timestamp(source) or pa.types.is_date(source)
+    if kind.kind == "bool" and _is_number(source):
+        raise InvalidArgument("a number is no bool: compare it with the one you mean")
+    if kind.kind in ("date", "timestamp", "timestamp_ntz") and _is_number(source):
+        raise InvalidArgument("a number does not say its unit: make it a date or a timestamp of the one you mean")
+    if moment and _is_number(kind.arrow):
+        raise InvalidArgument("a date or a moment is no number: cast it to the unit you mean")
+    if pa.types.is_timestamp(source) and source.tz is not None and kind.kind == "timestamp_ntz":
+        raise InvalidArgument("it has a time zone, and timestamp_ntz has none: take it off by the one you mean")
+
+
+def _refuse_loss(values: pa.Array, found: pa.Array, kind: FieldType) -> None:
+    """Raises InvalidArgument where Arrow's cast of `values` lost something without a word."""
+    source = values.type
+    if kind.kind == "date" and pa.types.is_timestamp(source) and not found.cast(source).equals(values):
+        raise InvalidArgument(
+            "it has a time of day (in UTC), and a date has none: cut it off, or make it a timestamp field"
+        )
+    if kind.kind not in ("float32", "float64") or pa.types.is_integer(source):
+        return
+    if pa.types.is_decimal(source):
+        if not found.cast(source).equals(values):
+            raise InvalidArgument(
+                f"a decimal has more digits than {kind.kind} holds: round it, or make it a decimal field"
+            )
+        return
+    endless = pc.is_inf(found)
+    if pc.any(endless).as_py() and not pc.all(_endless(values.filter(endless))).as_py():
+        raise InvalidArgument(f"a number is greater than {kind.kind} holds")
+
+
+def _endless(values: pa.Array) -> Any:
+    if pa.types.is_floating(values.type):
+        return pc.is_inf(values.cast(pa.float64()))
+    return pc.match_substring_regex(values, "(?i)inf")
+
+
+def _nested(values: pa.Array, kind: FieldType) -> pa.Array:
+    """An array of a nested type as `kind`, level by level; one of another shape by its objects."""
+    source, missing = values.type, pc.is_null(values)
+    if kind.kind == "struct" and pa.types.is_struct(source):
+        given = [source.field(place).name for place in range(source.num_fields)]
+        _refuse_unknown(given, kind)
+        if len(given) > len(set(given)):
+            raise InvalidArgument("the struct has two fields of one name")
+        parts = dict(zip(given, values.flatten(), strict=True))
+        children = [
+            from_arrow(parts[name], each) if name in parts else pa.nulls(len(values), each.arrow)
+            for name, each in zip(kind.names, kind.children, strict=True)
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(kind.arrow), mask=missing)
+    if kind.kind == "map" and pa.types.is_struct(source):
+        raise InvalidArgument("a struct is no map: which fields a row lacks and which are null is not told apart")
+    if kind.kind == "list" and is_list(source):
+        offsets = _offsets(pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False))
+        inner = from_arrow(values.flatten(), kind.children[0])
+        return pa.ListArray.from_arrays(offsets, inner, type=kind.arrow, mask=missing)
+    if kind.kind == "map" and pa.types.is_map(source):
+        bounds = values.offsets.to_numpy()  # of a part of an array they do not begin at 0
+        mine = (each.slice(bounds[0], bounds[-1] - bounds[0]) for each in (values.keys, values.items))
+        keys, items = (from_arrow(part, each) for part, each in zip(mine, kind.children, strict=True))
+        return _mapped(pa.array(bounds - bounds[0]), keys, items, kind, missing)
+    return from_python(values.to_pylist(), kind)
+
+
+def _offsets(lengths: npt.ArrayLike) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+
+
+def _mapped(offsets: pa.Array, keys: pa.Array, items: pa.Array, kind: FieldType, missing: pa.Array) -> pa.MapArray:
+    if keys.null_count:
+        raise ValueError("a map's key is null")
+    return pa.MapArray.from_arrays(offsets, keys, items, type=kind.arrow, mask=missing)
 
 
 def _decimals(values: pa.Array, kind: FieldType) -> pa.Array:
@@ -130,39 +221,6 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is no JSON")
 
 
-def _is_cast(source: pa.DataType, kind: FieldType) -> bool:
-    """Whether Arrow's own cast makes `kind` of an Arrow type, and exactly that. Raises InvalidArgument where a field has no place."""
-    if kind.kind == "list":
-        return is_list(source) and not _is_view(source) and _is_cast(source.value_type, kind.children[0])
-    if kind.kind == "map":
-        if pa.types.is_struct(source):
-            raise InvalidArgument("a struct is no map: which fields a row lacks and which are null is not told apart")
-        if not pa.types.is_map(source):
-            return False
-        key, value = kind.children
-        return _is_cast(source.key_type, key) and _is_cast(source.item_type, value)
-    if kind.kind == "struct":
-        if not pa.types.is_struct(source):
-            return False
-        given = {source.field(place).name: source.field(place).type for place in range(source.num_fields)}
-        _refuse_unknown(given, kind)
-        return all(
-            name not in given or _is_cast(given[name], each)
-            for name, each in zip(kind.names, kind.children, strict=True)
-        )
-    if pa.types.is_dictionary(source):
-        source = source.value_type
-    if kind.kind in _BY_OBJECT:
-        return kind.kind == "decimal" and pa.types.is_decimal(source)
-    return not (
-        isinstance(source, pa.BaseExtensionType)
-        or pa.types.is_time(source)
-        or pa.types.is_duration(source)
-        or pa.types.is_run_end_encoded(source)
-        or (pa.types.is_timestamp(source) and (source.tz is None) != (kind.kind == "timestamp_ntz"))
-    )
-
-
 def _refuse_unknown(given: Iterable[str], kind: FieldType) -> None:
     unknown = [name for name in given if name not in kind.names]
     if unknown:
@@ -187,16 +245,14 @@ def build(values: Sequence[Any], kind: FieldType, leaf: Leaf, key_leaf: Leaf) ->
         ]
         return pa.StructArray.from_arrays(children, fields=list(kind.arrow), mask=missing)
     items = [_pairs(value) if kind.kind == "map" else _items(value) for value in values]
-    offsets = pa.array(np.concatenate([[0], np.cumsum([len(each) for each in items])]), pa.int32())
+    offsets = _offsets([len(each) for each in items])
     flat = [item for each in items for item in each]
     if kind.kind == "list":
         inner = build(flat, kind.children[0], leaf, key_leaf)
         return pa.ListArray.from_arrays(offsets, inner, type=kind.arrow, mask=missing)
     keys = build([key for key, _ in flat], kind.children[0], key_leaf, key_leaf)
-    if keys.null_count:
-        raise ValueError("a map's key is null")
     inner = build([value for _, value in flat], kind.children[1], leaf, key_leaf)
-    return pa.MapArray.from_arrays(offsets, keys, inner, type=kind.arrow, mask=missing)
+    return _mapped(offsets, keys, inner, kind, missing)
 
 
 def _members(value: Any, kind: FieldType) -> Mapping[str, Any]:
@@ -263,7 +319,20 @@ def _leaf(values: list[Any], kind: FieldType) -> pa.Array:
         case "timestamp_ntz":
             if any(isinstance(value, datetime) and value.tzinfo is not None for value in values):
                 raise ValueError("a datetime with a zone, where timestamp_ntz has none")
-    return from_arrow(pa.array(values), kind)
+    return from_arrow(array_of(values), kind)
+
+
+def array_of(values: Any) -> Any:
+    """Python's objects as the column that Arrow makes of them, but for what it cuts off of them. Raises what REFUSALS names."""
+    first = next((value for value in values if value is not None), None) if isinstance(values, list | tuple) else None
+    if isinstance(first, datetime | timedelta) and any(_nanoseconds(value) for value in values):
+        raise ValueError("a moment or a duration with nanoseconds")
+    return pa.array(values)
+
+
+def _nanoseconds(value: Any) -> int:
+    """Of pandas' objects those that Python's have not."""
+    return getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)
 
 
 def json_text(value: Any) -> str:
@@ -295,7 +364,7 @@ def _microseconds(value: Any) -> Any:
             raise ValueError("a time of day with a zone")
         value = timedelta(hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond)
     if isinstance(value, timedelta):
-        if getattr(value, "nanoseconds", 0):
+        if _nanoseconds(value):
             raise ValueError("a duration below a microsecond")
         return value // timedelta(microseconds=1)
     return value

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
+from millrace.client.produce.files.json_objects import JsonObjects, begins_array
 from millrace.client.produce.files.kinds import InputFormat, format_of, unpacked
-from millrace.client.produce.files.text_rows import begins_array, elements, json_object
 from millrace.client.schemas import with_generated_key
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import OnDuplicate
@@ -134,12 +134,19 @@ def _columns(kind: InputFormat, file: BinaryIO) -> pa.Schema:
             avro: Any = importlib.import_module("fastavro")
             rows = list(itertools.islice(avro.reader(file), SAMPLE_ROWS))
         case InputFormat.JSON if begins_array(file):
-            rows = [row for _, row in itertools.islice(elements(file), SAMPLE_ROWS)]
+            rows = [_sound(line, row) for line, row in itertools.islice(JsonObjects().elements(file), SAMPLE_ROWS)]
         case _:
             lines = itertools.islice((line for line in file if line.strip()), SAMPLE_ROWS)
-            rows = [json_object(line.decode("utf-8-sig")) for line in lines]
+            parser = JsonObjects()
+            rows = [parser.of_line(line.decode("utf-8-sig")) for line in lines]
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.schema([(name, pa.array([row.get(name) for row in rows]).type) for name in names])
+
+
+def _sound(line: int, row: dict[str, Any] | ValueError) -> dict[str, Any]:
+    if isinstance(row, ValueError):
+        raise InvalidArgument(f"line {line}: {row}")
+    return row
 
 
 def _field(item: pa.Field) -> FieldSpec:

@@ -10,6 +10,7 @@ import json
 import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,53 @@ def test_a_bad_row_has_its_line_its_column_and_its_value() -> None:
         (5, "id", None),
     ]
     assert bad[0].why == "price: 'dear' is no float64"
+
+
+@pytest.mark.parametrize("form", [InputFormat.JSON, InputFormat.JSONL])
+def test_what_a_parser_of_json_passes_over_in_silence_makes_a_bad_row(form: InputFormat) -> None:
+    objects = [
+        b'{"id": 1, "price": 2, "price": 3}',
+        b'{"id": 2, "price": 1e400}',
+        b'{"id": 3, "price": -123456789012345678901234567890e300}',
+        b'{"id": 4, "price": 0.12345678901234567890}',
+        b'{"id": 5, "price": Infinity}',
+    ]
+    text = b"[" + b",\n".join(objects) + b"]" if form is InputFormat.JSON else b"\n".join(objects)
+    rows, bad = read(text, form)
+    assert rows.select(["id", "price"]).to_pylist() == [
+        {"id": 4, "price": 0.12345678901234568},
+        {"id": 5, "price": float("inf")},
+    ]
+    assert [(each.line, each.why) for each in bad] == [
+        (1, "the name 'price' stands twice in an object"),
+        (2, "the number 1e400 is greater than a float holds"),
+        (3, "the number -123456789012345678901234567890e300 is greater than a float holds"),
+    ]
+    _, unquoted = read(text, form, quote=False)
+    assert not any(word in each.why for each in unquoted for word in ("price", "400", "123"))
+
+
+def test_a_decimal_in_json_has_all_the_digits_that_stand_there() -> None:
+    numbers = [
+        "1000000000000000000.1",
+        "0.1234567890123456789",
+        "12.50",
+        "1e3",
+        "-7",
+        '"2.5"',
+        "123456789012345678901",
+    ]
+    wanted = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("v", "decimal(38,19)", True)), "id")
+    text = "\n".join(f'{{"id": {place}, "v": {number}}}' for place, number in enumerate(numbers))
+    [batch] = read_batches(io.BytesIO(text.encode()), InputFormat.JSONL, wanted, batch_rows=9)
+    assert batch.rows["v"].to_pylist() == [Decimal(each.strip('"')) for each in numbers[:-1]]
+    assert [(each.line, each.column) for each in batch.bad] == [(7, "v")]
+
+
+def test_csv_has_no_number_beyond_its_type() -> None:
+    rows, bad = read(b"id,price\n1,1e400\n2,inf\n3,1e308\n", InputFormat.CSV)
+    assert rows["price"].to_pylist() == [float("inf"), 1e308]
+    assert [(each.line, each.column) for each in bad] == [(2, "price")]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.client.produce.values import REFUSALS, build, from_python
+from millrace.client.produce.files.json_objects import LongNumber
+from millrace.client.produce.values import REFUSALS, build, from_arrow, from_python
 from millrace.message.field_types import FieldType
 from millrace.message.schema import FieldSpec
 
@@ -138,8 +139,8 @@ def _column(values: Any, target: FieldType, convert: Converter) -> tuple[pa.Arra
 _JSON_TAKES: Final[dict[str, frozenset[type]]] = {
     "bool": frozenset({bool}),
     **dict.fromkeys(("int8", "int16", "int32", "int64"), frozenset({int})),
-    **dict.fromkeys(("float32", "float64"), frozenset({int, float})),
-    "decimal": frozenset({int, float, str}),
+    **dict.fromkeys(("float32", "float64"), frozenset({int, float, LongNumber})),
+    "decimal": frozenset({int, float, LongNumber, str}),
 }
 """What JSON has for a type, where that is not text."""
 
@@ -168,11 +169,11 @@ def _json_leaf(values: list[Any], target: FieldType) -> pa.Array:
     if not {type(value) for value in values} <= takes | {type(None)}:
         raise ValueError("a value of another type")
     if target.kind == "decimal":
-        return from_python(values, target)
+        return from_python([each.text if isinstance(each, LongNumber) else each for each in values], target)
     if str in takes:
         return from_text(pa.array(values, pa.utf8()), target)
     if target.kind in ("float32", "float64"):
-        return pa.array([None if value is None else float(value) for value in values], target.arrow)
+        return from_arrow(pa.array([None if value is None else float(value) for value in values], pa.float64()), target)
     return pa.array(values, target.arrow)
 
 
@@ -190,4 +191,4 @@ def from_text(texts: pa.Array, target: FieldType) -> pa.Array:
         texts = pc.if_else(day, pc.binary_join_element_wise(texts, "T00:00:00Z", ""), texts)
         zoned = pc.match_substring_regex(texts, _ZONE)
         return pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", "")).cast(target.arrow)
-    return texts.cast(target.arrow)
+    return from_arrow(texts, target)

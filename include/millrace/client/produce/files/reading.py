@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.client.produce.files.fitting import Batch, Converter, Raw, RowRules, fit, from_json, json_value
+from millrace.client.produce.files.json_objects import begins_array
 from millrace.client.produce.files.kinds import CsvForm, InputFormat, unpacked
 from millrace.client.produce.files.text_rows import (
-    begins_array,
     check_header,
     csv_rows,
     from_cells,

@@ -1,15 +1,10 @@
-"""Rows of text: JSON lines, a JSON array, CSV.
-
-JSON goes through Python's parser, a row at a time: Arrow's (26.0) ends the process on a line that says just ``null``.
-"""
+"""Rows of text: JSON lines, a JSON array, CSV."""
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -20,28 +15,14 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.client.produce.files.fitting import BadRow, Raw, from_text, shown
+from millrace.client.produce.files.json_objects import JsonObjects
 from millrace.client.produce.files.kinds import CsvForm
 from millrace.client.produce.values import from_python
 from millrace.message.field_types import FieldType
 
 MAX_CELL_CHARACTERS: Final = 64 << 20
-MAX_OBJECT_CHARACTERS: Final = 64 << 20
-_CHUNK: Final = 1 << 20
 _GROUPED: Final = re.compile(r"\s*[+-]?\d{1,3}(\.\d{3})+(,\d*)?([eE][+-]?\d+)?\s*", re.ASCII)
 """A number with points between its thousands, and a decimal comma."""
-
-
-def json_object(line: str) -> dict[str, Any]:
-    """One line's object. Raises ValueError in words."""
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON at character {error.pos + 1}: {error.msg}") from None
-    except RecursionError:
-        raise ValueError("it nests too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"it is no object but {type(value).__name__}")
-    return value
 
 
 def _text(line: bytes, *, first: bool) -> str:
@@ -57,13 +38,13 @@ def json_lines(
 ) -> Iterator[Raw]:
     """An object a line; `absent` are values of names that one does not have."""
     names = frozenset(wanted.names)
-    numbered = enumerate(source, 1)
+    numbered, parser = enumerate(source, 1), JsonObjects(quote=quote)
     while taken := list(itertools.islice(numbered, batch_rows)):
         found: list[tuple[int, dict[str, Any] | ValueError]] = []
         for number, line in taken:
             if line.strip():
                 try:
-                    found.append((number, json_object(_text(line, first=number == 1))))
+                    found.append((number, parser.of_line(_text(line, first=number == 1))))
                 except ValueError as error:
                     found.append((number, error))
         yield _objects(found, wanted, names, keys_only, quote, absent)
@@ -77,70 +58,9 @@ def json_array(
     Raises InvalidArgument where the text is no JSON: what comes behind that cannot be told from what came before.
     """
     names = frozenset(wanted.names)
-    numbered = elements(source)
-    while taken := list(itertools.islice(numbered, batch_rows)):
-        found = [
-            (line, value if isinstance(value, dict) else ValueError(f"it is no object but {type(value).__name__}"))
-            for line, value in taken
-        ]
+    numbered = JsonObjects(quote=quote).elements(source)
+    while found := list(itertools.islice(numbered, batch_rows)):
         yield _objects(found, wanted, names, keys_only, quote, absent)
-
-
-def begins_array(source: BinaryIO) -> bool:
-    """Whether the first character behind white space and a byte-order mark is a bracket. Takes nothing from `source`."""
-    peek = getattr(source, "peek", None)
-    start: bytes = b"" if peek is None else peek(4096)
-    return start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
-
-
-def elements(source: BinaryIO) -> Iterator[tuple[int, Any]]:
-    """(line, value) of each element of the array that `source` is. Raises InvalidArgument."""
-    decode = codecs.getincrementaldecoder("utf-8-sig")()
-    parse = json.JSONDecoder().raw_decode
-    held, at, line, ended, behind = "", 0, 1, False, ""  # behind: the mark, or "value", that was last
-
-    def wrong(why: str) -> InvalidArgument:
-        return InvalidArgument(f"line {line}: {why}")
-
-    def more(size: int = _CHUNK) -> None:
-        nonlocal held, at, ended
-        read = source.read(size)
-        ended = not read
-        try:
-            held, at = held[at:] + decode.decode(read, ended), 0
-        except UnicodeDecodeError:
-            raise wrong("the file is no UTF-8") from None
-
-    while True:
-        while at < len(held) and held[at] in " \t\r\n":
-            line, at = line + (held[at] == "\n"), at + 1
-        if at == len(held):
-            if ended and behind == "]":
-                return
-            if ended:
-                raise wrong("the array has no end: the file was cut off")
-            more()
-        elif behind == "]":
-            raise wrong("something stands behind the array's end")
-        elif not behind or (held[at] == "]" and behind != ",") or (held[at] == "," and behind == "value"):
-            behind, at = held[at], at + 1  # the first is the bracket, which said that this is an array
-        elif behind == "value":
-            raise wrong("a comma, or the array's end, is expected")
-        else:
-            try:
-                value, end = parse(held, at)
-            except json.JSONDecodeError as error:
-                if ended or len(held) - at > MAX_OBJECT_CHARACTERS:
-                    raise wrong(f"it is no JSON {error.pos - at + 1} characters on: {error.msg}") from None
-                more(max(_CHUNK, len(held) - at))
-                continue
-            except RecursionError:
-                raise wrong("it nests too deeply") from None
-            if end == len(held) and not ended:
-                more()  # a number may go on
-                continue
-            yield line, value
-            line, at, behind = line + held.count("\n", at, end), end, "value"
 
 
 def _objects(
