@@ -132,6 +132,12 @@ def test_a_column_without_statistics_has_no_bounds(tmp_path: Path) -> None:
     assert (made["minValues"], made["maxValues"]) == ({"name": "1"}, {"name": "1"})
 
 
+def test_bounds_stand_there_unescaped_for_delta_rs_reads_escaped_pairs_of_surrogates_as_others(tmp_path: Path) -> None:
+    file = ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
+    file.write(pa.table({"n": [1], "name": ["\U00020bb7"]}, schema=SCHEMA))
+    assert '"\U00020bb7"' in file.close({}, ["name"]).stats
+
+
 def test_a_long_string_has_no_bounds_for_a_cut_maximum_would_prune_what_is_there(tmp_path: Path) -> None:
     file = ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
     file.write(pa.table({"n": [1], "name": ["x" * (MAX_STAT_CHARACTERS + 1)]}, schema=SCHEMA))

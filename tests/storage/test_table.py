@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -179,3 +180,21 @@ def test_a_filter_on_a_column_without_bounds_in_the_log_finds_its_rows(tmp_path:
     rows = table.dataset()
     assert rows.to_table(filter=pc.field("word") == "two")["part"].to_pylist() == ["b"]
     assert duckdb.sql("select word from rows where part = 'a' and word = 'one'").fetchall() == [("one",)]
+
+
+@pytest.mark.parametrize("character", ["\U0001f600", "\U00020bb7", "\U000e0041", "\U0010ffff"], ids=ascii)
+def test_bounds_beyond_the_basic_plane_are_left_out_for_delta_rs_may_have_read_others(
+    tmp_path: Path, character: str
+) -> None:
+    """As the Delta log of an earlier build has them, and as Java's writers may: as escaped pairs of surrogates."""
+    rows = pa.table({"name": [character, character + "a"]})
+    write_deltalake(tmp_path, rows)
+    [commit] = (tmp_path / "_delta_log").glob("*.json")
+    text = commit.read_text(encoding="utf-8")
+    escaped = json.dumps(character)[1:-1].replace("\\", "\\\\")
+    assert character in text
+    commit.write_text(text.replace(character, escaped), encoding="utf-8")
+    found = table_at(str(tmp_path)).actions()
+    assert found.select(["min.name", "max.name", "num_records"]).to_pylist() == [
+        {"min.name": None, "max.name": None, "num_records": 2}
+    ]

@@ -123,6 +123,21 @@ def test_a_table_of_every_type_is_read_as_it_was_written(db: Deployment) -> None
     assert by_id(made.read())[0]["more"] is None
 
 
+def test_a_key_in_any_script_is_found_by_what_it_is(db: Deployment) -> None:
+    made = db.create_collection("scripts", {"name": "string"}, key="name")
+    names = ["a", "é", "日本", "\uffff", "😀", "𠮷野家", "\U000e0041", "\U0010ffff"]
+    for name in names:  # a file each
+        made.insert([{"name": name}])
+        db.settle()
+    for place, name in enumerate(names):
+        assert made.read(where=f"name = '{name}'").to_pylist() == [{"name": name}]
+        found = made.read(where=f"name >= '{name}'", order_by="name")["name"].to_pylist()
+        assert found == names[place:]
+    made.delete(names[5:])
+    db.settle()
+    assert made.count() == made.count(where="name <= '😀'") == 5
+
+
 SCHEMAS = st.lists(types(), min_size=1, max_size=4)
 
 

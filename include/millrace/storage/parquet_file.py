@@ -247,4 +247,5 @@ def _stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
             least[name], most[name] = low, high
             if all(group.has_null_count for group in groups):
                 nulls[name] = sum(group.null_count for group in groups)
-    return json.dumps({"numRecords": footer.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls})
+    found = {"numRecords": footer.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+    return json.dumps(found, ensure_ascii=False)  # delta-rs (1.6) reads escaped pairs of surrogates as other characters

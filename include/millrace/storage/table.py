@@ -83,8 +83,17 @@ class Table:
         return known[app_id]
 
     def actions(self) -> pa.Table:
-        """The live files: path, size_bytes, num_records, partition.* and min.*/max.* columns, as far as the log has them."""
-        return pa.table(self.delta.get_add_actions(flatten=True))
+        """The live files: path, size_bytes, num_records, partition.* and min.*/max.* columns, as far as the log has them.
+
+        Bounds with a character beyond the basic plane are left out: those that were written as escaped pairs of surrogates (which any
+        writer may do) delta-rs (1.6) reads as other characters, U+20000 as U+10000, and a file that has a row would be left out.
+        """
+        found = pa.table(self.delta.get_add_actions(flatten=True))
+        for place, name in enumerate(found.column_names):
+            if name.startswith(("min.", "max.")) and pa.types.is_string(found.schema.field(name).type):
+                doubtful = pc.match_substring_regex(found[name], r"[\x{10000}-\x{10FFFF}]")
+                found = found.set_column(place, name, pc.if_else(doubtful, None, found[name]))
+        return found
 
     def live_files(self) -> dict[str, int]:
         """Live files, relative to the table, with their sizes in bytes."""
