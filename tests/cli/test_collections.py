@@ -10,6 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from millrace.base.errors import InvalidArgument
+from millrace.client.produce.files.kinds import CsvForm, InputFormat
+from millrace.client.produce.files.reading import read_batches
 from millrace.commands.parts.collection_schema import make_schema, parse_field
 from millrace.message.schema import FieldSpec
 from tests.cli.deployment import Deployment
@@ -131,6 +133,60 @@ def test_the_fields_of_a_file_become_the_schema_with_the_given_ones_over_them(tm
     ]
     found = make_schema(fields=[], source=lines, key=["id"], event_time=None)
     assert [each.type for each in found.fields] == ["int64", "list<string>", "float64"]
+
+
+def test_the_cells_of_a_csv_file_are_inferred_as_they_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_text(
+        "id;zip;big;price;day;at;ok;time;none;wrong\n"
+        "1;01234;12345678901234567890;1.234,5;23.11.2026;23.11.2026 10:00;true;10:00:00;NA;1\n"
+        "\n2;99;1;NA;24.11.2026;;false;;;x\n3;only two\n",
+        encoding="utf-16",
+    )
+    form = CsvForm(";", encoding="utf-16", nulls=("", "NA"), decimal=",", dates="%d.%m.%Y", timestamps="%d.%m.%Y %H:%M")
+    found = make_schema(fields=[], source=path, key=["id"], event_time=None, kind=InputFormat.CSV, form=form)
+    assert {each.name: each.type for each in found.fields} == {
+        "id": "int64",
+        "zip": "string",
+        "big": "string",
+        "price": "float64",
+        "day": "date",
+        "at": "timestamp",
+        "ok": "bool",
+        "time": "string",
+        "none": "string",
+        "wrong": "string",
+    }
+    with path.open("rb") as file:
+        batches = list(read_batches(file, InputFormat.CSV, found, batch_rows=9, form=form))
+    assert [batch.rows.num_rows for batch in batches] == [2]
+    assert [bad.line for batch in batches for bad in batch.bad] == [5]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("twice.csv", "id,v,v\n1,2,3\n", "two columns 'v'"),
+        ("empty.csv", "", "it is empty"),
+        ("mixed.jsonl", '{"id": 1, "v": 1}\n{"id": 2, "v": "x"}\n', "v has no one type .*--field v:TYPE"),
+        ("twice.jsonl", '{"id": 1}\n\n{"id": 1, "v": 1, "v": 2}\n', "line 3: the name 'v' stands twice"),
+        ("number.json", '[{"id": 1},\n7]', "line 2: it is no object but int"),
+        ("rows.xyz", "", "names no format"),
+    ],
+)
+def test_a_file_that_says_no_columns_is_refused_in_words(tmp_path: Path, name: str, text: str, why: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidArgument, match=why):
+        make_schema(fields=[], source=tmp_path / name, key=["id"], event_time=None)
+    with pytest.raises(InvalidArgument, match="without a header"):
+        make_schema(
+            fields=[],
+            source=tmp_path / name,
+            key=["id"],
+            event_time=None,
+            kind=InputFormat.CSV,
+            form=CsvForm(header=False),
+        )
 
 
 def test_parquet_types_find_the_field_type_that_holds_them_or_an_error_that_says_how(tmp_path: Path) -> None:

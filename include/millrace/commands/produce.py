@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from millrace.catalog.collection import Collection
     from millrace.client.produce.files.fitting import BadRow, Batch
     from millrace.client.produce.files.journal import Journal, Place
-    from millrace.client.produce.files.kinds import InputFormat
+    from millrace.client.produce.files.kinds import CsvForm, InputFormat
     from millrace.client.produce.producer import Producer
     from millrace.client.produce.written import Written
 
@@ -180,10 +180,10 @@ def produce(
     files = files_of(sources or [Path(STDIN)], given)
     kinds = [format_of(each, given) for each in files]
     if create:
-        _create(settings, name, files[0], key or [])
+        _create(settings, name, files[0], key or [], given, form)
     collection = find_collection(settings, name)
     if evolve and not delete:
-        collection = _evolve(settings, collection, files)
+        collection = _evolve(settings, collection, files, given, form)
     _check_partitions(collection, partition, partition_by, delete)
     allowed = None if partition_by is None else (partition_by, list(collection.partitions))
     started, refused = time.monotonic(), False
@@ -269,7 +269,9 @@ def _batches(
         yield number + 1, 0, None
 
 
-def _create(settings: Settings, name: str, source: Path, key: Sequence[str]) -> None:
+def _create(
+    settings: Settings, name: str, source: Path, key: Sequence[str], kind: InputFormat | None, form: CsvForm
+) -> None:
     """Make the collection where there is none; what was inferred is told."""
     from millrace.client.client import Client
     from millrace.commands.parts.collection_schema import make_schema
@@ -279,19 +281,21 @@ def _create(settings: Settings, name: str, source: Path, key: Sequence[str]) -> 
             return
         if str(source) == "-":
             raise typer.BadParameter("--create looks into a file, and stdin is read once: make the collection first")
-        schema = make_schema(fields=[], source=source, key=key, event_time=None)
+        schema = make_schema(fields=[], source=source, key=key, event_time=None, kind=kind, form=form)
         shown = ", ".join(f"{each.name}:{each.type}{'?' * each.nullable}" for each in schema.fields)
         typer.echo(f"Made {name}, as {source.name} has it: {shown}; key {', '.join(schema.key_names)}.", err=True)
         client.catalog.create_collection(name, schema)
 
 
-def _evolve(settings: Settings, collection: Collection, files: list[Path]) -> Collection:
+def _evolve(
+    settings: Settings, collection: Collection, files: list[Path], kind: InputFormat | None, form: CsvForm
+) -> Collection:
     """The collection with a schema that the files' columns fit; what was changed is told."""
     from millrace.client.client import Client
     from millrace.commands.parts.collection_schema import file_changes
     from millrace.message.schema_changes import Add, Widen
 
-    made = file_changes(files, collection.schema)
+    made = file_changes(files, collection.schema, kind=kind, form=form)
     if not made:
         return collection
     with Client.connect(settings) as client:

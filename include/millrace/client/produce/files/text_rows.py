@@ -7,6 +7,7 @@ import io
 import itertools
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, BinaryIO, Final, Literal
 
@@ -93,45 +94,54 @@ def csv_rows(
     nested = [field.name for field in wanted if pa.types.is_nested(field.type)]
     if nested:
         raise InvalidArgument(f"CSV holds no lists, maps or structs (field {nested[0]!r}): write JSON lines or Parquet")
+    with csv_reader(source, form) as reader:
+        header = next(reader, None) if form.header else list(wanted.names)
+        check_header(header or [], wanted, keys_only, quote)
+        nulls, ended = frozenset(form.nulls), header is None
+        while not ended:
+            lines: list[int] = []
+            rows: list[list[str]] = []
+            bad: list[BadRow] = []
+            while len(rows) + len(bad) < batch_rows:
+                line = reader.line_num + 1  # where the row begins: a quoted cell may span lines
+                try:
+                    row = next(reader)
+                except StopIteration:
+                    ended = True
+                    break
+                except csv.Error as error:
+                    bad.append(BadRow(line, str(error)))
+                    continue
+                if row and len(row) != len(header or []):
+                    bad.append(BadRow(line, f"it has {len(row)} cells, the header has {len(header or [])}"))
+                elif row:
+                    lines.append(line)
+                    rows.append(row)
+            cells = dict(zip(header or [], zip(*rows, strict=True), strict=True)) if rows else {}
+            columns: dict[str, Any] = {}
+            for field in wanted:
+                if field.name not in cells:
+                    columns[field.name] = pa.nulls(len(rows))
+                elif field.nullable:
+                    columns[field.name] = [None if cell in nulls else cell for cell in cells[field.name]]
+                else:
+                    columns[field.name] = list(cells[field.name])
+            yield Raw(np.array(lines, np.int64), columns, bad)
+
+
+@contextmanager
+def csv_reader(source: BinaryIO, form: CsvForm) -> Iterator[Any]:
+    """A reader of csv's, over the rows of `source`, which stays open: lists of cells, the header's too."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     # Bytes that are none of the encoding become lone surrogates, which no Arrow string takes: the row is bad, the others are read.
     encoding = "utf-8-sig" if form.encoding.lower() in ("utf-8", "utf8") else form.encoding
     text = io.TextIOWrapper(source, encoding=encoding, errors="surrogateescape", newline="")
     quoting: Literal[0, 3] = 0 if form.quote else 3  # csv.QUOTE_MINIMAL, csv.QUOTE_NONE
-    reader = csv.reader(text, strict=True, delimiter=form.delimiter, quotechar=form.quote or None, quoting=quoting)
-    header = next(reader, None) if form.header else list(wanted.names)
-    check_header(header or [], wanted, keys_only, quote)
-    nulls, ended = frozenset(form.nulls), header is None
-    while not ended:
-        lines: list[int] = []
-        rows: list[list[str]] = []
-        bad: list[BadRow] = []
-        while len(rows) + len(bad) < batch_rows:
-            line = reader.line_num + 1  # where the row begins: a quoted cell may span lines
-            try:
-                row = next(reader)
-            except StopIteration:
-                ended = True
-                break
-            except csv.Error as error:
-                bad.append(BadRow(line, str(error)))
-                continue
-            if row and len(row) != len(header or []):
-                bad.append(BadRow(line, f"it has {len(row)} cells, the header has {len(header or [])}"))
-            elif row:
-                lines.append(line)
-                rows.append(row)
-        cells = dict(zip(header or [], zip(*rows, strict=True), strict=True)) if rows else {}
-        columns: dict[str, Any] = {}
-        for field in wanted:
-            if field.name not in cells:
-                columns[field.name] = pa.nulls(len(rows))
-            elif field.nullable:
-                columns[field.name] = [None if cell in nulls else cell for cell in cells[field.name]]
-            else:
-                columns[field.name] = list(cells[field.name])
-        yield Raw(np.array(lines, np.int64), columns, bad)
-    text.detach()
+    try:
+        yield csv.reader(text, strict=True, delimiter=form.delimiter, quotechar=form.quote or None, quoting=quoting)
+    finally:
+        if not source.closed:
+            text.detach()
 
 
 def from_cells(values: Any, target: FieldType, form: CsvForm) -> pa.Array:
