@@ -23,6 +23,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import GroupBusy, InvalidSettings, LeaseNotFound, MetaAmbiguous, MetaUnavailable
 from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
+from millrace.base.turns import Turns
 from millrace.client.consume.positions import FILE, FilePositions, Positions, move_out
 from millrace.coord.clock import SystemClock
 from millrace.coord.opening import open_store
@@ -68,21 +69,23 @@ def take_over(store: MetaStore, groups: Mapping[str, Mapping[str, int]]) -> None
 
 
 class MetaPositions:
-    """The positions in `store`, which it closes (the protocol Positions). Thread-safe: one caller at a time."""
+    """The positions in `store`, which it closes (the protocol Positions). Thread-safe: one caller a group at a time."""
 
     def __init__(self, store: MetaStore, *, seconds: float) -> None:
         """`seconds`: the length of the lease, and how long a store that does not answer is asked again."""
         self._store = store
         self._seconds = seconds
         self._me = uuid.uuid4().hex
-        self._guard = threading.RLock()
+        self._turns = Turns()
+        self._guard = threading.Lock()
+        """Of the lease."""
         self._lease = 0
         self._held: dict[tuple[str, str], _Held] = {}
         self._closed = threading.Event()
         self._keeping: threading.Thread | None = None
 
     def get(self, group: str, pchannel: str) -> int | None:
-        with self._guard:
+        with self._turns.of(group):
             entry = self._store.get(_key(AT, group, pchannel))
             if (held := self._held.get((group, pchannel))) is not None:
                 held.at = _revision(entry)
@@ -93,7 +96,7 @@ class MetaPositions:
 
     def move(self, group: str, ticks: dict[str, int]) -> None:
         """All of it or nothing for up to 64 PChannels, part by part beyond."""
-        with self._guard:
+        with self._turns.of(group):
             for part in _parts(list(ticks.items()), MAX_CHANGES // 2):
                 self._move(group, dict(part))
 
@@ -140,7 +143,7 @@ class MetaPositions:
         held.at = _revision(entry)
 
     def drop(self, group: str, pchannels: Collection[str]) -> None:
-        with self._guard:
+        with self._turns.of(group):
             names = sorted({*pchannels, *self.groups().get(group, ())})
             locked: list[str] = []
             try:
@@ -161,7 +164,7 @@ class MetaPositions:
     def lock(self, group: str, pchannel: str, *, holder: str = "") -> None:
         key, value = _key(PLACES, group, pchannel), (holder or self._me).encode()
         end = Deadline.after(self._seconds)
-        with self._guard:
+        with self._turns.of(group):
             while True:
                 there = self._store.get(key)
                 if there is not None and there.value != value and there.lease != self._lease:
@@ -170,7 +173,7 @@ class MetaPositions:
                 try:
                     revision = self._store.commit([Put(key, value, lease)], when=[Is(key, _revision(there))])
                 except LeaseNotFound:
-                    self._lease = 0
+                    self._ended(lease)
                     continue
                 except MetaAmbiguous:
                     revision = None  # reading tells
@@ -183,7 +186,7 @@ class MetaPositions:
                     raise MetaUnavailable(f"the place of group {group!r} on {pchannel} could not be taken: try again")
 
     def unlock(self, group: str, pchannel: str) -> None:
-        with self._guard:
+        with self._turns.of(group):
             held = self._held.pop((group, pchannel), None)
             if held is not None:
                 key = _key(PLACES, group, pchannel)
@@ -197,24 +200,30 @@ class MetaPositions:
         self._closed.set()
         if self._keeping is not None:
             self._keeping.join()
-        with self._guard:
-            self._held.clear()
-            lease, self._lease = self._lease, 0
-            if lease:
-                try:
-                    self._store.revoke(lease)
-                except (MetaUnavailable, MetaAmbiguous) as error:
-                    _log.warning("the places of consumer groups are free once their lease ran out: %s", error)
-            self._store.close()
+        self._turns.none()
+        self._held.clear()
+        lease, self._lease = self._lease, 0
+        if lease:
+            try:
+                self._store.revoke(lease)
+            except (MetaUnavailable, MetaAmbiguous) as error:
+                _log.warning("the places of consumer groups are free once their lease ran out: %s", error)
+        self._store.close()
 
     def _leased(self) -> int:
         """The lease of this process's places, which a thread renews from the first one on."""
-        if self._lease == 0:
-            self._lease = self._store.grant(self._seconds)
-        if self._keeping is None:
-            self._keeping = threading.Thread(target=self._keep, name="group-places", daemon=True)
-            self._keeping.start()
-        return self._lease
+        with self._guard:
+            if self._lease == 0:
+                self._lease = self._store.grant(self._seconds)
+            if self._keeping is None:
+                self._keeping = threading.Thread(target=self._keep, name="group-places", daemon=True)
+                self._keeping.start()
+            return self._lease
+
+    def _ended(self, lease: int) -> None:
+        with self._guard:
+            if self._lease == lease:
+                self._lease = 0  # what was held under it, `move` finds out
 
     def _keep(self) -> None:
         while not self._closed.wait(self._seconds / 3):
@@ -223,9 +232,7 @@ class MetaPositions:
                 try:
                     self._store.renew(lease)
                 except LeaseNotFound:
-                    with self._guard:
-                        if self._lease == lease:
-                            self._lease = 0  # what was held under it, `move` finds out
+                    self._ended(lease)
                 except (MetaUnavailable, MetaAmbiguous):
                     pass  # again, before it runs out
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import ChannelNotFound, GroupBusy, InvalidArgument, MetaUnavailable, ServerFull
+from millrace.base.errors import (
+    ChannelNotFound,
+    GroupBusy,
+    InvalidArgument,
+    LogUnavailable,
+    MetaUnavailable,
+    ServerFull,
+)
 from millrace.client.consume.positions import FilePositions
 from millrace.client.tables_served import GroupsServed
+from millrace.coord.positions import MetaPositions
+from millrace.meta.memory import MemoryStore
+from millrace.meta.store import Change, Is
 from millrace.node.append import groups as module
 from millrace.node.append.groups import Groups
 from tests.waiting import until
@@ -121,6 +131,61 @@ def test_a_move_whose_answer_was_lost_is_asked_for_again_before_a_newer_one(grou
     assert elsewhere.get("mail", "p0") == 8
     elsewhere.close()
     assert asks(groups, "b")(take="p0")["tick"] == 8
+
+
+class Slow(MemoryStore):
+    """A store that does not answer for keys of the group `slow`, until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.0)
+        self.away, self.asked = threading.Event(), threading.Event()
+
+    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+        if self.away.is_set() and any("/slow/" in change.key for change in then):
+            self.asked.set()
+            raise MetaUnavailable("not there")
+        return super().commit(then, when=when)
+
+
+def test_groups_go_on_while_one_waits_for_the_store_and_that_one_is_waited_for_at_the_end(
+    tmp_path: Path, clock: Clock
+) -> None:
+    store = Slow()
+    groups = Groups(
+        tmp_path, lambda: ["p0", "p1"], positions=lambda: MetaPositions(store, seconds=60.0), lease=0.05, clock=clock
+    )
+    slow, other = asks(groups, "a", "slow"), asks(groups, "b")
+    asks(groups, "c", "silent")(take="p0")
+    slow(take="p0")
+    store.away.set()
+    moving = threading.Thread(target=lambda: slow(move={"p0": [None, 5]}))
+    moving.start()
+    assert store.asked.wait(30.0)
+    done = threading.Event()
+
+    def work() -> None:
+        other(take="p0")
+        other(move={"p0": [None, 7]})
+        clock.now += 0.06
+        other(keep=["p0"])
+        until(lambda: store.get("consumers/place/silent/p0") is None, "the place of who is silent is free")
+        other(leave=["p0"])
+        groups.drop({"group": "mail"})
+        done.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    assert done.wait(30.0), "another group waits for the slow one"
+    assert moving.is_alive()
+    closing = threading.Thread(target=groups.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive(), "who closes waits for what is under way"
+    with pytest.raises(LogUnavailable, match="call again"):
+        other(take="p0")
+    store.away.clear()
+    moving.join(30.0)
+    closing.join(30.0)
+    assert store.get("consumers/at/slow/p0") is not None
 
 
 def test_what_is_held_for_consumers_elsewhere_is_bounded(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:

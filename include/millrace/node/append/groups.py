@@ -4,20 +4,23 @@ A consumer elsewhere holds a group's place on a PChannel by a lease, which each 
 this process has the place's lock, so that a consumer on the spot sees it taken. After a restart of the server the
 holder's next call takes the place again, if nobody else has. A move says where the holder left the group: where it
 stands elsewhere by now, somebody else has moved it, and the holder hears GroupBusy; it never moves a group back. At
-most MOST_PLACES are held, of at most MOST_GROUPS groups.
+most MOST_PLACES are held, of at most MOST_GROUPS groups. The calls of one group are done one by one, those of others beside them: what
+a meta store that does not answer holds up is each group's own call.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from millrace.base.errors import ChannelNotFound, GroupBusy, InvalidArgument, ServerFull
+from millrace.base.errors import ChannelNotFound, GroupBusy, InvalidArgument, LogUnavailable, ServerFull
+from millrace.base.turns import Turns
 from millrace.client.consume.positions import FilePositions, Positions
 
 LEASE: Final = 15.0
@@ -52,7 +55,9 @@ class Groups:
         self._pchannels = pchannels
         self._lease = lease
         self._clock = clock
+        self._turns = Turns()
         self._guard = threading.Lock()
+        """Of what all groups have together; nobody waits for a store with it, but who opens it."""
         self._places: dict[tuple[str, str], _Place] = {}
         self._positions: Positions | None = None
         self._closed = threading.Event()
@@ -70,7 +75,7 @@ class Groups:
         group, holder = _text(request, "group"), _text(request, "holder")
         if len(quote(group, safe="")) > _LONGEST:
             raise InvalidArgument(f"the name of a consumer group has at most {_LONGEST} characters, quoted as in a URL")
-        with self._guard:
+        with self._turn(group):
             match request:
                 case {"take": str(pchannel)}:
                     self._take(group, pchannel, holder)
@@ -92,8 +97,9 @@ class Groups:
     def drop(self, request: dict[str, Any]) -> None:
         """Forget `{"group"}` and where it stands; idempotent. Raises GroupBusy while a consumer has a place of it."""
         group = _text(request, "group")
-        with self._guard:
-            own = [place for place in self._places if place[0] == group]
+        with self._turn(group):
+            with self._guard:
+                own = [place for place in self._places if place[0] == group]
             for place in own:
                 if self._places[place].until > self._clock():
                     raise GroupBusy(f"a consumer elsewhere reads {place[1]} for group {group!r}: close it first")
@@ -104,11 +110,19 @@ class Groups:
     def close(self) -> None:
         """Give all places back."""
         self._closed.set()
+        self._turns.none()
         with self._guard:
             self._places.clear()
             if self._positions is not None:
                 self._positions.close()
                 self._positions = None
+
+    @contextmanager
+    def _turn(self, group: str) -> Iterator[None]:
+        with self._turns.of(group):
+            if self._closed.is_set():
+                raise LogUnavailable("the log's server stops: call again")
+            yield
 
     def _take(self, group: str, pchannel: str, holder: str) -> None:
         """The place is the holder's, anew or still."""
@@ -116,15 +130,22 @@ class Groups:
         if place is None:
             if pchannel not in self._pchannels():
                 raise ChannelNotFound(f"there is no PChannel {pchannel[:100]!r}")
-            if len(self._places) >= MOST_PLACES:
-                raise ServerFull(f"the server holds {MOST_PLACES} places of consumer groups: close consumers that rest")
             positions = self._open()
             if positions.get(group, pchannel) is None and len(positions.groups()) >= MOST_GROUPS:
                 raise InvalidArgument(
                     f"{MOST_GROUPS} consumer groups are kept: take one of them, or drop some (Client.drop_group)"
                 )
-            positions.lock(group, pchannel, holder=holder)
-            self._places[group, pchannel] = _Place(holder, self._clock() + self._lease)
+            with self._guard:
+                if len(self._places) >= MOST_PLACES:
+                    raise ServerFull(
+                        f"the server holds {MOST_PLACES} places of consumer groups: close consumers that rest"
+                    )
+                self._places[group, pchannel] = _Place(holder, self._clock() + self._lease)
+            try:
+                positions.lock(group, pchannel, holder=holder)
+            except BaseException:
+                self._forget((group, pchannel))
+                raise
         elif place.holder == holder or place.until <= self._clock():
             place.holder, place.until = holder, self._clock() + self._lease
         else:
@@ -146,21 +167,29 @@ class Groups:
         positions.move(group, {pchannel: to for pchannel, (_, to) in moves.items()})
 
     def _give(self, place: tuple[str, str]) -> None:
-        del self._places[place]
+        self._forget(place)
         self._open().unlock(*place)
 
+    def _forget(self, place: tuple[str, str]) -> None:
+        with self._guard:
+            del self._places[place]
+
     def _open(self) -> Positions:
-        if self._positions is None:
-            self._positions = self._opened()
-            threading.Thread(target=self._watch, name="group-leases", daemon=True).start()
-        return self._positions
+        with self._guard:
+            if self._positions is None:
+                self._positions = self._opened()
+                threading.Thread(target=self._watch, name="group-leases", daemon=True).start()
+            return self._positions
 
     def _watch(self) -> None:
         """Give back the places whose holders are silent: a consumer on the spot knows nothing of leases."""
         while not self._closed.wait(min(_LOOK, self._lease)):
             with self._guard:
-                if self._positions is not None:
-                    for name in [name for name, place in self._places.items() if place.until <= self._clock()]:
+                silent = [name for name, place in self._places.items() if place.until <= self._clock()]
+            for name in silent:
+                with self._turns.of(name[0], wait=False) as free:  # else the next look: no group waits for another one
+                    place = self._places.get(name)
+                    if free and place is not None and place.until <= self._clock() and not self._closed.is_set():
                         self._give(name)
 
 
