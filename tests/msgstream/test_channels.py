@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,29 +10,47 @@ import pytest
 from millrace.base.errors import ChannelNotFound, InvalidArgument, InvalidSettings, LogUnavailable, Malformed
 from millrace.log.protocol import LogService
 from millrace.log.rocksmq.service import RocksMQ
+from millrace.meta.memory import MemoryStore
+from millrace.msgstream import channels as module
 from millrace.msgstream.channels import (
-    REGISTRY,
     CreateChannelRequest,
     DescribeChannelRequest,
     DestroyChannelRequest,
     MsgChannels,
     OwnerDescription,
 )
-from millrace.msgstream.factory import KafkaMsgStreamFactory, LogMsgStreamFactory, RmqMsgStreamFactory
+from millrace.msgstream.factory import (
+    KafkaMsgStreamFactory,
+    LogMsgStreamFactory,
+    MemMsgStreamFactory,
+    RmqMsgStreamFactory,
+)
 from millrace.msgstream.pack import MsgPack
+from millrace.msgstream.registry import REGISTRY
+from millrace.msgstream.stored_registry import StoredRegistry
 from millrace.rpc.remote_log import RemoteLogService
 from tests.msgstream.messages import append, consumed, ids, message
 
 OWNER = OwnerDescription("proxy", "10.0.0.1:19530", "inserts of ä")
+Channels = Callable[[LogService], MsgChannels]
 
 
-def test_channels_are_created_with_owner_and_attributes_and_described(service: LogService) -> None:
-    channels = MsgChannels(service)
+@pytest.fixture(params=["log", "store"])
+def of(request: pytest.FixtureRequest) -> Channels:
+    """The channels of a log, by either registry, as another process has them."""
+    if request.param == "log":
+        return MsgChannels
+    store = MemoryStore(lambda: 0.0)
+    return lambda service: MsgChannels(service, StoredRegistry(service, store))
+
+
+def test_channels_are_created_with_owner_and_attributes_and_described(service: LogService, of: Channels) -> None:
+    channels = of(service)
     assert channels.describe_channels().descriptions == []
     first = channels.create_channels(CreateChannelRequest(OWNER, 2, {"retention": "1d"})).channel_names
     second = channels.create_channels(CreateChannelRequest(OwnerDescription("loader"), 1)).channel_names
     assert len(set(first + second)) == 3
-    found = MsgChannels(service).describe_channels(DescribeChannelRequest([second[0], first[1]])).descriptions
+    found = of(service).describe_channels(DescribeChannelRequest([second[0], first[1]])).descriptions
     assert [(each.channel_name, each.owner, each.attributes) for each in found] == [
         (second[0], OwnerDescription("loader"), {}),
         (first[1], OWNER, {"retention": "1d"}),
@@ -40,8 +59,8 @@ def test_channels_are_created_with_owner_and_attributes_and_described(service: L
     service.open(first[0]).append([b"it is a log"])
 
 
-def test_destroyed_channels_are_gone_and_only_what_was_created_is_destroyed(service: LogService) -> None:
-    channels = MsgChannels(service)
+def test_destroyed_channels_are_gone_and_only_what_was_created_is_destroyed(service: LogService, of: Channels) -> None:
+    channels = of(service)
     kept, gone = channels.create_channels(CreateChannelRequest(OWNER, 2)).channel_names
     service.create("dml_0")
     for wrong in ("dml_0", "nowhere", REGISTRY):
@@ -96,9 +115,11 @@ class FailsToCreate(RocksMQ):
         super().create(pchannel)
 
 
-def test_a_creation_that_was_cut_short_leaves_only_channels_that_can_be_named_and_destroyed(tmp_path: Path) -> None:
+def test_a_creation_that_was_cut_short_leaves_only_channels_that_can_be_named_and_destroyed(
+    tmp_path: Path, of: Channels
+) -> None:
     with FailsToCreate(tmp_path) as service:
-        channels = MsgChannels(service)
+        channels = of(service)
         with pytest.raises(LogUnavailable):
             channels.create_channels(CreateChannelRequest(OWNER, 2))
         (made,) = [name for name in service.names() if name != REGISTRY]
@@ -107,6 +128,21 @@ def test_a_creation_that_was_cut_short_leaves_only_channels_that_can_be_named_an
         channels.destroy_channels(DestroyChannelRequest([made]))
         with pytest.raises(ChannelNotFound):
             channels.destroy_channels(DestroyChannelRequest([made]))
+
+
+def test_of_creations_that_broke_off_the_newest_names_are_kept(
+    tmp_path: Path, of: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_ABSENT", 6)
+    with FailsToCreate(tmp_path) as service:
+        channels = of(service)
+        (made,) = channels.create_channels(CreateChannelRequest(OWNER, 1)).channel_names
+        for _ in range(10):
+            with pytest.raises(LogUnavailable):
+                channels.create_channels(CreateChannelRequest(OWNER, 2))
+        names = [name for each in channels._registry.known() for name in each.channels]
+        assert names[0] == made
+        assert len(names) == 1 + 6 + 2, "and of the last creation, which may be just about to get its logs"
 
 
 def test_requests_that_cannot_be_are_refused_and_change_nothing(service: LogService) -> None:
@@ -141,6 +177,22 @@ def test_a_factory_opens_its_backend_by_url_or_location_and_makes_both_kinds_of_
                 stream.as_consumer(names)
                 stream.produce(MsgPack(msgs=[message(1, 7)]))
                 assert ids([stream.consume()]) == [7]
+
+
+def test_a_factory_keeps_the_registry_where_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RmqMsgStreamFactory(str(tmp_path / "log")) as factory:
+        (first,) = factory.channels.create_channels(CreateChannelRequest(OWNER, 1)).channel_names
+    monkeypatch.setenv("MILLRACE_META_STORE", f"sqlite:///{tmp_path}/meta.db")
+    for _ in range(2):
+        with RmqMsgStreamFactory(str(tmp_path / "log")) as factory:
+            assert [each.owner for each in factory.channels.describe_channels().descriptions] == [OWNER]
+    with MemMsgStreamFactory() as memory:
+        assert memory.channels.describe_channels().descriptions == []
+    with RmqMsgStreamFactory(str(tmp_path / "log"), meta_store="") as elsewhere, pytest.raises(InvalidSettings):
+        elsewhere.channels.destroy_channels(DestroyChannelRequest([first]))
+    with RmqMsgStreamFactory(str(tmp_path / "log")) as factory:
+        factory.channels.destroy_channels(DestroyChannelRequest([first]))
+        assert factory.service.names() == [REGISTRY]
 
 
 def test_a_factory_goes_through_the_server_of_a_folder(tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ import pytest
 
 from millrace.base.errors import InvalidArgument
 from millrace.log.protocol import LogService
-from millrace.message.ids import EARLIEST
+from millrace.message.ids import EARLIEST, LogId
+from millrace.msgstream import group_record
+from millrace.msgstream.group_record import GroupRecord
+from millrace.msgstream.pack import MsgPosition, id_to_bytes
 from millrace.msgstream.settings import StreamSettings
 from millrace.msgstream.stream import LogMsgStream
 from millrace.msgstream.tick_stream import LogTtMsgStream
@@ -152,3 +155,20 @@ def test_a_pack_of_another_group_is_not_acknowledged(service: LogService, channe
         pack = g.consume()
         with pytest.raises(InvalidArgument):
             h.ack(pack)
+
+
+def test_what_a_group_remembers_is_bounded_though_its_consumer_is_started_often(
+    service: LogService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_record, "_TRUNCATE_EVERY", 8)
+    for number in range(1, 40):
+        record = GroupRecord(service, "g")
+        record.store([MsgPosition("c", id_to_bytes(LogId(0, number)), "", number)])
+        record.close()
+    log = service.open("_group.g")
+    kept = log.read(log.describe().begin).batch.num_rows
+    log.close()
+    assert kept <= 8 + 1
+    again = GroupRecord(service, "g")
+    assert again.time_at("c", LogId(0, 39)) == 39
+    again.close()

@@ -1,27 +1,24 @@
 """Channels of a deployment, with owners: the service API of chapter 4 (8.2).
 
-What was created and destroyed stands as events in a log of its own, ``_channels``, beside the channels: it is as durable as they
-are, works on any backend, and any number of processes may write it at once. A channel is there when its log is. Creating writes
-the event first and destroying writes it last, so that a crash in between leaves no channel that nobody can name: describe passes
-over a name without a log, and destroying again completes what was begun.
+What was created stands in a registry (millrace.msgstream.registry). A channel is there when its log is. Creating writes the registry
+first and destroying writes it last, so that a crash in between leaves no channel that nobody can name: describe passes
+over a name without a log, and destroying again completes what was begun. Of names without a log the newest MAX_ABSENT are kept: some of
+them may be just about to get theirs.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, Malformed, UnsupportedVersion
-from millrace.log.protocol import Log, LogService
+from millrace.base.errors import ChannelNotFound, InvalidArgument
+from millrace.log.protocol import LogService
+from millrace.msgstream.registry import Creation, LogRegistry, Registry
 
-REGISTRY: Final = "_channels"
 MAX_CHANNELS: Final = 1024
-MAX_EVENT_BYTES: Final = 256 << 10
-
-_VERSION: Final = 1
+MAX_ABSENT: Final = 4 * MAX_CHANNELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +77,12 @@ class DescribeChannelResponse:
 
 
 class MsgChannels:
-    """Chapter 4's Client: the channels of one log service, which it leaves open."""
+    """Chapter 4's Client: the channels of one log service, which it leaves open. Each call raises what the registry does as well."""
 
-    def __init__(self, service: LogService) -> None:
+    def __init__(self, service: LogService, registry: Registry | None = None) -> None:
+        """`registry`: where it is kept which there are; None: in the log itself."""
         self._service = service
+        self._registry = registry or LogRegistry(service)
 
     def create_channels(self, request: CreateChannelRequest) -> CreateChannelResponse:
         """Make channels with names of their own. Raises InvalidArgument; LogUnavailable (some may have been made)."""
@@ -94,7 +93,8 @@ class MsgChannels:
         owner, attributes = asdict(request.owner_description), dict(request.attributes)
         if not all(isinstance(text, str) for text in (*owner.values(), *attributes, *attributes.values())):
             raise InvalidArgument("an owner's parts and attributes are strings")
-        self._write({"op": "create", "channels": names, "owner": owner, "attributes": attributes})
+        self._collect()
+        self._registry.add(Creation(tuple(names), owner, attributes))
         for name in names:
             self._service.create(name)
         return CreateChannelResponse(names)
@@ -109,7 +109,7 @@ class MsgChannels:
             if name in there:
                 self._service.drop(name)
         if request.channel_names:
-            self._write({"op": "destroy", "channels": list(request.channel_names)})
+            self._registry.remove(request.channel_names)
 
     def describe_channels(self, request: DescribeChannelRequest | None = None) -> DescribeChannelResponse:
         """The channels asked for (default: all, by name). Raises ChannelNotFound."""
@@ -141,68 +141,16 @@ class MsgChannels:
                 log.close()
         return freed
 
-    def _write(self, event: dict[str, Any]) -> None:
-        try:
-            data = json.dumps({"version": _VERSION, **event}, sort_keys=True).encode()
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"a channel's description is text ({error})") from None
-        if len(data) > MAX_EVENT_BYTES:
-            raise InvalidArgument(
-                f"a description has at most {MAX_EVENT_BYTES} bytes, not {len(data)}: shorten its texts"
-            )
-        log = self._registry(make=True)
-        assert log is not None
-        try:
-            log.append([data])
-        finally:
-            log.close()
-
-    def _registry(self, *, make: bool) -> Log | None:
-        if REGISTRY not in self._service.names():
-            if not make:
-                return None
-            try:
-                self._service.create(REGISTRY)
-            except ChannelExists:
-                pass  # another process made it in this moment
-        return self._service.open(REGISTRY)
-
     def _described(self) -> dict[str, ChannelDescription]:
-        log = self._registry(make=False)
-        if log is None:
-            return {}
-        found: dict[str, ChannelDescription] = {}
-        try:
-            position = log.describe().begin
-            while (run := log.read(position)).batch.num_rows:
-                for value in run.batch.column("value").to_pylist():
-                    _apply(found, value)
-                position = run.next
-        finally:
-            log.close()
-        return found
+        return {
+            name: ChannelDescription(name, OwnerDescription(**each.owner), dict(each.attributes))
+            for each in self._registry.known()
+            for name in each.channels
+        }
 
-
-def _apply(found: dict[str, ChannelDescription], value: bytes) -> None:
-    try:
-        event = json.loads(value)
-    except (ValueError, RecursionError):
-        event = None
-    match event:
-        case {"version": int(version)} if version != _VERSION:
-            raise UnsupportedVersion(
-                f"the log {REGISTRY} has an event of version {version}; this build knows {_VERSION}"
-            )
-        case {
-            "op": "create",
-            "channels": [*names],
-            "owner": {"role": str(role), "address": str(address), "description_text": str(text)},
-            "attributes": dict(attributes),
-        }:
-            owner = OwnerDescription(role, address, text)
-            found.update({str(name): ChannelDescription(str(name), owner, dict(attributes)) for name in names})
-        case {"op": "destroy", "channels": [*names]}:
-            for name in names:
-                found.pop(str(name), None)
-        case _:
-            raise Malformed(f"the log {REGISTRY} has an entry that is no event of a channel: {value[:80]!r}")
+    def _collect(self) -> None:
+        """Forget names without a log, but for the newest: of creations that broke off."""
+        there = set(self._service.names())
+        absent = [name for each in self._registry.known() for name in each.channels if name not in there]
+        if len(absent) > MAX_ABSENT:
+            self._registry.remove(absent[:-MAX_ABSENT])

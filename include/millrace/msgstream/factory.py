@@ -3,22 +3,28 @@
     with RmqMsgStreamFactory("<folder>") as factory, factory.new_tt_msg_stream() as stream: ...
 
 A factory takes a URL of its backend, the location in such a URL, or a LogService that the caller keeps. The streaming node takes
-every PChannel of a log for a WAL, so message streams have a log of their own: another folder, prefix or namespace.
+every PChannel of a log for a WAL, so message streams have a log of their own: another folder, prefix or namespace. Which channels were
+created stands in that log, or in the meta store that MILLRACE_META_STORE names.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from millrace.base.closing import Closing
 from millrace.base.errors import InvalidSettings
+from millrace.base.settings import Settings
+from millrace.coord.clock import SystemClock
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
+from millrace.meta.opening import OpenStore, open_meta_store
 from millrace.msgstream.channels import MsgChannels
 from millrace.msgstream.memory import MAX_MESSAGES, Handover, MemoryLogService
 from millrace.msgstream.protocol import UnmarshalDispatcherFactory
 from millrace.msgstream.settings import StreamSettings
+from millrace.msgstream.stored_registry import StoredRegistry
 from millrace.msgstream.stream import LogMsgStream
 from millrace.msgstream.tick_stream import LogTtMsgStream
 from millrace.msgstream.unmarshal import MemUDFactory
@@ -37,13 +43,17 @@ class LogMsgStreamFactory(Closing):
         *,
         settings: Mapping[str, object] | None = None,
         unmarshal: UnmarshalDispatcherFactory | None = None,
+        meta_store: str | None = None,
     ) -> None:
-        """Streams on `source`; `settings` are the backend's, where a URL opens it. Raises InvalidSettings, what opening raises."""
+        """Streams on `source`; `settings` are the backend's, where a URL opens it; `meta_store`: the URL of the store that has the
+        registry of channels, "" for the log itself (default: as MILLRACE_META_STORE says). Raises InvalidSettings, what opening raises."""
         self._owned = isinstance(source, str)
         self._service = self._open(source, settings or {}) if isinstance(source, str) else source
         self._unmarshal = unmarshal
         self._handover: Handover | None = None
         self._settings = StreamSettings()
+        self._meta_store = meta_store
+        self._store: OpenStore | None = None
 
     @property
     def service(self) -> LogService:
@@ -52,8 +62,14 @@ class LogMsgStreamFactory(Closing):
 
     @property
     def channels(self) -> MsgChannels:
-        """The channels of that log: create, describe, destroy."""
-        return MsgChannels(self._service)
+        """The channels of that log: create, describe, destroy. Raises InvalidSettings, MetaUnavailable."""
+        if self._meta_store is None:
+            self._meta_store = Settings.load().meta_store
+        if not self._meta_store:
+            return MsgChannels(self._service)
+        if self._store is None:
+            self._store = open_meta_store(self._meta_store, SystemClock().monotonic, env=os.environ)
+        return MsgChannels(self._service, StoredRegistry(self._service, self._store))
 
     def set_params(self, params: Mapping[str, object]) -> None:
         """See MsgStreamFactory.set_params."""
@@ -71,6 +87,9 @@ class LogMsgStreamFactory(Closing):
 
     def close(self) -> None:
         """Close the service that this factory opened; close its streams first. Idempotent."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
         if self._owned:
             self._service.close()
 
@@ -114,6 +133,6 @@ class MemMsgStreamFactory(LogMsgStreamFactory):
     def __init__(self, *, max_messages: int = MAX_MESSAGES) -> None:
         """A channel holds at most `max_messages`."""
         memory = MemoryLogService(max_messages=max_messages)
-        super().__init__(memory, unmarshal=MemUDFactory())
+        super().__init__(memory, unmarshal=MemUDFactory(), meta_store="")
         self._owned = True
         self._handover = memory.handover

@@ -33,6 +33,7 @@ class GroupRecord:
         self._name = PREFIX + group
         self._log: Log | None = None
         self._written = 0
+        """Entries that stand before the newest one, as far as this consumer knows."""
         self._held: dict[str, dict[LogId, int]] | None = None
 
     def time_at(self, channel: str, position: LogId) -> int | None:
@@ -50,9 +51,10 @@ class GroupRecord:
             self._held = {}
             return self._held
         log = self._open()
-        position, last = log.describe().begin, b""
+        position, last, self._written = log.describe().begin, b"", 0
         while (run := log.read(position)).batch.num_rows:
             last = run.batch.column("value")[-1].as_py()
+            self._written += run.batch.num_rows
             position = run.next
         if not last:
             self._held = {}
@@ -87,8 +89,9 @@ class GroupRecord:
         (log_id,) = log.append([json.dumps(document).encode()])
         self._held = held
         self._written += 1
-        if self._written % _TRUNCATE_EVERY == 0:
+        if self._written >= _TRUNCATE_EVERY:
             log.truncate(log_id)
+            self._written = 0
 
     def _standing(self, channel: str) -> LogId | None:
         try:
