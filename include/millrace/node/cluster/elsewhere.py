@@ -25,13 +25,12 @@ from millrace.base.errors import (
     LogFenced,
     LogUnavailable,
     MillraceError,
-    RevisionCompacted,
 )
 from millrace.base.settings import Settings
 from millrace.catalog.records import pchannel_names
 from millrace.client.append_client import AppendClient
 from millrace.coord.clock import SystemClock
-from millrace.coord.discovery import Discovery
+from millrace.coord.discovery import Discovery, SharedLook
 from millrace.coord.opening import cluster_token, open_store, require_cluster
 from millrace.coord.positions import open_positions
 from millrace.coord.session import APPEND, NODES, NodeInfo
@@ -77,6 +76,7 @@ class Elsewhere:
         self._client: AppendClient | None = None
         self._closed = threading.Event()
         self._looking = threading.Lock()
+        self._asked = SharedLook(self._source)
         self._thread = threading.Thread(target=self._watch, name="nodes-that-append", daemon=True)
 
     def begin(self, open_term: Callable[[str], object]) -> None:
@@ -99,17 +99,9 @@ class Elsewhere:
             raise
 
     def assignments(self, *, after: int, trusted: bool) -> dict[str, Any]:
-        with self._looking:
-            self._look()
-            if self._store is None or not self._alive:
-                return {"version": 0, "whole": True, "assignments": []}
-            source = Discovery(self._store)
-            try:
-                update = source.all() if after < 0 else source.since(after)
-            except (RevisionCompacted, MillraceError) as error:
-                if not isinstance(error, RevisionCompacted):
-                    raise LogUnavailable(f"who has which PChannel cannot be told now: {error}") from error
-                update = source.all()
+        update = self._asked.since(after)
+        if not update.version:
+            return {"version": 0, "whole": True, "assignments": []}
         found = [
             [each.pchannel, each.term, each.session, each.address if each.session in self._alive else ""]
             for each in update.assignments
@@ -117,6 +109,11 @@ class Elsewhere:
         ]
         answer: dict[str, Any] = {"version": update.version, "whole": update.whole, "assignments": found}
         return answer | ({"token": cluster_token(self._settings)} if trusted else {})
+
+    def _source(self) -> Discovery | None:
+        with self._looking:
+            self._look()
+            return Discovery(self._store) if self._store is not None and self._alive else None
 
     # -- what the server appends ------------------------------------------------------------------------------------------
 
