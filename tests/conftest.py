@@ -46,7 +46,7 @@ TOGETHER = {
     "spark": (
         "docs/test_examples.py", "node/flush/test_query.py", "node/ingest/test_streaming.py", "operations/test_backfill.py",
         "operations/test_compaction_run.py", "runtime/test_launch_on_a_cluster.py",
-        "operations/test_quality_run.py", "operations/test_restore.py", "pipelines/test_on_spark.py", "pipelines/test_spark_kills.py", "streams/keyed/test_frames.py", "streams/test_source.py", "streams/sinks/test_frames.py", "streams/running/test_running.py", "streams/running/test_operated.py", "streams/test_joins_page.py", "tables/read/test_spark.py", "tables/wal/test_table.py",
+        "operations/test_quality_run.py", "operations/test_restore.py", "pipelines/test_on_spark.py", "pipelines/test_spark_kills.py", "streams/keyed/test_frames.py", "streams/test_source.py", "streams/sinks/test_frames.py", "streams/operators/test_on_spark.py", "streams/running/test_running.py", "streams/running/test_operated.py", "streams/test_joins_page.py", "tables/read/test_spark.py", "tables/wal/test_table.py",
         "test_spark.py",
     ),
     "airflow": ("dags", "plugins"),
