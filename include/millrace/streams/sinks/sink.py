@@ -79,7 +79,7 @@ def name_in(folder: Path, file: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The newest micro-batch that a sink need not take again, and what became of it; durable in ``<folder>/taken.json``."""
+    """The newest micro-batch that a sink need not take again, and what became of it; in ``<folder>/taken.json``."""
 
     batch_id: int = -1
     taken: Taken = Taken()
@@ -92,10 +92,10 @@ class Noted:
             return cls()
         return cls(value["batch"], Taken(value["rows"], value["rejected"]))
 
-    def keep(self, folder: Path) -> None:
-        """Write it down, synced."""
+    def keep(self, folder: Path, *, synced: bool = True) -> None:
+        """Write it down. Not `synced`, a machine that stops may lose it, or leave a file that :meth:`load` raises ValueError for."""
         value = {"batch": self.batch_id, "rows": self.taken.rows, "rejected": self.taken.rejected}
-        replace_json(folder / "taken.json", value, synced=True)
+        replace_json(folder / "taken.json", value, synced=synced)
 
     def again(self, batch_id: int) -> Taken | None:
         """What became of a batch that was taken before; None of one that is new."""

@@ -107,6 +107,27 @@ def test_a_batch_whose_answer_was_lost_goes_on_from_the_journal(db: Deployment, 
     assert rows_of(db, name) == Counter([*((each, "a") for each in range(20)), (20, "b"), (21, "c")])
 
 
+@pytest.mark.parametrize("left", ["", "{", None], ids=["empty", "torn", "gone"])
+def test_a_note_that_a_machine_lost_when_it_stopped_is_made_up_for_by_the_journal(
+    db: Deployment, tmp_path: Path, left: str | None
+) -> None:
+    name = f"note_{left is None}_{left == ''}"
+    db.create_collection(name, FIELDS, key="id", vchannels=2)
+    rows = [batches(*((10 * number + each, "a") for each in range(10))) for number in range(4)]
+    with sink(db, tmp_path, name) as to:
+        for number in range(3):
+            to.write(number, rows[number])
+    note = tmp_path / "sink" / "taken.json"
+    note.unlink()
+    if left is not None:
+        note.write_text(left)
+    with sink(db, tmp_path, name) as to:
+        assert to.write(1, rows[1]).again
+        assert to.write(2, rows[2]) == Taken(10, again=True)
+        assert to.write(3, rows[3]) == Taken(10)
+    assert rows_of(db, name) == Counter((each, "a") for each in range(40))
+
+
 @pytest.mark.parametrize("taken", [True, False], ids=["the log had it", "the log had it not"])
 def test_a_chain_that_forgot_the_producer_takes_nothing_twice(tmp_path: Path, taken: bool) -> None:
     with millrace.testing.deployment(tmp_path / "data", append_retry_delay=0.01) as db:

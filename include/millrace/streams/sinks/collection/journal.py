@@ -11,6 +11,9 @@ after a crash sends the same messages with the same numbers, and the chain takes
 - A message was rejected (its partition is gone, say): the batch stops with that, and the next attempt sends what was rejected
   under new numbers.
 
+The journal stays when its batch is done, and the next one's takes its place: so the note that it is done need not be durable, for a batch that is done and
+not noted is sent again with its numbers, and has no second effect.
+
 An older driver of the same sink that still lives is fenced by the new epoch; on one machine a lock keeps it out.
 """
 
@@ -91,7 +94,9 @@ class Journal:
         self.producer_id = _identity(folder)
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="sink")
         self._producer: Producer | None = None
-        self.noted = Noted.load(folder)
+        self.noted = _noted(folder)
+        self._begun = True
+        """Whether the journal may have a batch that is not done."""
 
     def close(self) -> None:
         """Let others have the folder. Idempotent."""
@@ -102,11 +107,8 @@ class Journal:
 
     def resume(self) -> None:
         """Bring the batch that an earlier process left to its end, if there is one. Raises what keeps it from that."""
-        batch = _load(self._folder)
-        if batch is None:
-            return
-        if batch.batch_id <= self.noted.batch_id:
-            (self._folder / _NAME).unlink()
+        batch = _load(self._folder) if self._begun else None
+        if batch is None or batch.batch_id <= self.noted.batch_id:
             return
         if batch.renumber:
             self._renumbered(batch, batch.messages())
@@ -147,7 +149,8 @@ class Journal:
         for message in messages:
             by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
         for pchannel, mine in by_pchannel.items():
-            batch.since[pchannel] = self._client.append.tick(pchannel, persist=False)
+            answered = self._owned().lane(pchannel).tick
+            batch.since[pchannel] = answered if answered > 1 else self._client.append.tick(pchannel, persist=False)
             self._number(batch, pchannel, mine)
         return batch
 
@@ -155,9 +158,10 @@ class Journal:
         # One after the other by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
         order = {name: place for place, name in enumerate(dict.fromkeys(each.vchannel for each in messages))}
         stamped = self._owned().lane(pchannel).stamp(sorted(messages, key=lambda each: order[each.vchannel]))
-        # A chain that forgets this producer while these are on their way must know that they are not a new one's (docs/chain.md).
-        barrier = max(1, self._client.append.tick(pchannel, persist=False))
-        stamped = [each if each.sequence else replace(each, barrier_tick=barrier) for each in stamped]
+        if not all(each.sequence for each in stamped):
+            # A chain that forgets this producer while these are on their way must know that they are not a new one's (docs/chain.md).
+            barrier = max(1, self._client.append.tick(pchannel, persist=False))
+            stamped = [each if each.sequence else replace(each, barrier_tick=barrier) for each in stamped]
         batch.groups[pchannel] = list(entries(stamped))
 
     def _renumbered(self, batch: Batch, rest: Sequence[MutableMessage]) -> None:
@@ -251,6 +255,7 @@ class Journal:
     # --- the file -------------------------------------------------------------------------------------------------------
 
     def _keep(self, batch: Batch) -> None:
+        self._begun = True
         pairs = [(pchannel, encode_entry(group)) for pchannel, groups in batch.groups.items() for group in groups]
         facts = {
             "batch": batch.batch_id, "rows": batch.taken.rows, "rejected": batch.taken.rejected,
@@ -267,9 +272,19 @@ class Journal:
 
     def _done(self, batch: Batch) -> None:
         self.noted = Noted(batch.batch_id, batch.taken)
-        self.noted.keep(self._folder)
+        self.noted.keep(self._folder, synced=False)
+        self._begun = False
         hit("sink.done")
-        (self._folder / _NAME).unlink(missing_ok=True)
+
+
+def _noted(folder: Path) -> Noted:
+    """The newest batch that is done: what was noted last, or, where a machine that stopped lost that, the one before the journal's."""
+    batch = _load(folder)
+    before = Noted() if batch is None else Noted(batch.batch_id - 1)
+    try:
+        return max(Noted.load(folder), before, key=lambda each: each.batch_id)
+    except ValueError:
+        return before
 
 
 def _stands(answer: object) -> bool:

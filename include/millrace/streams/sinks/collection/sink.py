@@ -229,6 +229,8 @@ class CollectionSink(Closing):
 
     def _homes(self, folded: Folded, collection: Collection) -> list[str]:
         """The VChannels that mirror those of the source that are retracted. Raises ChangesRefused where none can."""
+        if not folded.retracted:
+            return []
         known = {name: each for each in self._client.catalog.collections(dropped=True) for name in each.vchannels}
         homes = []
         for name in folded.retracted:
