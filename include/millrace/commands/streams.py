@@ -92,6 +92,8 @@ def validate(
 ) -> None:
     """Say whether declared streams can run, by the catalog alone: no Java, nothing is started. Exit code 1 where one cannot.
 
+    Without a name: those of the setting `stream_declarations`, or, where it names none, those shipped with the demo.
+
     `millrace streams explain` asks Spark too: for the columns that a transform gives, and for state without a bound.
 
     Example: `millrace streams validate`
@@ -100,7 +102,10 @@ def validate(
     from millrace.streams.declare.found import declared_stream, declared_streams
 
     settings = load_settings(data)
-    chosen = list(declared_streams(settings).values()) if name is None else [declared_stream(settings, name)]
+    if name is None:
+        chosen = list((declared_streams(settings, shipped=False) or declared_streams(settings)).values())
+    else:
+        chosen = [declared_stream(settings, name)]
     rows: list[dict[str, Any]] = []
     for stream in chosen:
         found = checked(settings, stream)
@@ -158,10 +163,10 @@ def run(
     Example: `millrace streams run flights_hourly --available-now`
     """
     from millrace.runtime.launch.command import jobs_folder
-    from millrace.streams.running.query import streams_of
+    from millrace.streams.running.query import require_startable, streams_of
 
     settings = load_settings(data)
-    streams_of(settings, name)
+    require_startable(settings, streams_of(settings, name))
     become([str(jobs_folder() / "stream.py"), name, *(["--available-now"] if available_now else [])], settings)
 
 
@@ -216,11 +221,11 @@ def start(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
     Example: `millrace streams start flights_hourly`
     """
     from millrace.runtime.launch.launcher import Launcher
-    from millrace.streams.running.query import streams_of
+    from millrace.streams.running.query import require_startable, streams_of
     from millrace.streams.running.status import run_id
 
     settings = load_settings(data)
-    streams_of(settings, name)
+    require_startable(settings, streams_of(settings, name))
     found = Launcher(settings).start(run_id(name), "stream", arguments=[name])
     print_facts({"run_id": found.run_id, "state": str(found.state), "log": str(found.log)}, as_json=as_json)
 

@@ -21,7 +21,7 @@ from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.demo.streams import HOURLY, flights_hourly
 from millrace.runtime.job import describe
-from millrace.streams.declare.declaration import From, Into, Stream, Watermark
+from millrace.streams.declare.declaration import From, Into, Stream, Table, Watermark
 from millrace.streams.declare.kept import Begun, Kept
 from millrace.streams.running.frames import batch_of, found_by_spark
 from millrace.streams.running.query import StreamQuery
@@ -190,6 +190,31 @@ def test_without_a_watermark_it_is_said_that_state_grows(spark: SparkSession, db
     _, findings = found_by_spark(spark, db.settings, unbounded)
     assert any("its state grows without a bound" in str(each) for each in findings), findings
     assert any(each.level == "error" and each.field == "sink" and "no column 'n'" in each.words for each in findings)
+    timed = From(collection="grows", watermark=Watermark(column="time_hour", delay="1 day"))
+    if "names" not in db.collections():
+        db.create_collection("names", {"origin": "string", "name": "string"}, key="origin")
+    for sql, words in (
+        ("select origin, count(*) n from grows group by origin", "Aggregate by [origin], where no event time is"),
+        ("select distinct id from grows", "by [id], where no event time is"),
+        ("select a.id from grows a join grows b on a.id = b.id", "Join by [(id = id)], where no event time is"),
+        ("select origin, count(*) n from grows group by origin, window(time_hour, '1 hour')", ""),
+        ("select distinct id, time_hour from grows", ""),
+        ("select a.id from grows a join grows b on a.id = b.id and a.time_hour between b.time_hour and b.time_hour + interval 1 hour", ""),
+        ("select a.id, b.name from grows a join names b using (origin)", ""),
+    ):  # fmt: skip
+        tables = {"names": Table(collection="names")} if "join names" in sql else {}
+        asked = Stream(name="asked", source=timed, sql=sql, sink={"function": "builtins:print"}, tables=tables)
+        said = [each.words for each in found_by_spark(spark, db.settings, asked)[1]]
+        assert len(said) == (1 if words else 0), (sql, said)
+        assert words in "".join(said), (sql, said)
+    plain = Stream(
+        name="plain",
+        source="grows",
+        sql="select a.id from grows a join names using (origin)",
+        sink={"function": "builtins:print"},
+        tables={"names": Table(collection="names")},
+    )
+    assert found_by_spark(spark, db.settings, plain)[1] == [], "a join with a table has no state"
     wrong = Stream(name="wrong", source="grows", sql="select nothing from grows", sink="grows")
     [finding] = found_by_spark(spark, db.settings, wrong)[1]
     assert (finding.level, finding.field) == ("error", "sql")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -82,7 +82,7 @@ def _source(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
             )
     mark = source.watermark
     if mark is None:
-        if stream.output_mode == "update" or stream.sql is not None or stream.transform is not None:
+        if stream.transform is not None:
             yield Finding(
                 "warning",
                 "source.watermark",
@@ -238,6 +238,23 @@ def _sql(stream: Stream) -> Iterator[Finding]:
         yield Finding("error", "sql", f"it reads {name!r}, which is neither the stream's source nor one of its tables")
     for name in sorted(set(stream.tables) - tables):
         yield Finding("warning", "sql", f"it does not read the table {name!r}")
+    yield from _state(stream, parsed)
+
+
+def _state(stream: Stream, parsed: Any) -> Iterator[Finding]:
+    """What lets the state of its SQL grow, as far as the words tell: nothing in it is of the event time. Spark is asked by `explain`."""
+    from sqlglot import exp
+
+    if not any(parsed.find_all(exp.Group, exp.Distinct, exp.AggFunc)):
+        return
+    mark = stream.source.watermark
+    if mark is None:
+        yield Finding("warning", "source.watermark", "without one what is grouped or made distinct is kept for good")
+        return
+    named = any(each.name in (mark.column, "*") for each in parsed.find_all(exp.Column))
+    if not named and not any(each.is_star for each in parsed.find_all(exp.Select)):
+        words = f"what is grouped or made distinct is kept for good: nothing in it is made of {mark.column!r}"
+        yield Finding("warning", "sql", words)
 
 
 def checked(settings: Settings, stream: Stream) -> list[Finding]:

@@ -18,9 +18,10 @@ SHIPPED: Final = ("millrace.demo.streams",)
 _SUFFIXES: Final = (".yaml", ".yml")
 
 
-def declared_streams(settings: Settings) -> dict[str, Stream]:
-    """All streams by name. Raises InvalidStream, which says where."""
+def declared_streams(settings: Settings, *, shipped: bool = True) -> dict[str, Stream]:
+    """All streams by name, or without those `shipped`. Raises InvalidStream, which says where."""
     found: dict[str, Stream] = {}
+    own: dict[str, Stream] = {}
     names = [name.strip() for name in settings.stream_declarations.split(",") if name.strip()]
     for place in (*SHIPPED, *names):
         for number, each in enumerate(_of_file(place) if place.endswith(_SUFFIXES) else _of_module(place)):
@@ -28,7 +29,9 @@ def declared_streams(settings: Settings) -> dict[str, Stream]:
             if stream.name in found:
                 raise InvalidStream(f"{place}: the name {stream.name!r} is taken by another stream")
             found[stream.name] = stream
-    return found
+            if place not in SHIPPED:
+                own[stream.name] = stream
+    return found if shipped else own
 
 
 def declared_stream(settings: Settings, name: str) -> Stream:

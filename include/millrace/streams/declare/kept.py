@@ -75,18 +75,22 @@ class Kept:
     def admitted(self, stream: Stream) -> State:
         """The state to run `stream` by; to be called with the lock held. Raises InvalidStream where it is paused, or its checkpoint was
         made by another declaration."""
+        state, mine = self.startable(stream), stream.fingerprint()
+        if not state.fingerprint:
+            state = replace(state, fingerprint=mine)
+            self.keep(state)
+        return state
+
+    def startable(self, stream: Stream) -> State:
+        """The same without the lock, and nothing is kept: whether it would be admitted now."""
         state = self.state
         if state.paused:
             raise InvalidStream(f"the stream {self.name!r} is paused: `millrace streams resume {self.name}`")
-        mine = stream.fingerprint()
-        if state.fingerprint and state.fingerprint != mine:
+        if state.fingerprint not in ("", stream.fingerprint()):
             raise InvalidStream(
                 f"the stream {self.name!r} was declared otherwise when it ran last: `millrace streams upgrade {self.name} --keep-state`"
                 " goes on with its checkpoint (Spark refuses state that does not fit), `--fresh-state` from the same place without it"
             )
-        if not state.fingerprint:
-            state = replace(state, fingerprint=mine)
-            self.keep(state)
         return state
 
     def upgrade(self, stream: Stream, *, keep_state: bool) -> State:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -33,7 +35,12 @@ from millrace.streams.sinks.sink import Sink
 from millrace.tables.read import spark as tables
 from millrace.tables.read.freshness import all_confirmed
 
-_STATEFUL = ("Aggregate", "Deduplicate", "Join", "FlatMapGroups", "TransformWithState")
+_STATEFUL: Final = ("Aggregate", "Deduplicate", "Distinct", "Join", "FlatMapGroups", "TransformWithState")
+_MARKED: Final = re.compile(r"#\d+L?-T\d+ms")
+"""A column with a watermark, as Spark writes it in a plan."""
+_WRAPPED: Final = re.compile(r"^\w+\((.*)\)$", re.DOTALL)
+"""Expressions as Scala's collections write them: ``List(a, b)``, ``Some(a)``."""
+_NUMBERS: Final = re.compile(r"#\d+L?")
 
 
 def rows_of(spark: SparkSession, settings: Settings, stream: Stream, begun: Begun = Begun()) -> DataFrame:  # noqa: B008 - frozen
@@ -165,17 +172,9 @@ def found_by_spark(spark: SparkSession, settings: Settings, stream: Stream) -> t
         return "", [
             Finding("error", "transform", "it gives no streaming DataFrame: it must be made from the one it gets")
         ]
-    plan = _plan(frame)
-    findings = []
-    stateful = [
-        name for name in _STATEFUL if any(line.lstrip(" +-:~!'").startswith(name) for line in plan.splitlines())
-    ]
-    if stateful and "EventTimeWatermark" not in plan:
-        findings.append(
-            Finding(
-                "warning", "source.watermark", f"{stateful[0]} without a watermark: its state grows without a bound"
-            )
-        )
+    analyzed = _analyzed(frame)
+    plan = str(analyzed.toString())
+    findings = [Finding("warning", "source.watermark", each) for each in dict.fromkeys(_unbounded(analyzed))]
     try:
         columns = columns_of(frame)
         if stream.operator is not None:
@@ -206,6 +205,30 @@ def _operated(settings: Settings, stream: Stream, columns: pa.Schema) -> tuple[p
     return answers, [Finding("warning", "operator", each) for each in warnings], "\n".join(words)
 
 
-def _plan(frame: DataFrame) -> str:
+def _analyzed(frame: DataFrame) -> Any:
     inside: Any = frame._jdf
-    return str(inside.queryExecution().analyzed().toString())
+    return inside.queryExecution().analyzed()
+
+
+def _unbounded(node: Any) -> Iterator[str]:
+    """What lets state grow without a bound, of all of a plan's operators: those whose key, or a join's condition, has no event time with a watermark.
+
+    A join with a table has no state, and what is done with tables alone neither.
+    """
+    children = [node.children().apply(each) for each in range(node.children().size())]
+    for each in children:
+        yield from _unbounded(each)
+    name, streams = str(node.nodeName()), [each for each in children if each.isStreaming()]
+    if not streams or not name.startswith(_STATEFUL) or (name == "Join" and len(streams) < 2):
+        return
+    if "EventTimeWatermark" not in str(node.toString()):
+        yield f"{name} without a watermark: its state grows without a bound"
+        return
+    key = {"Aggregate": "groupingExpressions", "Deduplicate": "keys", "Distinct": "output", "Join": "condition"}.get(
+        name
+    )
+    if key is None:
+        return
+    text = _WRAPPED.sub(r"\1", str(getattr(node, key)().toString()))
+    if not _MARKED.search(text):
+        yield f"{name} by [{_NUMBERS.sub('', text)}], where no event time is (a window of it, say): its state grows without a bound"

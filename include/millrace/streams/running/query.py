@@ -82,5 +82,15 @@ class StreamQuery:
 
 def queries_of(settings: Settings, streams: list[Stream]) -> list[StartQuery]:
     """What a job starts: the streams that are not paused. Where all are, the first says so when it starts."""
-    awake = [each for each in streams if not Kept(settings, each.name).state.paused]
-    return [StreamQuery(each) for each in awake or streams[:1]]
+    return [StreamQuery(each) for each in _awake(settings, streams)]
+
+
+def require_startable(settings: Settings, streams: list[Stream]) -> None:
+    """What such a job would find before it asks Spark, without a job. Raises InvalidStream."""
+    for each in _awake(settings, streams):
+        require_runnable(each, check(settings, each))
+        Kept(settings, each.name).startable(each)
+
+
+def _awake(settings: Settings, streams: list[Stream]) -> list[Stream]:
+    return [each for each in streams if not Kept(settings, each.name).state.paused] or streams[:1]
