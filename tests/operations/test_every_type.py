@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyarrow import parquet
 
@@ -37,12 +38,27 @@ KEY = {"symbol": "string", "on": "date", "lot": "decimal(38,6)", "order": "uuid"
 SCHEMA = schema_of(KEY | {name: f"{kind}?" for name, (kind, _) in EVERY.items()}, key=list(KEY))
 
 
+BEYOND = {
+    "on": pa.scalar(-(1 << 31), pa.int32()),
+    "stop": pa.scalar(-(1 << 63), pa.int64()),
+    "day": pa.scalar((1 << 31) - 1, pa.int32()),
+    "at": pa.scalar((1 << 63) - 1, pa.int64()),
+    "wall": pa.scalar(-(1 << 63), pa.int64()),
+}
+
+
 def rows(*numbers: int, **other: Any) -> pa.Table:
-    """A row of values for each even number, one of nulls for each odd one."""
+    """A row of values for each even number, every second one with days and moments beyond Python's years; one of nulls for each odd one."""
     full = {name: value for name, (_, value) in EVERY.items()} | other
     key = {"symbol": "MÜHLE\0", "on": date(1969, 12, 31), "stop": EVERY["wall"][1], "order": EVERY["key"][1]}
     made = [key | {"lot": Decimal(number - 3)} | (full if number % 2 == 0 else {}) for number in numbers]
-    return pa.Table.from_pylist(made, schema=SCHEMA.arrow())
+    table = pa.Table.from_pylist(made, schema=SCHEMA.arrow())
+    beyond = pa.array([number % 4 == 2 for number in numbers])
+    for name, whole in BEYOND.items():
+        field = SCHEMA.arrow().field(name)
+        values = pc.if_else(beyond, whole.cast(field.type), table[name])
+        table = table.set_column(table.column_names.index(name), field, values)
+    return table
 
 
 def by_lot(table: pa.Table) -> pa.Table:

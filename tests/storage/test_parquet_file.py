@@ -138,6 +138,19 @@ def test_bounds_stand_there_unescaped_for_delta_rs_reads_escaped_pairs_of_surrog
     assert '"\U00020bb7"' in file.close({}, ["name"]).stats
 
 
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC")], ids=str)
+def test_days_and_moments_beyond_pythons_years_have_no_bounds_and_are_written(
+    tmp_path: Path, kind: pa.DataType
+) -> None:
+    whole = pa.int32() if pa.types.is_date(kind) else pa.int64()
+    most = (1 << (whole.bit_width - 1)) - 1
+    rows = pa.table({"n": [1, 2], "at": pa.array([-most - 1, most], whole).cast(kind)})
+    file = ParquetFile(LocalStore(tmp_path), "file.parquet", rows.schema, options={})
+    file.write(rows)
+    assert list(json.loads(file.close({}, ["n", "at"]).stats)["minValues"]) == ["n"]
+    assert read_file(LocalStore(tmp_path), "file.parquet").equals(rows)
+
+
 def test_a_long_string_has_no_bounds_for_a_cut_maximum_would_prune_what_is_there(tmp_path: Path) -> None:
     file = ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
     file.write(pa.table({"n": [1], "name": ["x" * (MAX_STAT_CHARACTERS + 1)]}, schema=SCHEMA))

@@ -124,6 +124,11 @@ class FieldType:
         """Whether it has others inside."""
         return bool(self.children)
 
+    @cached_property
+    def is_annotated(self) -> bool:
+        """Whether there is text in it that is more than text: a uuid, JSON."""
+        return any(each.kind in ("uuid", "json") for each in self.scalars())
+
     def scalars(self) -> Iterator[FieldType]:
         """The scalars in it, in order."""
         if not self.children:

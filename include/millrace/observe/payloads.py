@@ -50,11 +50,27 @@ def payload(
 def table_rows(rows: pa.RecordBatch | pa.Table) -> tuple[list[dict[str, Any]], bool]:
     """Rows as objects with bounded values."""
     shown, cuts = [], False
-    for each in rows.to_pylist():
+    try:
+        found = rows.to_pylist()
+    except OverflowError:
+        found = [{name: _beyond(rows[name][place]) for name in rows.schema.names} for place in range(rows.num_rows)]
+    for each in found:
         value, cut = bounded(each)
         shown.append(value)
         cuts |= cut
     return shown, cuts
+
+
+def _beyond(value: pa.Scalar) -> Any:
+    """A value in which days and moments that Python has no years for are text."""
+    try:
+        return value.as_py()
+    except OverflowError:
+        if isinstance(value, pa.StructScalar):
+            return {name: _beyond(value[name]) for name in value}
+        if isinstance(value, pa.ListScalar | pa.MapScalar):
+            return [_beyond(each) for each in value.values]
+        return value.cast(pa.utf8()).as_py()
 
 
 def bounded(value: Any) -> tuple[Any, bool]:

@@ -239,7 +239,10 @@ def _stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
         groups = [footer.row_group(group).column(place).statistics for group in range(footer.num_row_groups)]
         if not groups or not all(group is not None and group.has_min_max for group in groups):
             continue
-        low, high = min(group.min for group in groups), max(group.max for group in groups)
+        try:
+            low, high = min(group.min for group in groups), max(group.max for group in groups)
+        except OverflowError:  # a day or a moment beyond the years that Python has
+            continue
         if type(high) is date:
             low, high = low.isoformat(), high.isoformat()
         # Moments lose their microseconds there, and decimals their digits: no bounds for these.

@@ -136,6 +136,24 @@ def test_what_a_process_left_in_the_spool_the_next_one_sends(
     assert stored(items) == {2: "left", 3: "new"}
 
 
+def test_what_processes_left_goes_out_in_their_order_though_one_knew_no_term(
+    shop: Client, way: Breakable, items: Collection, tmp_path: Path, stored: Stored
+) -> None:
+    """Of one entry the chain fences what has no term and takes what stands behind it, if another producer wrote it."""
+    way.down = True
+    with producer_with(shop, way, tmp_path) as first:
+        for pchannel in items.pchannels:
+            first.lane(pchannel).sequencer.term = 0  # as where the log's server is away when a process begins
+        first.insert(items, item_rows(1, 2, name="left"))
+    with producer_with(shop, way, tmp_path) as second:
+        second.delete(items, [1])
+        second.insert(items, item_rows(3, name="new"))
+        way.down = False
+        assert second.spool is not None
+        assert second.spool.wait_empty(timeout=10)
+    assert stored(items) == {2: "left", 3: "new"}
+
+
 def accepted(producer: Producer, items: Collection) -> list[int]:
     """Keys that were taken, one by one, before the first that was not."""
     taken: list[int] = []

@@ -182,6 +182,15 @@ def test_spark_reads_every_type_as_it_was_written(spark: SparkSession, db: Deplo
         for name, value in row.items():
             # Spark's rows have maps as dicts, and moments in the session's zone without one.
             assert plain(spark_row[name]) == plain(value), name
+    frame = face.read(spark, "every", settings=db.settings)
+    again = db.create_collection("every_again", frame, key="id")
+    assert again.schema.arrow().names == every.schema.arrow().names
+    again.insert(frame)
+    assert again.read().sort_by("id").cast(every.schema.arrow()).equals(every.read().sort_by("id"))
+    changed = face.changes_between(spark, "every", settings=db.settings).orderBy("id").drop("_change")
+    assert [{name: plain(row[name]) for name in by_key[1][0]} for row in changed.collect()] == [
+        {name: plain(value) for name, value in row.items()} for row in by_key[1]
+    ]
 
 
 def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession, db: Deployment) -> None:

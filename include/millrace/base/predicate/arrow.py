@@ -37,6 +37,12 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }
 
 
+_DECIMAL_DIGITS: Final = 38
+"""Of a decimal128, to which Arrow widens both sides of a comparison."""
+_WHOLE: Final = pa.decimal128(20, 0)
+"""Holds all whole numbers."""
+
+
 def matching(table: pa.Table, predicate: str | pc.Expression) -> pa.Table:
     """The rows of `table` that the predicate hits. Raises InvalidArgument for one that is none, or fits no column."""
     expression = parse(predicate, table.schema) if isinstance(predicate, str) else predicate
@@ -54,7 +60,9 @@ def parse(text: str, schema: pa.Schema) -> pc.Expression:
 def expression(found: Condition, schema: pa.Schema) -> pc.Expression:
     """`found` over the columns of `schema`. Raises InvalidArgument for a column that is not there, or of another type."""
     try:
-        return _Compiler(schema).truth(found)
+        made = _Compiler(schema).truth(found)
+        schema.empty_table().filter(made)  # what Arrow refuses of it is the predicate's fault, and not that of a file
+        return made
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"the predicate does not fit the columns: {error}") from None
 
@@ -117,7 +125,7 @@ class _Compiler:
                 return pc.if_else(value.is_valid(), value.isin(wanted), pa.scalar(None, pa.bool_()))
             case Compare(op, left, right):
                 kind = self._kind(left) or self._kind(right)
-                compared = _COMPARE[op](self._value(left, kind), self._value(right, kind))
+                compared = _COMPARE[op](*self._alike(left, right, kind))
                 assert isinstance(compared, pc.Expression)
                 return compared
             case Column() if pa.types.is_boolean(self._type(found)):
@@ -136,6 +144,23 @@ class _Compiler:
         joined = join(self._joined(join, parts[:middle]), self._joined(join, parts[middle:]))
         assert isinstance(joined, pc.Expression)
         return joined
+
+    def _alike(
+        self, left: Column | Literal, right: Column | Literal, kind: pa.DataType | None
+    ) -> tuple[pc.Expression, pc.Expression]:
+        """Both sides, decimals with more digits together than Arrow compares by itself in a wider type."""
+        sides = self._value(left, kind), self._value(right, kind)
+        one, other = (
+            literal_of(each, kind).type if isinstance(each, Literal) else self._type(each) for each in (left, right)
+        )
+        if pa.types.is_decimal(one) or pa.types.is_decimal(other):
+            one, other = (_WHOLE if pa.types.is_integer(each) else each for each in (one, other))
+        if pa.types.is_decimal(one) and pa.types.is_decimal(other):
+            scale = max(one.scale, other.scale)
+            digits = max(one.precision - one.scale, other.precision - other.scale) + scale
+            if digits > _DECIMAL_DIGITS:
+                return sides[0].cast(pa.decimal256(digits, scale)), sides[1].cast(pa.decimal256(digits, scale))
+        return sides
 
     def _kind(self, operand: Column | Literal) -> pa.DataType | None:
         return self._type(operand) if isinstance(operand, Column) else None

@@ -326,7 +326,11 @@ class Parser:
                 number = self._primary()
                 if not isinstance(number, Literal) or isinstance(number.value, bool | str | bytes):
                     raise self._wrong("a sign stands before a number", token.place)
-                return Literal(-number.value if token.text == "-" else number.value)
+                if token.text == "+":
+                    return number
+                # A minus rounds a Decimal to the 28 digits of Python's context.
+                value = number.value
+                return Literal(value.copy_negate() if isinstance(value, Decimal) else -value)
             case "number", _:
                 return Literal(int(token.text) if token.text.isdigit() else Decimal(token.text))
             case "text", _:

@@ -45,7 +45,7 @@ def is_made_of_objects(kind: FieldType) -> bool:
 
 def from_arrow(values: Any, kind: FieldType) -> Any:
     """An array (or a chunked one) as `kind`'s one layout, where that loses nothing."""
-    if values.type == kind.arrow and not is_made_of_objects(kind):
+    if values.type == kind.arrow and not kind.is_annotated:
         return values  # its layout already, as most columns are: of a call of one row a cast is what costs
     if isinstance(values, pa.ChunkedArray):
         return pa.chunked_array([from_arrow(each, kind) for each in values.chunks], kind.arrow)

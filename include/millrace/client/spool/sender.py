@@ -16,7 +16,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -238,10 +238,11 @@ class SpoolSender:
             try:
                 # An entry is one result for the chain to remember, if it is accepted.
                 for frames in entry_runs(channel.frames(), lambda frame: len(frame.entry)):
-                    if self._closing.is_set():
-                        return
-                    self._send_again(pchannel, channel, frames)
-                    pause, self.error = self._retry_delay, None
+                    for messages, last in _by_producer(frames):
+                        if self._closing.is_set():
+                            return
+                        self._send_again(pchannel, channel, messages, last)
+                        pause, self.error = self._retry_delay, None
                 with self._turns_of(pchannel).taken():
                     if not channel.entries:
                         with self._guard:
@@ -258,8 +259,8 @@ class SpoolSender:
             self._closing.wait(jittered(pause))
             pause = min(2 * pause, max(_LONGEST_PAUSE, self._retry_delay))
 
-    def _send_again(self, pchannel: str, channel: SpoolChannel, frames: list[Frame]) -> None:
-        messages = [message for frame in frames for message in _decoded(frame)]
+    def _send_again(self, pchannel: str, channel: SpoolChannel, messages: list[MutableMessage], last: int) -> None:
+        """Send the messages of frames, the last of them `last`, and note that they are settled."""
         order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
         sending = Sending(sorted(messages, key=lambda each: order[each.vchannel]), ambiguous=True)
         waiting = iter([sending])
@@ -272,7 +273,7 @@ class SpoolSender:
         ]
         if refused:
             _record(self.spool.folder / "rejected.jsonl", refused)
-        channel.settle(frames[-1].number)
+        channel.settle(last)
         hit("spool.settled")
         self._show()
         for message, answer in refused:
@@ -298,6 +299,26 @@ class SpoolSender:
         self._metrics.producer_spool_oldest_seconds.set(
             0.0 if oldest is None else max(0.0, (time.time_ns() - oldest) / 1e9)
         )
+
+
+def _by_producer(frames: Sequence[Frame]) -> Iterator[tuple[list[MutableMessage], int]]:
+    """The messages of frames, of one producer and epoch for a VChannel at a time, each time with the last frame's number.
+
+    Of what one producer wrote in an epoch the chain takes nothing behind what it refuses for now (a term that is none). It does not know
+    that what another wrote comes behind that: an entry with both would change their order.
+    """
+    run: list[MutableMessage] = []
+    writers: dict[str, tuple[int, int]] = {}
+    for place, frame in enumerate(frames):
+        messages = _decoded(frame)
+        mine = {message.vchannel: (message.producer_id, message.epoch) for message in messages}
+        if any(writers.get(name, writer) != writer for name, writer in mine.items()):
+            yield run, frames[place - 1].number
+            run, writers = [], {}
+        run += messages
+        writers |= mine
+    if run:
+        yield run, frames[-1].number
 
 
 def _decoded(frame: Frame) -> list[MutableMessage]:
