@@ -31,17 +31,18 @@ def test_an_etcd_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> Non
         assert client.get("a") == [b"1"]
 
 
-def test_a_mariadb_that_was_killed_has_what_it_committed_and_its_password(tmp_path: Path) -> None:
-    def connection(server: MariaDbServer, password: str) -> pymysql.Connection[pymysql.cursors.Cursor]:
-        return pymysql.connect(
-            host="127.0.0.1",
-            port=server.port["client"],
-            user=server.credentials.username,
-            password=password,
-            database=DATABASE,
-            autocommit=True,
-        )
+def connection(server: MariaDbServer, password: str) -> pymysql.Connection[pymysql.cursors.Cursor]:
+    return pymysql.connect(
+        host="127.0.0.1",
+        port=server.port["client"],
+        user=server.credentials.username,
+        password=password,
+        database=DATABASE,
+        autocommit=True,
+    )
 
+
+def test_a_mariadb_that_was_killed_has_what_it_committed_and_its_password(tmp_path: Path) -> None:
     with MariaDbServer(tmp_path / "mariadb", settings=Settings()).start() as server:
         secret = server.credentials.password
         with connection(server, secret) as db, db.cursor() as cursor:
@@ -61,6 +62,18 @@ def test_a_mariadb_that_was_killed_has_what_it_committed_and_its_password(tmp_pa
         with connection(server, secret) as db, db.cursor() as cursor:
             cursor.execute("select id from t")
             assert cursor.fetchall() == ((7,),)
+
+
+def test_a_mariadb_that_is_made_and_starts_leaves_the_temporary_tables_of_another_one_alone(tmp_path: Path) -> None:
+    """At its start it removes what it finds of such tables in its temporary folder, as left by one that was killed."""
+    with (
+        MariaDbServer(tmp_path / "first", settings=Settings()).start() as first,
+        connection(first, first.credentials.password) as db,
+        db.cursor() as cursor,
+    ):
+        cursor.execute("create temporary table held (id int primary key) engine = aria")
+        with MariaDbServer(tmp_path / "second", settings=Settings()).start():
+            cursor.execute("drop table held")
 
 
 def fake(folder: Path, name: str, script: str) -> None:

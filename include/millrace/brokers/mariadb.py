@@ -60,9 +60,15 @@ class MariaDbServer(Broker):
         """Where the administrator logs in, as the user of the operating system who runs it."""
         return self.data / "server.sock"
 
+    @property
+    def _temporary(self) -> Path:
+        """Its own: a server that starts removes temporary tables that it finds in the folder, and another one's would be among them."""
+        return self.data / "temporary"
+
     def prepare(self) -> list[str]:
         server, account = program("mariadb", "mariadbd"), pwd.getpwuid(os.geteuid()).pw_name
         folder = self.data / "tables"
+        self._temporary.mkdir(mode=0o700, exist_ok=True)
         if not (folder / "mysql" / "db.frm").exists():
             self._install(folder, account)
         configuration, first = self.data / "server.cnf", self.data / "users.sql"
@@ -73,8 +79,8 @@ class MariaDbServer(Broker):
 
     def _install(self, folder: Path, account: str) -> None:
         command = [program("mariadb", "mariadb-install-db"), "--no-defaults", f"--user={account}"]
-        command += [f"--datadir={folder}", "--skip-test-db", "--auth-root-authentication-method=socket"]
-        command += [f"--auth-root-socket-user={account}"]
+        command += [f"--datadir={folder}", f"--tmpdir={self._temporary}", "--skip-test-db"]
+        command += ["--auth-root-authentication-method=socket", f"--auth-root-socket-user={account}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False)
         if done.returncode:
             raise InvalidSettings(f"MariaDB's tables cannot be made in {folder}: {(done.stdout + done.stderr)[-1000:]}")
@@ -83,6 +89,7 @@ class MariaDbServer(Broker):
         return {
             "user": account,
             "datadir": str(folder),
+            "tmpdir": str(self._temporary),
             "bind-address": "127.0.0.1",
             "port": str(self.port["client"]),
             "socket": str(self.socket),
