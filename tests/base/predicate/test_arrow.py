@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from datetime import date
 from decimal import Context, Decimal
 from typing import Any
 
@@ -49,8 +50,44 @@ def test_decimals_compare_as_the_numbers_that_they_are(
     assert matching(table, f"n {op} b").num_rows == int(COMPARE[op](3, other[1]))
 
 
+def test_a_list_of_decimals_may_have_some_that_are_none_of_the_column() -> None:
+    table = pa.table({"d": pa.array([Decimal("0.25"), None], pa.decimal128(10, 2))})
+    assert [
+        matching(table, text).num_rows for text in ("d in (0.25, 0.255, 1e20)", "d in (0.255)", "d not in (0.255)")
+    ] == [1, 0, 1]
+
+
+def test_dates_and_moments_are_compared_with_text_that_says_them() -> None:
+    table = pa.table(
+        {
+            "day": [date(2026, 1, 2)],
+            "at": pa.array([0], pa.timestamp("us", "UTC")),
+            "wall": pa.array([0], pa.timestamp("us")),
+        }
+    )
+    for text in ("day > 5", "at > 0", "wall in (1)", "day = 1.5"):
+        with pytest.raises(InvalidArgument, match="no date and no moment"):
+            matching(table, text)
+    with pytest.raises(InvalidArgument, match="has no time zone"):
+        matching(table, "at > '2026-01-01'")
+    for text in (
+        "day = '2026-01-02'",
+        "at = '1970-01-01T00:00:00Z'",
+        "at = '1970-01-01 01:00:00+01'",
+        "wall = '1970-01-01'",
+    ):
+        assert matching(table, text).num_rows == 1
+
+
 def test_what_arrow_does_not_compare_is_the_predicates_fault() -> None:
     schema = pa.schema([("a", pa.decimal128(38, 0)), ("t", pa.timestamp("us"))])
     for text in (f"a > 0.{'0' * 45}1", "t > a"):
         with pytest.raises(InvalidArgument, match="does not fit the columns"):
             expression(condition(text), schema)
+
+
+def test_zero_is_in_a_list_with_either_sign() -> None:
+    table = pa.table({"f": [0.0, -0.0, 1.0, None]})
+    for text in ("f in (0)", "f in (-0.0, 7)", "f = 0", "f between -0.0 and 0"):
+        assert matching(table, text).num_rows == 2
+    assert matching(table, "f not in (0.0)").num_rows == 1

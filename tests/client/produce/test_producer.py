@@ -60,6 +60,12 @@ def test_rows_go_to_the_vchannel_of_their_key_and_the_partition_of_their_column(
     client: Client, collection: Collection
 ) -> None:
     both = pa.concat_tables([rows(*range(100)), rows(*range(100, 200), city="oslo")])
+    for given, why in (
+        ({"partition_by": "nowhere"}, "names no column"),
+        ({"partition_by": "city", "partition": "Rome"}, "give one of them"),
+    ):
+        with pytest.raises(InvalidArgument, match=why):
+            client.producer().insert(collection, both, **given)
     written = client.producer().insert(collection, both, partition_by="city")
     assert (written.rows, written.rejections) == (200, [])
     found = stored(client, collection)

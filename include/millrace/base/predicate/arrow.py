@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }
 
 
+_ZONED: Final = re.compile(r"(Z|:.*[+-]\d{2}(:?\d{2})?)$", re.IGNORECASE)
 _DECIMAL_DIGITS: Final = 38
 """Of a decimal128, to which Arrow widens both sides of a comparison."""
 _WHOLE: Final = pa.decimal128(20, 0)
@@ -117,7 +119,10 @@ class _Compiler:
                 return pc.match_like(self._value(subject, None), pattern)
             case In(subject, values):
                 kind = self._kind(subject)
-                wanted = pa.array([literal_of(each, kind).as_py() for each in values], kind)
+                given = [each.as_py() for each in _members(values, kind)]
+                if 0.0 in given and pa.types.is_floating(kind):
+                    given += [-0.0, 0.0]  # they are equal, and Arrow looks one up for the other in vain
+                wanted = pa.array(given, kind)
                 value = self._value(subject, kind)
                 if not self._denied:
                     return value.isin(wanted)
@@ -188,11 +193,27 @@ def type_of(column: Column, schema: pa.Schema) -> pa.DataType:
     return kind
 
 
+def _members(values: tuple[Literal, ...], kind: pa.DataType) -> Iterator[pa.Scalar]:
+    """The literals of a list as values of a column's type; a number with more digits than a decimal has is none of its values."""
+    for each in values:
+        found = literal_of(each, kind)
+        try:
+            yield found.cast(kind) if pa.types.is_decimal(kind) else found
+        except pa.ArrowInvalid:
+            continue
+
+
 def literal_of(literal: Literal, kind: pa.DataType | None) -> pa.Scalar:
     """A literal as a value to compare a column of `kind` with. Raises what Arrow raises where it is none."""
     value = literal.value
     if isinstance(value, str) and kind is not None and not _is_text(kind):
+        if pa.types.is_timestamp(kind) and kind.tz is not None and not _ZONED.search(value):
+            raise InvalidArgument(f"{value!r:.40} has no time zone, which the column has: write 2026-11-25T10:00:00Z")
         return pa.scalar(value).cast(kind)
+    if isinstance(value, int | Decimal) and kind is not None and pa.types.is_temporal(kind):
+        raise InvalidArgument(
+            f"{value} is no date and no moment: write one as text, '2026-11-25' or '2026-11-25T10:00:00Z'"
+        )
     if isinstance(value, Decimal):
         if kind is not None and pa.types.is_decimal(kind):
             return pa.scalar(value)

@@ -228,6 +228,12 @@ def split_rows(
         table = last_of_each_key(table, collection.schema.key_names)
     homes = vchannel_index(key_column(table, collection.schema.key_names), len(collection.vchannels)).astype(np.int64)
     if partition_by is not None:
+        if partition is not None:
+            raise InvalidArgument("partition and partition_by: give one of them")
+        if partition_by not in table.column_names:
+            raise InvalidArgument(
+                f"partition_by names no column of collection {collection.name!r}: {partition_by!r}; it has {', '.join(table.column_names)}"
+            )
         names = pc.dictionary_encode(table.column(partition_by)).combine_chunks()
         names = names.chunk(0) if isinstance(names, pa.ChunkedArray) else names
         if names.null_count:
