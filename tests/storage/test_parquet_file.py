@@ -151,6 +151,17 @@ def test_days_and_moments_beyond_pythons_years_have_no_bounds_and_are_written(
     assert read_file(LocalStore(tmp_path), "file.parquet").equals(rows)
 
 
+def test_bounds_of_moments_are_milliseconds_outwards_and_moments_without_a_zone_have_none(tmp_path: Path) -> None:
+    whole = pa.array([-1, 1_500_001], pa.int64())
+    rows = pa.table({"at": whole.cast(pa.timestamp("us", "UTC")), "wall": whole.cast(pa.timestamp("us"))})
+    file = ParquetFile(LocalStore(tmp_path), "file.parquet", rows.schema, options={})
+    file.write(rows)
+    made = json.loads(file.close({}, ["at", "wall"]).stats)
+    assert made["minValues"] == {"at": "1969-12-31T23:59:59.999Z"}
+    assert made["maxValues"] == {"at": "1970-01-01T00:00:01.501Z"}
+    assert made["nullCount"] == {"at": 0}
+
+
 def test_a_long_string_has_no_bounds_for_a_cut_maximum_would_prune_what_is_there(tmp_path: Path) -> None:
     file = ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
     file.write(pa.table({"n": [1], "name": ["x" * (MAX_STAT_CHARACTERS + 1)]}, schema=SCHEMA))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from datetime import UTC, date, datetime
+import operator
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from millrace.base.predicate.language import condition
 from millrace.client.produce.files.kinds import InputFormat
 from millrace.client.produce.files.reading import read_batches
 from millrace.client.schemas import schema as schema_of
 from millrace.commands.parts.rows_out import write_json_lines
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.storage.table import table_at
+from millrace.tables.collections.table import rows_uri
+from millrace.tables.read.pruning import may_hold
 from millrace.testing import Deployment, deployment
 from tests.message.samples import column, types, values_of
 
@@ -136,6 +141,29 @@ def test_a_key_in_any_script_is_found_by_what_it_is(db: Deployment) -> None:
     made.delete(names[5:])
     db.settle()
     assert made.count() == made.count(where="name <= '😀'") == 5
+
+
+def test_files_are_left_out_by_a_key_that_is_a_moment_and_no_row_with_them(db: Deployment) -> None:
+    made = db.create_collection("moments", {"at": "timestamp"}, key="at")
+    micros = [-10_001, -1, 0, 1, 999, 1_000, 1_001, 86_400_000_000]
+    for each in micros:  # a file each
+        made.insert(pa.table({"at": pa.array([each]).cast(pa.timestamp("us", "UTC"))}))
+        db.settle()
+    actions = table_at(rows_uri(db.settings, made.id)).actions()
+    for each in micros:
+        text = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=each)).isoformat()
+        for op, holds in (
+            ("=", operator.eq),
+            ("<", operator.lt),
+            (">=", operator.ge),
+            ("<=", operator.le),
+            (">", operator.gt),
+        ):
+            wanted = [value for value in micros if holds(value, each)]
+            found = made.read(where=f"at {op} '{text}'", order_by="at")["at"].cast(pa.int64()).to_pylist()
+            assert found == wanted, (op, each)
+        kept = may_hold(actions, made.schema.arrow(), [condition(f"at = '{text}'")])
+        assert 1 <= sum(kept.to_pylist()) <= 6, "those within a millisecond or two"
 
 
 SCHEMAS = st.lists(types(), min_size=1, max_size=4)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -26,6 +26,8 @@ from millrace.base.errors import TableDamaged
 from millrace.storage.store import TableStore
 
 MAX_STAT_CHARACTERS: Final = 64
+_MOMENT: Final = pa.timestamp("us", tz="UTC")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """Longer strings stay out of the log: a cut maximum would prune what is there."""
 
 RowGroups: TypeAlias = Callable[[pq.FileMetaData], Sequence[int]]
@@ -227,11 +229,19 @@ class ParquetFile:
         self._store.delete([self.name])
 
 
+def _milliseconds(microseconds: int, *, up: bool) -> str:
+    """A moment as Delta's statistics have it, the next millisecond or the one before. Raises OverflowError."""
+    whole = -(-microseconds // 1000) if up else microseconds // 1000
+    found = _EPOCH + timedelta(milliseconds=whole)
+    return found.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
 def _stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
     """The Delta statistics of a file: rows; min, max and nulls of those `columns` for which its footer has them."""
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     nulls: dict[str, int] = {}
+    kinds = {field.name: field.type for field in footer.schema.to_arrow_schema() if field.name in columns}
     for place in range(footer.num_columns):
         name = footer.schema.column(place).path
         if name not in columns:
@@ -239,13 +249,19 @@ def _stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
         groups = [footer.row_group(group).column(place).statistics for group in range(footer.num_row_groups)]
         if not groups or not all(group is not None and group.has_min_max for group in groups):
             continue
+        low: Any
+        high: Any
         try:
-            low, high = min(group.min for group in groups), max(group.max for group in groups)
+            if kinds.get(name) == _MOMENT:
+                low = _milliseconds(min(group.min_raw for group in groups), up=False)
+                high = _milliseconds(max(group.max_raw for group in groups), up=True)
+            else:
+                low, high = min(group.min for group in groups), max(group.max for group in groups)
         except OverflowError:  # a day or a moment beyond the years that Python has
             continue
         if type(high) is date:
             low, high = low.isoformat(), high.isoformat()
-        # Moments lose their microseconds there, and decimals their digits: no bounds for these.
+        # Decimals lose their digits there, and what readers make of a moment without a zone differs: no bounds for these.
         if isinstance(high, int) or (isinstance(high, str) and max(len(low), len(high)) <= MAX_STAT_CHARACTERS):
             least[name], most[name] = low, high
             if all(group.has_null_count for group in groups):

@@ -188,9 +188,30 @@ def test_spark_reads_every_type_as_it_was_written(spark: SparkSession, db: Deplo
     again.insert(frame)
     assert again.read().sort_by("id").cast(every.schema.arrow()).equals(every.read().sort_by("id"))
     changed = face.changes_between(spark, "every", settings=db.settings).orderBy("id").drop("_change")
-    assert [{name: plain(row[name]) for name in by_key[1][0]} for row in changed.collect()] == [
+    rows = [row.asDict(recursive=True) for row in changed.collect()]
+    assert [{name: plain(row[name]) for name in every.schema.arrow().names} for row in rows] == [
         {name: plain(value) for name, value in row.items()} for row in by_key[1]
     ]
+
+
+def test_spark_leaves_files_out_by_a_key_that_is_a_moment_and_no_row_with_them(
+    spark: SparkSession, db: Deployment
+) -> None:
+    made = db.create_collection("moments", {"at": "timestamp", "n": "int64"}, key="at")
+    moments = [datetime(2026, 1, 1, microsecond=each, tzinfo=UTC) for each in (0, 1, 999, 1_000, 1_001, 2_000)]
+    for place, each in enumerate(moments):  # a file each
+        made.insert([{"at": each, "n": place}])
+        db.settle()
+    for op in ("=", ">=", "<"):
+        for each in moments:
+            where = f"at {op} '{each.isoformat()}'"
+            wanted = sorted(made.read(where=where)["n"].to_pylist())
+            assert (
+                sorted(row["n"] for row in face.read(spark, "moments", where=where, settings=db.settings).collect())
+                == wanted
+            )
+            stored = spark.read.format("delta").load(db.settings.collections_uri(made.id)).where(where)
+            assert sorted(row["n"] for row in stored.collect()) == wanted
 
 
 def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession, db: Deployment) -> None:

@@ -1,6 +1,7 @@
 """Which files of a table may hold rows that a predicate hits, by the bounds in the table's log; which row groups of a file, by its footer.
 
-Bounds of numbers, strings and dates are taken; a bound may be wider than the file's values (a string cut off), never narrower.
+Bounds of whole numbers, strings, dates and moments with a zone are taken; a bound may be wider than the file's values (a string cut off), never
+narrower, but for moments, of which other writers cut the part below a millisecond off.
 Where a file has none it may hold anything. What is no comparison of a column with a literal rules nothing out.
 
 A field that was widened stands in several columns, each value in one. Arrow asks the bounds of one column at a time, and knows
@@ -13,6 +14,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Final, Self
 
@@ -23,6 +25,8 @@ import pyarrow.parquet as pq
 from millrace.base.predicate.language import Column, Compare, Condition, In, Literal
 from millrace.message.schema import CollectionSchema
 
+_MOMENT: Final = pa.timestamp("us", tz="UTC")
+_MILLISECOND: Final = pa.scalar(timedelta(milliseconds=1), pa.duration("us"))
 _TURNED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "="}
 
 
@@ -46,8 +50,9 @@ def _within(actions: pa.Table, schema: pa.Schema, name: str, op: str, values: li
     kind = schema.field(name).type if name in schema.names else None
     if kind is None or not {low, high} <= set(actions.column_names):
         return True
-    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date32(kind)):
-        return True  # bounds of timestamps are cut to milliseconds, those of floats leave NaN out
+    moment = kind == _MOMENT
+    if not (moment or pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date32(kind)):
+        return True  # bounds of floats leave NaN out
     found: Any = False
     for value in values:
         try:
@@ -55,6 +60,8 @@ def _within(actions: pa.Table, schema: pa.Schema, name: str, op: str, values: li
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             return True  # id > 1.5
         least, greatest = actions[low].cast(kind), actions[high].cast(kind)
+        if moment:
+            greatest = pc.add(greatest, _MILLISECOND)
         strict = op in ("<", ">")
         above = pc.less(least, bound) if strict else pc.less_equal(least, bound)
         below = pc.greater(greatest, bound) if strict else pc.greater_equal(greatest, bound)
