@@ -198,6 +198,12 @@ def test_a_reader_consumes_what_others_append_and_writes_nothing(
             client.consumer(own.name, group="mailer")
         with pytest.raises(PermissionDenied):
             client.consumer("orders")
+    mixed = guarded.add(f"mixed-{own.id}", Grant(Role.PRODUCE, (own.name,)), Grant(Role.READ, ("orders",)))
+    with connected(guarded, mixed) as client:
+        assert client.count("orders") == client.read("orders").num_rows
+        for read in (client.read, client.count, client.stream):
+            with pytest.raises(PermissionDenied, match="a read of its rows"):
+                read(own.name)
 
 
 def test_a_consumer_of_a_group_has_that_group_alone_and_no_others_rows(
