@@ -16,7 +16,7 @@ nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore 
 ``clock.kept`` (what the stamps' clock believes is kept, the append that looked at it is not),
 ``spool.sent`` and ``spool.settled`` (around the note that a spooled entry was sent),
 ``produce.sent`` and ``produce.kept`` (around the note that a batch of a load was sent),
-``sink.journaled``, ``sink.renumbered``, ``sink.sent``, ``sink.done`` (millrace.streams.sinks.collection: behind its steps),
+``sink.journaled``, ``sink.renumbered``, ``sink.sent``, ``sink.done`` (millrace.streams.sinks: behind the steps of a sink),
 ``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.pipelines.worker: behind the sink, behind
 the error topic, before and behind the commit of positions), ``redrive.written`` (a batch of the error topic is in the sink, not noted),
 ``saga.<plan|make|undo>.<step>`` and the same with ``.done`` (millrace.pipelines.deploy.runner: before and behind the effect of a pipeline's step),

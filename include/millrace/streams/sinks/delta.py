@@ -12,6 +12,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
+from millrace.base.failpoint import hit
 from millrace.streams.sinks.guarantee import Guarantee, require_guarantee
 from millrace.streams.sinks.sink import Taken, name_in
 
@@ -37,6 +38,7 @@ class DeltaSink:
         if "txnAppId" in options:
             options["txnVersion"] = str(batch_id)
         frame.write.format("delta").mode("append").options(**options).save(self._path)
+        hit("sink.sent")
         return Taken()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
+from millrace.base.failpoint import hit
 from millrace.base.files import make_folder
 from millrace.streams.sinks.guarantee import Guarantee, require_guarantee
 from millrace.streams.sinks.sink import Noted, Taken
@@ -40,7 +41,9 @@ class FunctionSink:
                 return again
             self._noted = Noted(batch_id)
             self._noted.keep(self._folder)
+            hit("sink.done")
         self._function(frame, batch_id)
+        hit("sink.sent")
         return Taken()
 
     def close(self) -> None:

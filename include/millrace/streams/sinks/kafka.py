@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable
+from millrace.base.failpoint import hit
 from millrace.streams.sinks.guarantee import Guarantee, require_guarantee
 from millrace.streams.sinks.sink import Taken, name_in
 
@@ -84,6 +85,7 @@ class KafkaSink:
                 f"{left + len(refused)} of {rows} messages to the topic {self._topic!r} were not acknowledged"
                 f" ({refused[0] if refused else 'in time'}): the batch is sent again"
             )
+        hit("sink.sent")
         return Taken(rows)
 
     def _send(self, value: str, key: str | None, batch_id: int, row: int, answered: Any, end: Deadline) -> None:
