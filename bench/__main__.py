@@ -311,7 +311,7 @@ def _tables(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
 
 
 def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
-    from bench.streams import beside, on_spark, quix, sinks  # Bytewax is not there for each Python
+    from bench.streams import beside, frame_sinks, on_spark, quix, sinks  # Bytewax is not there for each Python
     from bench.streams.events import LAST, RISING
 
     count, size = (200_000, 50_000) if quick else (2_000_000, 200_000)
@@ -332,6 +332,20 @@ def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     parts["state"] = partial(beside.state_size, count=1_000_000 if quick else 10_000_000, keys=10_000, size=50_000)
     parts["guarantees"] = partial(
         sinks.guarantees, folder / "sinks", rows=50_000 if quick else 500_000, size=10_000, pairs=2 if quick else 5
+    )
+    parts["guarantees under Spark"] = partial(
+        frame_sinks.under_spark,
+        folder / "frame-sinks",
+        rows=50_000 if quick else 200_000,
+        size=10_000,
+        pairs=1 if quick else 3,
+    )
+    parts["guarantees, Kafka"] = partial(
+        frame_sinks.into_kafka,
+        folder / "kafka-sink",
+        rows=50_000 if quick else 200_000,
+        size=10_000,
+        pairs=2 if quick else 5,
     )
     parts["changes"] = partial(
         sinks.changes, folder / "changes", rows=50_000 if quick else 500_000, size=10_000, pairs=2 if quick else 5

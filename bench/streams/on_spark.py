@@ -30,7 +30,7 @@ COLUMNS = ["id", "time_hour", "dep_time", "dep_delay", "arr_delay", "carrier", "
 
 
 @contextmanager
-def _session(settings: Settings) -> Iterator[SparkSession]:
+def session_of(settings: Settings) -> Iterator[SparkSession]:
     spark = face.session("bench-streams", settings=settings)
     try:
         yield spark
@@ -54,7 +54,7 @@ def _noop(frame: DataFrame, folder: Path) -> None:
     query.awaitTermination()
 
 
-def _turns(subjects: dict[str, Callable[[], Any]], *, rows: int, pairs: int, base: str) -> dict[str, Any]:
+def turns(subjects: dict[str, Callable[[], Any]], *, rows: int, pairs: int, base: str) -> dict[str, Any]:
     """Rows a second of each, in turn, and ratios to `base`; one round before warms up."""
     times: dict[str, list[float]] = {name: [] for name in subjects}
     for turn in range(pairs + 1):
@@ -92,7 +92,7 @@ def _filled(db: Deployment, spark: SparkSession, folder: Path, times: int) -> tu
 def source(folder: Path, *, times: int, pairs: int) -> dict[str, Any]:
     """Batch, stream and snapshot of flights' rows, nine columns of twenty, into a sink that takes all and keeps nothing; then windows."""
     settings = Settings(data_dir=folder / "data")
-    with deployment(folder / "data") as db, _session(settings) as spark:
+    with deployment(folder / "data") as db, session_of(settings) as spark:
         plain, rows = _filled(db, spark, folder, times)
         given: dict[str, Any] = {"settings": db.settings, "columns": COLUMNS, "kinds": "skip others"}
 
@@ -104,14 +104,14 @@ def source(folder: Path, *, times: int, pairs: int) -> dict[str, Any]:
             return lambda: _noop(make(), folder / "checkpoint")
 
         found = {
-            "batch": _turns(
+            "batch": turns(
                 {
                     "plain Delta": run(lambda: delta(False)),
                     "changes_between": run(lambda: face.changes_between(spark, "flights", **given)),
                 },
                 rows=rows, pairs=pairs, base="plain Delta",
             ),
-            "stream": _turns(
+            "stream": turns(
                 {
                     "plain Delta": run(lambda: delta(True)),
                     "stream": run(lambda: face.stream(spark, "flights", **given)),
@@ -120,7 +120,7 @@ def source(folder: Path, *, times: int, pairs: int) -> dict[str, Any]:
                 rows=rows, pairs=pairs, base="plain Delta",
             ),
         }  # fmt: skip
-        found["windows"] = _turns(_windows(spark, db, folder), rows=rows, pairs=pairs, base="Spark's own")
+        found["windows"] = turns(_windows(spark, db, folder), rows=rows, pairs=pairs, base="Spark's own")
         return found
 
 
@@ -173,7 +173,7 @@ def stateful(folder: Path, *, count: int, keys: int, size: int) -> dict[str, Any
         path = given / f"{number:04}.parquet"
         pq.write_table(rows, path)
         os.utime(path, (time.time() - 10_000 + number,) * 2)
-    with _session(Settings(data_dir=folder / "data")) as spark:
+    with session_of(Settings(data_dir=folder / "data")) as spark:
         spark.conf.set(
             "spark.sql.streaming.stateStore.providerClass",
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
