@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from millrace.base.files import replace_json
+from millrace.streams.running.status import progress_name
 from tests.cli.deployment import Deployment
 
 GOOD = """
@@ -74,6 +78,14 @@ def test_one_declares_by_a_file_and_hears_what_is_wrong_before_anything_runs(dec
     assert "stream 0 (x): sink: " in declared.fails("INVALID_STREAM", "streams", "list")
 
 
+def test_explain_of_what_cannot_run_needs_no_java_and_says_so_behind_all_that_it_found(declared: Deployment) -> None:
+    declared.file("s.yaml", GOOD + WRONG)
+    result = declared.run("streams", "explain", "wrong")
+    assert result.exit_code == 1
+    assert "error: source.collection: there is no collection 'user'" in result.stdout
+    assert "INVALID_STREAM: the stream 'wrong' cannot run" in result.stderr
+
+
 def test_where_nothing_is_declared_the_demos_is_looked_at(deployment: Deployment) -> None:
     deployment.create_users()
     result = deployment.run("streams", "validate")
@@ -85,6 +97,13 @@ def test_paused_changed_and_replayed_it_says_what_is_to_be_done(declared: Deploy
     for command in ("run", "start"):
         said = declared.fails("INVALID_STREAM", "streams", command, "plain")
         assert "is paused: `millrace streams resume plain`" in said
+    told = {"pid": os.getpid(), "at": 1_800_000_000.25, "rows": 3}
+    path = declared.settings.progress_path(progress_name("hourly"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_json(path, told)
+    assert "2027-01-15T08:00:00.250Z" in declared.ok("streams", "status", "hourly")
+    assert declared.as_json("streams", "status", "hourly")["at"] == told["at"]
+    path.unlink()
     states = {each["name"]: each["state"] for each in declared.as_json("streams", "list")}
     assert (states["plain"], states["hourly"]) == ("paused", "new")
     declared.ok("streams", "resume", "plain")

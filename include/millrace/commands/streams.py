@@ -16,6 +16,7 @@ from millrace.commands.parts.command_line import (
     load_settings,
     print_facts,
     print_rows,
+    stamp,
 )
 from millrace.commands.parts.output import (
     TABLE_ROWS,
@@ -66,7 +67,8 @@ def show_status(
 
     settings = load_settings(data)
     if name is not None:
-        print_facts(status(settings, declared_stream(settings, name)).to_json(), as_json=as_json)
+        facts = status(settings, declared_stream(settings, name)).to_json()
+        print_facts(facts if as_json else facts | _moment(facts), as_json=as_json)
         return
     rows = [each.to_json() for each in statuses(settings)]
     shown = (
@@ -121,12 +123,13 @@ def validate(
 
 @app.command()
 def explain(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Say what a stream does: its declaration, its state, the plan of its query, and all that is found in them. Needs Java.
+    """Say what a stream does: its declaration, its state, the plan of its query, and all that is found in them. Needs Java. Exit code 1
+    where it cannot run.
 
     Example: `millrace streams explain flights_hourly`
     """
     from millrace.runtime.spark_session import session
-    from millrace.streams.declare.checks import checked
+    from millrace.streams.declare.checks import checked, require_runnable
     from millrace.streams.declare.found import declared_stream
     from millrace.streams.running.frames import found_by_spark
     from millrace.streams.running.status import status
@@ -141,13 +144,15 @@ def explain(name: Name, data: DataFolder = None, as_json: AsJson = False) -> Non
         finally:
             spark.stop()
         findings += [each for each in more if each not in findings]
+    said = status(settings, stream).to_json()
     facts: dict[str, Any] = {
-        **status(settings, stream).to_json(),
+        **(said if as_json else said | _moment(said)),
         "declaration": stream.model_dump(mode="json", exclude_defaults=True),
         "findings": [f"{each.level}: {each}" for each in findings],
         "plan": plan,
     }
     print_facts(facts, as_json=as_json)
+    require_runnable(stream, findings)
 
 
 @app.command()
@@ -357,6 +362,11 @@ def redrive(name: Name, data: DataFolder = None, as_json: AsJson = False) -> Non
 
     settings = load_settings(data)
     print_facts(redriven(settings, declared_stream(settings, name)), as_json=as_json)
+
+
+def _moment(facts: dict[str, Any]) -> dict[str, Any]:
+    """When it was last heard of, for a person."""
+    return {"at": None if facts["at"] is None else stamp(round(facts["at"] * 1e3))}
 
 
 def _stopped(settings: Settings, job: str) -> str:
