@@ -69,6 +69,8 @@ def test_a_node_is_drained_and_taken_back(deployment: Deployment, store: MetaSto
 def test_a_node_that_nobody_knows_is_a_typed_error(deployment: Deployment, store: MetaStore) -> None:
     assert "n1, n2" in deployment.fails("NODE_NOT_FOUND", "drain", "n9")
     assert "n1, n2" in deployment.fails("NODE_NOT_FOUND", "drain", "n9", "--undo")
+    assert deployment.run("drain", "n2", "--wait", "-1").exit_code == 2
+    assert wanted(store).drains == frozenset(), "what was asked for in a wrong way is not begun"
     deployment.ok("drain", "n2")
     store.commit([Delete(f"{NODES}n2@7")])
     assert {each["name"]: each["state"] for each in deployment.as_json("nodes")}["n2"] == "drained"

@@ -198,7 +198,9 @@ def balance(
 def drain(
     name: NodeName,
     undo: Annotated[bool, typer.Option("--undo", help="Let it have PChannels again.")] = False,
-    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Wait this long until it has none.")] = 0.0,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait this long until it has none.")
+    ] = 0.0,
     data: DataFolder = None,
 ) -> None:
     """Move everything that a node owns to others, and give it nothing until `--undo`. Then it can be stopped.

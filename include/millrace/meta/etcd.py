@@ -364,7 +364,9 @@ def _refused(status: int, text: str) -> _Refused:
 
 
 def _unavailable(error: Exception) -> MetaUnavailable:
-    return MetaUnavailable(f"etcd cannot be used now ({_words(error)}); nothing was done")
+    return MetaUnavailable(
+        f"etcd cannot be used now ({_words(error)}); nothing was done: see that it runs where MILLRACE_META_STORE says"
+    )
 
 
 def _ambiguous(error: Exception) -> MetaAmbiguous:
@@ -372,7 +374,8 @@ def _ambiguous(error: Exception) -> MetaAmbiguous:
 
 
 def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    words = str(error) or type(error).__name__
+    return f"{error.request.url.netloc.decode()}: {words}" if isinstance(error, httpx.TransportError) else words
 
 
 def _authority(path: Path) -> Any:
