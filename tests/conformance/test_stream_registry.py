@@ -25,7 +25,7 @@ from millrace.msgstream import stored_registry
 from millrace.msgstream.memory import MemoryLogService
 from millrace.msgstream.registry import REGISTRY, Creation, Events, LogRegistry, Registry, moved_to, opened
 from millrace.msgstream.stored_registry import SPACES, StoredRegistry
-from tests.coord.faulty_store import FaultyStore, Late, done_unheard, down, lost
+from tests.coord.faulty_store import Fault, FaultyStore, Late, done_unheard, down, lost
 from tests.meta.stores import STORES
 
 OWNER = {"role": "proxy", "address": "10.0.0.1:19530", "description_text": "inserts of ä"}
@@ -178,13 +178,14 @@ def test_what_others_write_while_the_log_is_written_anew_stands(service: LogServ
 
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_a_log_that_moves_while_it_is_written_anew_moves_whole(service: LogService, hooked: Hooked, when: str) -> None:
+    """Though who moved it died when it had said so."""
     own, store = LogRegistry(hooked), FaultyStore()  # type: ignore[arg-type]
-    moved: list[Registry] = []
+    moved: list[bool] = []
 
     def moves(values: Sequence[bytes]) -> None:
         if anew(values) and not moved:
-            moved.append(StoredRegistry(service, store))
-            moved[0].known()
+            moved.append(True)
+            dies(service, store, [*[None] * 3, down])
 
     setattr(hooked, when, moves)
     added: list[str] = []
@@ -295,16 +296,22 @@ def test_a_store_takes_over_what_the_log_had_once_wherever_it_breaks_off(
         StoredRegistry(service, FaultyStore()).known()
 
 
+def dies(service: LogService, store: FaultyStore, script: list[Fault | None]) -> None:
+    """A process takes the registry over as far as the store lets it, which then is away."""
+    store.script = [*script, *[down] * 100]
+    with pytest.raises((MetaUnavailable, MetaAmbiguous)):
+        StoredRegistry(service, store, seconds=0.0).known()
+    store.script = []
+
+
 def test_what_comes_late_of_one_that_took_over_brings_nothing_back(service: LogService) -> None:
     log, store, late = LogRegistry(service), FaultyStore(), Late()
     for number in range(9):
         log.add(made(f"c{number}"))
-    for at in range(14):
-        store.script = [None] * at + [late, *[down] * 1000]
-        try:
-            StoredRegistry(service, store, seconds=0.0).known()
-        except (MetaUnavailable, MetaAmbiguous):
-            pass
+    dies(service, store, [*[None] * 3, down])  # behind the event that says where it moves
+    for commits in range(3):  # of the first creations, of the next ones, and of the end
+        dies(service, store, [*[None] * (2 * commits + 1), late])
+    assert len(late.calls) == 3
     store.script = []
     registry = StoredRegistry(service, store)
     registry.remove([f"c{number}" for number in range(9)])

@@ -51,13 +51,13 @@ class Late:
     """Faults that answer nothing, and do what they were asked for when `come` is called."""
 
     def __init__(self) -> None:
-        self._calls: list[Callable[[], Any]] = []
+        self.calls: list[Callable[[], Any]] = []
 
     def __call__(self, call: Callable[[], Any]) -> Any:
-        self._calls.append(call)
+        self.calls.append(call)
         raise MetaAmbiguous("nobody knows yet")
 
     def come(self) -> None:
-        calls, self._calls = self._calls, []
+        calls, self.calls = self.calls, []
         for call in calls:
             call()
