@@ -12,6 +12,7 @@ from millrace.log.protocol import LogService
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.meta.memory import MemoryStore
 from millrace.msgstream import channels as module
+from millrace.msgstream import registry
 from millrace.msgstream.channels import (
     CreateChannelRequest,
     DescribeChannelRequest,
@@ -143,6 +144,26 @@ def test_of_creations_that_broke_off_the_newest_names_are_kept(
         names = [name for each in channels._registry.known() for name in each.channels]
         assert names[0] == made
         assert len(names) == 1 + 6 + 2, "and of the last creation, which may be just about to get its logs"
+
+
+def test_the_log_of_the_registry_is_written_anew_and_its_begin_given_up(
+    service: LogService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "FEWEST_EVENTS", 8)
+    channels = MsgChannels(service)
+    kept = channels.create_channels(CreateChannelRequest(OWNER, 2, {"ttl": "1d"})).channel_names
+    with registry.opened(service) as log:
+        begin = log.describe().begin
+    for _ in range(12):
+        channels.destroy_channels(
+            DestroyChannelRequest(channels.create_channels(CreateChannelRequest(OWNER, 1)).channel_names)
+        )
+    with registry.opened(service) as log:
+        assert registry.Events.of(log).count <= 9
+        assert log.describe().begin > begin
+    assert [(each.channel_name, each.attributes) for each in channels.describe_channels().descriptions] == [
+        (name, {"ttl": "1d"}) for name in kept
+    ]
 
 
 def test_requests_that_cannot_be_are_refused_and_change_nothing(service: LogService) -> None:
