@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import Collection, as_views
 from millrace.client.client import Client
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import Names, Selection
@@ -73,11 +73,12 @@ def register(
     settings: Settings | None = None,
 ) -> int:
     """Make a temporary view of each collection (or of those in `names`) under its name, for ``spark.table`` and SQL, all at one tick,
-    which is returned: `at`, or now. Register again for newer rows. Raises as :func:`read`."""
+    which is returned: `at`, or now. Register again for newer rows. Raises as :func:`read`, and InvalidArgument
+    for names that differ by case alone."""
     chosen = _settings(data, settings)
     with Client.connect(chosen) as client:
         known = [each.name for each in client.catalog.collections()] if names is None else names
-        found = [client.collection(name) for name in known]
+        found = as_views(client.collection(name) for name in known)
         pchannels = {name for each in found for name in each.pchannels}
         tick = resolve_tick(at) if at is not None else client.now(pchannels) if found else 0
         for each in found:

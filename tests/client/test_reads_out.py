@@ -127,3 +127,15 @@ def test_a_schema_without_room_for_what_was_widened_since_is_refused(shop: Clien
         pytest.raises(InvalidArgument, match="'more' is int64 in these rows, and was int32"),
     ):
         stream.poll(timeout=5)
+
+
+def test_collections_whose_names_differ_by_case_alone_are_not_one_view(shop: Client, sold: Definition) -> None:
+    other = shop.catalog.create_collection(sold.name.upper(), sold.schema)
+    database = Database(shop)
+    with duckdb.connect() as connection:
+        with pytest.raises(InvalidArgument, match="one name in SQL"):
+            database.attach(connection, [sold.name, other.name])
+        catch_up(shop.settings, shop.log)
+        database.attach(connection, [sold.name, sold.name])
+        assert connection.sql(f'select count(*) from "{sold.name}"').fetchall() == [(18,)]
+    shop.catalog.drop_collection(other.name)

@@ -90,3 +90,15 @@ class Collection:
 def pchannel_of(vchannel: str) -> str:
     """The PChannel in a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
     return vchannel.rpartition("_")[0]
+
+
+def as_views(chosen: Iterable[Collection]) -> list[Collection]:
+    """`chosen`, as views of an engine that takes names in any case for one. Raises InvalidArgument where two are one name there."""
+    found: dict[str, Collection] = {}
+    for each in chosen:
+        other = found.setdefault(each.name.casefold(), each)
+        if other.name != each.name:
+            raise InvalidArgument(
+                f"the collections {other.name!r} and {each.name!r} are one name in SQL: say by `names` which of them is to be the view"
+            )
+    return list(found.values())

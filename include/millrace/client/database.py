@@ -25,6 +25,7 @@ from millrace.base.closing import Closing
 from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection as Definition
+from millrace.catalog.collection import as_views
 from millrace.client.client import Client
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change, SchemaOf
@@ -163,8 +164,8 @@ class Database(Closing):
     ) -> int:
         """Give a DuckDB connection a view of each collection (or of those in `names`) under its name, all at one tick, which is
         returned: `at`, or now. A query reads the columns and row groups that it needs, with deletes applied; attach again for
-        newer rows. Raises as :meth:`Collection.read`."""
-        chosen = [self.client.collection(name) for name in (self.collections() if names is None else names)]
+        newer rows. Raises as :meth:`Collection.read`, and InvalidArgument for names that differ by case alone."""
+        chosen = as_views(self.client.collection(name) for name in (self.collections() if names is None else names))
         if at is None:
             tick = self.client.now({name for each in chosen for name in each.pchannels}) if chosen else 0
         else:
