@@ -30,6 +30,7 @@ from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES
 from millrace.coord import control
 from millrace.coord.channels.record import CHANNELS
+from millrace.coord.leadership import LEADER
 from millrace.coord.positions import known_groups
 from millrace.coord.session import APPEND
 from millrace.demo.cluster import Cluster, Moves
@@ -245,6 +246,10 @@ def test_on_a_broker_the_appends_move_too_and_a_producer_sees_latency_alone(
     with appending_nodes(tmp_path, log()) as (settings, client, collection, cluster, stream):
         terms = {each.name: each.term for each in client.catalog.pchannels()}
         assert min(terms.values()) > 1  # each owner opened one
+        cluster.jobs.pop("c1").kill()
+        until(lambda: cluster.store.get(LEADER) is None, cluster)
+        goes_on(stream, cluster)  # nobody leads: who has a PChannel has it still
+        cluster.coordinator("c2")
         cluster.jobs.pop("n1").kill()
         cluster.wait_owned({"n2"}, pchannels=4, deadline=WAIT)
         goes_on(stream, cluster)
