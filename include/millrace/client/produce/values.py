@@ -153,8 +153,11 @@ def _nested(values: pa.Array, kind: FieldType) -> pa.Array:
     if kind.kind == "map" and pa.types.is_struct(source):
         raise InvalidArgument("a struct is no map: which fields a row lacks and which are null is not told apart")
     if kind.kind == "list" and is_list(source):
-        offsets = _offsets(pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False))
-        inner = from_arrow(values.flatten(), kind.children[0])
+        lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+        offsets = _offsets(lengths)
+        # Arrow (26.0) makes no empty column of an extension.
+        items = values.flatten() if lengths.any() else pa.nulls(0, kind.children[0].arrow)
+        inner = from_arrow(items, kind.children[0])
         return pa.ListArray.from_arrays(offsets, inner, type=kind.arrow, mask=missing)
     if kind.kind == "map" and pa.types.is_map(source):
         bounds = values.offsets.to_numpy()  # of a part of an array they do not begin at 0
