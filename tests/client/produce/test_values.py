@@ -85,7 +85,15 @@ def test_wider_layouts_hold_the_same_values(data: st.DataObject) -> None:
         (pa.array([AN_ID.bytes], pa.uuid()), "uuid", [str(AN_ID)]),
         (pa.array([AN_ID.bytes, None], pa.uuid()), "uuid", [str(AN_ID), None]),
         (pa.ListArray.from_arrays([0, 1], pa.array([AN_ID.bytes], pa.uuid())), "list<uuid>", [[str(AN_ID)]]),
-        (pa.ListArray.from_arrays([0, None, 1], pa.array([AN_ID.bytes], pa.uuid()))[1:], "list<uuid>", [None]),
+        (
+            pa.ListArray.from_arrays(
+                pa.array([0, 1], pa.int32()),
+                pa.ListArray.from_arrays([0, 1], pa.array([AN_ID.bytes], pa.uuid())),
+                mask=pa.array([True]),
+            ),
+            "list<list<uuid>>",
+            [None],
+        ),
         (pa.ListArray.from_arrays([0, 0, 1], pa.array([AN_ID.bytes], pa.uuid()))[:1], "list<uuid>", [[]]),
         (pa.array([{"t": time(0, 0, 1)}]), "struct<t: int64>", [{"t": 1_000_000}]),
         (pa.array([{"b": 1}]), "struct<a: string, b: int64>", [{"a": None, "b": 1}]),
