@@ -299,7 +299,8 @@ class Lane:
         return {name: self._identity.renew(epoch) for name, epoch in asked.above.items()}
 
     def _submitted(self, sending: Sending, pipelined: bool) -> _Answer:
-        entry = encode_entry([sending.messages[place] for place in sending.open])
+        entry = sending.entry or encode_entry([sending.messages[place] for place in sending.open])
+        sending.entry = b""
         if not pipelined:
             return _Direct(
                 lambda: self._appender.append(self.pchannel, [entry], deadline=self._settings.append_deadline)

@@ -61,6 +61,8 @@ class Sending:
     """Whether an attempt's answer was lost, so that it may have taken effect."""
     context: object = None
     """What belongs to whoever sent it."""
+    entry: bytes = b""
+    """The messages as an entry, where whoever sends them has it: for the first attempt."""
 
     @property
     def open(self) -> list[int]:

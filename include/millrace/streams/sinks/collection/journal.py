@@ -69,6 +69,8 @@ class Batch:
     """By PChannel a tick before anything of it was sent."""
     groups: dict[str, list[list[MutableMessage]]] = field(default_factory=dict)
     """By PChannel the messages of each entry, stamped."""
+    entries: dict[str, list[bytes]] = field(default_factory=dict)
+    """By PChannel the same as they lie in the journal, of what this process wrote there."""
     renumber: bool = False
     """Whether its messages are to get new numbers first: those that they have were used up by rejections."""
 
@@ -214,7 +216,11 @@ class Journal:
 
         def one(pchannel: str) -> dict[Number, object]:
             lane = producer.lane(pchannel)
-            sent = [Sending(list(group), ambiguous=True) for group in batch.groups[pchannel]]
+            groups = batch.groups[pchannel]
+            written = batch.entries.get(pchannel) or [b""] * len(groups)
+            sent = [
+                Sending(list(each), ambiguous=True, entry=entry) for each, entry in zip(groups, written, strict=True)
+            ]
             waiting = iter(sent)
             try:
                 lane.deliver(lambda: next(waiting, None), pipelined=len(sent) > 1, stamped=True)
@@ -256,7 +262,8 @@ class Journal:
 
     def _keep(self, batch: Batch) -> None:
         self._begun = True
-        pairs = [(pchannel, encode_entry(group)) for pchannel, groups in batch.groups.items() for group in groups]
+        batch.entries = {name: [encode_entry(group) for group in groups] for name, groups in batch.groups.items()}
+        pairs = [(pchannel, entry) for pchannel, mine in batch.entries.items() for entry in mine]
         facts = {
             "batch": batch.batch_id, "rows": batch.taken.rows, "rejected": batch.taken.rejected,
             "since": batch.since, "renumber": batch.renumber,
