@@ -26,6 +26,8 @@ BOUND = 25.0
 """Seconds behind them in which all is assigned, told and done."""
 CALM = 3.0
 """Seconds behind that in which nothing moves."""
+LATE = 10.0
+"""Seconds behind that in which ingest has all that was on its way, one after the other."""
 
 BEHIND = "ingest is behind"
 
@@ -167,8 +169,9 @@ def settle(cluster: Cluster) -> None:
         raise Broken(f"{BOUND:.0f} s behind the last fault: {missing}")
     before = [record.term for record in records(cluster)]
     world.run(world.now + CALM)
-    if unsettled(cluster) == BEHIND:
-        world.run(world.now + 1.5)  # an entry that was on its way since the faults landed just now
+    late = world.now + LATE
+    while unsettled(cluster) == BEHIND and world.now < late:
+        world.run(world.now + 1.5)  # entries that were on their way since the faults landed just now
     after = [record.term for record in records(cluster)]
     if before != after or unsettled(cluster):
         raise Broken(f"moves for nothing: terms {before}, then {after}, {unsettled(cluster)}")
