@@ -19,6 +19,7 @@ from millrace.observe.observer import Observer
 from millrace.service import cluster, faults, reading
 from millrace.service.access import Admit, Door, checked
 from millrace.service.answers import GuardedAnswers
+from millrace.service.bodies import BoundedBodies
 from millrace.service.requests import KnownRequests
 
 DESCRIPTION: Final[Mapping[str, Need]] = {
@@ -54,6 +55,7 @@ def application(parts: Sequence[Part], door: Door, *, page: faults.Page | None =
         redoc_url=None,
         openapi_url=None,  # FastAPI would serve them to anybody
     )
+    app.add_middleware(BoundedBodies)
     app.add_middleware(GuardedAnswers)
     app.add_middleware(KnownRequests)
     faults.install(app, page)

@@ -98,7 +98,9 @@ def install(app: FastAPI, page: Page | None) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return answer(request, error.status_code, HTTPStatus(error.status_code).name, str(error.detail))
+        # Of this one status the standard's name depends on Python's version.
+        code = "BODY_TOO_LARGE" if error.status_code == 413 else HTTPStatus(error.status_code).name
+        return answer(request, error.status_code, code, str(error.detail))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
+import itertools
 import socket
 import threading
-from collections.abc import Iterator
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,7 +20,7 @@ from millrace.pipelines.model.addresses import is_forbidden
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import OpenSearchSink
 from millrace.pipelines.sinks.opensearch import connection
-from millrace.pipelines.sinks.opensearch.index import client_of, exists
+from millrace.pipelines.sinks.opensearch.index import client_of, cluster_of, exists
 
 
 class Keys(http.server.ThreadingHTTPServer):
@@ -79,10 +84,70 @@ def test_a_name_that_leads_elsewhere_meanwhile_is_not_followed(
     assert keys.asked == (scheme == "http"), "nothing was said to it"
 
 
+def _endless() -> Iterator[bytes]:
+    yield b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
+    yield from itertools.repeat(b" " * (1 << 20))
+
+
+def _bomb() -> Iterator[bytes]:
+    packed = gzip.compress(b" " * (256 << 20), 1)
+    return iter(
+        [f"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {len(packed)}\r\n\r\n".encode() + packed]
+    )
+
+
+def _slowly(head: bytes) -> Iterator[bytes]:
+    yield head
+    while True:
+        time.sleep(0.05)
+        yield b"x"
+
+
 @pytest.mark.parametrize(
-    "host", ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1%eth0", "224.0.0.1", "0.0.0.0", "::"]
+    ("says", "told"),
+    [
+        (_endless, "more than 64 MiB"),
+        (_bomb, "more than 64 MiB"),
+        (lambda: _slowly(b"HTTP/1.1 200 OK\r\nx: "), "does not answer"),
+        (lambda: _slowly(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n"), "does not answer"),
+    ],
+    ids=["an answer without end", "one that unpacks to much", "headers byte by byte", "a body byte by byte"],
 )
+def test_what_is_no_opensearch_takes_neither_memory_nor_time(says: Callable[[], Iterator[bytes]], told: str) -> None:
+    parts = says()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            asked, _ = listener.accept()
+            with asked, suppress(OSError):
+                asked.recv(1 << 16)
+                for part in parts:
+                    asked.sendall(part)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        sink = OpenSearchSink(hosts=(f"http://127.0.0.1:{listener.getsockname()[1]}",), index_base="i")
+        begun = time.monotonic()
+        tracemalloc.start()
+        try:
+            with pytest.raises(SinkBusy, match=told):
+                cluster_of(client_of(sink, seconds=1.0), sink)
+            assert time.monotonic() - begun < 10
+            assert tracemalloc.get_traced_memory()[1] < 160 << 20
+        finally:
+            tracemalloc.stop()
+        thread.join(20)
+        assert not thread.is_alive(), "it was hung up on"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "169.254.169.254", "::ffff:169.254.169.254", "2002:a9fe:a9fe::1", "64:ff9b::a9fe:a9fe", "fe80::1%eth0", "224.0.0.1", "0.0.0.0", "::",
+        "fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16", "192.0.0.192", "::ffff:100.100.100.200",
+    ],
+)  # fmt: skip
 def test_addresses_that_no_pipeline_may_reach(host: str) -> None:
     assert is_forbidden(host)
     assert not is_forbidden("keys.test"), "a name is looked at where it leads"
-    assert not is_forbidden("127.0.0.1")
+    assert not any(map(is_forbidden, ("127.0.0.1", "10.0.0.1", "2001:db8::1", "64:ff9b::10.0.0.1")))

@@ -350,9 +350,12 @@ class Management(Reprocessing):
         transform = Transform(made, open_rows=partial(CollectionRows, self._settings))
         records = []
         for place, document in enumerate(documents):
-            value = None if document is None else msgspec.json.encode(document)
             key = keys[place] if place < len(keys) else f"sample-{place}"
-            records.append(TopicRecord("sample", 0, place, key.encode(), value, 0))
+            try:
+                value = None if document is None else msgspec.json.encode(document)
+                records.append(TopicRecord("sample", 0, place, key.encode(), value, 0))
+            except (ValueError, OverflowError, RecursionError) as error:
+                raise InvalidArgument(f"document {place} is none that a record may hold: {str(error)[:200]}") from None
         records += newest_records(own, newest) if newest else []
         found = []
         for record in records:

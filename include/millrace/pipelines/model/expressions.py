@@ -6,7 +6,9 @@ An expression sees the document as ``doc`` and its record as ``record`` (topic, 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 from pydantic import AfterValidator, StringConstraints
 
@@ -15,6 +17,8 @@ from millrace.pipelines.model.part import check_json
 DOC: Final = "doc"
 RECORD: Final = "record"
 MAX_EXPRESSION: Final = 2000
+MAX_UNFOLDED: Final = 20_000
+"""Values of a JSON Schema with its references written out: nobody can interrupt the validator."""
 _MACROS: Final = 3
 """Comprehensions in one expression: each may go over a list within another's, so that what it costs grows with their product."""
 _COMPREHENSION: Final = re.compile(r"\.\s*(?:map|filter|all|exists|exists_one)\s*\(\s*([A-Za-z_]\w*)")
@@ -78,8 +82,68 @@ def validator(schema: dict[str, Any], *, formats: bool = True) -> Any:
         raise ValueError(f"is no JSON Schema: {_short(error)}") from None
 
 
+def unfolded(schema: dict[str, Any]) -> int:
+    """How many values `schema` has with each of its references within itself written out, those that lead back counted as one: what a
+    validator looks at for one document, at most. A few lines that refer to each other twice make more of them than anybody can wait for.
+    """
+    known: dict[int, int] = {}
+    under_way: set[int] = set()
+
+    def count(value: Any) -> int:
+        if not isinstance(value, dict | list):
+            return 1
+        if id(value) in under_way:
+            return 1
+        if id(value) not in known:
+            under_way.add(id(value))
+            found = 1 + sum(map(count, value.values() if isinstance(value, dict) else value))
+            if isinstance(value, dict):
+                for name in ("$ref", "$dynamicRef", "$recursiveRef"):
+                    if isinstance(reference := value.get(name), str):
+                        found += count(_referred(schema, reference))
+            under_way.discard(id(value))
+            known[id(value)] = found
+        return known[id(value)]
+
+    definitions = {"$defs", "definitions"}
+    return count({name: value for name, value in schema.items() if name not in definitions})
+
+
+def _referred(schema: dict[str, Any], reference: str) -> Any:
+    """What a pointer (``#/$defs/a``), or the name of an anchor, leads to within `schema`; None where that is not there."""
+    if not reference.startswith("#/") and reference != "#":
+        return next((each for each in _objects(schema) if reference in _names(each)), None)
+    found: Any = schema
+    for part in unquote(reference[2:]).split("/") if len(reference) > 1 else ():
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(part)] if part.isdecimal() and int(part) < len(found) else None
+        else:
+            found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _names(value: dict[str, Any]) -> set[str]:
+    named = {str(value.get("$id")), str(value.get("id"))}
+    return named | {f"#{value[name]}" for name in ("$anchor", "$dynamicAnchor") if name in value}
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _objects(each)
+
+
 def _schema_checked(schema: dict[str, Any]) -> dict[str, Any]:
     check_json(schema)
+    if (size := unfolded(schema)) > MAX_UNFOLDED:
+        raise ValueError(
+            f"its references make {size if size < 10**12 else 'more than a billion'} values of it, and a document is checked by at most"
+            f" {MAX_UNFOLDED}: refer to each definition once"
+        )
     validator(schema)
     return schema
 

@@ -16,6 +16,10 @@ from millrace.base.errors import PipelineInvalid
 KIND: Final = "kind"
 """The field by which parts of one place are told apart (source, step, sink)."""
 
+MAX_PROBLEMS: Final = 100
+"""That one answer lists."""
+_FIELD_CHARACTERS: Final = 300
+_MESSAGE_CHARACTERS: Final = 2000
 MAX_DEPTH: Final = 64
 """Of nested values in a declaration."""
 
@@ -75,10 +79,17 @@ class Problem(NamedTuple):
 
 
 def invalid(problems: Sequence[Problem], *, what: str = "the pipeline") -> PipelineInvalid:
-    """The error that lists them."""
+    """The error that lists them; of many the first."""
+    told = [
+        Problem(each.field[:_FIELD_CHARACTERS], each.message[:_MESSAGE_CHARACTERS], each.kind)
+        for each in problems[:MAX_PROBLEMS]
+    ]
+    more = len(problems) - len(told)
     return PipelineInvalid(
-        f"{what}: " + "; ".join(f"{each.field or 'it'}: {each.message}" for each in problems),
-        problems=[each._asdict() for each in problems],
+        f"{what}: "
+        + "; ".join(f"{each.field or 'it'}: {each.message}" for each in told)
+        + (f"; and {more} more" if more else ""),
+        problems=[each._asdict() for each in told],
     )
 
 
@@ -122,15 +133,28 @@ def secrets_of(part: BaseModel) -> dict[str, str]:
 
 
 def check_depth(value: Any, left: int = MAX_DEPTH) -> None:
-    """Raises ValueError where `value` is nested deeper than so many levels."""
+    """Raises ValueError where `value` is nested deeper than so many levels, or has a text that cannot be written down."""
     if left <= 0:
         raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, str):
+        check_text(value)
     if isinstance(value, Mapping):
+        for name in value:
+            check_depth(name, left)
         value = value.values()
     elif not isinstance(value, list | tuple):
         return
     for each in value:
         check_depth(each, left - 1)
+
+
+def check_text(text: str) -> None:
+    """Raises ValueError for half a surrogate, which JSON can say (``"\\ud800"``) and UTF-8 cannot."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("has a text that is no Unicode (half a surrogate)") from None
 
 
 def check_json(value: Any, left: int = MAX_DEPTH) -> None:
