@@ -69,6 +69,13 @@ def test_an_index_of_pandas_with_a_name_is_a_column() -> None:
 
 
 @pytest.mark.parametrize(
+    "frame", [pl.DataFrame({"id": [], "v": []}), pd.DataFrame({"id": [], "v": []}), pa.table({"id": [], "v": []})]
+)
+def test_a_frame_without_rows_says_its_columns(frame: Any) -> None:
+    assert (table_of(frame).num_rows, table_of(frame).column_names) == (0, ["id", "v"])
+
+
+@pytest.mark.parametrize(
     ("frame", "why"),
     [
         (pd.DataFrame([[1, 2]], columns=["id", "id"]), "Duplicate column names"),

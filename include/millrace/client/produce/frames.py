@@ -71,7 +71,7 @@ def is_of(frame: object, library: str) -> bool:
     return type(frame).__module__.partition(".")[0] == library
 
 
-def reader_of(frame: ArrowStream) -> pa.RecordBatchReader:
+def reader_of(frame: ArrowStream | Any) -> pa.RecordBatchReader:
     """The Arrow stream of a DataFrame. Raises InvalidArgument for columns that Arrow has no type for."""
     if is_of(frame, "polars"):
         objects = [name for name, kind in getattr(frame, "schema", {}).items() if str(kind) == "Object"]

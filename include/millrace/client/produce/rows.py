@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import Collection
-from millrace.client.produce.frames import Frame, batches_of, is_of
+from millrace.client.produce.frames import Frame, batches_of, is_of, reader_of
 from millrace.client.produce.values import REFUSALS, array_of, from_arrow, from_python, is_made_of_objects, members
 from millrace.message import builders
 from millrace.message.keys import key_column, vchannel_index
@@ -58,6 +58,8 @@ def table_of(rows: Rows, schema: CollectionSchema | None = None) -> pa.Table:
     if isinstance(rows, list | tuple) and not any(isinstance(each, pa.RecordBatch | pa.Table) for each in rows):
         return _columns(by_column(rows, schema), schema)
     batches = list(batches_of(rows, schema))
+    if not batches and hasattr(rows, "__arrow_c_stream__"):
+        return reader_of(rows).schema.empty_table()  # a frame without rows says its columns
     if not batches:
         raise InvalidArgument("the stream of Arrow batches has none: nothing says what its columns are")
     return pa.Table.from_batches(batches)
