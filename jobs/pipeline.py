@@ -16,6 +16,7 @@ from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.status import State, pipeline_folder
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.definition import PipelineRun
+from millrace.pipelines.worker.limits import hold_to
 from millrace.pipelines.worker.logs import begin_log, new_run
 from millrace.runtime import job
 
@@ -30,6 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     configuration = Configuration() if arguments.config is None else Configuration.load(arguments.config)
     pipeline = read_pipeline(arguments.declaration, configuration)
+    hold_to(pipeline.resources)  # before there is a JVM, which looks once how many cores there are
 
     made: list[PipelineRun] = []
 

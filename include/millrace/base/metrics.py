@@ -167,6 +167,12 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "pipeline_cpu_seconds_total": Family("counter", "CPU time of a pipeline's worker.", ("pipeline",)),
     "pipeline_memory_bytes": Family("gauge", "Memory of a pipeline's worker.", ("pipeline",)),
+    "pipeline_task_cpu_seconds_total": Family(
+        "counter", "CPU time of a task's ranges, its bulks with them.", ("pipeline", "task")
+    ),
+    "pipeline_task_range_bytes": Family(
+        "gauge", "Bytes of records that a task's newest range held in memory.", ("pipeline", "task")
+    ),
     "pipeline_failed_tasks": Family("gauge", "Tasks that stand failed, until they are recovered.", ("pipeline",)),
     "pipeline_running": Family(
         "gauge", "1 for each pipeline that is to run and has a worker, 0 where it has none.", ("pipeline",)
@@ -275,6 +281,8 @@ class Metrics:
         self.pipeline_failures_total = counter("pipeline_failures_total")
         self.pipeline_cpu_seconds_total = counter("pipeline_cpu_seconds_total")
         self.pipeline_memory_bytes = gauge("pipeline_memory_bytes")
+        self.pipeline_task_cpu_seconds_total = counter("pipeline_task_cpu_seconds_total")
+        self.pipeline_task_range_bytes = gauge("pipeline_task_range_bytes")
         self.pipeline_failed_tasks = gauge("pipeline_failed_tasks")
         self.pipeline_running = gauge("pipeline_running")
 

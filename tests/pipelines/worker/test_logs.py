@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from millrace.base.correlation import REQUEST
@@ -17,7 +18,7 @@ from millrace.base.metrics import Metrics
 from millrace.pipelines.model.configuration import Log
 from millrace.pipelines.model.pipeline import Resources
 from millrace.pipelines.worker.__main__ import _served
-from millrace.pipelines.worker.limits import over_memory
+from millrace.pipelines.worker.limits import over_memory, taken_by
 from millrace.pipelines.worker.logs import FILE, begin_log, forget
 
 
@@ -99,3 +100,20 @@ def test_a_worker_keeps_to_its_cores_and_says_when_it_takes_too_much_memory() ->
     assert done.stdout.strip() == "1"
     assert over_memory(Resources(memory_mib=128), 128 << 20) == ""
     assert "128" in over_memory(Resources(memory_mib=128), (128 << 20) + 1)
+
+
+def test_what_a_worker_takes_is_its_own_and_that_of_the_processes_below_it() -> None:
+    me = psutil.Process()
+    before = taken_by(me)
+    code = "kept = bytearray(b'x') * (64 << 20)\nfor _ in range(3_000_000): pass\nprint('up', flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        taken = taken_by(me)
+        child.communicate("\n")
+    assert taken.memory_bytes - before.memory_bytes > 64 << 20
+    assert taken.cpu_seconds > before.cpu_seconds
+    assert taken.jvm_bytes == before.jvm_bytes
+    assert taken_by(me).cpu_seconds >= taken.cpu_seconds - 0.02, "what has ended counts"

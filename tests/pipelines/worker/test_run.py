@@ -81,6 +81,13 @@ def test_what_comes_in_is_in_the_index_or_in_the_error_topic(tmp_path: Path) -> 
         told_of = re.search(rf'^millrace_{family}{{pipeline="{flights.id}"}} (.*)$', page, re.MULTILINE)
         assert told_of is not None
         assert float(told_of[1]) > 0, family
+    for family in ("pipeline_task_cpu_seconds_total", "pipeline_task_range_bytes"):
+        by_task = re.findall(
+            rf'^millrace_{family}{{pipeline="{flights.id}",task="{flights.id}-[01]"}} (.*)$', page, re.MULTILINE
+        )
+        assert len(by_task) == 2
+        assert all(float(each) > 0 for each in by_task), family
+    assert all(task.cpu_seconds > 0 and task.range_bytes > 0 for task in status.tasks)
     # The consumer group says where it stands, for other tools.
     consumer = Consumer({"bootstrap.servers": flights.kafka.address, "group.id": flights.pipeline.group})
     places = consumer.committed([TopicPartition(flights.id, number) for number in range(2)], timeout=20)

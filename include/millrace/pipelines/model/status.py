@@ -50,6 +50,10 @@ class TaskStatus(BaseModel):
     records_filtered: int = 0
     bulks: int = 0
     retries: int = 0
+    cpu_seconds: float = Field(
+        default=0.0, description="CPU time of its ranges since its worker began, transform and bulks"
+    )
+    range_bytes: int = Field(default=0, description="of the records that its newest range held in memory")
     failures: int = Field(default=0, description="in a row")
     recoveries: int = Field(default=0, description="in a row")
     cause: str = Field(default="", description="of its last failure, in words")
@@ -79,7 +83,12 @@ class PipelineStatus(BaseModel):
         """The same where no worker stands behind it any more: counts and positions stay, what only a process has does not."""
         tasks = tuple(
             each.model_copy(
-                update={"latency_ms": {}, "state": each.state if each.state is State.FAILED else State.STOPPED}
+                update={
+                    "latency_ms": {},
+                    "cpu_seconds": 0.0,
+                    "range_bytes": 0,
+                    "state": each.state if each.state is State.FAILED else State.STOPPED,
+                }
             )
             for each in self.tasks
         )

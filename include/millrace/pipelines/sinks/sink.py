@@ -33,6 +33,8 @@ class Written:
     bulks: int = 0
     retries: int = 0
     """Actions that were sent again."""
+    cpu_seconds: float = 0.0
+    """Of other threads than the one that called."""
 
     def add(self, other: Written) -> None:
         self.acknowledged += other.acknowledged
@@ -40,6 +42,7 @@ class Written:
         self.failures += other.failures
         self.bulks += other.bulks
         self.retries += other.retries
+        self.cpu_seconds += other.cpu_seconds
 
 
 class Sink(Protocol):

@@ -8,7 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psutil
 
@@ -16,7 +16,7 @@ from millrace.base.files import replace_file
 from millrace.base.metrics import Metrics
 from millrace.node.range.history import History
 from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
-from millrace.pipelines.worker.limits import over_memory
+from millrace.pipelines.worker.limits import over_memory, taken_by
 from millrace.pipelines.worker.positions import positions_of
 from millrace.pipelines.worker.supervision import Health, Supervision, read_wanted
 from millrace.pipelines.worker.task import Done
@@ -32,13 +32,24 @@ _LATELY: Final = 2_000
 """Latencies of a task that its percentiles are of."""
 
 
+class TaskTaken(NamedTuple):
+    """What a task took of its worker, as its ranges say."""
+
+    cpu_seconds: float = 0.0
+    range_bytes: int = 0
+
+
 class Beat(Periodic):
     """Writes the status file, and beside it the process's metrics; thread-safe towards `note`."""
 
     def __init__(self, run: PipelineRun, metrics: Metrics | None = None) -> None:
         super().__init__(name=f"beat-{run.pipeline.id}", pause=SECONDS)
         self._definition, self._metrics = run, metrics
-        self._cpu_seconds = 0.0
+        self._process = psutil.Process()
+        self._taken, self._at = taken_by(self._process), time.monotonic()
+        self._cpu_percent = 0.0
+        self._told_cpu = 0.0
+        self._by_task: dict[str, TaskTaken] = {}
         self._supervision = Supervision(run.settings, run.pipeline)
         self._topics = run.places()
         self._serial = read_wanted(run.settings, run.pipeline.id).serial
@@ -46,7 +57,6 @@ class Beat(Periodic):
         self._sampled = 0.0
         self._latencies: dict[str, deque[float]] = {}
         self._ends: dict[str, Ends] = {}
-        self._process = psutil.Process()
         text = json.dumps(run.pipeline.to_json(), sort_keys=True)
         self.over = ""
         """Why this process should end: it takes more memory than the pipeline's resources allow."""
@@ -56,17 +66,27 @@ class Beat(Periodic):
         """Ranges that went in."""
         for each in committed:
             self._latencies.setdefault(each.channel, deque(maxlen=_LATELY)).extend(each.latencies)
+            before = self._by_task.get(each.channel, TaskTaken())
+            self._by_task[each.channel] = TaskTaken(before.cpu_seconds + each.cpu_seconds, each.log_bytes)
             known = self._ends.get(each.channel)
             if known is not None and known.high < each.position:  # looked at before these came
                 self._ends[each.channel] = known._replace(high=each.position)
 
     def work(self) -> None:
         self.take()
-        self.over = over_memory(self._definition.pipeline.resources, self._process.memory_info().rss)
+        self._look()
+        taken = self._taken
+        self.over = over_memory(self._definition.pipeline.resources, taken.memory_bytes - taken.jvm_bytes)
         try:
             self._ends = self._topics.ends()
         finally:
             self.say()
+
+    def _look(self) -> None:
+        taken, now = taken_by(self._process), time.monotonic()
+        spent = max(0.0, taken.cpu_seconds - self._taken.cpu_seconds)
+        self._cpu_percent = round(100 * spent / max(now - self._at, 0.001), 1)
+        self._taken, self._at = taken, now
 
     def take(self) -> None:
         """What was asked since: a restart clears what failed; tasks that are to start again are told so by their next plan."""
@@ -88,9 +108,9 @@ class Beat(Periodic):
             self._history.add(sample_of(status))
 
     def _measure(self, status: PipelineStatus, metrics: Metrics) -> None:
-        name, used = status.pipeline, sum(self._process.cpu_times()[:2])
-        metrics.pipeline_cpu_seconds_total.labels(name).inc(max(0.0, used - self._cpu_seconds))
-        self._cpu_seconds = used
+        name, used = status.pipeline, self._taken.cpu_seconds
+        metrics.pipeline_cpu_seconds_total.labels(name).inc(max(0.0, used - self._told_cpu))
+        self._told_cpu = used
         metrics.pipeline_memory_bytes.labels(name).set(status.memory_bytes)
         metrics.pipeline_failed_tasks.labels(name).set(sum(task.state is State.FAILED for task in status.tasks))
         for task in status.tasks:
@@ -125,6 +145,7 @@ class Beat(Periodic):
                     code=its.code,
                     retry_at=its.retry_at,
                     latency_ms=percentiles(self._latencies.get(name, ())),
+                    **self._by_task.get(name, TaskTaken())._asdict(),
                     **counts,
                 )
             )
@@ -138,8 +159,8 @@ class Beat(Periodic):
             pid=os.getpid(),
             cause=cause or (failed[0].cause if state is State.FAILED and failed else ""),
             tasks=tuple(tasks),
-            cpu_percent=self._process.cpu_percent(),
-            memory_bytes=self._process.memory_info().rss,
+            cpu_percent=self._cpu_percent,
+            memory_bytes=self._taken.memory_bytes,
             declaration=self._digest,
         )
 

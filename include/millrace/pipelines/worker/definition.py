@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from millrace.base.errors import InvalidSettings
+from millrace.base.errors import InvalidSettings, MemoryExceeded
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
@@ -138,11 +138,18 @@ class PipelineRun(Definition[Work, Done]):
         return PipelineCommitter(self, metrics)
 
     def watch(self, metrics: Metrics) -> Callable[[Sequence[Done]], None]:
-        """Spark's driver says how the pipeline is doing as the other host does, until `end`."""
+        """Spark's driver says how the pipeline is doing as the other host does, until `end`, and ends behind a range where its processes take
+        more memory than they may."""
         beat = Beat(self, metrics)
         beat.start()
         self._beats.append(beat)
-        return beat.note
+
+        def told(committed: Sequence[Done]) -> None:
+            beat.note(committed)
+            if beat.over:
+                raise MemoryExceeded(beat.over)
+
+        return told
 
     def end(self, state: State = State.STOPPED, cause: str = "") -> None:
         """In the driver, when no query of it runs any more: say last how it ended. Idempotent."""
@@ -303,6 +310,8 @@ class PipelineCommitter:
                     getattr(each, f"records_{outcome}")
                 )
             metrics.pipeline_bulks_total.labels(name, each.channel).inc(each.bulks)
+            metrics.pipeline_task_cpu_seconds_total.labels(name, each.channel).inc(each.cpu_seconds)
+            metrics.pipeline_task_range_bytes.labels(name, each.channel).set(each.log_bytes)
             metrics.pipeline_retries_total.labels(name, each.channel).inc(each.retries)
             metrics.pipeline_lag_records.labels(name, each.channel).set(max(0, each.end - each.position))
             for latency in each.latencies:

@@ -22,6 +22,8 @@ MOST_SEEN: Final = 5_000
 """Records that one page looks at."""
 SHOWN_BYTES: Final = 4_096
 """Of a key, a value, a header."""
+SHOWN_HEADERS: Final = 64 << 10
+"""Characters of a record's headers; those of Connect are always there."""
 _WINDOW_BYTES: Final = 16 << 20
 
 
@@ -106,22 +108,24 @@ class _Search:
         """Look at [low, high) from its end; the end of what was not looked at."""
         while low < high and not self.over:
             begin = max(low, high - WINDOW)
-            place, window = begin, list[Record]()
+            place, window, seen = begin, list[tuple[int, ErrorRow]](), 0
             while place < high:
                 more, place = reader.read(place, high, items=WINDOW, size=_WINDOW_BYTES, seconds=1.0)
-                window += more
-            self._left -= max(1, len(window))
-            for record in reversed(window):
-                if self._selection.takes(record):
-                    if len(self.found) >= self._limit:
-                        return record.offset + 1
-                    self.found.append(_row(record))
+                seen += len(more)
+                # As rows at once: records may be large, and so many of them more than there is memory for.
+                window += [(record.offset, _row(record)) for record in more if self._selection.takes(record)]
+                del more
+            self._left -= max(1, seen)
+            for offset, row in reversed(window):
+                if len(self.found) >= self._limit:
+                    return offset + 1
+                self.found.append(row)
             high = begin
         return max(low, high)
 
 
 def _row(record: Record) -> ErrorRow:
-    told = {name: _text(value) for name, value in record.headers}
+    told = _headers(record)
     origin = origin_of(record)
     return ErrorRow(
         id=str(Place(record.partition, record.offset)),
@@ -138,6 +142,17 @@ def _row(record: Record) -> ErrorRow:
         value=_text(record.value),
         value_bytes=len(record.value or b""),
     )
+
+
+def _headers(record: Record) -> dict[str, str | None]:
+    told: dict[str, str | None] = {}
+    left = SHOWN_HEADERS
+    for name, value in record.headers:
+        text = _text(value)
+        left -= len(name) + len(text or "")
+        if left >= 0 or name.startswith(PREFIX):
+            told[name[:SHOWN_BYTES]] = text
+    return told
 
 
 def _text(value: bytes | None) -> str | None:

@@ -1,20 +1,47 @@
-"""What a worker may take of its machine: cores and memory, as its pipeline's resources say."""
+"""What a worker may take of its machine, as its pipeline's resources say, and what it takes: it and the processes below it, which on Spark do
+the work."""
 
 from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
+from typing import NamedTuple
+
+import psutil
 
 from millrace.pipelines.model.pipeline import Resources
 
 
 def hold_to(resources: Resources) -> None:
-    """Run on so many cores of those that this process may use, from now on."""
+    """Run on so many cores of those that this process may use, from now on, and so will what it starts."""
     mine = sorted(os.sched_getaffinity(0))
     cores = min(len(mine), math.ceil(resources.cpus))
     # Which of them: by process, so that several workers of a machine are not all on the same.
     first = os.getpid() % len(mine)
     os.sched_setaffinity(0, {mine[(first + place) % len(mine)] for place in range(cores)})
+
+
+class Taken(NamedTuple):
+    """By a process and those below it."""
+
+    cpu_seconds: float
+    """Since they began, with those that ended."""
+    memory_bytes: int
+    jvm_bytes: int
+    """Of these what a JVM takes, whose heap has a setting of its own (spark_memory)."""
+
+
+def taken_by(process: psutil.Process) -> Taken:
+    """What `process` takes now."""
+    cpu, memory, jvm = 0.0, 0, 0
+    for each in [process, *process.children(recursive=True)]:
+        with suppress(psutil.Error):  # it has ended meanwhile
+            with each.oneshot():
+                used, resident = sum(each.cpu_times()[:4]), each.memory_info().rss
+                java = each.name() == "java"
+            cpu, memory, jvm = cpu + used, memory + resident, jvm + resident * java
+    return Taken(cpu, memory, jvm)
 
 
 def over_memory(resources: Resources, resident: int) -> str:

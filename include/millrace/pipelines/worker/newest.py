@@ -11,11 +11,13 @@ from millrace.pipelines.records import Record
 from millrace.pipelines.worker.topics import Reader, Topics, task_of
 
 _BYTES: Final = 4 << 20
-"""Of one partition's records, about."""
+"""Of records that are read at once, about."""
+_MOST_BYTES: Final = 16 << 20
+"""Of all that are looked at, but for the newest."""
 
 
 def newest_records(pipeline: Pipeline, count: int) -> list[Record]:
-    """At most `count`, of all its partitions, the newest last.
+    """At most `count`, of all its partitions, the newest last; fewer where they are large.
 
     Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), InvalidArgument where its source is no topic.
     """
@@ -35,9 +37,20 @@ def newest_records(pipeline: Pipeline, count: int) -> list[Record]:
                 try:
                     while low < high:
                         records, low = reader.read(low, high, items=count, size=_BYTES, seconds=1.0)
-                        found += records
+                        found = _newest(found + records, count)
                 finally:
                     reader.close()
     finally:
         topics.close()
-    return sorted(found, key=lambda record: (record.timestamp, record.offset))[-count:]
+    return found
+
+
+def _newest(records: list[Record], count: int) -> list[Record]:
+    ordered = sorted(records, key=lambda record: (record.timestamp, record.offset))[-count:]
+    left, kept = _MOST_BYTES, 0
+    for record in reversed(ordered):
+        left -= len(record.value or b"") + len(record.key or b"")
+        if left < 0 and kept:
+            break
+        kept += 1
+    return ordered[len(ordered) - kept :]

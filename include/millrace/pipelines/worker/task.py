@@ -65,6 +65,8 @@ class Done:
     bulks: int = 0
     retries: int = 0
     log_bytes: int = 0
+    cpu_seconds: float = 0.0
+    """Of the task's own thread and of its bulks'."""
     latencies: tuple[float, ...] = ()
     """Seconds from record to acknowledged, evenly picked."""
     failure: RangeFailure | None = None
@@ -105,10 +107,11 @@ class Task:
 
     def run(self, work: Work) -> Done:
         """One range. Raises what kept it from its end: nothing is reported then, and all of it may be done again."""
+        begun = time.thread_time()
         total = Done(work.channel, work.base, work.start, work.end)
         for records, position in self.long_polling(work):
             total = self._take(total, records, position)
-        return total
+        return replace(total, cpu_seconds=total.cpu_seconds + time.thread_time() - begun)
 
     def _take(self, total: Done, records: list[Record], position: int) -> Done:
         """One more part of a range; when this returns, it is acknowledged."""
@@ -133,6 +136,7 @@ class Task:
             records_filtered=total.records_filtered + transformed.filtered,
             bulks=total.bulks + written.bulks,
             retries=total.retries + written.retries,
+            cpu_seconds=total.cpu_seconds + written.cpu_seconds,
             log_bytes=total.log_bytes + sum(len(record.value or b"") for record in records),
             latencies=(*total.latencies, *latencies)[-_LATENCIES:],
             seconds={

@@ -21,8 +21,12 @@ from millrace.pipelines.brokers import client_settings, looked_at
 from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.records import Record
 
-_AT_ONCE: Final = 2_000
-"""Records that one call of the client hands over."""
+_AT_ONCE: Final = 100
+"""Records that one call of the client hands over, at most: it looks at their number alone, and each may be of any size."""
+_GUESS: Final = 1 << 20
+"""Bytes of a record, before any was seen."""
+_QUEUED_KIB: Final = 16 << 10
+"""What the client reads ahead, unasked."""
 _REFUSED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -188,11 +192,16 @@ class Reader:
         self._what = task_of(topic, partition)
         self._poll = source.poll_timeout_ms / 1000
         self._patience = source.socket_timeout_ms / 1000
-        self._consumer = consumer_of(source, group)
+        # Where its queue is full the client waits a second before it fetches again; of so small a one it would run dry meanwhile.
+        ahead = {"queued.max.messages.kbytes": _QUEUED_KIB, "fetch.queue.backoff.ms": 10}
+        self._consumer = consumer_of(source, group, **ahead)
         self._next: int | None = None
+        self._size = _GUESS
+        """Bytes of a record, as they came lately."""
 
     def read(self, start: int, end: int, *, items: int, size: int, seconds: float) -> tuple[list[Record], int]:
-        """Records from offset `start` on, below `end`: at most about `items`, and `size` bytes, within `seconds`; and the next offset.
+        """Records from offset `start` on, below `end`: at most about `items`, and `size` bytes, within `seconds`; and the next offset. What goes
+        beyond `size` is one record, or few where they grow all at once.
 
         The next offset may lie behind a gap (compacted, or a transaction's end) and is beyond `start` where anything came. Raises
         LogUnavailable where nothing came; PositionTruncated, LogRegressed where `start` lies outside of what the partition has.
@@ -210,7 +219,8 @@ class Reader:
             if not found and waited >= self._patience:
                 self._next = None
                 raise LogUnavailable(f"{self._what}: no record at offset {start} within {self._patience:.0f} s")
-            wanted = min(_AT_ONCE, items - len(found), end - place)
+            wanted = min(_AT_ONCE, items - len(found), end - place, 1 + left // self._size)
+            before, had = left, len(found)
             for message in self._consumer.consume(wanted, timeout=self._poll if not found else min(self._poll, 0.05)):
                 error = message.error()
                 offset = int(message.offset() or 0)
@@ -227,6 +237,8 @@ class Reader:
                 else:
                     self._next = None
                     self._raise(error, start)
+            if len(found) > had:
+                self._size = max(1, (before - left) // (len(found) - had), self._size // 8)
         if self._next is not None:
             self._next = place
         return found, place
