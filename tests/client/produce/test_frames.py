@@ -87,7 +87,6 @@ def test_a_frame_without_rows_says_its_columns(frame: Any) -> None:
         ([{"id": pd.Timestamp("2026-01-02T00:00:00.000000001")}], "nanoseconds"),
         (({"id": each} for each in range(2)), "or a list of dicts"),
     ],
-    ids=str,
 )
 def test_frames_that_are_no_table_are_refused_in_words(frame: Any, why: str) -> None:
     with pytest.raises(InvalidArgument, match=why):
