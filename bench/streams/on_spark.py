@@ -166,7 +166,8 @@ def _windows(spark: SparkSession, db: Deployment, folder: Path) -> dict[str, Cal
 
 def stateful(folder: Path, *, count: int, keys: int, size: int) -> dict[str, Any]:
     """Three rising values of a key, `size` events a micro-batch, Parquet in: the operator, and ``transformWithStateInPandas`` on RocksDB
-    (a quarter of the events, for it takes so long). Rates are of the micro-batches behind the first."""
+    (a quarter of the events, for it takes so long). Rates are of the micro-batches behind the first. Beside them what an operator would reach
+    that took no time and kept nothing: the same shuffle to Python's tasks, whose rows are counted."""
     given = folder / "events"
     given.mkdir(parents=True)
     for number, rows in enumerate(batches(count, keys=keys, size=size)):
@@ -193,6 +194,7 @@ def stateful(folder: Path, *, count: int, keys: int, size: int) -> dict[str, Any
         )
         ours.awaitTermination()
         mine = _rate(ours)
+        bare = _rate(_shuffled_alone(frame(), folder / "bare"))
         most = max(2, count // size // 4)
         for path in sorted(given.iterdir())[most:]:
             path.unlink()
@@ -200,6 +202,7 @@ def stateful(folder: Path, *, count: int, keys: int, size: int) -> dict[str, Any
         return {
             "events": count, "keys": keys, "batch": size, "ours_per_s": mine,
             "transform_with_state_per_s": theirs, "ratio": round(mine / theirs, 2),
+            "shuffled_alone_per_s": bare, "ratio_of_that": round(bare / theirs, 2),
         }  # fmt: skip
 
 
@@ -208,6 +211,19 @@ def _rate(query: Any) -> int:
     return round(
         sum(each.numInputRows for each in heard) / sum(each.durationMs["triggerExecution"] for each in heard) * 1e3
     )
+
+
+def _shuffled_alone(frame: DataFrame, folder: Path) -> Any:
+    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist([{"rows": sum(each.num_rows for each in batches)}])
+
+    def take(rows: DataFrame, _: int) -> None:
+        rows.repartition(2, "k").mapInArrow(counted, "rows long").collect()
+
+    writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(folder))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
 
 
 def _transform_with_state(frame: DataFrame, folder: Path) -> Any:

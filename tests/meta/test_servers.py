@@ -20,6 +20,7 @@ from millrace.brokers.etcd import EtcdServer
 from millrace.brokers.mariadb import DATABASE, MariaDbServer
 from millrace.coord.channels.record import CHANNELS, ChannelRecord, Owner, State
 from millrace.coord.discovery import Discovery
+from millrace.meta.databases import mariadb, prepare, transaction
 from millrace.meta.opening import OpenStore, open_meta_store
 from millrace.meta.store import Is, Put
 from millrace.rpc.assignments import Assignments
@@ -270,6 +271,19 @@ def test_processes_that_open_a_new_database_at_once_make_its_tables_once() -> No
     assert not failures
     with opened(server, database=database) as store:
         assert store.list("").revision == 4
+
+
+def test_who_waits_to_make_the_tables_finds_what_the_one_before_has_made() -> None:
+    server = running_brokers.mariadb()
+    database = new_database(server)
+    engine = mariadb(f"mariadb://{server.address}/{database}", *server.credentials)
+    try:
+        with transaction(engine, reads=True) as db:
+            prepare(db)
+            with opened(server, database=database) as store:  # the first one has not gone on yet
+                assert store.list("").revision == 0
+    finally:
+        engine.dispose()
 
 
 def test_a_lease_of_mariadb_ends_by_who_watches_it() -> None:

@@ -103,5 +103,6 @@ def prepare(db: sa.Connection, upgrade: Callable[[sa.Connection], None] = upgrad
         raise sa.exc.OperationalError("get_lock", {}, TimeoutError("another process has been making the tables"))
     try:
         upgrade(db)
+        db.exec_driver_sql("commit")  # the number of its version, too, is there before the next one looks
     finally:
         db.execute(sa.text("select release_lock('millrace_meta')"))

@@ -103,17 +103,23 @@ def test_a_worker_keeps_to_its_cores_and_says_when_it_takes_too_much_memory() ->
 
 
 def test_what_a_worker_takes_is_its_own_and_that_of_the_processes_below_it() -> None:
-    me = psutil.Process()
-    before = taken_by(me)
-    code = "kept = bytearray(b'x') * (64 << 20)\nfor _ in range(3_000_000): pass\nprint('up', flush=True)\ninput()"
+    work = "kept = bytearray(b'x') * (64 << 20)\nfor _ in range(3_000_000): pass\nprint('up', flush=True)\ninput()"
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True); print('ended', flush=True); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "up\n"
-        taken = taken_by(me)
-        child.communicate("\n")
-    assert taken.memory_bytes - before.memory_bytes > 64 << 20
-    assert taken.cpu_seconds > before.cpu_seconds
-    assert taken.jvm_bytes == before.jvm_bytes
-    assert taken_by(me).cpu_seconds >= taken.cpu_seconds - 0.02, "what has ended counts"
+        [sys.executable, "-c", code, work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        process = psutil.Process(worker.pid)
+        assert worker.stdout.readline() == "up\n"
+        alone, taken = taken_by(process, below=False), taken_by(process, below=True)
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == "ended\n"
+        ended = taken_by(process, below=True)
+        worker.communicate("\n")
+    assert alone.memory_bytes < 64 << 20 < taken.memory_bytes - alone.memory_bytes
+    assert taken.cpu_seconds > alone.cpu_seconds
+    assert taken.jvm_bytes == 0
+    assert ended.cpu_seconds >= taken.cpu_seconds - 0.02, "what has ended counts"
+    assert ended.memory_bytes < 64 << 20

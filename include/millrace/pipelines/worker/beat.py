@@ -42,11 +42,13 @@ class TaskTaken(NamedTuple):
 class Beat(Periodic):
     """Writes the status file, and beside it the process's metrics; thread-safe towards `note`."""
 
-    def __init__(self, run: PipelineRun, metrics: Metrics | None = None) -> None:
+    def __init__(self, run: PipelineRun, metrics: Metrics | None = None, *, on_spark: bool = False) -> None:
+        """`on_spark`: the work is done by processes below this one."""
         super().__init__(name=f"beat-{run.pipeline.id}", pause=SECONDS)
         self._definition, self._metrics = run, metrics
         self._process = psutil.Process()
-        self._taken, self._at = taken_by(self._process), time.monotonic()
+        self._below = on_spark
+        self._taken, self._at = taken_by(self._process, below=on_spark), time.monotonic()
         self._cpu_percent = 0.0
         self._told_cpu = 0.0
         self._by_task: dict[str, TaskTaken] = {}
@@ -83,7 +85,7 @@ class Beat(Periodic):
             self.say()
 
     def _look(self) -> None:
-        taken, now = taken_by(self._process), time.monotonic()
+        taken, now = taken_by(self._process, below=self._below), time.monotonic()
         spent = max(0.0, taken.cpu_seconds - self._taken.cpu_seconds)
         self._cpu_percent = round(100 * spent / max(now - self._at, 0.001), 1)
         self._taken, self._at = taken, now

@@ -140,7 +140,7 @@ class PipelineRun(Definition[Work, Done]):
     def watch(self, metrics: Metrics) -> Callable[[Sequence[Done]], None]:
         """Spark's driver says how the pipeline is doing as the other host does, until `end`, and ends behind a range where its processes take
         more memory than they may."""
-        beat = Beat(self, metrics)
+        beat = Beat(self, metrics, on_spark=True)
         beat.start()
         self._beats.append(beat)
 

@@ -1,5 +1,5 @@
-"""What a worker may take of its machine, as its pipeline's resources say, and what it takes: it and the processes below it, which on Spark do
-the work."""
+"""What a worker may take of its machine, as its pipeline's resources say, and what it takes: on Spark with the processes below it, which do the
+work there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hold_to(resources: Resources) -> None:
 
 
 class Taken(NamedTuple):
-    """By a process and those below it."""
+    """By a process, and those below it where they are counted."""
 
     cpu_seconds: float
     """Since they began, with those that ended."""
@@ -32,10 +32,10 @@ class Taken(NamedTuple):
     """Of these what a JVM takes, whose heap has a setting of its own (spark_memory)."""
 
 
-def taken_by(process: psutil.Process) -> Taken:
-    """What `process` takes now."""
+def taken_by(process: psutil.Process, *, below: bool) -> Taken:
+    """What `process` takes now, with the processes `below` it or alone."""
     cpu, memory, jvm = 0.0, 0, 0
-    for each in [process, *process.children(recursive=True)]:
+    for each in [process, *(process.children(recursive=True) if below else ())]:
         with suppress(psutil.Error):  # it has ended meanwhile
             with each.oneshot():
                 used, resident = sum(each.cpu_times()[:4]), each.memory_info().rss
