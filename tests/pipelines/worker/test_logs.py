@@ -103,7 +103,7 @@ def test_a_worker_keeps_to_its_cores_and_says_when_it_takes_too_much_memory() ->
 
 
 def test_what_a_worker_takes_is_its_own_and_that_of_the_processes_below_it() -> None:
-    work = "kept = bytearray(b'x') * (64 << 20)\nfor _ in range(3_000_000): pass\nprint('up', flush=True)\ninput()"
+    work = "kept = bytearray(b'x') * (96 << 20)\nfor _ in range(3_000_000): pass\nprint('up', flush=True)\ninput()"
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True); print('ended', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -123,3 +123,21 @@ def test_what_a_worker_takes_is_its_own_and_that_of_the_processes_below_it() -> 
     assert taken.jvm_bytes == 0
     assert ended.cpu_seconds >= taken.cpu_seconds - 0.02, "what has ended counts"
     assert ended.memory_bytes < 64 << 20
+
+
+def test_memory_that_forked_processes_share_counts_once() -> None:
+    code = (
+        "import os, signal; kept = bytearray(b'x') * (64 << 20); child = os.fork(); child or signal.pause();"
+        "print('up', flush=True); input(); os.kill(child, signal.SIGKILL); os.wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "up\n"
+        process = psutil.Process(worker.pid)
+        taken, [child] = taken_by(process, below=True), process.children()
+        resident = child.memory_info().rss
+        worker.communicate("\n")
+    assert resident > 64 << 20
+    assert 64 << 20 < taken.memory_bytes < 2 * resident

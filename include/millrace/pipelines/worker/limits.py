@@ -28,6 +28,7 @@ class Taken(NamedTuple):
     cpu_seconds: float
     """Since they began, with those that ended."""
     memory_bytes: int
+    """Resident; what several processes share, as those that Spark forks for Python do, counts once."""
     jvm_bytes: int
     """Of these what a JVM takes, whose heap has a setting of its own (spark_memory)."""
 
@@ -38,7 +39,8 @@ def taken_by(process: psutil.Process, *, below: bool) -> Taken:
     for each in [process, *(process.children(recursive=True) if below else ())]:
         with suppress(psutil.Error):  # it has ended meanwhile
             with each.oneshot():
-                used, resident = sum(each.cpu_times()[:4]), each.memory_info().rss
+                used = sum(each.cpu_times()[:4])
+                resident = each.memory_full_info().pss if below else each.memory_info().rss
                 java = each.name() == "java"
             cpu, memory, jvm = cpu + used, memory + resident, jvm + resident * java
     return Taken(cpu, memory, jvm)
