@@ -288,7 +288,7 @@ def test_brokers_that_ask_who_comes_get_an_answer(tmp_path: Path) -> None:
             sink = {
                 "kind": "opensearch",
                 "hosts": [running_brokers.opensearch().url],
-                "index_base": "guarded",
+                "index_base": "asked-who-comes",
                 "create_index": True,
             }
             return Pipeline.parse({"id": "guarded", "source": source, "sink": sink})
