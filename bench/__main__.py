@@ -333,19 +333,12 @@ def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     parts["guarantees"] = partial(
         sinks.guarantees, folder / "sinks", rows=50_000 if quick else 500_000, size=10_000, pairs=2 if quick else 5
     )
+    rows = 50_000 if quick else 200_000
     parts["guarantees under Spark"] = partial(
-        frame_sinks.under_spark,
-        folder / "frame-sinks",
-        rows=50_000 if quick else 200_000,
-        size=10_000,
-        pairs=1 if quick else 3,
+        frame_sinks.under_spark, folder / "frame-sinks", rows=rows, size=10_000, pairs=1 if quick else 3
     )
     parts["guarantees, Kafka"] = partial(
-        frame_sinks.into_kafka,
-        folder / "kafka-sink",
-        rows=50_000 if quick else 200_000,
-        size=10_000,
-        pairs=2 if quick else 5,
+        frame_sinks.into_kafka, folder / "kafka-sink", rows=rows, size=10_000, pairs=2 if quick else 5
     )
     parts["changes"] = partial(
         sinks.changes, folder / "changes", rows=50_000 if quick else 500_000, size=10_000, pairs=2 if quick else 5

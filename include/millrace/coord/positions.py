@@ -21,9 +21,9 @@ from urllib.parse import quote, unquote
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import GroupBusy, InvalidSettings, LeaseNotFound, MetaAmbiguous, MetaUnavailable
+from millrace.base.named_turns import NamedTurns
 from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
-from millrace.base.turns import Turns
 from millrace.client.consume.positions import FILE, FilePositions, Positions, move_out
 from millrace.coord.clock import SystemClock
 from millrace.coord.opening import open_store
@@ -76,7 +76,7 @@ class MetaPositions:
         self._store = store
         self._seconds = seconds
         self._me = uuid.uuid4().hex
-        self._turns = Turns()
+        self._turns = NamedTurns()
         self._guard = threading.Lock()
         """Of the lease."""
         self._lease = 0

@@ -14,7 +14,6 @@ import json
 import logging
 import secrets
 import sqlite3
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeVar
@@ -145,9 +144,8 @@ class SharedCatalog(Closing):
             try:
                 return call()
             except MetaUnavailable:
-                if end.over():
+                if not end.pause(jittered(_PAUSE)):
                     raise
-            time.sleep(jittered(_PAUSE))
 
     def _settled(self, guard: Put, catalog: str, base: int) -> int | None:
         """What became of a commit whose answer was lost; one that comes later does not hold any more. Raises MetaAmbiguous."""

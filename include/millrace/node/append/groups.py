@@ -20,7 +20,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from millrace.base.errors import ChannelNotFound, GroupBusy, InvalidArgument, LogUnavailable, ServerFull
-from millrace.base.turns import Turns
+from millrace.base.named_turns import NamedTurns
 from millrace.client.consume.positions import FilePositions, Positions
 
 LEASE: Final = 15.0
@@ -55,7 +55,7 @@ class Groups:
         self._pchannels = pchannels
         self._lease = lease
         self._clock = clock
-        self._turns = Turns()
+        self._turns = NamedTurns()
         self._guard = threading.Lock()
         """Of what all groups have together; nobody waits for a store with it, but who opens it."""
         self._places: dict[tuple[str, str], _Place] = {}

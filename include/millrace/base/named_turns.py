@@ -14,7 +14,7 @@ class _Turn:
     callers: int = 0
 
 
-class Turns:
+class NamedTurns:
     """Thread-safe. Who has a turn may take it once more. What it remembers are the names that somebody calls for now."""
 
     def __init__(self) -> None:

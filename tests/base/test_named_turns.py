@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from millrace.base.turns import Turns
+from millrace.base.named_turns import NamedTurns
 
 
 def test_a_name_has_one_caller_at_a_time_and_another_name_is_not_waited_for() -> None:
-    turns, inside, most, counted = Turns(), [0, 0], [0, 0], [0, 0]
+    turns, inside, most, counted = NamedTurns(), [0, 0], [0, 0], [0, 0]
     met = threading.Barrier(2, timeout=30.0)
 
     def works(name: int) -> None:
@@ -34,7 +34,7 @@ def test_a_name_has_one_caller_at_a_time_and_another_name_is_not_waited_for() ->
 
 
 def test_who_does_not_wait_is_told_and_nothing_is_remembered_behind_the_last_caller() -> None:
-    turns, told = Turns(), list[bool]()
+    turns, told = NamedTurns(), list[bool]()
 
     def asks() -> None:
         with turns.of("a", wait=False) as mine:
