@@ -110,7 +110,7 @@ docs: $(STAMP) ## Make the pages into a site in build/site, where no link leads 
 	@$(BIN)/python -m tests.docs.api >/dev/null
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
-wheel: $(STAMP) ## Build dist/millrace-*.whl, with the extras spark, kafka, pulsar, airflow, coord, streams, all
+wheel: $(STAMP) ## Build dist/millrace-*.whl, with its extras (docs/clients.md)
 	@$(BIN)/uv build -q --wheel --out-dir dist
 
 chart: ## Lint the pipelines' Helm chart, render it, check it against Kubernetes' schemas (helm is built from Go; ARGS=--check changes nothing)

@@ -59,6 +59,25 @@ def test_a_group_without_a_command_shows_its_help_and_counts_as_wrong_usage(path
     assert "Usage" in result.stdout + result.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "extra", "arguments"),
+    [
+        ("msgspec", "pipelines", ("pipelines", "check", "flights.yaml")),
+        ("msgspec", "pipelines", ("pipelines", "serve")),
+        ("fastapi", "coord", ("coord",)),
+        ("duckdb", "operations", ("verify",)),
+    ],
+)
+def test_a_library_that_is_missing_is_told_with_what_installs_it(
+    module: str, extra: str, arguments: tuple[str, ...], users: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in [name for name in sys.modules if name.startswith("millrace.operations.verify")]:
+        monkeypatch.delitem(sys.modules, name)
+    told = users.fails("INVALID_SETTINGS", *arguments)
+    assert f"{module} is not installed: pip install 'millrace[{extra}]'" in told
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys, millrace.commands.main; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "include" / "millrace"
 KNOW_NAMES = {
     *(f"log/{each.scheme}/" for each in BUILT_IN),
     "base/log_backends.py",  # declares them
+    "base/extras.py",  # which of the package's extras brings whose client
     "brokers/",  # the programs that tests start are called so
     "msgstream/factory.py",  # chapter 4 asks for a factory by each name
     # Kafka as a source or a sink of rows, which is no log of Millrace's:
@@ -140,3 +141,14 @@ def test_no_other_module_knows_a_backend_by_name() -> None:
             if compared or text in names or (text.partition("://")[0] in names and " " not in text):
                 found.append(f"{inside}:{node.lineno}: {text or 'EMBEDDED'}")
     assert not found, "ask millrace.base.log_backends what a log can do, not what it is called:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(("scheme", "module"), [("kafka", "confluent_kafka"), ("pulsar", "pulsar")])
+def test_a_client_that_is_not_installed_is_told_with_what_installs_it(
+    scheme: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(f"millrace.log.{scheme}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InvalidSettings, match=rf"{module} is not installed: pip install 'millrace\[{scheme}\]'"):
+        open_service(f"{scheme}://127.0.0.1:1/public/default")

@@ -12,6 +12,7 @@ import typer
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded
+from millrace.base.extras import need
 from millrace.commands.parts.becoming import become
 from millrace.commands.parts.command_line import (
     LOOK,
@@ -64,6 +65,7 @@ def coord(
 
     Example: `millrace coord --name c1`
     """
+    need("coord")
     become(["-m", "millrace.service", *(["--name", name] if name else [])], load_settings(data))
 
 
@@ -83,6 +85,7 @@ def node(
     """
     from millrace.runtime.launch.command import jobs_folder
 
+    need("coord")
     settings = replace(load_settings(data), node=name)
     alone = ["-m", "millrace.node.cluster"]
     become([str(jobs_folder() / "streaming_node.py"), "--with-flusher"] if spark else alone, settings)

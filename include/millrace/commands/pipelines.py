@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from millrace.base.extras import need
 from millrace.commands.parts.command_line import (
     RUN,
     AsJson,
@@ -25,6 +26,11 @@ Declaration = Annotated[
 Config = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="A pipeline-config.yaml with the defaults.")
 ]
+
+
+@app.callback()
+def _all() -> None:
+    need("pipelines")
 
 
 @app.command()

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from millrace.base.errors import InvalidSettings
+from millrace.base.extras import not_installed
 from millrace.base.log_backends import backend_of
 from millrace.base.settings.value import without_credentials
 from millrace.log.protocol import LogService
@@ -70,7 +71,10 @@ def _imported(module: str) -> ModuleType:
     Python's lock with what had been freed, and the server hung or died (pybind11's issue 2888).
     """
     with ThreadPoolExecutor(1, thread_name_prefix="import") as pool:
-        return pool.submit(import_module, module).result()
+        try:
+            return pool.submit(import_module, module).result()
+        except ModuleNotFoundError as error:
+            raise not_installed(error) or error from None
 
 
 def _split(url: str) -> tuple[str, dict[str, str]]:

@@ -28,6 +28,7 @@ from millrace.base.errors import (
     TableDamaged,
     WalGap,
 )
+from millrace.base.extras import not_installed
 from millrace.base.settings import Settings
 from millrace.catalog.records import known_collections
 from millrace.commands.parts.interrupts import Interrupts
@@ -58,6 +59,12 @@ class ReportingGroup(TyperGroup):
         leave_pandas_out()
         try:
             return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            told = not_installed(error)
+            if told is None:
+                raise
+            typer.echo(f"{told.code}: {told}", err=True)
+            raise typer.Exit(FAILED) from None
         except MillraceError as error:
             interrupts = ctx.find_root().obj
             if not (isinstance(interrupts, Interrupts) and interrupts.signal is not None):  # else it is a consequence

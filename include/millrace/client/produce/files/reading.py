@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from millrace.base.errors import InvalidArgument, InvalidSettings
+from millrace.base.errors import InvalidArgument
+from millrace.base.extras import not_installed
 from millrace.client.produce.files.fitting import Batch, Converter, Raw, RowRules, fit, from_json, json_value
 from millrace.client.produce.files.json_objects import begins_array
 from millrace.client.produce.files.kinds import CsvForm, InputFormat, unpacked
@@ -155,8 +156,8 @@ def _avro(
 ) -> Iterator[Raw]:
     try:
         fastavro: Any = importlib.import_module("fastavro")
-    except ImportError:
-        raise InvalidSettings("fastavro is not installed: pip install 'millrace[avro]'") from None
+    except ModuleNotFoundError as error:
+        raise not_installed(error) or error from None
     try:
         reader = fastavro.reader(source)
         fields = (reader.writer_schema or {}).get("fields") if isinstance(reader.writer_schema, dict) else None
