@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -124,6 +125,27 @@ def test_a_reader_of_large_entries_fetches_few_ahead_and_reads_all(prefix: str) 
     entries = list(zip(ids, small + large, strict=True))
     assert read_all(log, max_bytes=1 << 14) == entries
     assert read_all(log, max_bytes=3 << 20) == entries
+
+
+@pytest.mark.parametrize("last", [1, 5], ids=["a message alone", "a batch"])
+def test_a_reader_that_had_read_all_and_connects_again_knows_that_there_is_no_more(prefix: str, last: int) -> None:
+    service = opened(prefix, operation_timeout=5)
+    log = made(service)
+    values = [b"%d" % number for number in range(20 + last)]
+    ids = [each for value in values[:20] for each in log.append([value])] + log.append(values[20:])
+    entries = list(zip(ids, values, strict=True))
+    middle, end = log.read(EARLIEST, max_bytes=1).next, ids[-1].following()
+    assert read_all(log) == entries
+    admin, topic = service._admin, topic_of(prefix, "p")
+    admin._call("PUT", f"{admin._topic(topic)}/unload")  # the topic's clients lose it
+    until(lambda: all(cursor._reader.is_connected() for cursor in service._channels["p"]._cursors._idle.values()))
+    for timeout in (0.0, 0.3):
+        begun = time.monotonic()
+        assert log.read(end, timeout=timeout).batch.num_rows == 0
+        assert time.monotonic() - begun < timeout + 2, "it waited for a message that it had read before"
+    assert read_all(log, middle) == entries[1:]
+    ids += log.append([b"more"])
+    assert read_all(log, end) == [(ids[-1], b"more")]
 
 
 def test_truncation_of_another_process_is_seen_and_a_reader_under_way_goes_on(prefix: str) -> None:

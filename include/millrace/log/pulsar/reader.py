@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import LogCorrupted, LogUnavailable
+from millrace.base.pauses import jittered
 from millrace.log.pulsar.settings import PulsarSettings
 from millrace.log.pulsar.writer import BATCH_BITS, BATCH_MASK, typed
 from millrace.message.ids import LogId
@@ -27,6 +28,8 @@ from millrace.rpc.pipeline import as_values
 _IDLE_READERS: Final = 8
 _SLICE: Final = 0.2
 """How long a waiting reader sleeps before it looks whether truncation passed it, in seconds."""
+_PAUSE: Final = 0.05
+"""Seconds between two questions to a broker that has given the reader up."""
 QUEUE: Final = (16, 1000)
 """Fewest and most messages that a reader fetches ahead."""
 
@@ -64,15 +67,16 @@ class Cursor:
         """What the next read of this cursor begins with."""
         self._held: Any = None
         continuity.check_start(position)
-        entry = max(0, position.entry >> BATCH_BITS)
-        # Everything before this was seen, or lies before where reading began.
-        self._ledger, self._entry = position.ledger, entry << BATCH_BITS
+        self._ledger, self._entry = position
         self.queue = int(min(max(settings.prefetch_bytes / continuity.message_bytes(), QUEUE[0]), QUEUE[1]))
-        start = pulsar.MessageId(-1, position.ledger, entry, -1) if position.ledger else pulsar.MessageId.earliest
+        # Behind what was read last: a reader that begins with its first message takes the one that it read last for one
+        # that is to come when it has connected again (has_message_available), and drops it where it comes.
+        before = position.entry - 1
+        start = pulsar.MessageId.earliest
+        if position.ledger:
+            start = pulsar.MessageId(-1, position.ledger, before >> BATCH_BITS, before & BATCH_MASK)
         try:
-            self._reader = client.create_reader(
-                settings.topic_url(topic), start, receiver_queue_size=self.queue, start_message_id_inclusive=True
-            )
+            self._reader = client.create_reader(settings.topic_url(topic), start, receiver_queue_size=self.queue)
         except pulsar.PulsarException as error:
             raise typed(error, topic, "opening a reader") from error
         self._next = self._reader._reader.read_next  # without the wrapper's message: a third of the cost a message
@@ -85,7 +89,6 @@ class Cursor:
         values: list[bytes] = []
         size, until = 0, Deadline.after(timeout) if timeout > 0 else None
         next_message, none = self._next, pulsar.Timeout
-        position = self.position
         while size < max_bytes or not values:
             if self._held is not None:
                 message, self._held = self._held, None
@@ -106,8 +109,6 @@ class Cursor:
                 self._entry = entry + 1
             elif not self._follows(LogId(ledger, entry)):
                 continue  # seen before: the client repeats some after it connected again
-            if not values and (ledger, entry) < position:
-                continue  # the part of a batch that lies before the position
             if end is not None and (ledger, entry) >= end:
                 self._hold(ledger, entry, message)
                 break
@@ -159,7 +160,7 @@ class Cursor:
                     return self._next(max(1, int(until.left(most=_SLICE) * 1000)))
                 except pulsar.Timeout:
                     continue
-            if not self._reader.has_message_available():
+            if not self._has_more():
                 return None
             deadline = Deadline.after(self._timeout)
             while not deadline.over():
@@ -171,6 +172,17 @@ class Cursor:
         except pulsar.PulsarException as error:
             raise typed(error, self._topic, "a read") from error
         raise LogUnavailable(f"the broker has more of {self._topic}, and sent none within {self._timeout:.0f} s")
+
+    def _has_more(self) -> bool:
+        """Whether the log goes on. Asks again while the broker has given the reader up, and it does not know that yet."""
+        deadline = Deadline.after(self._timeout)
+        while True:
+            try:
+                return bool(self._reader.has_message_available())
+            except pulsar.BrokerMetadataError:
+                self._continuity.check_alive(self.position)
+                if not deadline.pause(jittered(_PAUSE)):
+                    raise
 
     def close(self) -> None:
         """Release the reader."""
