@@ -133,8 +133,10 @@ def main() -> int:
         at_port = replace(settings, service_port=settings.service_port or configuration.server.httpPort)
         with open_pipelines(settings) as store:
             deployment = Deployment(settings, config=options.config)
-            management = Management(settings, store, configuration=configuration, deployment=deployment)
-            with serving(service_app(settings, management, door), at_port):
+            with (
+                Management(settings, store, configuration=configuration, deployment=deployment) as management,
+                serving(service_app(settings, management, door), at_port),
+            ):
                 tend(management, stop)
     except MillraceError as error:
         sys.stderr.write(f"{error.code}: {error}\n")

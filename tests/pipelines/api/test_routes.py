@@ -128,7 +128,9 @@ class Service:
 def service(settings: Settings) -> Iterator[Service]:
     settings.data_dir.mkdir(mode=0o700)
     with open_pipelines(settings, env={}) as store:
-        yield Service(settings, store)
+        made = Service(settings, store)
+        with made.management:
+            yield made
 
 
 def test_a_pipeline_lives_from_create_to_delete(service: Service, settings: Settings) -> None:

@@ -17,6 +17,7 @@ from zlib import crc32
 
 from millrace.access.calls import Need, require
 from millrace.access.grants import MACHINE, Caller, Principal
+from millrace.base.closing import Closing
 from millrace.base.errors import (
     InvalidArgument,
     InvalidSettings,
@@ -49,9 +50,9 @@ from millrace.pipelines.model.part import Problem, invalid
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.status import PipelineStatus
 from millrace.pipelines.records import Record as TopicRecord
+from millrace.pipelines.samples.trying import Trying
 from millrace.pipelines.store.records import DEFAULT_QUOTA, PAUSED, RUNNING, STOPPED, Phase, PipelineRole, Quota, Record
 from millrace.pipelines.store.store import PipelineStore
-from millrace.pipelines.transform.transform import Transform
 from millrace.pipelines.worker.error_listing import SHOWN_BYTES
 from millrace.pipelines.worker.lookups import CollectionRows
 from millrace.pipelines.worker.topic_admin import BrokersLook
@@ -73,7 +74,7 @@ _RETRY_SECONDS: Final = 5.0
 _log: Final = logging.getLogger(__name__)
 
 
-class Management(Reprocessing):
+class Management(Reprocessing, Closing):
     """The calls. Thread-safe."""
 
     def __init__(
@@ -86,10 +87,11 @@ class Management(Reprocessing):
         deployment: Deployment | None = None,
         redrives: Redrives | None = None,
         places: Callable[[Settings, Pipeline], Places] | None = None,
+        trying: Trying | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`store` may be what gives the one that is open, asked with each call. `configuration` has the defaults of declarations; `world`,
-        `deployment`, `redrives` and `places` (where a source begins and ends) are the real ones where none is given."""
+        `deployment`, `redrives`, `places` (where a source begins and ends) and `trying` are the real ones where none is given."""
         super().__init__(
             settings, store, deployment or Deployment(settings), redrives or Redrives(settings, clock=clock), places
         )
@@ -97,10 +99,15 @@ class Management(Reprocessing):
         self._configuration = configuration or Configuration()
         self._world = world or RealWorld(self.deployment, self._pipeline)
         self._kafka = BrokersLook()
+        self._trying = trying or Trying()
         self._moving: set[str] = set()
         """Pipelines that a call of this process is making or deleting: `tend` leaves them alone."""
         self._turns = tuple(threading.Lock() for _ in range(_TURNS))
         """By whose id's digest: a worker is started and stopped by one at a time, and by what is asked for then."""
+
+    def close(self) -> None:
+        """End what tries steps for this. Idempotent; not the store, which is another's."""
+        self._trying.close()
 
     def admit(self, calls: Mapping[str, Need], caller: Caller, call: str, request: Mapping[str, Any]) -> Caller:
         """The caller with his roles on pipelines, where he may make this call. Raises PermissionDenied, or PipelineNotFound where he may not
@@ -134,7 +141,7 @@ class Management(Reprocessing):
 
     def validate(self, pipeline: str, declared: Any, *, was: Pipeline | None = None) -> Pipeline:
         """The pipeline that `declared` says, with the service's defaults, and with those secrets of `was` that it leaves out and that go on;
-        nothing is made. Raises PipelineInvalid."""
+        nothing is made. Raises PipelineInvalid, TooMuchWork, ServiceBusy."""
         if not isinstance(declared, dict):
             raise invalid([Problem("", "is an object with source and sink", "type")])
         declared = {"id": pipeline, **declared}
@@ -142,8 +149,20 @@ class Management(Reprocessing):
             raise invalid([Problem("id", f"is {pipeline!r}, as in the address", "id")])
         _check_environment(declared, "")
         whole = self._configuration.with_defaults(declared)
-        made = Pipeline.parse(whole, secrets=None if was is None else kept_secrets(was, whole))
+        made = self._parsed(whole, None if was is None else kept_secrets(was, whole))
         require_allowed(made, self._configuration.reach.hosts)
+        return made
+
+    def _parsed(self, whole: dict[str, Any], secrets: Mapping[str, str] | None) -> Pipeline:
+        """With all that is wrong with it; what its writer would have compiled is compiled apart."""
+        compiled = self._trying.problems(whole.get("steps"))
+        try:
+            made = Pipeline.parse(whole, secrets=secrets, compiled=False)
+        except PipelineInvalid as error:
+            known = [Problem(**each) for each in error.problems]
+            raise invalid([*known, *(each for each in compiled if each not in known)]) from None
+        if compiled:
+            raise invalid(compiled)
         return made
 
     def create(self, caller: Caller, pipeline: str, declared: Any) -> Record:
@@ -336,7 +355,7 @@ class Management(Reprocessing):
         in turn; ``sample-0`` and so on where none is given. Behind them come the `newest` records of the topics that the pipeline itself
         has, whatever is declared. Lookups look at the collections, which the caller must be allowed to read.
 
-        Raises PipelineInvalid, PermissionDenied, LogUnavailable, ChannelNotFound."""
+        Raises PipelineInvalid, PermissionDenied, LogUnavailable, ChannelNotFound, TooMuchWork, ServiceBusy."""
         import msgspec
 
         from millrace.pipelines.worker.newest import newest_records
@@ -347,7 +366,6 @@ class Management(Reprocessing):
         own = self._pipeline(known)
         made = own if declared is None else self.validate(pipeline, declared)
         may_look_up(caller, made)
-        transform = Transform(made, open_rows=partial(CollectionRows, self._settings))
         records = []
         for place, document in enumerate(documents):
             key = keys[place] if place < len(keys) else f"sample-{place}"
@@ -357,12 +375,11 @@ class Management(Reprocessing):
             except (ValueError, OverflowError, RecursionError) as error:
                 raise InvalidArgument(f"document {place} is none that a record may hold: {str(error)[:200]}") from None
         records += newest_records(own, newest) if newest else []
+        samples = self._trying.show(made, records, partial(CollectionRows, self._settings))
         found = []
-        for record in records:
-            sample = transform.show(record)
+        for record, sample in zip(records, samples, strict=True):
             text = None if record.value is None else record.value[:SHOWN_BYTES].decode(errors="replace")
-            steps = [step._asdict() for step in sample.steps]
-            found.append({**sample._asdict(), "steps": steps, "place": record.position, "value": text})
+            found.append({**sample, "place": record.position, "value": text})
         return found
 
     # --- people -------------------------------------------------------------------------------------------------------------

@@ -129,4 +129,5 @@ class Reprocessing:
         return record
 
     def _pipeline(self, record: Record) -> Pipeline:
-        return Pipeline.parse(record.declaration, secrets=self._store.secrets(record.id))
+        # Its steps were compiled when it was declared, and are compiled by its worker: not here, where they might take long.
+        return Pipeline.parse(record.declaration, secrets=self._store.secrets(record.id), compiled=False)

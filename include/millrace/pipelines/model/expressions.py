@@ -6,11 +6,11 @@ An expression sees the document as ``doc`` and its record as ``record`` (topic, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator, StringConstraints, ValidationInfo
 
 from millrace.pipelines.model.part import check_json
 
@@ -62,8 +62,13 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[-300:]
 
 
-def _checked(text: str) -> str:
-    compiled(text)
+UNCOMPILED: Final = "uncompiled"
+"""In the context of a validation: expressions and schemas are taken as they stand, since they were, or will be, compiled elsewhere."""
+
+
+def _checked(text: str, info: ValidationInfo) -> str:
+    if not (info.context or {}).get(UNCOMPILED):
+        compiled(text)
     return text
 
 
@@ -86,6 +91,7 @@ def unfolded(schema: dict[str, Any]) -> int:
     """How many values `schema` has with each of its references within itself written out, those that lead back counted as one: what a
     validator looks at for one document, at most. A few lines that refer to each other twice make more of them than anybody can wait for.
     """
+    named = _named(schema)
     known: dict[int, int] = {}
     under_way: set[int] = set()
 
@@ -100,7 +106,7 @@ def unfolded(schema: dict[str, Any]) -> int:
             if isinstance(value, dict):
                 for name in ("$ref", "$dynamicRef", "$recursiveRef"):
                     if isinstance(reference := value.get(name), str):
-                        found += count(_referred(schema, reference))
+                        found += count(_referred(schema, reference, named))
             under_way.discard(id(value))
             known[id(value)] = found
         return known[id(value)]
@@ -109,10 +115,10 @@ def unfolded(schema: dict[str, Any]) -> int:
     return count({name: value for name, value in schema.items() if name not in definitions})
 
 
-def _referred(schema: dict[str, Any], reference: str) -> Any:
+def _referred(schema: dict[str, Any], reference: str, named: Mapping[str, Any]) -> Any:
     """What a pointer (``#/$defs/a``), or the name of an anchor, leads to within `schema`; None where that is not there."""
     if not reference.startswith("#/") and reference != "#":
-        return next((each for each in _objects(schema) if reference in _names(each)), None)
+        return named.get(reference)
     found: Any = schema
     for part in unquote(reference[2:]).split("/") if len(reference) > 1 else ():
         part = part.replace("~1", "/").replace("~0", "~")
@@ -123,9 +129,17 @@ def _referred(schema: dict[str, Any], reference: str) -> Any:
     return found
 
 
-def _names(value: dict[str, Any]) -> set[str]:
-    named = {str(value.get("$id")), str(value.get("id"))}
-    return named | {f"#{value[name]}" for name in ("$anchor", "$dynamicAnchor") if name in value}
+def _named(schema: dict[str, Any]) -> dict[str, Any]:
+    """Each part of `schema` that has a name of its own, by that; of two with one name the first."""
+    found: dict[str, Any] = {}
+    for each in _objects(schema):
+        for name in [each.get("$id"), each.get("id")]:
+            if isinstance(name, str):
+                found.setdefault(name, each)
+        for name in ("$anchor", "$dynamicAnchor"):
+            if name in each:
+                found.setdefault(f"#{each[name]}", each)
+    return found
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
@@ -137,8 +151,10 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
             yield from _objects(each)
 
 
-def _schema_checked(schema: dict[str, Any]) -> dict[str, Any]:
+def _schema_checked(schema: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
     check_json(schema)
+    if (info.context or {}).get(UNCOMPILED):
+        return schema
     if (size := unfolded(schema)) > MAX_UNFOLDED:
         raise ValueError(
             f"its references make {size if size < 10**12 else 'more than a billion'} values of it, and a document is checked by at most"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
+from millrace.pipelines.model.expressions import UNCOMPILED
 from millrace.pipelines.model.kafka import KafkaCluster
 from millrace.pipelines.model.part import (
     MAX_DEPTH,
@@ -142,8 +143,9 @@ class Pipeline(Part):
         return bool(set(ours) & set(theirs))
 
     @classmethod
-    def parse(cls, value: Any, *, secrets: Mapping[str, str] | None = None) -> Self:
-        """The pipeline that `value` (JSON) declares, with `secrets` by path where `value` has none of its own.
+    def parse(cls, value: Any, *, secrets: Mapping[str, str] | None = None, compiled: bool = True) -> Self:
+        """The pipeline that `value` (JSON) declares, with `secrets` by path where `value` has none of its own. Without `compiled` its expressions
+        and JSON Schemas are not looked at: of a stranger's that may take for ever (`pipelines/samples`).
 
         Raises PipelineInvalid with a problem for each wrong field (`problems`), before anything is made of it.
         """
@@ -152,7 +154,7 @@ class Pipeline(Part):
         whole: Any = value
         try:
             whole = _with_secrets(value, secrets or {})
-            return cls.model_validate(whole)
+            return cls.model_validate(whole, context={UNCOMPILED: not compiled})
         except ValidationError as error:
             raise invalid(problems_of(error, whole)) from None
         except RecursionError:

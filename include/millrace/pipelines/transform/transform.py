@@ -7,15 +7,15 @@ len(records) == len(done.actions) + len(done.failures) + done.filtered      # al
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from millrace.base.errors import MillraceError
+from millrace.base.errors import MillraceError, TooMuchWork
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.steps import Lookup
+from millrace.pipelines.model.steps import Lookup, Step
 from millrace.pipelines.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record
 from millrace.pipelines.transform.operators import MAX_DOCUMENT_BYTES, Context, Open, Rows, compile_step
 from millrace.pipelines.transform.places import Document, Refused
@@ -58,16 +58,29 @@ class _Ignored(Exception):
     """Nothing is to be done for this record."""
 
 
+class Rules(NamedTuple):
+    """What of a pipeline says what becomes of a record; no secret is in it."""
+
+    steps: tuple[Step, ...]
+    ids: str
+    versions: bool
+    tombstones: str
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> Rules:
+        ids = getattr(pipeline.sink, "ids", "position")
+        versions = ids != "position" and bool(getattr(pipeline.sink, "versions", False))
+        return cls(pipeline.steps, ids, versions, pipeline.sink.tombstones)
+
+
 class Transform:
     """A pipeline's steps, compiled. Not thread-safe; one for each task."""
 
-    def __init__(self, pipeline: Pipeline, *, open_rows: Open = _no_collections) -> None:
+    def __init__(self, pipeline: Pipeline | Rules, *, open_rows: Open = _no_collections) -> None:
         """`open_rows` gives a lookup its collection's rows. Raises ValueError."""
-        sink = pipeline.sink
-        self._operators = [compile_step(step, place, open_rows) for place, step in enumerate(pipeline.steps)]
-        self._ids: str = getattr(sink, "ids", "position")
-        self._versions = self._ids != "position" and bool(getattr(sink, "versions", False))
-        self._tombstones: str = sink.tombstones
+        rules = pipeline if isinstance(pipeline, Rules) else Rules.of(pipeline)
+        self._operators = [compile_step(step, place, open_rows) for place, step in enumerate(rules.steps)]
+        self._ids, self._versions, self._tombstones = rules.ids, rules.versions, rules.tombstones
         self._decode = msgspec.json.Decoder().decode
         self._encode = msgspec.json.Encoder().encode
         self._context = Context()
@@ -119,8 +132,15 @@ class Transform:
                 failures.append(Failure(record, stage, step, type(error).__name__, str(error)[:300]))
         return done
 
-    def show(self, record: Record) -> Sample:
-        """A dry run: the document behind each step."""
+    def show(
+        self,
+        record: Record,
+        *,
+        keep: Callable[[Document], Document] = copy.deepcopy,
+        at: Callable[[str], object] = lambda step: None,
+    ) -> Sample:
+        """A dry run: the document behind each step, as `keep` makes a copy of it. `at` is told each step before it is taken. Raises what `keep`
+        does, and MemoryError."""
         shown: list[Shown] = []
         context, document = Context(), None
         context.record = record
@@ -133,16 +153,19 @@ class Transform:
             if type(document) is not dict:
                 raise Refused("NO_OBJECT", f"a document is an object, and this is a {_told(document)}")
             for step, apply in self._operators:
+                at(step)
                 if not apply(document, context):
                     shown.append(Shown(step, "filtered", None))
                     return Sample(tuple(shown), "filtered")
-                shown.append(Shown(step, "document", copy.deepcopy(document)))
+                shown.append(Shown(step, "document", keep(document)))
             step = "id"
             found = record.position if self._ids == "position" else self._id(record, context)
             self._encode(document)
-            return Sample(tuple(shown), "index", found, record.offset if self._versions else None, document)
+            return Sample(tuple(shown), "index", found, record.offset if self._versions else None, keep(document))
         except _Ignored:
             return Sample(tuple(shown), "ignored")
+        except (TooMuchWork, MemoryError):
+            raise
         except (Exception, RecursionError) as error:
             shown.append(Shown(step, "error", None, str(error)[:300]))
             return Sample(tuple(shown), "error", reason=str(error)[:300])
@@ -180,4 +203,4 @@ def _told(value: Any) -> str:
     return "null" if value is None else {str: "string", bool: "bool", list: "list"}.get(type(value), "number")
 
 
-__all__ = ["Document", "Sample", "Shown", "Transform", "Transformed"]
+__all__ = ["Document", "Rules", "Sample", "Shown", "Transform", "Transformed"]

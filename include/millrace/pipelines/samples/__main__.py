@@ -1,0 +1,96 @@
+"""The process apart: compiles steps, and shows what they make of records. It has no settings, no secrets, no tables; rows of a lookup it asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from millrace.base.errors import TooMuchWork
+from millrace.pipelines.model.part import Problem, problems_of
+from millrace.pipelines.model.steps import AnyStep, Lookup
+from millrace.pipelines.records import Record
+from millrace.pipelines.transform.transform import Rules, Transform
+from millrace.runtime.apart.answering import Talk, answer
+
+SHOWN_BYTES: Final = 8 << 20
+"""Of all documents behind all steps that one dry run shows."""
+_STEP: Final[TypeAdapter[Any]] = TypeAdapter(AnyStep)
+
+
+def handle(question: Any, talk: Talk) -> Any:
+    """``("check", steps)``: the problems of steps, by their place in a declaration. ``("show", rules, records)``: a sample for each record."""
+    if question[0] == "check":
+        return _check(question[1], talk)
+    return _show(question[1], question[2], talk)
+
+
+def _check(steps: Mapping[int, Any], talk: Talk) -> list[Problem]:
+    found = []
+    for place, step in steps.items():
+        talk.at(f"steps.{place}")
+        try:
+            _STEP.validate_python(step)
+        except ValidationError as error:
+            found += [
+                each._replace(field=f"steps.{place}.{each.field}".rstrip(".")) for each in problems_of(error, step)
+            ]
+        except RecursionError:
+            found.append(Problem(f"steps.{place}", "is nested too deep", "depth"))
+    return found
+
+
+class _Asked:
+    """The rows of a lookup, asked for one by one."""
+
+    def __init__(self, step: Lookup, talk: Talk) -> None:
+        self._step, self._talk = step, talk
+
+    def get(self, key: str, /) -> Mapping[str, Any] | None:
+        told = self._talk.ask([self._step.model_dump(), key])
+        if "error" in told:
+            raise ValueError(told["error"])
+        found: Mapping[str, Any] | None = told["row"]
+        return found
+
+
+def _show(rules: Rules, records: list[Record], talk: Talk) -> list[dict[str, Any]]:
+    left = SHOWN_BYTES
+
+    def keep(document: dict[str, Any]) -> Any:
+        nonlocal left
+        text = json.dumps(document)
+        left -= len(text)
+        if left < 0:
+            raise TooMuchWork(
+                f"the documents behind the steps have more than {SHOWN_BYTES >> 20} MiB: show fewer, or smaller ones",
+                limit="answer",
+            )
+        return json.loads(text)
+
+    talk.at("the steps, compiled")
+    transform = Transform(rules, open_rows=lambda step: _Asked(step, talk))
+    found = []
+    for place, record in enumerate(records):
+
+        def at(step: str, place: int = place) -> None:
+            talk.at(f"document {place}, step {step}")
+
+        sample = transform.show(record, keep=keep, at=at)
+        found.append({**sample._asdict(), "steps": [step._asdict() for step in sample.steps]})
+    return found
+
+
+def main() -> None:
+    """Answer until nobody asks any more."""
+    # Loaded before anybody waits for an answer.
+    import cel  # noqa: F401
+    import jsonschema_rs  # noqa: F401
+
+    answer(handle)
+
+
+if __name__ == "__main__":
+    main()

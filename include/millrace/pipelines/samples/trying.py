@@ -1,0 +1,58 @@
+"""What the service asks of a process apart: whether a declaration's steps compile, and what they make of records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from millrace.base.closing import Closing
+from millrace.base.errors import MillraceError
+from millrace.pipelines.model.part import Problem
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.steps import Lookup
+from millrace.pipelines.records import Record
+from millrace.pipelines.transform.operators import Rows
+from millrace.pipelines.transform.transform import Rules
+from millrace.runtime.apart.asking import Apart
+
+COMPILED: Final = frozenset({"filter", "compute", "json_schema"})
+"""Steps whose writer's own text is compiled."""
+
+
+class Trying(Closing):
+    """Steps tried apart. Each call ends within the bounds of :mod:`millrace.runtime.apart`. Thread-safe."""
+
+    def __init__(self, apart: Apart | None = None) -> None:
+        self._apart = apart or Apart("millrace.pipelines.samples")
+
+    def problems(self, steps: Any) -> list[Problem]:
+        """What is wrong with a declaration's `steps`, those that are compiled. Raises TooMuchWork, ServiceBusy."""
+        if not isinstance(steps, list | tuple):
+            return []
+        asked = {
+            place: step for place, step in enumerate(steps) if isinstance(step, dict) and step.get("kind") in COMPILED
+        }
+        try:
+            return [Problem(*each) for each in self._apart.ask(("check", asked))] if asked else []
+        except RecursionError:
+            return []  # so deep that it is no declaration, which needs nobody's compiler
+
+    def show(
+        self, pipeline: Pipeline, records: Sequence[Record], open_rows: Callable[[Lookup], Rows]
+    ) -> list[dict[str, Any]]:
+        """What each step makes of each record (:class:`millrace.pipelines.transform.transform.Sample`), as JSON. Raises TooMuchWork, ServiceBusy."""
+        rows: dict[str, Rows] = {}
+
+        def reply(asked: Any) -> dict[str, Any]:
+            step, key = Lookup.model_validate(asked[0]), str(asked[1])
+            try:
+                row = rows.setdefault(step.model_dump_json(), open_rows(step)).get(key)
+            except MillraceError as error:
+                return {"error": str(error)}
+            return {"row": None if row is None else dict(row)}
+
+        found: list[dict[str, Any]] = self._apart.ask(("show", Rules.of(pipeline), list(records)), reply)
+        return found
+
+    def close(self) -> None:
+        self._apart.close()
