@@ -109,7 +109,8 @@ class Client(Closing):
         """Connect to the deployment in ``settings.data_dir``; `start` lets it start the log's server. Without `now` the server
         is looked for by the first call that needs it: for a producer with a spool, which can do without for a while.
 
-        Raises LogUnavailable where it cannot be reached (or must not be started).
+        Raises LogUnavailable where it cannot be reached (or must not be started), InvalidSettings where it starts a server and the
+        settings name another log than the deployment's.
         """
         settings = settings or Settings.load()
         append = AppendClient.connect(

@@ -56,13 +56,49 @@ def switch(service: GenerationsService) -> LogId:
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_deployment_that_never_switched_has_no_list_and_the_backends_own_ids(tmp_path: Path) -> None:
+def test_a_deployment_that_never_switched_has_the_backends_own_ids(tmp_path: Path) -> None:
     with open_deployment_log(tmp_path) as service:
         service.create("p")
         log = service.open("p")
         assert log.append([b"a"])[0].ledger == 0
         assert isinstance(log.append([b"b", b"c"]), LogIds)
-    assert not (tmp_path / FILE).exists()
+
+
+def test_from_its_first_channel_on_a_log_is_where_it_is_whatever_the_settings_say(tmp_path: Path) -> None:
+    elsewhere = f"rocksmq://{tmp_path / 'elsewhere'}"
+    with open_deployment_log(tmp_path / "log") as service:
+        service.file.keep()
+    (tmp_path / "log" / FILE).unlink()  # nothing was made yet: the settings may still change
+    with open_deployment_log(tmp_path / "log", elsewhere) as service:
+        assert not (tmp_path / "log" / FILE).exists()
+        service.create("p")
+        service.open("p").append([b"a"])
+    with pytest.raises(InvalidSettings, match=f"MILLRACE_LOG={elsewhere}"):
+        open_deployment_log(tmp_path / "log")
+    with open_deployment_log(tmp_path / "log", elsewhere) as service:
+        assert service.names() == ["p"]
+
+
+def test_who_makes_the_first_channel_by_other_settings_than_another_process_is_refused(tmp_path: Path) -> None:
+    one, other = GenerationFile(tmp_path, ""), GenerationFile(tmp_path, "kafka://b:9092/p")
+    one.keep()
+    with pytest.raises(InvalidSettings, match="MILLRACE_LOG=rocksmq"):
+        other.keep()
+    one.keep()
+    assert [item.url for item in GenerationFile(tmp_path, "").generations.items] == ["rocksmq"]
+
+
+def test_brokers_that_have_other_addresses_now_hold_the_same_log(tmp_path: Path) -> None:
+    GenerationFile(tmp_path, "kafka://b:9092/p?acks=all").keep()
+    moved = "kafka://c:9093,d:9093/p?acks=1"
+    assert [item.url for item in GenerationFile(tmp_path, moved).generations.items] == [moved]
+    for url in ("kafka://b:9092/q", "pulsar://b:9092/p", "rocksmq"):
+        with pytest.raises(InvalidSettings, match="MILLRACE_LOG=kafka://b:9092/p"):
+            GenerationFile(tmp_path, url)
+    GenerationFile(tmp_path, moved).change(lambda list_: list_.with_next("kafka://e:9092/p", {}))
+    GenerationFile(tmp_path, "kafka://e:9092/p")
+    with pytest.raises(InvalidSettings):  # of which of the two clusters, nobody can say
+        GenerationFile(tmp_path, "kafka://f:9092/p")
 
 
 def test_the_list_survives_a_restart_and_another_process_notices_a_change(tmp_path: Path) -> None:

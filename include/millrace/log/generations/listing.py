@@ -2,9 +2,10 @@
 
     <data folder>/log/generations.json
 
-No file: one generation, the backend that the settings name. A switch of the backend (millrace.coord.switch_log) adds a
-generation, and each PChannel passes to it where its AlterWAL message stands: the file keeps the position behind that
-message. Written under a lock, whole or not at all (a new file, synced, renamed over the old one), with a version and a
+No file: there is no log yet, and there will be one where the settings name it. The first PChannel that is made has the list
+written down, so that settings which name another place later are refused: what the log holds would be missed by nobody. A
+switch of the backend (millrace.coord.switch_log) adds a generation, and each PChannel passes to it where its AlterWAL message
+stands: the file keeps the position behind that message. Written under a lock, whole or not at all (a new file, synced, renamed over the old one), with a version and a
 checksum; readers notice a new one by its stat. Nothing in it is secret: a log's URL holds no credentials.
 
 It also holds the tombstones of the whole log (millrace.message.tombstones). Where there are any it has the next version: a build
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, InvalidSettings, LogCorrupted, TombstoneRefused, UnsupportedVersion
@@ -176,6 +178,12 @@ def _place(url: str) -> str:
     return place or EMBEDDED
 
 
+def _moved(one: str, other: str) -> bool:
+    """Whether two URLs name the same log of brokers that are reached by other addresses now."""
+    a, b = urlsplit(_place(one)), urlsplit(_place(other))
+    return bool(a.netloc and b.netloc) and (a.scheme, a.path) == (b.scheme, b.path)
+
+
 class GenerationFile:
     """The list of one folder, as it is on the disk now. Thread-safe."""
 
@@ -211,6 +219,11 @@ class GenerationFile:
                 self._seen = stamp
         return self._generations
 
+    def keep(self) -> None:
+        """Write the list down where there is none. Raises InvalidSettings where another process wrote one of another place meanwhile."""
+        if self._seen is None:
+            self.change(lambda list_: list_ if self._seen else replace(list_))
+
     def change(self, make: Callable[[Generations], Generations], *, timeout: float = 10.0) -> Generations:
         """Replace the list by ``make(list)``, durably; nothing is written where that is the same. Raises LogBusy."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -227,10 +240,13 @@ class GenerationFile:
             if same_place(item.url, wanted):
                 # The place is the same; by which options it is reached, the settings know better than an old list.
                 return generations._with(number, replace(item, url=wanted)) if "?" in wanted else generations
+        moved = [number for number, item in enumerate(generations.items) if _moved(item.url, wanted)]
+        if len(moved) == 1:
+            return generations._with(moved[0], replace(generations.items[moved[0]], url=wanted))
         newest = generations.items[-1].url
         raise InvalidSettings(
-            f"the setting log (MILLRACE_LOG) names {wanted}, but the log of this deployment is at {newest} since it was"
-            f" switched ({self._path}): set MILLRACE_LOG={newest}, or change the backend with millrace log switch"
+            f"the setting log (MILLRACE_LOG) names {wanted}, but the log of this deployment is at {newest} ({self._path}):"
+            f" set MILLRACE_LOG={newest}, or change the backend with millrace log switch"
         )
 
 

@@ -6,8 +6,7 @@ Ids are those of the whole log: the ledger of generation g is ``g << 48`` and th
 unique across a switch of the backend, and those of the first generation are the backend's own. A read passes from one
 generation to the next where the log ended there; what stands behind that end in the old backend lies outside of the log. An
 append goes to the newest generation of its PChannel; the list is looked at before (its stat) and again behind it, so that an
-append that a switch overtook is LogUnavailable, never acknowledged. A deployment that never switched has no list: its one
-backend is passed through.
+append that a switch overtook is LogUnavailable, never acknowledged.
 """
 
 from __future__ import annotations
@@ -114,6 +113,7 @@ class GenerationsService(Closing):
             raise ChannelExists(f"channel {pchannel!r} exists already")
         if generations.knows(pchannel):
             self.file.change(lambda list_: list_.without(pchannel))
+        self.file.keep()  # before there is anything that settings of another place would leave behind
         self.backend(generations.newest).create(pchannel)
         if self.file.refresh().newest != generations.newest:
             self._settle_creation(pchannel, generations.newest)

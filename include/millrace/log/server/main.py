@@ -76,6 +76,8 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
     with held(folder / LOCK_FILE, deadline=Deadline.after(lock_timeout)):
         service = open_deployment_log(folder, launch.backend, settings=dict(launch.settings))
         try:
+            if service.names():
+                service.file.keep()
             hosted = [extension(service, folder) for extension in extensions]
             # The token must exist before the address does, and the record needs both.
             draft = ServerRecord.of_this_process("")
