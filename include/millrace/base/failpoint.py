@@ -20,6 +20,7 @@ nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore 
 ``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.pipelines.worker: behind the sink, behind
 the error topic, before and behind the commit of positions), ``redrive.written`` (a batch of the error topic is in the sink, not noted),
 ``saga.<plan|make|undo>.<step>`` and the same with ``.done`` (millrace.pipelines.deploy.runner: before and behind the effect of a pipeline's step),
+``pipelines.taken`` (pipelines of the data folder are in the database that the settings name now, and in the folder too),
 ``import.noted`` and ``import.appended`` (around the Imports of one VChannel),
 ``backfill.written`` (a slice of a derived table is committed, not recorded),
 ``switch.created``, ``switch.listed``, ``switch.appended``, ``switch.passed``, ``switch.closed`` (millrace.coord.switch_log: behind

@@ -17,16 +17,21 @@ from tests import running_brokers
 Again = Callable[[], PipelineStore]
 
 
+def in_mariadb(settings: Settings) -> tuple[Settings, dict[str, str]]:
+    """Settings that name a database of their own, and the login that the environment has for it."""
+    server, name = running_brokers.mariadb(), f"pipelines_{uuid.uuid4().hex}"
+    username, password = server.credentials
+    with pymysql.connect(host="127.0.0.1", port=server.port["client"], user=username, password=password) as db:
+        db.cursor().execute(f"create database {name} character set utf8mb4")
+    login = {"MILLRACE_META_USERNAME": username, "MILLRACE_META_PASSWORD": password}
+    return replace(settings, meta_store=f"mariadb://{server.address}/{name}"), login
+
+
 @pytest.fixture(params=["sqlite", pytest.param("mariadb", marks=pytest.mark.slow)])
 def again(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Again]:
     env: dict[str, str] = {}
     if request.param == "mariadb":
-        server, name = running_brokers.mariadb(), f"pipelines_{uuid.uuid4().hex}"
-        username, password = server.credentials
-        with pymysql.connect(host="127.0.0.1", port=server.port["client"], user=username, password=password) as db:
-            db.cursor().execute(f"create database {name} character set utf8mb4")
-        settings = replace(settings, meta_store=f"mariadb://{server.address}/{name}")
-        env = {"MILLRACE_META_USERNAME": username, "MILLRACE_META_PASSWORD": password}
+        settings, env = in_mariadb(settings)
     opened: list[PipelineStore] = []
 
     def open_once_more() -> PipelineStore:

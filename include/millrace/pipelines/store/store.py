@@ -22,6 +22,7 @@ from millrace.base.closing import Closing
 from millrace.base.correlation import REQUEST
 from millrace.base.errors import (
     InvalidArgument,
+    InvalidSettings,
     PipelineBusy,
     PipelineConflict,
     PipelineExists,
@@ -35,6 +36,7 @@ from millrace.meta.upgrading import upgrade
 from millrace.pipelines.store.keys import Keys
 from millrace.pipelines.store.records import DEFAULT_QUOTA, STOPPED, Event, Phase, PipelineRole, Quota, Record
 from millrace.pipelines.store.tables import EVENT, PIPELINE, QUOTA, ROLE, SECRET, TURN
+from millrace.pipelines.store.taking_over import take_over, was_taken_over
 
 FILE: Final = "pipelines/pipelines.db"
 KEPT_EVENTS: Final = 500
@@ -57,17 +59,30 @@ _upgrade = partial(
 
 def open_pipelines(settings: Settings, *, env: Mapping[str, str] = os.environ) -> PipelineStore:
     """The store that the settings name: the meta store's MariaDB or SQLite; an etcd holds no tables, so with one it is SQLite in the data
-    folder, as with none. Raises MetaUnavailable, UnsupportedVersion."""
+    folder, as with none. What the data folder had before the settings named another place is taken over.
+
+    Raises MetaUnavailable, UnsupportedVersion, PipelineExists (both have one of one id), InvalidSettings where the settings name none of the
+    places any more that the pipelines were taken over into.
+    """
     keys = Keys(settings.data_dir, env=env)
-    url = settings.meta_store
+    url, path = settings.meta_store, settings.data_dir / FILE
+    own = f"sqlite:///{path}"
     if url.startswith("mariadb:"):
-        login = env.get(USERNAME_VARIABLE, ""), env.get(PASSWORD_VARIABLE, "")
-        return PipelineStore(mariadb(url, *login, turn=TURN), keys)
-    if not url.startswith("sqlite:"):
-        path = settings.data_dir / FILE
+        store = PipelineStore(
+            mariadb(url, env.get(USERNAME_VARIABLE, ""), env.get(PASSWORD_VARIABLE, ""), turn=TURN), keys
+        )
+    elif url.startswith("sqlite:") and url != own:
+        store = PipelineStore(sqlite(url), keys)
+    else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        url = f"sqlite:///{path}"
-    return PipelineStore(sqlite(url), keys)
+        return PipelineStore(sqlite(own), keys)
+    if path.is_file():
+        try:
+            store.take_over(sqlite(own))
+        except BaseException:
+            store.close()
+            raise
+    return store
 
 
 def is_kept(settings: Settings) -> bool:
@@ -88,12 +103,23 @@ class PipelineStore(Closing):
         try:
             with transaction(engine, reads=engine.dialect.name != "sqlite") as db:
                 prepare(db, _upgrade)
+                if was_taken_over(db):
+                    raise InvalidSettings(
+                        "the pipelines of this data folder were taken over into the database that MILLRACE_META_STORE named: set it again"
+                    )
         except BaseException:
             engine.dispose()
             raise
 
     def close(self) -> None:
         self._engine.dispose()
+
+    def take_over(self, old: sa.Engine) -> None:
+        """As millrace.pipelines.store.taking_over; `old` is closed."""
+        try:
+            take_over(old, self._engine, _upgrade)
+        finally:
+            old.dispose()
 
     def _reading(self) -> AbstractContextManager[sa.Connection]:
         return transaction(self._engine, reads=True)
