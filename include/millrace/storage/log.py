@@ -24,10 +24,11 @@ from millrace.storage.parquet_file import FileAction
 from millrace.storage.store import TableStore
 
 LOG: Final = "_delta_log"
+HINT: Final = f"{LOG}/_last_checkpoint"
+"""Names the newest Delta checkpoint, for who is in a hurry: a log without it, or with one that does not read, is one."""
 METADATA_KEY: Final = "millrace"
 """Key in a commit's info under which what its parts say of themselves stands."""
 
-_HINT: Final = f"{LOG}/_last_checkpoint"
 _ENTRY: Final = re.compile(r"(\d{20})\..+")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _NAMING: Final = ("add", "remove", "cdc", "sidecar")
@@ -45,9 +46,12 @@ def is_of_log(name: str) -> bool:
 
 
 def last_checkpoint(store: TableStore) -> int:
-    """The version of the newest Delta checkpoint; 0 where there is none."""
-    data = store.read(_HINT)
-    return 0 if data is None else int(json.loads(data)["version"])
+    """The version of the newest Delta checkpoint; 0 where there is none, or where a power loss tore the hint at it."""
+    data = store.read(HINT)
+    try:
+        return 0 if data is None else int(json.loads(data)["version"])
+    except (ValueError, LookupError, TypeError):
+        return 0
 
 
 def entries(store: TableStore) -> list[str]:
@@ -62,7 +66,7 @@ def parts_of(store: TableStore, version: int) -> list[str]:
     version, and a log without a hint is one.
     """
     names = [name for name in entries(store) if version_of(name) <= version]
-    start = max((version_of(name) for name in names if _is_checkpoint(name)), default=0)
+    start = max((version_of(name) for name in names if is_checkpoint(name)), default=0)
     return [name for name in names if version_of(name) >= start]
 
 
@@ -135,7 +139,7 @@ def trim(store: TableStore, *, keep: int) -> int:
 def _trim(store: TableStore, keep: int) -> int:
     names = entries(store)
     newest = max((version_of(name) for name in names if name.endswith(".json")), default=0)
-    bases = [name for name in names if _is_checkpoint(name) and version_of(name) <= newest - keep]
+    bases = [name for name in names if is_checkpoint(name) and version_of(name) <= newest - keep]
     if not bases:
         return 0
     doomed = [name for name in names if version_of(name) < version_of(bases[-1])]
@@ -148,10 +152,16 @@ def _trim(store: TableStore, keep: int) -> int:
     return len(doomed)
 
 
+def checkpoint_name(version: int) -> str:
+    """The file of the Delta checkpoint at a version, relative to the table."""
+    return f"{LOG}/{version:020d}.checkpoint.parquet"
+
+
 def version_of(name: str) -> int:
     """The version of a commit or checkpoint, by its name."""
     return int(name.rpartition("/")[2][:20])
 
 
-def _is_checkpoint(name: str) -> bool:
+def is_checkpoint(name: str) -> bool:
+    """Whether a file of the log, by its name, is a Delta checkpoint."""
     return _CHECKPOINT.fullmatch(name.rpartition("/")[2]) is not None

@@ -24,9 +24,10 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from millrace.base.errors import TableDamaged, TableNotFound, TableUnavailable
 from millrace.base.failpoint import hit
-from millrace.storage.log import entry_name, last_checkpoint, trim
+from millrace.storage.log import HINT, LOG, checkpoint_name, entry_name, last_checkpoint, trim
 from millrace.storage.parquet_file import RowGroups, dataset, opened, read_file, read_kept, read_rows, scan_rows
 from millrace.storage.store import TableStore, store_at
+from millrace.storage.torn import put_aside
 
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """Checkpoints and clean-up are done under rules of our own (:func:`maintain`)."""
@@ -260,10 +261,11 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def open_table(uri: object, *, version: int | None = None) -> Table | None:
-    """The table at `uri` (pinned to `version`, or as it is now); None where there is none. Raises TableDamaged."""
+    """The table at `uri` (pinned to `version`, or as it is now); None where there is none. What a power loss tore at the end of its
+    log is put aside. Raises TableDamaged."""
     store = store_at(uri)
     try:
-        return Table(store, store.delta(version))
+        return Table(store, _delta(store, version))
     except TableNotFoundError:
         return None
     except DeltaError as error:
@@ -273,6 +275,17 @@ def open_table(uri: object, *, version: int | None = None) -> Table | None:
             f"the log of the table {store.uri} does not read ({error}): restore it from a backup, or remove a collection's table"
             " and run the operation recovery, which makes it anew"
         ) from error
+
+
+def _delta(store: TableStore, version: int | None) -> DeltaTable:
+    try:
+        return store.delta(version)
+    except TableNotFoundError:
+        raise
+    except DeltaError:
+        if not put_aside(store):
+            raise
+        return store.delta(version)
 
 
 def table_exists(uri: object) -> bool:
@@ -320,7 +333,7 @@ def create_table(
     table = open_table(uri)
     if table is None:
         raise failed or TableNotFound(f"there is no table at {uri}")
-    store.sync([entry_name(0)])
+    store.sync([entry_name(0), LOG])
     return table
 
 
@@ -342,6 +355,7 @@ def maintain(table: Table, upkeep: Upkeep, seam: Callable[[str], None] = hit) ->
     try:
         if version - table._checkpointed >= every:
             table.delta.create_checkpoint()
+            table.store.sync([checkpoint_name(version), HINT])
             table._checkpointed = version
             seam("checkpoint.written")
             trim(table.store, keep=upkeep.keep_commits)
