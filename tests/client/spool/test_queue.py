@@ -133,6 +133,55 @@ def test_a_frame_that_the_disk_refused_leaves_no_damage_and_takes_no_room(
     assert held(tmp_path) == ENTRIES[:2]
 
 
+@pytest.mark.parametrize("entries", [0, 1])
+@pytest.mark.parametrize("call", ["open", "fsync"])
+def test_a_file_that_the_disk_had_no_room_for_is_made_when_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, entries: int
+) -> None:
+    with Spool(tmp_path, segment_bytes=1) as kept:
+        channel = kept.channel("p/0")
+        for entry in ENTRIES[:entries]:
+            channel.append(entry)
+
+        def refuse(*arguments: object) -> int:
+            raise OSError(28, "injected")
+
+        for _ in range(2):
+            with monkeypatch.context() as patch, pytest.raises(OSError, match="injected"):
+                patch.setattr(os, call, refuse)
+                channel.append(ENTRIES[5])
+            taken = os.open(os.devnull, os.O_RDONLY)  # by somebody else, under the number that was free
+        channel.append(ENTRIES[1])
+        os.fstat(taken)  # nobody closed it
+        os.close(taken)
+    assert held(tmp_path) == [*ENTRIES[:entries], ENTRIES[1]]
+
+
+def test_a_progress_file_that_cannot_be_opened_anew_leaves_the_old_one_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "_PROGRESS_BYTES", 1)
+    filled(tmp_path)
+    real = os.open
+
+    def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
+        if Path(path).name == "progress":
+            raise OSError(24, "injected")
+        return real(path, flags, mode)
+
+    with Spool(tmp_path, segment_bytes=200) as kept:
+        channel = kept.channel("p/0")
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="injected"):
+            patch.setattr(os, "open", refuse)
+            channel.settle(0)
+        taken = os.open(tmp_path / "another", os.O_WRONLY | os.O_CREAT)
+        channel.settle(1)
+        os.close(taken)
+    assert not (tmp_path / "another").read_bytes()
+    (tmp_path / "another").unlink()
+    assert held(tmp_path) == ENTRIES[2:]
+
+
 def test_the_bound_is_kept_and_room_comes_back(tmp_path: Path) -> None:
     with Spool(tmp_path, max_bytes=300, segment_bytes=100) as spool:
         for number in range(300 // (24 + 50)):

@@ -229,11 +229,16 @@ class SpoolChannel:
         return self._spool._segment_bytes
 
     def _roll(self, number: int) -> None:
+        path = self._path / f"{number:020d}.spool"
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            sync(self._path)
+        except OSError:
+            os.close(file)
+            raise
         if self._file >= 0:
             os.close(self._file)
-        path = self._path / f"{number:020d}.spool"
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        sync(self._path)
+        self._file = file
         self._segments.append(_Segment(path, number, number - 1, 0))
 
     def _recover(self) -> None:
@@ -272,8 +277,9 @@ class SpoolChannel:
 
     def _rewrite_progress(self) -> None:
         replace_file(self._path / "progress", _progress_record(self._settled), synced=True)
+        file = os.open(self._path / "progress", os.O_WRONLY | os.O_APPEND)
         os.close(self._progress)
-        self._progress = os.open(self._path / "progress", os.O_WRONLY | os.O_APPEND)
+        self._progress = file
 
 
 def _framed(number: int, time_ns: int, entry: bytes) -> bytes:
