@@ -272,7 +272,7 @@ class SpoolChannel:
     def _keep_torn(self, path: Path, end: int) -> None:
         """Keep what is about to be cut off, until the next time: a frame that was damaged later looks as one that was torn."""
         torn = self._path / "torn"
-        torn.write_bytes(path.read_bytes()[end:])
+        replace_file(torn, path.read_bytes()[end:])
         _log.warning("%s: the last frame, at byte %d, is not whole; it is cut off, and kept in %s", path, end, torn)
 
     def _rewrite_progress(self) -> None:
