@@ -26,7 +26,18 @@ from tests.coord.catalog_rig import add_collection, effects_on, finish
 from tests.coord.faulty_store import Fault, FaultyStore, Late, done_unheard, down, lost
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
-TABLES = ("pchannel", "collection", "producer", "broadcast", "target", "begun", "trouble", "request", "answered")
+TABLES = (
+    "pchannel",
+    "collection",
+    "producer",
+    "broadcast",
+    "target",
+    "begun",
+    "trouble",
+    "request",
+    "answered",
+    "restored",
+)
 
 
 @pytest.fixture
@@ -53,6 +64,7 @@ def rows(path: Path) -> dict[str, list[Any]]:
 
 def work(store: Store) -> None:
     """Something of everything that lies in the file."""
+    store.give_above(0)
     store.next_term("dml_0")
     store.term_opened("dml_0", 1)
     store.next_epoch(7, request=f"r{store.next_collection()}")

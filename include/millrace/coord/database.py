@@ -45,6 +45,7 @@ create table if not exists request (
     broadcast_id integer primary key references broadcast, name text not null unique, keys text not null);
 create table if not exists answered (
     id integer primary key autoincrement, name text not null unique, of text not null, answer integer not null);
+create table if not exists restored (floor integer not null);
 create table if not exists shared (catalog text not null, revision integer not null);
 """
 """Files of earlier builds lack the tables at the end, and get them empty: what reads them takes that for what those builds meant. In

@@ -49,6 +49,7 @@ _TABLES: Final = {
     "trouble": ("broadcast", "{row}.broadcast_id"),
     "request": ("broadcast", "{row}.broadcast_id"),
     "answered": ("answer", "bucket({row}.id)"),
+    "restored": ("restored", "0"),
 }
 """For each table of the file the kind of its documents, and in which of them a row lies."""
 _ROWS_OF: Final = {"insert": ("new",), "update": ("old", "new"), "delete": ("old",)}
@@ -202,7 +203,7 @@ def _said(guard: Entry) -> dict[str, Any]:
 
 def _numbers(db: sqlite3.Connection) -> Iterator[tuple[str, int]]:
     """The documents that the file's rows make."""
-    for table in ("pchannel", "producer", "collection", "broadcast", "answered"):
+    for table in ("pchannel", "producer", "collection", "broadcast", "answered", "restored"):
         kind, number = _TABLES[table]
         yield from db.execute(f"select distinct '{kind}', {number.format(row=table)} from {table}").fetchall()
 

@@ -55,6 +55,15 @@ class Store(Closing):
                 " (docs/coordinator.md#the-catalog: how to go on without)"
             )
 
+    def give_above(self, floor: int) -> None:
+        """From now on epochs of producers, ids of collections and of partitions are greater than `floor`: a catalog that was restored
+        knows nothing of those that were given since, and who was given them may still hold rows that are stamped so (a spool)."""
+        with self._db.transaction():
+            self._db.rows("insert into restored values (?)", (floor,))
+
+    def _floor(self) -> int:
+        return int(self._db.row("select coalesce(max(floor), 0) from restored")[0])
+
     # -- PChannels ----------------------------------------------------------------------------------------------------
 
     def pchannels(self) -> list[PChannel]:
@@ -102,8 +111,10 @@ class Store(Closing):
                     raise ProducerFenced(
                         f"producer {producer_id} runs epoch {newest[0]} elsewhere, and this one has epoch {held}: close it"
                     )
+            floor = self._floor()
             self._db.rows(
-                "insert into producer values (?, 1) on conflict (id) do update set epoch = epoch + 1", (producer_id,)
+                "insert into producer values (?, ? + 1) on conflict (id) do update set epoch = max(epoch, ?) + 1",
+                (producer_id, floor, floor),
             )
             epoch: int = self._db.row("select epoch from producer where id = ?", (producer_id,))[0]
             self._answer(request, f"{producer_id}", epoch)
@@ -154,7 +165,7 @@ class Store(Closing):
     def next_collection(self) -> int:
         """The id that a new collection would have now."""
         (newest,) = self._db.row("select coalesce(max(id), 0) from collection")
-        return int(newest) + 1
+        return max(int(newest), self._floor()) + 1
 
     def add(self, collection: Collection) -> bool:
         """Keep a new collection; False, and nothing is kept, where its id was given meanwhile. Raises CollectionExists."""
@@ -201,7 +212,10 @@ class Store(Closing):
     def take_partition_id(self, collection_id: int) -> int:
         """A partition id that was never given before."""
         with self._db.transaction():
-            self._db.rows("update collection set next_partition = next_partition + 1 where id = ?", (collection_id,))
+            self._db.rows(
+                "update collection set next_partition = max(next_partition, ? + 1) + 1 where id = ?",
+                (self._floor(), collection_id),
+            )
             row = self._db.row("select next_partition - 1 from collection where id = ?", (collection_id,))
             taken: int = row[0]
         return taken

@@ -147,9 +147,10 @@ def test_a_file_that_the_disk_had_no_room_for_is_made_when_there_is(
             raise OSError(28, "injected")
 
         for _ in range(2):
-            with monkeypatch.context() as patch, pytest.raises(OSError, match="injected"):
+            with monkeypatch.context() as patch:
                 patch.setattr(os, call, refuse)
-                channel.append(ENTRIES[5])
+                with pytest.raises(OSError, match="injected"):
+                    channel.append(ENTRIES[5])
             taken = os.open(os.devnull, os.O_RDONLY)  # by somebody else, under the number that was free
         channel.append(ENTRIES[1])
         os.fstat(taken)  # nobody closed it
@@ -171,9 +172,10 @@ def test_a_progress_file_that_cannot_be_opened_anew_leaves_the_old_one_open(
 
     with Spool(tmp_path, segment_bytes=200) as kept:
         channel = kept.channel("p/0")
-        with monkeypatch.context() as patch, pytest.raises(OSError, match="injected"):
+        with monkeypatch.context() as patch:
             patch.setattr(os, "open", refuse)
-            channel.settle(0)
+            with pytest.raises(OSError, match="injected"):
+                channel.settle(0)
         taken = os.open(tmp_path / "another", os.O_WRONLY | os.O_CREAT)
         channel.settle(1)
         os.close(taken)

@@ -24,6 +24,7 @@ from millrace.base.files import make_folder, sync
 from millrace.base.log_backends import backend_of
 from millrace.base.settings import Settings, changed
 from millrace.coord.opening import require_unused
+from millrace.coord.store import Store
 from millrace.log.generations.listing import FILE, GenerationFile, Generations, same_place
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
@@ -34,6 +35,7 @@ from millrace.node.ingest.ranges import check_not_regressed
 from millrace.operations.backup.deployment import write as write_id
 from millrace.operations.backup.files import alone, copy_open
 from millrace.operations.backup.inside import open_inside, outward
+from millrace.operations.backup.log_tail import COORDINATOR
 from millrace.operations.backup.manifest import DATA, ChannelPart, Manifest, Stored, find
 from millrace.operations.operation import OperationReport
 from millrace.runtime.progress import Progress
@@ -43,6 +45,8 @@ from millrace.tables.wal.table import WalTable
 _THREADS: Final = 4
 _MARKER: Final = "restore.lock"
 _DRAFT: Final = "data"
+_YEAR_2026: Final = 1_767_225_600
+"""Seconds since then are numbers that no deployment reaches by counting, and that fit an epoch (32 bits) until 2094."""
 
 
 class RestoreReport(OperationReport):
@@ -89,6 +93,7 @@ def restore(settings: Settings, path: Path, progress: Progress | None = None) ->
             write_id(draft, deployment=manifest.deployment, backup=manifest.id)
             _copy(folder, manifest, draft, progress)
             hit("restore_backup.copied")
+            _leave_ids(draft)
             _begin_log(settings.at(draft), manifest)
             progress.say("holding the tables against the log")
             check(settings.at(draft), manifest)
@@ -157,6 +162,13 @@ def _copy(folder: Path, manifest: Manifest, draft: Path, progress: Progress) -> 
                 progress.say("copying", done=done / total, bytes=done)
     for words in outward(manifest.files, lambda name: open_inside(draft, name)):
         raise BackupDamaged(f"{folder}: {words}; somebody changed it: restore another backup")
+
+
+def _leave_ids(draft: Path) -> None:
+    """What the deployment gave since the backup (epochs, ids) is not given again; nor what one gave that was restored before."""
+    if (draft / COORDINATOR).exists():
+        with Store(draft / COORDINATOR) as store:
+            store.give_above(max(0, int(time.time()) - _YEAR_2026))
 
 
 def _begin_log(settings: Settings, manifest: Manifest) -> None:
