@@ -18,6 +18,7 @@ from millrace.base.errors import MillraceError
 from millrace.observe.observer import Observer
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
+from millrace.pipelines.model.pipeline import Resources
 from millrace.pipelines.model.status import State
 from millrace.pipelines.store.records import Phase, Record
 from millrace.pipelines.worker.selection import Selection
@@ -37,6 +38,7 @@ _STARTER: Final[Mapping[str, Any]] = {
     "steps": [],
     "sink": {"kind": "opensearch", "hosts": [], "index_base": ""},
 }
+_DEFAULTS: Final = {name: Resources.model_fields[name].default for name in ("cpus", "memory_mib")}
 Short = Annotated[str, Query(max_length=200)]
 Offset = Annotated[int, Query(ge=0, le=1 << 31)]
 
@@ -77,7 +79,10 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
     @made.get("/pipelines-new")
     def new(request: Request, user: Reader) -> HTMLResponse:
         creates = caller_of(user).principal.has((Role.OPERATE,))
-        return show(request, user, "pipeline_form.html", found=None, declaration=_STARTER, secrets=[], may_save=creates)
+        return show(
+            request, user, "pipeline_form.html",
+            found=None, declaration=_STARTER, secrets=[], may_save=creates, defaults=_DEFAULTS,
+        )  # fmt: skip
 
     @made.get("/pipelines/{pipeline}")
     def one(
@@ -115,7 +120,7 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
         return show(
             request, user, "pipeline_form.html",
             found=record, declaration=record.declaration, secrets=management.secret_names(pipeline),
-            may_save=_may(caller, pipeline)["update_pipeline"],
+            may_save=_may(caller, pipeline)["update_pipeline"], defaults=_DEFAULTS,
         )  # fmt: skip
 
     return made

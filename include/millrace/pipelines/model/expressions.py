@@ -36,7 +36,7 @@ def compiled(text: str) -> Any:
     try:
         program = cel.compile(text)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"is no CEL: {_short(error)}") from None
+        raise ValueError(f"is no CEL: {_told(error)}") from None
     unknown = sorted(set(program.variables()) - {DOC, RECORD, *bound})
     if unknown:
         raise ValueError(
@@ -56,6 +56,16 @@ class Loops(NamedTuple):
 def loops_of(text: str) -> Loops:
     """Counted in the text, names within strings too: rather more than it has."""
     return Loops(len(_COMPREHENSION.findall(text)), len(_MAP.findall(text)), text.count("+"))
+
+
+_FAULT: Final = re.compile(r"ERROR: <input>:(\d+):(\d+): (?:Syntax error: )?(.*?)(?: expecting \{.*?\})?(?: \|.*)?$")
+
+
+def _told(error: Exception) -> str:
+    """The parser's first fault, with its place; not all that it would have taken there."""
+    text = " ".join(str(error).split()).split(" ERROR: <input>")
+    found = _FAULT.match(f"ERROR: <input>{text[1]}") if len(text) > 1 else None
+    return _short(error) if found is None else f"line {found[1]}, column {found[2]}: {found[3][:300]}"
 
 
 def _short(error: Exception) -> str:

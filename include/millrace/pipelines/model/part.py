@@ -99,6 +99,8 @@ def problems_of(error: ValidationError, value: Any) -> list[Problem]:
     for each in error.errors(include_url=False, include_input=False):
         said = _WORDS.get(each["type"])
         message = each["msg"].removeprefix("Value error, ") if said is None else said.format_map(each.get("ctx", {}))
+        if each["type"] in ("too_short", "string_too_short") and each["ctx"]["min_length"] == 1:
+            message = "is empty" + (", and takes at least one" if each["type"] == "too_short" else "")
         found.append(Problem(".".join(_told(each["loc"], value)), message, each["type"]))
     # pydantic counts the items of a sequence that are right, and finds too few where one is wrong.
     return [

@@ -141,7 +141,7 @@
     text = text.trim();
     if (text.startsWith("[")) return JSON.parse(text);
     return text.split("\n").filter((line) => line.trim()).map((line, place) => {
-      try { return JSON.parse(line); } catch (error) { throw new Error(`Line ${place + 1} is no JSON: ${error.message}`); }
+      try { return JSON.parse(line); } catch (error) { throw new Error(`Line ${place + 1} is no JSON: ${error.message.replace(/ \(line .*\)$/, "")}`); }
     });
   }
 
