@@ -38,7 +38,13 @@ def test_pandas_is_left_out_of_workers_and_servers_and_of_nothing_else(module: s
 
 
 @pytest.mark.parametrize(
-    "source", ["millrace.node.ingest.definition", "millrace.node.flush.definition", "millrace.node.range.source"]
+    "source",
+    [
+        "millrace.node.ingest.definition",
+        "millrace.node.flush.definition",
+        "millrace.node.range.source",
+        "millrace.streams.reader",
+    ],
 )
 def test_a_sparks_worker_that_imports_a_source_of_ours_imports_no_pandas(source: str) -> None:
     runner = "pyspark.sql.streaming.python_streaming_source_runner"

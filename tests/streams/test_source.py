@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +17,8 @@ import millrace.spark as face
 from millrace.base.errors import InvalidArgument, TickNotReached
 from millrace.runtime.job import describe
 from millrace.streams import source
+from millrace.streams.reader import RowsSource
 from millrace.streams.rows import Place, RowsOf, RowsPlanner, rows_of
-from millrace.streams.source import RowsSource
 from millrace.testing import Deployment, deployment
 from tests.docs.pages import python_blocks
 from tests.docs.test_examples import run as run_block
@@ -98,6 +100,11 @@ def test_a_batch_and_a_stream_that_is_started_again_are_pythons_changes(
         assert face.changes_between(spark, "people", after=begin, until=tick, settings=db.settings).collect() == []
     with pytest.raises(TickNotReached, match="older tick"):
         face.changes_between(spark, "people", until="2999-01-01T00:00:00Z", deadline=0.1, settings=db.settings)
+
+
+def test_a_process_that_reads_for_spark_loads_no_client() -> None:
+    code = "import sys, millrace.streams.reader; print(*(name for name in sys.modules if name.startswith('millrace.client')))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
 def test_channels_are_read_alone_in_python_and_by_the_options_of_the_source(db: Deployment) -> None:

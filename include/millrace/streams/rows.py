@@ -302,18 +302,22 @@ class RowsPlanner:
         return [*cuts, until]
 
     def _task_bytes(self, after: int, until: int) -> int:
-        """Bytes of files for a task of a snapshot. Files that lie across each other are read by several: then one task reads all."""
+        """Bytes of files for a task of a snapshot: few, for tasks are uneven where files are, unless so many files that lie across each other were read by
+        several; where that is so of larger tasks too, one reads all."""
         files = self._files(after, until)
         total = sum(size for *_, size in files)
-        least = max(8 << 20, total // (2 * self._rows.settings.cores) + 1)
-        cuts = [after, *self._cuts(after, until, least)]
-        touched = sum(
-            size
-            for low, high in itertools.pairwise(cuts)
-            for first, last, size in files
-            if last > low and first <= high
-        )
-        return least if touched <= total * 3 // 2 else UNBOUNDED
+        for tasks in (4, 2):
+            least = max(8 << 20, total // (tasks * self._rows.settings.cores) + 1)
+            cuts = [after, *self._cuts(after, until, least)]
+            touched = sum(
+                size
+                for low, high in itertools.pairwise(cuts)
+                for first, last, size in files
+                if last > low and first <= high
+            )
+            if touched <= total * 3 // 2:
+                return least
+        return UNBOUNDED
 
 
 def rows_of(rows: RowsOf, task: Task) -> Iterator[pa.RecordBatch]:

@@ -1,34 +1,21 @@
-"""``millrace_rows``: a collection's rows as a data source of Spark's, batch and stream (:mod:`millrace.streams.rows`).
+"""A collection's rows as DataFrames, batch and stream: the data source of :mod:`millrace.streams.reader`, with its options.
 
-Tasks read and decode, and hand Arrow batches on. Made by :func:`changes` and :func:`stream`, which choose where it begins once, in
-the driver. Options, all text: ``collection``, ``channels`` and ``columns`` (with commas), ``kinds``, ``place`` and ``until`` (JSON; default: the beginning, and what
-there is), ``max_bytes`` (of files, a PChannel and micro-batch), ``settings`` (JSON of ``MILLRACE_*``; default: this process's).
+:func:`changes` and :func:`stream` choose where it begins once, in the driver.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
 
-import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
-from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.ids import Moment, resolve_tick
-from millrace.node.range.task_memory import keep_modules
-from millrace.streams.rows import UNBOUNDED, Kinds, Place, RowsOf, RowsPlanner, Task, rows_of
+from millrace.streams.reader import FORMAT, RowsSource
+from millrace.streams.rows import Kinds, Place, RowsOf
 from millrace.tables.read.freshness import all_confirmed
-
-FORMAT: Final = "millrace_rows"
 
 
 def changes(
@@ -106,121 +93,3 @@ def _options(rows: RowsOf, place: Place) -> dict[str, str]:
         "place": json.dumps(place.to_json()),
         "settings": json.dumps(rows.settings.environment()),
     }
-
-
-class RowsSource(DataSource):
-    """What Spark makes of the options, in each process anew."""
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
-
-    @cached_property
-    def _rows(self) -> RowsOf:
-        given = self.options.get("settings")
-        settings = Settings.load(env=json.loads(given)) if given else Settings.load()
-        name = self.options.get("collection")
-        if not name:
-            raise InvalidSettings(f"the source {FORMAT} reads a collection: give its name as the option 'collection'")
-        channels, columns = self._names("channels"), self._names("columns")
-        return RowsOf.find(settings, name, channels=channels, columns=columns, kinds=self.options.get("kinds", "all"))  # type: ignore[arg-type] # checked there
-
-    def _names(self, option: str) -> list[str]:
-        return [each for each in self.options.get(option, "").split(",") if each]
-
-    @property
-    def _place(self) -> Place:
-        given = self.options.get("place")
-        return Place.from_json(json.loads(given)) if given else Place.behind(self._rows)
-
-    def schema(self) -> StructType:
-        return from_arrow_schema(self._rows.arrow())
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        until = self.options.get("until")
-        return RowsReader(self._rows, self._place, json.loads(until) if until else None)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        limit = int(self.options.get("max_bytes") or self._rows.settings.max_bytes_per_trigger)
-        return RowsStreamReader(self._rows, self._place, limit)
-
-
-class RowsPartition(InputPartition):
-    """One task."""
-
-    def __init__(self, task: Task) -> None:
-        self.value = task
-
-
-def _read(rows: RowsOf, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if partition.value is not None:  # where a batch has nothing to read, Spark makes a partition of nothing
-        yield from rows_of(rows, partition.value)
-    keep_modules(FORMAT)
-
-
-class RowsReader(DataSourceReader):
-    """The rows between two places, as a batch."""
-
-    def __init__(self, rows: RowsOf, place: Place, until: Mapping[str, int] | None) -> None:
-        self._rows = rows
-        self._start = place
-        self._until = until
-
-    def partitions(self) -> Sequence[InputPartition]:
-        planner = RowsPlanner(self._rows)
-        until = planner.ends() if self._until is None else self._until
-        return [RowsPartition(task) for task in planner.stretches(self._start.ticks, until)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._rows, partition)
-
-
-class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The rows from a place on. Spark asks it in one process, and a copy of it reads in each task's."""
-
-    def __init__(self, rows: RowsOf, place: Place, max_bytes: int) -> None:
-        self._rows = rows
-        self._begin = place
-        self._max_bytes = max_bytes
-        self._planner: RowsPlanner | None = None
-        self._target: dict[str, int] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_planner": None}
-
-    def initialOffset(self) -> dict[str, Any]:
-        return self._begin.to_json()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxBytes(self._max_bytes)
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        if not isinstance(limit, ReadMaxBytes | ReadAllAvailable):
-            raise InvalidSettings(f"the source {FORMAT} takes a limit in bytes (the option max_bytes), not {limit}")
-        most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else UNBOUNDED
-        place = Place.from_json(start)
-        found = self._plans().next(place, max_bytes=most, target=self._target)
-        return start if found is place else found.to_json()
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """For the progress report: up to where the ``wal`` table has everything now."""
-        return {"ticks": self._plans().ends()}
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._plans().ends()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        first, last = Place.from_json(start), Place.from_json(end)
-        if (
-            first.begins
-        ):  # of a query that was started again before its first micro-batch had ended: that one's beginning counts
-            first = last.start()
-        return [RowsPartition(task) for task in self._plans().tasks(first, last)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._rows, partition)
-
-    def _plans(self) -> RowsPlanner:
-        if self._planner is None:
-            self._planner = RowsPlanner(self._rows)
-        return self._planner

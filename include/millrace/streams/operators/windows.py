@@ -242,7 +242,8 @@ class Windows(Operator):
         found = table.group_by(names).aggregate(asked)
         for each, function in asked:
             if function == "sum" and pa.types.is_integer(table.schema.field(each).type):
-                require_sums(each.rpartition(".")[0], one_chunk(table.column(each)), key_codes(table, names))
+                values = one_chunk(table.column(each))
+                require_sums(each.rpartition(".")[0], values, lambda: key_codes(table, names))
         return (
             found.select([*names, *(f"{each}_{function}" for each, function in asked)])
             .rename_columns([*names, *rest])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -216,7 +217,7 @@ def _aggregated(
     numbers = pc.fill_null(values, pa.scalar(0).cast(values.type)).to_numpy(zero_copy_only=False)
     whole = pa.types.is_integer(values.type) and leaf.function == "sum"
     if whole:
-        require_sums(leaf.function.upper(), values, of)
+        require_sums(leaf.function.upper(), values, lambda: of)
     sums = scanned(numbers.astype(np.int64 if whole else np.float64), of, np.add)[last]
     if leaf.function == "sum":
         return pa.array(sums, mask=nothing)
@@ -244,12 +245,14 @@ def scanned(values: Any, of: Places, step: Any) -> Any:
     return found
 
 
-def require_sums(name: str, values: Any, of: Places) -> None:
-    """Raises InvalidArgument where a running sum of whole numbers, beginning anew with each group, leaves the range of a bigint."""
+def require_sums(name: str, values: Any, groups: Callable[[], Places]) -> None:
+    """Raises InvalidArgument where a running sum of whole numbers, beginning anew with each of the `groups`, leaves the range of a bigint. These are
+    asked for only where the values are large enough for that."""
     extremes = pc.min_max(values)
     least, most = extremes["min"].as_py(), extremes["max"].as_py()
     if least is None or max(abs(least), abs(most)) * len(values) < 1 << 63:
         return
+    of = groups()
     order = np.argsort(of, kind="stable")
     numbers = pc.fill_null(values.cast(pa.float64(), safe=False), 0.0).to_numpy(zero_copy_only=False)[order]
     if (np.abs(scanned(numbers, of[order], np.add)) >= float(1 << 63)).any():

@@ -173,8 +173,7 @@ def key_codes(table: pa.Table, names: Sequence[str]) -> Places:
         mine = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         codes = codes * max(1, len(encoded.dictionary)) + mine
         if name != names[0]:  # numbers stay small, however many columns
-            _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
-            codes = np.argsort(np.argsort(first))[codes.reshape(-1)]
+            codes = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
     return codes
 
 
