@@ -144,6 +144,7 @@ def test_what_processes_left_goes_out_in_their_order_though_one_knew_no_term(
     with producer_with(shop, way, tmp_path) as first:
         for pchannel in items.pchannels:
             first.lane(pchannel).sequencer.term = 0  # as where the log's server is away when a process begins
+        first.insert(items, item_rows(8, 9, name="left"))
         first.insert(items, item_rows(1, 2, name="left"))
     with producer_with(shop, way, tmp_path) as second:
         second.delete(items, [1])
@@ -151,7 +152,7 @@ def test_what_processes_left_goes_out_in_their_order_though_one_knew_no_term(
         way.down = False
         assert second.spool is not None
         assert second.spool.wait_empty(timeout=10)
-    assert stored(items) == {2: "left", 3: "new"}
+    assert stored(items) == {2: "left", 3: "new", 8: "left", 9: "left"}
 
 
 def accepted(producer: Producer, items: Collection) -> list[int]:

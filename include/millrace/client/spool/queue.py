@@ -3,6 +3,7 @@
     <folder>/lock                                  held by the one process that uses the spool
     <folder>/<PChannel>/<number>.spool             frames from that number on
     <folder>/<PChannel>/progress                   how many frames were settled
+    <folder>/<PChannel>/attempted                  how many were perhaps sent: the others never were, whatever died when
     <folder>/rejected.jsonl                        what the chain rejected of it, with its bytes (millrace.client.spool.sender)
 
 A frame is (length, crc32c, number, time in ns) and an entry of the wire form; it is on the disk when `append` returns, before
@@ -144,7 +145,7 @@ class SpoolChannel:
 
     def __init__(self, spool: Spool, path: Path) -> None:
         self._spool = spool
-        self._path = path
+        self.path = path
         self._guard = threading.RLock()
         self._segments: deque[_Segment] = deque()
         self._times: deque[int] = deque()
@@ -152,6 +153,11 @@ class SpoolChannel:
         self._settled = _read_progress(path / "progress")
         self._progress = os.open(path / "progress", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._recover()
+        self._attempted = -1
+        if (path / "attempted").exists():
+            self._attempted = _read_progress(path / "attempted")
+        else:
+            self.attempt(self._next - 1)  # what an earlier build left may have been sent
         sync(path)
 
     @property
@@ -199,6 +205,18 @@ class SpoolChannel:
                     if settled <= frame.number < end:
                         yield frame
 
+    @property
+    def attempted(self) -> int:
+        """Frames with a smaller number were perhaps sent."""
+        return self._attempted
+
+    def attempt(self, number: int) -> None:
+        """Everything up to `number` is about to be sent, or was: durable when it returns."""
+        with self._guard:
+            if self._attempted <= number:
+                replace_file(self.path / "attempted", _progress_record(number + 1), synced=True)
+                self._attempted = number + 1
+
     def settle(self, number: int) -> None:
         """Everything up to `number` is settled: durable when it returns; what no frame needs any more is removed."""
         with self._guard:
@@ -229,10 +247,10 @@ class SpoolChannel:
         return self._spool._segment_bytes
 
     def _roll(self, number: int) -> None:
-        path = self._path / f"{number:020d}.spool"
+        path = self.path / f"{number:020d}.spool"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            sync(self._path)
+            sync(self.path)
         except OSError:
             os.close(file)
             raise
@@ -244,7 +262,7 @@ class SpoolChannel:
     def _recover(self) -> None:
         """Find what is there; cut a torn last frame off."""
         self._next = self._settled
-        paths = sorted(self._path.glob("*.spool"))
+        paths = sorted(self.path.glob("*.spool"))
         for path in paths:
             segment = _Segment(path, int(path.stem), int(path.stem) - 1, 0)
             for frame, end in _read(path, torn=path == paths[-1]):
@@ -271,13 +289,13 @@ class SpoolChannel:
 
     def _keep_torn(self, path: Path, end: int) -> None:
         """Keep what is about to be cut off, until the next time: a frame that was damaged later looks as one that was torn."""
-        torn = self._path / "torn"
+        torn = self.path / "torn"
         replace_file(torn, path.read_bytes()[end:])
         _log.warning("%s: the last frame, at byte %d, is not whole; it is cut off, and kept in %s", path, end, torn)
 
     def _rewrite_progress(self) -> None:
-        replace_file(self._path / "progress", _progress_record(self._settled), synced=True)
-        file = os.open(self._path / "progress", os.O_WRONLY | os.O_APPEND)
+        replace_file(self.path / "progress", _progress_record(self._settled), synced=True)
+        file = os.open(self.path / "progress", os.O_WRONLY | os.O_APPEND)
         os.close(self._progress)
         self._progress = file
 

@@ -3,6 +3,8 @@
 - While a PChannel's spool is not empty, new appends go behind what it holds.
 - Messages keep the producer, epoch and sequence that they were given before they were spooled, so that sending one again has no
   second effect, across kill -9 of this process too (law 8). Progress is written down behind each retransmitted entry.
+- Where the chain does not know a spooled message's producer any more, it goes out as a new one's, with all that follows, if it was never
+  sent (millrace.client.spool.renamed). Of one that was perhaps sent nobody can know: it is recorded as rejected, and the rest goes on.
 - What the chain rejects of it is written to ``rejected.jsonl``, synced and with its bytes, before it counts as settled, and is
   handed to `on_rejected`. A message of which the chain no longer remembers the result (ALREADY_APPLIED, after a crash) is
   written there too: it took effect, and the WAL says how.
@@ -12,13 +14,15 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import pyarrow as pa
 
@@ -42,15 +46,24 @@ from millrace.client.produce.sequencer import Sending
 from millrace.client.produce.turns import Turns
 from millrace.client.produce.written import Written
 from millrace.client.spool.queue import DEFAULT_BYTES, Frame, Spool, SpoolChannel
+from millrace.client.spool.renamed import Renamed
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import FIELDS, MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
+from millrace.wal.reasons import Reason
 
 OnRejected = Callable[[MutableMessage, AppendRejected], None]
 
+Run: TypeAlias = list[tuple[MutableMessage, int]]
+"""Messages, each with the number of the frame that it stands in."""
+
+_UNKNOWN: Final = frozenset({Reason.UNKNOWN_PRODUCER, Reason.SEQUENCE_GAP})
+
 _LONGEST_PAUSE: Final = 5.0
+_log = logging.getLogger(__name__)
+
 _OVERHEAD: Final = 256
 """Bytes of a spooled message beside its payload, at most about."""
 
@@ -215,7 +228,10 @@ class SpoolSender:
         """Make what is open of a Sending durable here."""
         left = [sending.messages[place] for place in sending.open]
         if left:
-            self.spool.channel(pchannel).append(encode_entry(left), force=True)
+            channel = self.spool.channel(pchannel)
+            number = channel.append(encode_entry(left), force=True)
+            if sending.ambiguous:
+                channel.attempt(number)
             self._show()
             self._begin(pchannel)
         if sending.settled is not None:
@@ -233,18 +249,22 @@ class SpoolSender:
     def _drain(self, pchannel: str) -> None:
         """Send everything in order, until nothing is left: from then on the lane is used directly again."""
         channel = self.spool.channel(pchannel)
+        renamed = Renamed(channel.path)
         pause = self._retry_delay
         while not self._closing.is_set():
             try:
+                # The first goes alone: of what is sent while the log is away nobody knows afterwards whether it was taken.
                 # An entry is one result for the chain to remember, if it is accepted.
-                for frames in entry_runs(channel.frames(), lambda frame: len(frame.entry)):
-                    for messages, last in _by_producer(frames):
+                alone = itertools.islice(channel.frames(), 1)
+                for frames in itertools.chain([[*alone]], entry_runs(channel.frames(), lambda frame: len(frame.entry))):
+                    for run in _by_producer(frames):
                         if self._closing.is_set():
                             return
-                        self._send_again(pchannel, channel, messages, last)
+                        self._send_again(pchannel, channel, renamed, run)
                         pause, self.error = self._retry_delay, None
                 with self._turns_of(pchannel).taken():
                     if not channel.entries:
+                        renamed.clear()
                         with self._guard:
                             del self._spooling[pchannel]
                         return
@@ -259,12 +279,22 @@ class SpoolSender:
             self._closing.wait(jittered(pause))
             pause = min(2 * pause, max(_LONGEST_PAUSE, self._retry_delay))
 
-    def _send_again(self, pchannel: str, channel: SpoolChannel, messages: list[MutableMessage], last: int) -> None:
-        """Send the messages of frames, the last of them `last`, and note that they are settled."""
-        order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
-        sending = Sending(sorted(messages, key=lambda each: order[each.vchannel]), ambiguous=True)
-        waiting = iter([sending])
-        self._lane_of(pchannel).deliver(lambda: next(waiting, None), pipelined=False, stamped=True, attempts=1)
+    def _send_again(self, pchannel: str, channel: SpoolChannel, renamed: Renamed, run: Run) -> None:
+        """Send the messages of a run of frames, and note that they are settled."""
+        order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message, _ in run))}
+        run = sorted(run, key=lambda each: order[each[0].vchannel])
+        last = max(number for _, number in run)
+        sent = channel.attempted
+        channel.attempt(last)
+        sending = Sending([renamed(message) for message, _ in run], answers=[None] * len(run), ambiguous=True)
+        while sending.open:
+            try:
+                self._delivered(pchannel, sending)
+            except AppendRejected as verdict:
+                self._lane_of(pchannel).take_unresolved()
+                if verdict.reason not in _UNKNOWN:
+                    raise
+                self._rename(pchannel, sending, run, renamed, sent, verdict)
         hit("spool.sent")
         refused = [
             (message, answer)
@@ -279,6 +309,29 @@ class SpoolSender:
         for message, answer in refused:
             if self._on_rejected is not None:
                 self._on_rejected(message, answer)
+
+    def _delivered(self, pchannel: str, sending: Sending) -> None:
+        waiting = iter([sending])
+        self._lane_of(pchannel).deliver(lambda: next(waiting, None), pipelined=False, stamped=True, attempts=1)
+
+    def _rename(
+        self, pchannel: str, sending: Sending, run: Run, renamed: Renamed, sent: int, verdict: AppendRejected
+    ) -> None:
+        """The chain knows nothing of what is open of `sending`: what was never sent (its frame is none before `sent`) goes out under
+        new names, the rest is answered with the verdict."""
+        first: dict[str, MutableMessage] = {}
+        for place in sending.open:
+            message, number = run[place]
+            if number < sent:
+                words = f"nobody knows whether it took effect before: the WAL does ({verdict})"
+                sending.answers[place] = AppendRejected(words, reason=verdict.reason)
+            else:
+                first.setdefault(message.vchannel, message)
+        if first:
+            _log.warning("%s: %s; what was never sent goes out as a new producer's", self.spool.folder, verdict)
+            renamed.begin(first.values(), self._lane_of(pchannel).tick)
+            for place in sending.open:
+                sending.messages[place] = renamed(run[place][0])
 
     # --- beside it --------------------------------------------------------------------------------------------------------
 
@@ -301,24 +354,24 @@ class SpoolSender:
         )
 
 
-def _by_producer(frames: Sequence[Frame]) -> Iterator[tuple[list[MutableMessage], int]]:
-    """The messages of frames, of one producer and epoch for a VChannel at a time, each time with the last frame's number.
+def _by_producer(frames: Sequence[Frame]) -> Iterator[Run]:
+    """The messages of frames, of one producer and epoch for a VChannel at a time.
 
     Of what one producer wrote in an epoch the chain takes nothing behind what it refuses for now (a term that is none). It does not know
     that what another wrote comes behind that: an entry with both would change their order.
     """
-    run: list[MutableMessage] = []
+    run: Run = []
     writers: dict[str, tuple[int, int]] = {}
-    for place, frame in enumerate(frames):
+    for frame in frames:
         messages = _decoded(frame)
         mine = {message.vchannel: (message.producer_id, message.epoch) for message in messages}
         if any(writers.get(name, writer) != writer for name, writer in mine.items()):
-            yield run, frames[place - 1].number
+            yield run
             run, writers = [], {}
-        run += messages
+        run += [(message, frame.number) for message in messages]
         writers |= mine
     if run:
-        yield run, frames[-1].number
+        yield run
 
 
 def _decoded(frame: Frame) -> list[MutableMessage]:
