@@ -11,6 +11,7 @@ from deltalake import Schema
 
 from millrace.base import errors
 from millrace.base.metrics import FAMILIES
+from millrace.runtime.apart.limits import ServiceBusy, TooMuchWork
 from millrace.runtime.child_processes import JobFailed
 from millrace.tables.collections.flush_tables import CHECKPOINT_COLUMNS, SEGMENT_COLUMNS
 from millrace.tables.wal.table import TABLE_SCHEMA
@@ -61,7 +62,7 @@ def test_every_error_is_there_with_its_code_and_whether_a_retry_helps() -> None:
     roots = {errors.MillraceError.code, errors.LogError.code}  # never raised themselves
     rows = {code: retriable for code, retriable, _ in table(OPERATING, "Errors")}
     assert rows.keys() == error_codes() - roots
-    classes = [kind for kind in vars(errors).values() if isinstance(kind, type)] + [JobFailed]
+    classes = [kind for kind in vars(errors).values() if isinstance(kind, type)] + [JobFailed, ServiceBusy, TooMuchWork]
     for kind in classes:
         if issubclass(kind, errors.MillraceError) and kind.code not in roots:
             assert rows[kind.code] == ("yes" if kind.retriable else "no"), kind.code

@@ -487,21 +487,6 @@ class ServiceUnavailable(MillraceError):
     retriable = True
 
 
-class TooMuchWork(MillraceError):
-    """What somebody's steps do with a document, or to be checked, has no end within the bounds of a service; it was ended, and nothing else was
-    touched. ``limit`` says which bound: ``time``, ``memory``, ``depth``, ``answer``. Make the step, or the document, smaller."""
-
-    def __init__(self, message: str, *, limit: str) -> None:
-        super().__init__(message)
-        self.limit = limit
-
-
-class ServiceBusy(MillraceError):
-    """The service does as much of this kind at once as it does at all: nothing was done. Try again."""
-
-    retriable = True
-
-
 class QuotaExceeded(MillraceError):
     """An account's pipelines would take more than its quota allows: nothing was made. Ask whoever runs the deployment."""
 

@@ -13,6 +13,7 @@ from millrace.base.data_folder import private
 from millrace.base.errors import MillraceError
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
+from millrace.pipelines.worker.supervision import read_end
 from millrace.pipelines.worker.supervisor import supervise
 
 
@@ -25,13 +26,16 @@ def main() -> int:
     options = parser.parse_args()
     private()
     try:
-        code = supervise(Settings.load(), options.file, config=options.config)
+        settings = Settings.load()
+        code = supervise(settings, options.file, config=options.config)
     except MillraceError as error:
         told = {"code": error.code, "message": str(error)[:2000], "retriable": error.retriable}
         replace_json(options.result, {"ok": False, "error": told})
         return 1
     if code:
-        told = {"code": "WORKER_ENDED", "message": f"the worker ended with {code} again and again", "retriable": True}
+        cause = read_end(settings, options.file.parent.name).cause
+        words = f"the worker ended again and again; the last one: {cause}"
+        told = {"code": "WORKER_ENDED", "message": words[:2000], "retriable": True}
         replace_json(options.result, {"ok": False, "error": told})
     else:
         replace_json(options.result, {"ok": True, "stopped": True, "report": {}})

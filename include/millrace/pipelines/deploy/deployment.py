@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from millrace.base.errors import RunNotFound
 from millrace.base.files import replace_json
@@ -13,9 +14,13 @@ from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.status import PipelineStatus, State, declaration_path, pipeline_folder
 from millrace.pipelines.worker.positions import forget_positions
-from millrace.pipelines.worker.supervision import read_status, want
+from millrace.pipelines.worker.supervision import End, last_pulse, read_end, read_status, want
+from millrace.pipelines.worker.supervisor import SILENT_SECONDS
 from millrace.runtime.launch.command import module_job
 from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
+
+QUIET_SECONDS: Final = 10.0
+"""A worker that has not spoken for so long is shown so; it speaks once a second."""
 
 
 def run_id(pipeline: str) -> str:
@@ -86,10 +91,26 @@ class Deployment:
             return said.resting()
         if run.active:
             fresh = said.at >= run.started_at
-            return said if fresh else PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)
+            said = said if fresh else PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)
+            return self._as_watched(said, run.started_at)
         if run.error is not None:
             return said.resting(State.FAILED, str(run.error))
         return said.resting()
+
+    def _as_watched(self, said: PipelineStatus, begun: float) -> PipelineStatus:
+        """With what its supervisor, that began at `begun`, knows besides: how its worker ended, and that it does not speak."""
+        end = read_end(self._settings, said.pipeline)
+        if end.at < begun:
+            end = End()
+        told = said.model_copy(update={"restarts": end.ends, "last_end": end.cause})
+        if end.at > said.at:  # the next one has not spoken yet
+            return told.resting(State.FAILED, f"its worker is started again: {end.cause}")
+        spoke = last_pulse(self._settings, said.pipeline)
+        silent = time.time() - spoke
+        if spoke >= begun and silent > QUIET_SECONDS:
+            words = f"its worker has not spoken for {silent:.0f} s: behind {SILENT_SECONDS:.0f} s it is ended and started again"
+            return told.model_copy(update={"state": State.FAILED, "cause": words})
+        return told
 
     def remove(self, pipeline: str) -> None:
         """Stop its worker, and take away its folder and where its tasks stand. Raises CommitFenced, TableUnavailable."""

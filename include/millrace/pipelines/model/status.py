@@ -3,6 +3,8 @@
     <data>/pipelines/<id>/pipeline.json   the declaration that a worker runs, with its secrets, for its owner alone
     <data>/pipelines/<id>/status.json     what its worker says, replaced whole
     <data>/pipelines/<id>/metrics.prom    its worker's metrics, replaced whole
+    <data>/pipelines/<id>/pulse           touched by its worker while it is alive (worker/supervisor.py)
+    <data>/pipelines/<id>/ends.json       how its worker ended last, by its supervisor
 
 A task is a partition of a topic (``flights-0``), or a VChannel of a collection.
 """
@@ -78,6 +80,8 @@ class PipelineStatus(BaseModel):
     cpu_percent: float = 0.0
     memory_bytes: int = 0
     declaration: str = Field(default="", description="digest of the declaration that the worker runs")
+    restarts: int = Field(default=0, description="of its worker by its supervisor, since that one began")
+    last_end: str = Field(default="", description="how its worker ended before the last of them, in words")
 
     def resting(self, state: State = State.STOPPED, cause: str = "") -> Self:
         """The same where no worker stands behind it any more: counts and positions stay, what only a process has does not."""
@@ -114,6 +118,15 @@ def metrics_path(settings: Settings, pipeline: str) -> Path:
     from millrace.base.metrics import METRICS_SUFFIX  # with it comes NumPy, which a DAG file has no use for
 
     return pipeline_folder(settings, pipeline) / f"metrics{METRICS_SUFFIX}"
+
+
+def pulse_path(settings: Settings, pipeline: str) -> Path:
+    return pipeline_folder(settings, pipeline) / "pulse"
+
+
+def ends_path(settings: Settings, pipeline: str) -> Path:
+    """``{"at": seconds since 1970, "ends": int, "cause": str}``, replaced whole with each end that was no stop."""
+    return pipeline_folder(settings, pipeline) / "ends.json"
 
 
 def commands_path(settings: Settings, pipeline: str) -> Path:

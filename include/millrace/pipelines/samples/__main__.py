@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from millrace.base.errors import TooMuchWork
 from millrace.pipelines.model.part import Problem, problems_of
 from millrace.pipelines.model.steps import AnyStep, Lookup
 from millrace.pipelines.records import Record
 from millrace.pipelines.transform.transform import Rules, Transform
 from millrace.runtime.apart.answering import Talk, answer
+from millrace.runtime.apart.limits import TooMuchWork
 
 SHOWN_BYTES: Final = 8 << 20
 """Of all documents behind all steps that one dry run shows."""
@@ -21,9 +21,12 @@ _STEP: Final[TypeAdapter[Any]] = TypeAdapter(AnyStep)
 
 
 def handle(question: Any, talk: Talk) -> Any:
-    """``("check", steps)``: the problems of steps, by their place in a declaration. ``("show", rules, records)``: a sample for each record."""
+    """``("check", steps)``: the problems of steps, by their place in a declaration. ``("show", rules, records)``: a sample for each record. ``("run", rules,
+    records)``: nothing, when it is done."""
     if question[0] == "check":
         return _check(question[1], talk)
+    if question[0] == "run":
+        return _run(question[1], question[2], talk)
     return _show(question[1], question[2], talk)
 
 
@@ -54,6 +57,12 @@ class _Asked:
             raise ValueError(told["error"])
         found: Mapping[str, Any] | None = told["row"]
         return found
+
+
+def _run(rules: Rules, records: list[Record], talk: Talk) -> None:
+    transform = Transform(rules, open_rows=lambda step: _Asked(step, talk))
+    for record in records:
+        transform.show(record, keep=lambda document: document, at=talk.at)
 
 
 def _show(rules: Rules, records: list[Record], talk: Talk) -> list[dict[str, Any]]:

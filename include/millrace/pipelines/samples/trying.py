@@ -15,6 +15,8 @@ from millrace.pipelines.transform.operators import Rows
 from millrace.pipelines.transform.transform import Rules
 from millrace.runtime.apart.asking import Apart
 
+TRYING: Final = "millrace.pipelines.samples"
+"""The process apart."""
 COMPILED: Final = frozenset({"filter", "compute", "json_schema"})
 """Steps whose writer's own text is compiled."""
 
@@ -23,7 +25,7 @@ class Trying(Closing):
     """Steps tried apart. Each call ends within the bounds of :mod:`millrace.runtime.apart`. Thread-safe."""
 
     def __init__(self, apart: Apart | None = None) -> None:
-        self._apart = apart or Apart("millrace.pipelines.samples")
+        self._apart = apart or Apart(TRYING)
 
     def problems(self, steps: Any) -> list[Problem]:
         """What is wrong with a declaration's `steps`, those that are compiled. Raises TooMuchWork, ServiceBusy."""
@@ -41,18 +43,27 @@ class Trying(Closing):
         self, pipeline: Pipeline, records: Sequence[Record], open_rows: Callable[[Lookup], Rows]
     ) -> list[dict[str, Any]]:
         """What each step makes of each record (:class:`millrace.pipelines.transform.transform.Sample`), as JSON. Raises TooMuchWork, ServiceBusy."""
-        rows: dict[str, Rows] = {}
-
-        def reply(asked: Any) -> dict[str, Any]:
-            step, key = Lookup.model_validate(asked[0]), str(asked[1])
-            try:
-                row = rows.setdefault(step.model_dump_json(), open_rows(step)).get(key)
-            except MillraceError as error:
-                return {"error": str(error)}
-            return {"row": None if row is None else dict(row)}
-
-        found: list[dict[str, Any]] = self._apart.ask(("show", Rules.of(pipeline), list(records)), reply)
+        found: list[dict[str, Any]] = self._apart.ask(("show", Rules.of(pipeline), list(records)), _told_of(open_rows))
         return found
+
+    def run(self, pipeline: Pipeline, record: Record, open_rows: Callable[[Lookup], Rows]) -> None:
+        """Have the steps do what they do with `record`, for nothing but to see it end. Raises TooMuchWork, whose `where` is the step."""
+        self._apart.ask(("run", Rules.of(pipeline), [record]), _told_of(open_rows))
 
     def close(self) -> None:
         self._apart.close()
+
+
+def _told_of(open_rows: Callable[[Lookup], Rows]) -> Callable[[Any], dict[str, Any]]:
+    """What the process apart is told of a lookup's rows."""
+    rows: dict[str, Rows] = {}
+
+    def reply(asked: Any) -> dict[str, Any]:
+        step, key = Lookup.model_validate(asked[0]), str(asked[1])
+        try:
+            row = rows.setdefault(step.model_dump_json(), open_rows(step)).get(key)
+        except MillraceError as error:
+            return {"error": str(error)}
+        return {"row": None if row is None else dict(row)}
+
+    return reply

@@ -9,16 +9,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from millrace.base.errors import MillraceError, TooMuchWork
+from millrace.base.errors import MillraceError
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.steps import Lookup, Step
 from millrace.pipelines.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record
 from millrace.pipelines.transform.operators import MAX_DOCUMENT_BYTES, Context, Open, Rows, compile_step
 from millrace.pipelines.transform.places import Document, Refused
+from millrace.runtime.apart.limits import TooMuchWork
 
 
 @dataclass(slots=True)
@@ -73,6 +74,13 @@ class Rules(NamedTuple):
         return cls(pipeline.steps, ids, versions, pipeline.sink.tombstones)
 
 
+class Hand(Protocol):
+    """Is told which record is worked on."""
+
+    def take(self, offset: int, /) -> None: ...
+    def leave(self) -> None: ...
+
+
 class Transform:
     """A pipeline's steps, compiled. Not thread-safe; one for each task."""
 
@@ -85,51 +93,58 @@ class Transform:
         self._encode = msgspec.json.Encoder().encode
         self._context = Context()
 
-    def run(self, records: Sequence[Record]) -> Transformed:
-        """Every record's outcome. Raises nothing of a document's own: that is its failure; a MillraceError where a lookup's collection
+    def run(self, records: Sequence[Record], hand: Hand | None = None) -> Transformed:
+        """Every record's outcome; `hand` is told of each that comes to the steps. Raises nothing of a document's own: that is its failure; a MillraceError where a lookup's collection
         cannot be read, which is no document's fault."""
         done = Transformed()
         actions, failures = done.actions, done.failures
         decode, encode, context, operators = self._decode, self._encode, self._context, self._operators
         by_position, versions = self._ids == "position", self._versions
-        for record in records:
-            stage, step = VALUE_CONVERTER, "json"
-            try:
-                value = record.value
-                if value is None:
-                    actions.append(self._tombstone(record))
-                    continue
-                if len(value) > MAX_DOCUMENT_BYTES:
-                    raise Refused("TOO_LARGE", f"{len(value)} bytes; at most {MAX_DOCUMENT_BYTES} are taken")
-                document = decode(value)
-                if type(document) is not dict:
-                    raise Refused("NO_OBJECT", f"a document is an object, and this is a {_told(document)}")
-                stage = TRANSFORMATION
-                context.record, context.id = record, None
-                for step, apply in operators:  # noqa: B007 - named where one of them refuses
-                    if not apply(document, context):
-                        done.filtered += 1
-                        break
-                else:
-                    step = "id"
-                    found = record.position if by_position else self._id(record, context)
-                    body = encode(document)
-                    if len(body) > MAX_DOCUMENT_BYTES:
-                        raise Refused("TOO_LARGE", f"the document grew to {len(body)} bytes")
-                    actions.append(Action(record, found, body, record.offset if versions else None))
-            except _Ignored:
-                done.filtered += 1
-            except Refused as error:
-                failures.append(Failure(record, stage, step, error.kind, str(error)))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                failures.append(Failure(record, stage, step, "NO_JSON", f"no JSON: {str(error)[:300]}"))
-            except RecursionError:
-                failures.append(Failure(record, stage, step, "TOO_DEEP", "it is nested too deep"))
-            except MillraceError:
-                raise
-            except Exception as error:
-                # One document's trouble, whatever it is, is not the others': it is recorded as what it is.
-                failures.append(Failure(record, stage, step, type(error).__name__, str(error)[:300]))
+        take = None if hand is None else hand.take
+        try:
+            for record in records:
+                stage, step = VALUE_CONVERTER, "json"
+                try:
+                    value = record.value
+                    if value is None:
+                        actions.append(self._tombstone(record))
+                        continue
+                    if len(value) > MAX_DOCUMENT_BYTES:
+                        raise Refused("TOO_LARGE", f"{len(value)} bytes; at most {MAX_DOCUMENT_BYTES} are taken")
+                    document = decode(value)
+                    if type(document) is not dict:
+                        raise Refused("NO_OBJECT", f"a document is an object, and this is a {_told(document)}")
+                    stage = TRANSFORMATION
+                    context.record, context.id = record, None
+                    if take is not None:
+                        take(record.offset)
+                    for step, apply in operators:  # noqa: B007 - named where one of them refuses
+                        if not apply(document, context):
+                            done.filtered += 1
+                            break
+                    else:
+                        step = "id"
+                        found = record.position if by_position else self._id(record, context)
+                        body = encode(document)
+                        if len(body) > MAX_DOCUMENT_BYTES:
+                            raise Refused("TOO_LARGE", f"the document grew to {len(body)} bytes")
+                        actions.append(Action(record, found, body, record.offset if versions else None))
+                except _Ignored:
+                    done.filtered += 1
+                except Refused as error:
+                    failures.append(Failure(record, stage, step, error.kind, str(error)))
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    failures.append(Failure(record, stage, step, "NO_JSON", f"no JSON: {str(error)[:300]}"))
+                except RecursionError:
+                    failures.append(Failure(record, stage, step, "TOO_DEEP", "it is nested too deep"))
+                except MillraceError:
+                    raise
+                except Exception as error:
+                    # One document's trouble, whatever it is, is not the others': it is recorded as what it is.
+                    failures.append(Failure(record, stage, step, type(error).__name__, str(error)[:300]))
+        finally:
+            if hand is not None:
+                hand.leave()
         return done
 
     def show(
@@ -166,6 +181,9 @@ class Transform:
             return Sample(tuple(shown), "ignored")
         except (TooMuchWork, MemoryError):
             raise
+        except msgspec.DecodeError as error:
+            reason = f"no JSON: {str(error)[:300]}"
+            return Sample((Shown(step, "error", None, reason),), "error", reason=reason)
         except (Exception, RecursionError) as error:
             shown.append(Shown(step, "error", None, str(error)[:300]))
             return Sample(tuple(shown), "error", reason=str(error)[:300])

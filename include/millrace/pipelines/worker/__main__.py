@@ -15,7 +15,7 @@ from millrace.base.errors import MillraceError
 from millrace.base.metrics import Metrics, MetricsServer
 from millrace.base.settings import Settings
 from millrace.pipelines.model.configuration import Configuration
-from millrace.pipelines.model.status import pipeline_folder
+from millrace.pipelines.model.status import pipeline_folder, pulse_path
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.definition import PipelineRun
 from millrace.pipelines.worker.host import run
@@ -40,10 +40,11 @@ def main() -> int:
     server = None
     try:
         settings = Settings.load()
-        if options.supervisor is not None:
-            SupervisorWatch(options.supervisor, stop, patience=settings.stop_deadline).start()
         configuration = Configuration.load(options.config) if options.config is not None else Configuration()
         pipeline = read_pipeline(options.file, configuration)
+        if options.supervisor is not None:
+            pulse = pulse_path(settings, pipeline.id)
+            SupervisorWatch(options.supervisor, stop, patience=settings.stop_deadline, pulse=pulse).start()
         begin_log(pipeline_folder(settings, pipeline.id), configuration.log, pipeline=pipeline.id, run=new_run())
         hold_to(pipeline.resources)
         server = _served(metrics, settings.metrics_port) if settings.metrics_port else None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from millrace.base.files import replace_file
 from millrace.base.metrics import Metrics
 from millrace.node.range.history import History
 from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
+from millrace.pipelines.worker.in_hand import late
 from millrace.pipelines.worker.limits import over_memory, taken_by
 from millrace.pipelines.worker.positions import positions_of
 from millrace.pipelines.worker.supervision import Health, Supervision, read_wanted
@@ -26,6 +29,8 @@ from millrace.runtime.periodic import Periodic
 
 if TYPE_CHECKING:
     from millrace.pipelines.worker.definition import PipelineRun
+
+_logger: Final = logging.getLogger(__name__)
 
 SECONDS: Final = 1.0
 _LATELY: Final = 2_000
@@ -78,11 +83,21 @@ class Beat(Periodic):
         self.take()
         self._look()
         taken = self._taken
+        if self._below:
+            self._end_late()
         self.over = over_memory(self._definition.pipeline.resources, taken.memory_bytes - taken.jvm_bytes)
         try:
             self._ends = self._topics.ends()
         finally:
             self.say()
+
+    def _end_late(self) -> None:
+        """A process of Spark's that has one record in hand for ever lets none of its own threads run; this one has no supervisor."""
+        below = {each.pid for each in self._process.children(recursive=True)}
+        held = late(self._definition.settings, self._definition.pipeline.id, below)
+        if held is not None:
+            _logger.error("%s", held)
+            os.kill(held.pid, signal.SIGKILL)
 
     def _look(self) -> None:
         taken, now = taken_by(self._process, below=self._below), time.monotonic()

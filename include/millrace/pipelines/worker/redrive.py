@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from confluent_kafka import Consumer, TopicPartition
@@ -24,8 +25,10 @@ from millrace.pipelines.sinks.sink import sink_of
 from millrace.pipelines.transform.transform import Transform
 from millrace.pipelines.worker.error_topic import error_source, origin_of
 from millrace.pipelines.worker.lookups import CollectionRows
-from millrace.pipelines.worker.selection import EVERYTHING, Selection
+from millrace.pipelines.worker.selection import EVERYTHING, Selection, kind_of
 from millrace.pipelines.worker.topics import Reader, Topics, consumer_of, task_of
+from millrace.pipelines.worker.tried import tried
+from millrace.runtime.apart.limits import TooMuchWork
 
 _ITEMS: Final = 5_000
 _BYTES: Final = 16 << 20
@@ -85,7 +88,8 @@ def redrive(
     source = error_source(pipeline)
     group = f"{pipeline.group}-redrive"
     topics = Topics(source, group)
-    transform = Transform(pipeline, open_rows=lambda lookup: CollectionRows(settings, lookup))
+    open_rows = partial(CollectionRows, settings)
+    transform = Transform(pipeline, open_rows=open_rows)
     sink = sink_of(pipeline, settings)
     seen: _Origins = OrderedDict()
     try:
@@ -103,7 +107,11 @@ def redrive(
             try:
                 while progress.places[task] < end and not stopped:
                     records, place = reader.read(progress.places[task], end, items=_ITEMS, size=_BYTES, seconds=1.0)
-                    chosen = _chosen(records, selection, counts, seen)
+                    chosen, feared = _chosen(records, selection, counts, seen)
+                    if feared and not dry_run:
+                        left, failures = tried(pipeline, feared, open_rows)
+                        counts["failed_again"] += len(failures)
+                        chosen = _by_place([*chosen, *left])
                     if chosen and not dry_run:
                         made = transform.run(chosen)
                         written = sink.write(made.actions)
@@ -135,8 +143,12 @@ def _begin(topics: Topics, selection: Selection, *, again: bool) -> Progress:
     return progress
 
 
-def _chosen(records: list[Record], selection: Selection, counts: dict[str, int], seen: _Origins) -> list[Record]:
-    chosen = []
+def _chosen(
+    records: list[Record], selection: Selection, counts: dict[str, int], seen: _Origins
+) -> tuple[list[Record], list[Record]]:
+    """What is to be redriven, by place, and apart from that those that were too much work for a worker."""
+    chosen: list[Record] = []
+    feared: list[Record] = []
     for record in records:
         counts["looked_at"] += 1
         origin = origin_of(record)
@@ -153,9 +165,13 @@ def _chosen(records: list[Record], selection: Selection, counts: dict[str, int],
         seen[place] = None
         if len(seen) > _REMEMBERED:
             seen.popitem(last=False)
-        chosen.append(origin)
-    # By place: of one key the older first, as they came.
-    return sorted(chosen, key=lambda each: (each.topic, each.partition, each.offset))
+        (feared if kind_of(record) == TooMuchWork.code else chosen).append(origin)
+    return _by_place(chosen), feared
+
+
+def _by_place(records: list[Record]) -> list[Record]:
+    """Of one key the older first, as they came."""
+    return sorted(records, key=lambda each: (each.topic, each.partition, each.offset))
 
 
 def _keep(consumer: Consumer, place: TopicPartition) -> None:

@@ -89,7 +89,7 @@ class Selection:
         told = dict(record.headers)
         return (
             (not self.step or told.get(f"{PREFIX}class.name") == self.step.encode())
-            and (not self.kind or told.get(f"{PREFIX}exception.class.name") == self.kind.encode())
+            and (not self.kind or kind_of(record) == self.kind)
             and (
                 not self.reason
                 or self.reason.lower()
@@ -103,6 +103,11 @@ class Selection:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         return cls(**{**value, "ids": tuple(value.get("ids", ()))})
+
+
+def kind_of(record: Record) -> str:
+    """What a record of the topic failed of."""
+    return (dict(record.headers).get(f"{PREFIX}exception.class.name") or b"").decode(errors="replace")
 
 
 EVERYTHING: Final = Selection()

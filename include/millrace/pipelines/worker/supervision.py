@@ -16,7 +16,15 @@ from millrace.base.files import replace_json
 from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
-from millrace.pipelines.model.status import PipelineStatus, State, commands_path, pipeline_folder, status_path
+from millrace.pipelines.model.status import (
+    PipelineStatus,
+    State,
+    commands_path,
+    ends_path,
+    pipeline_folder,
+    pulse_path,
+    status_path,
+)
 
 FILE: Final = "tasks.json"
 _WORDS: Final = 2000
@@ -157,3 +165,31 @@ def read_status(settings: Settings, pipeline: str) -> PipelineStatus:
         return PipelineStatus.model_validate_json(status_path(settings, pipeline).read_bytes())
     except (FileNotFoundError, ValueError):
         return PipelineStatus(pipeline=pipeline, state=State.UNASSIGNED)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a worker ended that was not to."""
+
+    at: float = 0.0
+    """Seconds since 1970."""
+    ends: int = 0
+    """So many have, since their supervisor began."""
+    cause: str = ""
+
+
+def read_end(settings: Settings, pipeline: str) -> End:
+    """The newest; one of nothing where there was none."""
+    try:
+        value: Any = json.loads(ends_path(settings, pipeline).read_text(encoding="utf-8"))
+        return End(float(value["at"]), int(value["ends"]), str(value["cause"]))
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return End()
+
+
+def last_pulse(settings: Settings, pipeline: str) -> float:
+    """When the worker of `pipeline` spoke last, seconds since 1970; 0 where none has."""
+    try:
+        return pulse_path(settings, pipeline).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -18,13 +18,16 @@ from millrace.node.range.failure import Failure as RangeFailure
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.records import Action, Failure, Record
+from millrace.pipelines.samples.trying import COMPILED
 from millrace.pipelines.sinks.sink import Sink, Written, sink_of
 from millrace.pipelines.transform.operators import Open
 from millrace.pipelines.transform.transform import Transform, Transformed
 from millrace.pipelines.worker.error_topic import ErrorTopic
+from millrace.pipelines.worker.in_hand import InHand
 from millrace.pipelines.worker.positions import Position
 from millrace.pipelines.worker.rows import RowsReader
 from millrace.pipelines.worker.topics import Reader, task_of
+from millrace.pipelines.worker.tried import tried
 
 BULKS: Final = 4
 """Flush limits' worth of records in one range at most, so that all lanes of a sink have work."""
@@ -93,6 +96,7 @@ class Task:
 
     def __init__(self, settings: Settings, pipeline: Pipeline, topic: str, partition: int, *, open_rows: Open) -> None:
         source = pipeline.source
+        self._open_rows = open_rows
         self._pipeline = pipeline
         self._name = task_of(topic, partition)
         self._transform = Transform(pipeline, open_rows=open_rows)
@@ -101,6 +105,8 @@ class Task:
             if isinstance(source, KafkaSource)
             else RowsReader(settings, source)
         )
+        may_last = any(step.kind in COMPILED for step in pipeline.steps)
+        self._hand = InHand(settings, pipeline.id, self._name) if may_last else None
         self._sink: Sink = sink_of(pipeline, settings)
         self._opened = False
         self._errors: ErrorTopic | None = None
@@ -162,8 +168,17 @@ class Task:
         )
 
     def process_json(self, records: Sequence[Record]) -> Transformed:
-        """Each record's outcome by the steps."""
-        return self._transform.run(records)
+        """Each record's outcome by the steps; of one at which a worker ended, by a process apart."""
+        hand = self._hand
+        if hand is None:
+            return self._transform.run(records)
+        suspects = [each for each in records if each.offset == hand.suspect]
+        failures = tried(self._pipeline, suspects, self._open_rows)[1] if suspects else []
+        failed = {id(each.record) for each in failures}
+        left = [each for each in records if id(each) not in failed] if failed else records
+        done = self._transform.run(left, hand)
+        done.failures += failures
+        return done
 
     def execute(self, actions: Sequence[Action]) -> Written:
         """Do `actions` in the sink; all are acknowledged or failures when this returns."""
@@ -180,7 +195,7 @@ class Task:
 
     def stop(self) -> None:
         """Let go of everything. Idempotent."""
-        for each in (self._reader, self._sink, self._errors):
+        for each in (self._reader, self._sink, self._errors, self._hand):
             if each is not None:
                 with suppress(MillraceError, OSError, RuntimeError):
                     each.close()

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from millrace.base.errors import TooMuchWork
 from millrace.runtime.apart.frames import HEAD, WHERE_BYTES, Kind
+from millrace.runtime.apart.limits import TooMuchWork
 
 IDLE_SECONDS: Final = 60.0
 _GRACE_SECONDS: Final = 2

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from millrace.base.closing import Closing
 from millrace.base.deadline import Deadline
-from millrace.base.errors import ServiceBusy, TooMuchWork
 from millrace.base.package import ROOT
 from millrace.runtime.apart.frames import HEAD, WHERE_BYTES, Kind
+from millrace.runtime.apart.limits import ServiceBusy, TooMuchWork
 
 SECONDS: Final = 5.0
 """That one question may take."""
@@ -67,7 +67,7 @@ class Apart(Closing):
                     child.end()
                     if used:  # it had not been asked anything for long
                         continue
-                    raise RuntimeError(f"{self._module} ends before it is asked anything") from None
+                    raise ServiceBusy(f"{self._module} ends before it answers") from None
                 except BaseException:
                     child.end()
                     raise
@@ -224,8 +224,8 @@ class _Child:
             return self._over("memory", f"it needs more than {MEMORY_MIB} MiB of memory")
         if code in (-signal.SIGSEGV, -signal.SIGBUS):
             return self._over("depth", "it goes too deep")
-        return RuntimeError(f"a process apart ended with {code}")
+        return self._over("crash", f"it ends its process ({code})")
 
     def _over(self, limit: str, words: str) -> TooMuchWork:
         where = os.pread(self._where, WHERE_BYTES, 0).decode(errors="replace").strip()
-        return TooMuchWork(f"{where}: {words}" if where else words, limit=limit)
+        return TooMuchWork(f"{where}: {words}" if where else words, limit=limit, where=where)

@@ -62,7 +62,7 @@
         if (places[0]) {
           places[0].append(make("em", { className: "wrong" }, inner + each.message));
           places[0].querySelector("input, select, textarea").setAttribute("aria-invalid", "true");
-        } else problems.append(make("li", {}, `${each.field || "The declaration"}: ${each.message}`));
+        } else problems.append(make("li", {}, each.field ? `${each.field}: ${each.message}` : each.message));
       }
       problems.hidden = problems.childElementCount === 0;
       (form.querySelector("[aria-invalid]") || (problems.hidden ? null : problems))?.scrollIntoView({ block: "center" });

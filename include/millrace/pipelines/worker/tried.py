@@ -1,0 +1,27 @@
+"""Records that a worker has reason to fear, tried by a process apart before it takes them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.records import TRANSFORMATION, Failure, Record
+from millrace.pipelines.samples.trying import TRYING, Trying
+from millrace.pipelines.transform.operators import Open
+from millrace.pipelines.worker.in_hand import LATE_SECONDS
+from millrace.runtime.apart.asking import Apart
+from millrace.runtime.apart.limits import TooMuchWork
+
+
+def tried(pipeline: Pipeline, records: Sequence[Record], open_rows: Open) -> tuple[list[Record], list[Failure]]:
+    """Those that may be taken, and those whose work has no end in half the time for which a worker waits, or ends its process."""
+    left, failures = [], []
+    with Trying(Apart(TRYING, seconds=LATE_SECONDS / 2, at_once=1)) as trying:
+        for record in records:
+            try:
+                trying.run(pipeline, record, open_rows)
+            except TooMuchWork as error:
+                failures.append(Failure(record, TRANSFORMATION, error.where, error.code, str(error)))
+            else:
+                left.append(record)
+    return left, failures
