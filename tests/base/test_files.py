@@ -5,12 +5,25 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from millrace.access.grants import Grant, Role
+from millrace.access.token_file import TokenFile
+from millrace.base.data_folder import claim
 from millrace.base.files import replace_file, replace_json
+from millrace.client.consume.positions import FilePositions
+from millrace.coord.database import Database
+from millrace.log.generations.listing import GenerationFile
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.meta.sql import SqlStore
+from millrace.operations.backfill.importing import _State
+from millrace.operations.backup.manifest import Manifest
+from tests.client.medium import Medium
 
 
 def test_a_file_is_made_with_its_folders_and_replaced(tmp_path: Path) -> None:
@@ -70,3 +83,61 @@ def test_writers_beside_each_other_never_mix(tmp_path: Path) -> None:
             done.result(timeout=60)
             assert path.read_bytes() in values
     assert [each.name for each in tmp_path.iterdir()] == ["state"]
+
+
+def durable_folders(medium: Medium, root: Path) -> set[str]:
+    """Those below `root` that a power loss leaves."""
+    found = set()
+    for path in root.rglob("*"):
+        above = [path, *(each for each in path.parents if root in each.parents)]
+        if path.is_dir() and all(each.name in medium.folders.get(each.parent.stat().st_ino, {}) for each in above):
+            found.add(str(path.relative_to(root)))
+    return found
+
+
+def _tokens(data: Path) -> None:
+    TokenFile(data).add("shop", (Grant(Role.PRODUCE, ("users",)),))
+
+
+def _log(data: Path) -> None:
+    with RocksMQ(data / "log") as log:
+        log.create("p")
+
+
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "claim": claim,
+    "log": _log,
+    "generations": lambda data: GenerationFile(data / "log", "rocksmq://").change(lambda list: list.with_first("p", 0)),
+    "coord": lambda data: Database(data / "coord" / "coord.db").close(),
+    "cluster": lambda data: SqlStore.in_file(data / "coord" / "cluster.db", time.monotonic).close(),
+    "consumers": lambda data: FilePositions(data / "run").close(),
+    "tokens": _tokens,
+    "replaced": lambda data: replace_json(data / "parked" / "p.json", {}, synced=True),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_who_makes_the_first_file_of_a_data_folder_makes_that_and_all_between_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: str
+) -> None:
+    medium = Medium(monkeypatch)
+    data = tmp_path / "home" / "data"
+    MAKERS[maker](data)
+    assert (tmp_path / "home").is_dir()
+    made = {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_dir() and each.name != "index"}
+    assert durable_folders(medium, tmp_path) >= made
+
+
+def test_a_file_has_its_name_only_once_its_bytes_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notes of a load, and the manifest of a backup: a power loss between name and bytes would leave an empty one."""
+    medium, named = Medium(monkeypatch), []
+    replace = Path.replace
+
+    def look(self: Path, target: Path) -> Path:
+        named.append((target.name, medium.files.get(self.stat().st_ino) == self.read_bytes()))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", look)
+    _State(tmp_path / "appended.json").keep()
+    Manifest("id", "", "", "", "", True, {}, {}, {}, {}).write(tmp_path)
+    assert named == [("appended.json", True), ("manifest.json", True)]

@@ -30,7 +30,7 @@ from millrace.access.grants import Caller, Grant, Principal, Role
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogBusy, MillraceError, TokenFileRefused
 from millrace.base.file_lock import held
-from millrace.base.files import replace_file
+from millrace.base.files import make_folder, replace_file
 
 FOLDER: Final = "access"
 FILE: Final = "tokens.json"
@@ -211,7 +211,7 @@ class TokenFile:
     @contextmanager
     def _changing(self) -> Iterator[list[Token]]:
         """What is in the file, which nobody else changes inside."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self.folder, 0o700)
         busy = LogBusy(f"another process changes {self.path}: try again")
         with held(self.folder / LOCK, deadline=Deadline.after(LOCK_SECONDS), busy=busy):
             for draft in self.folder.glob(f".{FILE}.*"):

@@ -67,8 +67,9 @@ def claim(folder: Path) -> None:
     Raises UnsafeDataFolder where others can write to it: what is in there may not be what we wrote.
     """
     from millrace.base.errors import UnsafeDataFolder  # not where `make clean-data` runs this
+    from millrace.base.files import make_folder
 
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder, 0o700)
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -27,12 +27,12 @@ def sync_data(file: int) -> None:
     os.fdatasync(file)
 
 
-def make_folder(folder: Path) -> None:
-    """Make `folder`, durable up to the first parent that was there: each new level is an entry of the level above."""
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make `folder`, durable up to the first parent that was there: each new level is an entry of the level above. `mode` is its own."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode, exist_ok=True)
     sync(folder.parent)
 
 
@@ -42,7 +42,7 @@ def replace_file(path: Path, data: bytes | str, *, synced: bool = False) -> None
     `synced`: it stands after a power loss too, as soon as this returns. Writers beside each other each write a whole file, and the
     last one stands. Raises OSError, with the old file as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
     try:
         draft.unlink(missing_ok=True)  # of a process that had this id and was killed

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 
 from millrace.base.closing import Closing
 from millrace.base.errors import CatalogBusy, MetaAmbiguous, MetaUnavailable
+from millrace.base.files import make_folder
 from millrace.base.sqlite_turns import held_is
 from millrace.catalog.records import look
 
@@ -96,7 +97,7 @@ class Database(Closing):
         opened, the copy can be read as it is; a transaction raises MetaUnavailable until it can. Raises what `shared.begin` does.
         """
         if isinstance(path, Path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
         self._open(sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False), shared)
         try:
             with self._typed():

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from millrace.base.closing import Closing
 from millrace.base.errors import LeaseNotFound
+from millrace.base.files import make_folder
 from millrace.meta.databases import mariadb, prepare, sqlite, transaction
 from millrace.meta.store import (
     KEPT_REVISIONS,
@@ -72,7 +73,7 @@ class SqlStore(Closing):
     @classmethod
     def in_file(cls, path: Path, monotonic: Callable[[], float], *, kept: int = KEPT_REVISIONS) -> SqlStore:
         """The embedded store in the SQLite file at `path`, which is made where it is not there."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         return cls(f"sqlite:///{path}", monotonic, kept=kept)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 from millrace.base.deadline import Deadline
 from millrace.base.errors import LogUnavailable
 from millrace.base.file_lock import held
-from millrace.base.files import replace_json
+from millrace.base.files import make_folder, replace_json
 from millrace.base.package import ROOT
 from millrace.base.process import look, this_process
 from millrace.rpc.launch import ServerLaunch
@@ -145,7 +145,7 @@ def locate(folder: Path, *, start: bool, deadline: Deadline, launch: ServerLaunc
         raise LogUnavailable(
             f"no log server runs for {folder}: start it with python -m millrace.log.server.main --data {folder}"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with held(folder / STARTING_FILE, deadline=deadline):
         record = read_record(folder)
         if record is not None and record.alive():

@@ -20,6 +20,7 @@ class FailingDisk(OsDisk):
 
     def __init__(self) -> None:
         self.fail: str | None = None
+        self.full = errno.ENOSPC
 
     def _maybe(self, kind: str, code: int = errno.EIO) -> None:
         if self.fail == kind:
@@ -38,7 +39,7 @@ class FailingDisk(OsDisk):
         super().sync(fd)
 
     def allocate(self, fd: int, size: int) -> None:
-        self._maybe("allocate", errno.ENOSPC)
+        self._maybe("allocate", self.full)
         super().allocate(fd, size)
 
     def sync_directory(self, path: Path) -> None:
@@ -124,9 +125,11 @@ def test_a_failure_while_rolling_into_a_new_file_loses_nothing(service: RocksMQ,
     assert read(log) == entries
 
 
+@pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
 def test_a_full_disk_refuses_the_append_and_the_log_goes_on_when_there_is_room(
-    service: RocksMQ, disk: FailingDisk
+    service: RocksMQ, disk: FailingDisk, full: int
 ) -> None:
+    disk.full = full
     log = service.open(CHANNEL)
     entries = append(log, [b"x" * 60_000])
     disk.fail = "allocate"

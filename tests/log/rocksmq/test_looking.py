@@ -52,6 +52,8 @@ def entries(service: LogService) -> list[Entry] | str:
 
 def test_a_look_shows_what_opening_shows_and_changes_nothing(tmp_path: Path) -> None:
     middle = filled(tmp_path / "log")
+    for name in ("spare-77", "segment.new"):  # of another size, and of a segment that was being made
+        (tmp_path / "log" / "channels" / "~p" / name).write_bytes(b"x")
     before = contents(tmp_path / "log")
     with look(tmp_path / "log") as looked:
         log = looked.open("p")

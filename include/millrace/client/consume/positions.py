@@ -21,6 +21,7 @@ from typing import Final, Protocol
 from urllib.parse import quote
 
 from millrace.base.errors import GroupBusy, InvalidSettings, PositionsBusy
+from millrace.base.files import make_folder
 from millrace.base.sqlite_turns import held_is
 
 FILE: Final = "consumers.db"
@@ -82,7 +83,7 @@ class FilePositions:
     def __init__(self, folder: Path) -> None:
         """Raises InvalidSettings where they lie in a meta store by now; PositionsBusy, here as in each call below, where another
         process holds the file for too long: nothing was done."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._folder = folder
         self._guard = threading.RLock()
         self._locks: dict[tuple[str, str], int] = {}

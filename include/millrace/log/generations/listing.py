@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, InvalidSettings, LogCorrupted, TombstoneRefused, UnsupportedVersion
 from millrace.base.file_lock import held
-from millrace.base.files import replace_file
+from millrace.base.files import make_folder, replace_file
 from millrace.base.log_backends import EMBEDDED
 from millrace.message.ids import EARLIEST, LogId
 from millrace.message.tombstones import MAX_TOMBSTONES, Standing, Tombstone
@@ -226,7 +226,7 @@ class GenerationFile:
 
     def change(self, make: Callable[[Generations], Generations], *, timeout: float = 10.0) -> Generations:
         """Replace the list by ``make(list)``, durably; nothing is written where that is the same. Raises LogBusy."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         with held(self.folder / LOCK, deadline=Deadline.after(timeout)):
             before = self.refresh()
             after = make(before)

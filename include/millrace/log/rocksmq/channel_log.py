@@ -9,9 +9,7 @@ A reader holds a segment pinned while it copies from it: truncation hands a file
 
 from __future__ import annotations
 
-import errno
 import os
-import sys
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
@@ -29,7 +27,7 @@ from millrace.log.rocksmq.disk import Buffer, Disk, unavailable_on_failure
 from millrace.log.rocksmq.group_commit import GroupCommit, NoRoom, NotNumbered, PendingAppend
 from millrace.log.rocksmq.id_allocator import IdAllocator
 from millrace.log.rocksmq.index import Pointer, PointerIndex
-from millrace.log.rocksmq.manifest import Manifest, keep_reserve
+from millrace.log.rocksmq.manifest import FULL, Manifest, keep_reserve
 from millrace.log.rocksmq.reader import Run, SegmentRange, empty_batch, read_run
 from millrace.log.rocksmq.recent import RecentBatches, run_of
 from millrace.log.rocksmq.record import frame
@@ -71,7 +69,8 @@ class ChannelLog:
             directory,
             disk,
             segment_bytes=settings.segment_bytes,
-            spare_files=settings.spare_files if look is None else sys.maxsize,
+            spare_files=settings.spare_files,
+            settle=look is None,
         )
         self._segments = recover(manifest, self._files, index, disk, settle=look is None)
         if look is None:
@@ -184,7 +183,7 @@ class ChannelLog:
         try:
             return self._files.make(number, size)
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if error.errno in FULL:
                 raise NoRoom(error.errno, f"no room for a new segment file ({error})") from error
             raise
 

@@ -88,7 +88,7 @@ class Manifest:
         try:
             self._store(directory, disk)
         except OSError as error:
-            if error.errno not in _FULL or not _give_up_reserve(directory):
+            if error.errno not in FULL or not _give_up_reserve(directory):
                 raise
             self._store(directory, disk)
 
@@ -106,7 +106,7 @@ class Manifest:
         return cls(**fields)
 
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _RESERVE: Final = "reserve"
 _RESERVE_BYTES: Final = 16 << 10
 

@@ -144,7 +144,10 @@ def proven_durable(fd: int, salt: int, offset: int) -> int:
 class SegmentFiles:
     """The segment files in one channel's directory, and its spares."""
 
-    def __init__(self, directory: Path, disk: Disk, *, segment_bytes: int, spare_files: int) -> None:
+    def __init__(
+        self, directory: Path, disk: Disk, *, segment_bytes: int, spare_files: int, settle: bool = True
+    ) -> None:
+        """Without `settle` no file is changed."""
         self._directory = directory
         self._disk = disk
         self._segment_bytes = segment_bytes
@@ -152,7 +155,8 @@ class SegmentFiles:
         self._spares = sorted(each for each in directory.iterdir() if _IS_SPARE.fullmatch(each.name))
         self._lock = threading.Lock()
         self._next_spare = 1 + max((int(path.name[len(_SPARE) :]) for path in self._spares), default=0)
-        self._trim()
+        if settle:
+            self._trim()
 
     @staticmethod
     def present(directory: Path) -> dict[int, Path]:

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from millrace.base.closing import Closing
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable
+from millrace.base.files import make_folder
 from millrace.log.handle import LogHandle
 from millrace.log.rocksmq.channel_log import ChannelLog
 from millrace.log.rocksmq.disk import Disk, OsDisk, unavailable_on_failure
@@ -97,7 +98,7 @@ class RocksMQ(Closing):
         self._channels = self._path / "channels"
         self._groups = self._path / "groups"
         for directory in (self._channels, self._groups):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
         self._index = PointerIndex(self._path / "index", lock_wait=self._settings.lock_wait)
         for directory in (self._path, self._path.parent):
             self._disk.sync_directory(directory)

@@ -23,7 +23,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.digests import sha256_of
 from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.base.failpoint import hit
-from millrace.base.files import replace_json, sync
+from millrace.base.files import replace_json
 from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
 from millrace.catalog.collection import pchannel_of
@@ -121,9 +121,8 @@ class _State:
 
     def keep(self) -> None:
         plans = {name: asdict(plan) for name, plan in self.plans.items()}
-        replace_json(self._path, {"plans": plans, "ticks": {str(each): tick for each, tick in self.ticks.items()}})
-        for path in (self._path, self._path.parent):
-            sync(path)
+        ticks = {str(each): tick for each, tick in self.ticks.items()}
+        replace_json(self._path, {"plans": plans, "ticks": ticks}, synced=True)
 
 
 class _Sender:

@@ -94,9 +94,7 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Write it into the backup's folder, durably; with this the backup is there."""
         body = asdict(self)
-        replace_json(folder / FILE, {"version": VERSION, "sha256": _digest(body), "body": body})
-        for path in (folder / FILE, folder, folder.parent):
-            sync(path)
+        replace_json(folder / FILE, {"version": VERSION, "sha256": _digest(body), "body": body}, synced=True)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
