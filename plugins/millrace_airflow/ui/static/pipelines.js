@@ -140,8 +140,9 @@
   function documents(text) {
     text = text.trim();
     if (text.startsWith("[")) return JSON.parse(text);
-    return text.split("\n").filter((line) => line.trim()).map((line, place) => {
-      try { return JSON.parse(line); } catch (error) { throw new Error(`Line ${place + 1} is no JSON: ${error.message.replace(/ \(line .*\)$/, "")}`); }
+    return text.split("\n").flatMap((line, place) => {
+      if (!line.trim()) return [];
+      try { return [JSON.parse(line)]; } catch (error) { throw new Error(`Line ${place + 1} is no JSON: ${error.message.replace(/ \(line .*\)$/, "")}`); }
     });
   }
 
@@ -149,6 +150,7 @@
     const told = form.querySelector("[role=alert]"), place = document.getElementById("steps");
     async function show(asked) {
       told.hidden = true;
+      place.replaceChildren(); // what is shown is of what was asked now
       try {
         const found = await call("PUT", `pipelines/${part(form.dataset.pipeline)}/dry-run`, asked());
         place.replaceChildren(...found.map((sample, number) => {
