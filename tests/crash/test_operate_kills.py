@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,18 @@ def in_sink(db: Deployment, folder: Path, topics: dict[str, Topic], name: str) -
     return counted(table_at(str(folder / f"{name}_sink")).dataset().to_table())
 
 
+def micro_batches(place: Path) -> list[pa.Table]:
+    """The rows of each micro-batch of the query at `place`, all files among them. One is of two files where the driver was killed when Spark had noted
+    the next file and no batch with it."""
+    logs = sorted((place / "offsets").glob("[0-9]*"), key=lambda each: int(each.name))
+    ends = [json.loads(each.read_text().splitlines()[-1])["logOffset"] for each in logs]
+    assert ends[-1] == BATCHES - 1
+    return [
+        pa.concat_tables([rows(number) for number in range(before + 1, end + 1)])
+        for before, end in pairwise([-1, *ends])
+    ]
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_operator_across_kills_of_driver_workers_and_log_server(
     db: Deployment, tmp_path: Path, seed: int
@@ -155,7 +168,7 @@ def test_every_operator_across_kills_of_driver_workers_and_log_server(
     db.settle()
     for name, operator in OPERATORS.items():
         run = Run(operator, SCHEMA, DELAY)
-        steps = [run.batch(rows(each)) for each in range(BATCHES)]
+        steps = [run.batch(each) for each in micro_batches(tmp_path / "checkpoints" / name)]
         assert sum(step.counts.late for step in steps) > 3
         stream = name_in(sink_folder(tmp_path / "checkpoints" / name), "keyed-stream.json")
         table = KeyedTable(str(tmp_path / name), operator, SCHEMA, placement=f"spark/{SHARDS}", stream=stream)
