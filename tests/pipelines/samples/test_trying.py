@@ -245,3 +245,9 @@ def test_it_ends_by_itself_when_who_asked_is_gone() -> None:
     body = pickle.dumps(("show", Rules.of(_pipeline(step)), _records(document)))
     child.communicate(HEAD.pack(Kind.QUESTION, len(body)) + body, timeout=120)  # and nothing behind it
     assert child.returncode == -signal.SIGXCPU
+
+
+@pytest.mark.parametrize(("levels", "outcome"), [(200, "index"), (201, "error")])
+def test_a_document_that_no_answer_can_hold_is_said_to_be_too_deep(trying: Trying, levels: int, outcome: str) -> None:
+    (found,) = trying.show(_pipeline({"kind": "drop", "fields": ["z"]}), _records(_deep(levels - 1)), _no_rows)
+    assert (found["outcome"], "too deep to be shown" in found["reason"]) == (outcome, outcome == "error")

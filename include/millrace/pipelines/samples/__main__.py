@@ -17,6 +17,8 @@ from millrace.runtime.apart.limits import TooMuchWork
 
 SHOWN_BYTES: Final = 8 << 20
 """Of all documents behind all steps that one dry run shows."""
+SHOWN_LEVELS: Final = 200
+"""Of a document; whoever writes the answer down takes no more than 255."""
 _STEP: Final[TypeAdapter[Any]] = TypeAdapter(AnyStep)
 
 
@@ -70,6 +72,8 @@ def _show(rules: Rules, records: list[Record], talk: Talk) -> list[dict[str, Any
 
     def keep(document: dict[str, Any]) -> Any:
         nonlocal left
+        if _depth(document) > SHOWN_LEVELS:
+            raise ValueError(f"it is nested deeper than {SHOWN_LEVELS} levels: too deep to be shown")
         text = json.dumps(document)
         left -= len(text)
         if left < 0:
@@ -89,6 +93,14 @@ def _show(rules: Rules, records: list[Record], talk: Talk) -> list[dict[str, Any
 
         sample = transform.show(record, keep=keep, at=at)
         found.append({**sample._asdict(), "steps": [step._asdict() for step in sample.steps]})
+    return found
+
+
+def _depth(document: Any) -> int:
+    found, level = 0, [document]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        found += 1
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
     return found
 
 
