@@ -7,7 +7,6 @@ truncation frees space soon, and entries may be as large as in the embedded log.
 from __future__ import annotations
 
 import http.client
-import shutil
 from typing import Final
 
 from millrace.brokers.broker import Broker, java_command
@@ -87,11 +86,6 @@ class PulsarBroker(Broker):
             *("--advertised-address", "127.0.0.1"),
             *("--metadata-dir", str(self.data / "metadata"), "--bookkeeper-dir", str(self.data / "bookkeeper")),
         ]
-
-    def wipe(self) -> None:
-        """Remove its data, but not its ports: another, empty Pulsar at the same address. It must be stopped."""
-        for name in ("metadata", "bookkeeper"):
-            shutil.rmtree(self.data / name, ignore_errors=True)
 
     def _configuration(self) -> dict[str, str]:
         largest = DEFAULT_MAX_ENTRY_BYTES + _MESSAGE_ROOM

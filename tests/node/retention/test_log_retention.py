@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,10 @@ from millrace.node.retention.truncation import truncate_log
 from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
 from millrace.operations.quality.ranges import TickRange
 from millrace.operations.quality.results import record_run
+from millrace.storage.log import entry_name
+from millrace.storage.table import table_at
 from millrace.tables.read.arrow import read_arrow
+from tests.client.medium import Medium
 
 P = "dml_0"
 
@@ -61,6 +65,23 @@ def test_what_is_beyond_goes_as_far_as_truncation_may_go(settings: Settings, eng
     assert enforce(replace(settings, log_retention_bytes=0, log_retention_seconds=3600.0), engine)[P] == 0
     assert enforce(replace(settings, log_retention_bytes=0, log_retention_seconds=0.001), engine)[P] > 0
     assert EARLIEST < engine.open(P).describe().begin <= most.position
+
+
+def test_what_is_gone_by_stands_on_the_disk_though_who_committed_it_has_not_come_to_that(
+    settings: Settings, engine: RocksMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catch_up(settings, engine)
+    flush(settings)
+    medium = Medium(monkeypatch)
+    looked: list[bool] = []
+
+    def look(name: str) -> None:
+        tables = [settings.wal_uri, settings.checkpoints_uri]
+        looked.extend(medium.has(Path(each) / entry_name(table_at(each).version)) for each in tables)
+
+    monkeypatch.setattr(log_retention, "hit", look)
+    assert enforce(settings, engine)[P] > 0
+    assert looked[:2] == [True, True]
 
 
 def test_nothing_goes_while_quality_forbids_it(settings: Settings, engine: RocksMQ) -> None:

@@ -18,12 +18,9 @@ from millrace.base.settings import Settings
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
 from millrace.node.retention.removal import removing
-from millrace.node.retention.truncation import allowed_position
+from millrace.node.retention.truncation import allowed_position, read_durably
 from millrace.runtime.periodic import Periodic
-from millrace.storage.table import open_table
-from millrace.tables.collections.flush_tables import read_checkpoints
 from millrace.tables.quality_state import standing_blocks
-from millrace.tables.wal.table import WalTable
 
 PAUSE: Final = 60.0
 """Seconds between two passes."""
@@ -61,11 +58,9 @@ def enforce(settings: Settings, service: LogService) -> dict[str, int]:
 
 def _enforce(settings: Settings, service: LogService) -> dict[str, int]:
     try:
-        wal = WalTable.open(settings.wal_uri)
+        wal, checkpoints = read_durably(settings)
     except TableNotFound:
         return {}
-    path = settings.checkpoints_uri
-    checkpoints = read_checkpoints(open_table(path))
     freed = {}
     for pchannel, position in wal.sound_positions(wal.pchannels()).items():
         allowed = allowed_position(position, checkpoints.get(pchannel))

@@ -2,7 +2,8 @@
 
 Up to where: the minimum of the recovery checkpoint (the committed position of the WAL, from which any host goes on) and
 the flush checkpoint (LastConfirmed of what the flusher took: with the log from there the unflushed rows could be made anew).
-Both stand in Delta commits whose files, log entries and folders were fsynced before the commit counted. The last entry of
+Both stand in Delta commits whose files were fsynced before; the commit itself is once more (:func:`read_durably`), for who made it may
+not have come to that yet. The last entry of
 the committed range stays, so that a log that lost or changed acknowledged entries is still recognised (LogRegressed).
 """
 
@@ -16,6 +17,7 @@ from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
 from millrace.node.retention.removal import removing
+from millrace.storage.log import entry_name
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.wal.table import WalPosition, WalTable
@@ -45,6 +47,15 @@ def allowed_position(position: WalPosition, checkpoint: Checkpoint | None) -> Lo
     return min(state.last_entry, checkpoint.confirmed.log_id)
 
 
+def read_durably(settings: Settings) -> tuple[WalTable, dict[str, Checkpoint]]:
+    """The WAL and the flusher's checkpoints, as a power loss would leave them. Raises TableNotFound where there is no WAL yet."""
+    wal, flushed = WalTable.open(settings.wal_uri), open_table(settings.checkpoints_uri)
+    for table in (wal.table, flushed):
+        if table is not None:
+            table.store.sync([entry_name(table.version)])
+    return wal, read_checkpoints(flushed)
+
+
 def truncate_log(
     settings: Settings, service: LogService, *, dry_run: bool = False, limits: Mapping[str, LogId] | None = None
 ) -> list[Truncation]:
@@ -55,9 +66,7 @@ def truncate_log(
     back (millrace.node.retention.removal) nothing is freed.
     """
     with removing(settings) as free:
-        wal = WalTable.open(settings.wal_uri)
-        path = settings.checkpoints_uri
-        checkpoints = read_checkpoints(open_table(path))
+        wal, checkpoints = read_durably(settings)
         found = []
         for pchannel, position in wal.sound_positions(wal.pchannels()).items():
             target = allowed_position(position, checkpoints.get(pchannel))

@@ -55,10 +55,6 @@ class Board:
     def partition_of(self, places: Places) -> Places:
         return np.searchsorted(self.last, places)
 
-    def row_of(self, places: Places) -> Places:
-        """The rows at places; of an end, the row behind it."""
-        return places - self.partition_of(places)
-
 
 def whole_numbers(column: Any) -> Places:
     """Times or whole numbers as int64. Times of any unit as microseconds."""
