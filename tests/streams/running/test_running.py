@@ -275,6 +275,25 @@ def test_a_change_of_the_source_s_schema_ends_the_query_and_the_next_start_goes_
     assert sorted(db.collection("changed").read()["id"].to_pylist()) == [1, 2]
 
 
+def test_a_session_keeps_no_listener_of_a_query_that_has_ended(spark: SparkSession, db: Deployment) -> None:
+    def listeners() -> int:
+        return sum("Python" in each.getClass().getName() for each in spark.streams._jsqm.listListeners())
+
+    db.create_collection("heard", {"id": "int64"}, key="id")
+    db.create_collection("heard_of", {"id": "int64"}, key="id")
+    stream = Stream(name="heard", source=From(collection="heard"), sql="select id from heard", sink="heard_of")
+    query = StreamQuery(stream)
+    try:
+        for _ in range(2):  # as a job starts it again
+            assert until(lambda: listeners() == 0, Deadline.after(60), every=0.05), listeners()
+            started = query(spark, settings=db.settings, metrics=Metrics())
+            assert listeners() == 1
+            started.stop()
+    finally:
+        query.close()
+    assert until(lambda: listeners() == 0, Deadline.after(60), every=0.05), listeners()
+
+
 @pytest.mark.slow
 def test_what_waits_is_taken_in_batches_of_bounded_size_and_upgrades_go_on_from_there(
     spark: SparkSession, db: Deployment

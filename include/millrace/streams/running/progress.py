@@ -20,6 +20,7 @@ from pyspark.sql.streaming.listener import (
     QueryTerminatedEvent,
     StreamingQueryListener,
 )
+from pyspark.sql.streaming.query import StreamingQueryManager
 
 from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics
@@ -32,12 +33,13 @@ _COUNTED: Final = ("taken", "late", "rejected", "partly_late", "corrected", "evi
 
 
 class Told(StreamingQueryListener):
-    """Hears of one stream's micro-batches, from Spark and from its sink."""
+    """Hears of the micro-batches of one start of a stream, from Spark and from its sink, until its query has ended."""
 
-    def __init__(self, settings: Settings, stream: str, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, stream: str, metrics: Metrics, streams: StreamingQueryManager) -> None:
         self._path = settings.progress_path(progress_name(stream))
         self._stream = stream
         self._metrics = metrics
+        self._streams = streams
         self._guard = threading.Lock()
         self.run_id = ""
         """Of the query, once it is started: a session hears of all of its queries, those of an earlier start too."""
@@ -85,18 +87,22 @@ class Told(StreamingQueryListener):
                 metrics.stream_watermark_seconds.labels(name).set(_seconds(operated.watermark))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is known yet."""
+        """Its own query, where it has none: Spark says so before the start returns."""
+        if not self.run_id and event.name == progress_name(self._stream):
+            self.run_id = str(event.runId)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Nothing new is known."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The file stays as it is: its process is gone with the query."""
+        """The file stays as it is. A session tells all of its listeners of each query, one after the other, and would keep this one."""
+        if str(event.runId) == self.run_id:
+            self._streams.removeListener(self)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """A micro-batch has ended."""
         progress = event.progress
-        if progress.name == progress_name(self._stream) and self.run_id in ("", str(progress.runId)):
+        if str(progress.runId) == self.run_id:
             self.heard(json.loads(progress.json))
 
     def heard(self, progress: dict[str, Any]) -> None:

@@ -58,20 +58,22 @@ class StreamQuery:
             operator = operator_of(stream, frame)
             frame = both_sides(stream, frame, right_rows(spark, settings, stream))
             sink = operated_sink(stream, frame, operator, folder, lambda at, into: sink_of(settings, stream, at, into))
-        told = Told(settings, stream.name, metrics)
+        told = Told(settings, stream.name, metrics, spark.streams)
         spark.streams.addListener(told)
-        query = start(
-            frame,
-            sink,
-            checkpoint,
-            name=progress_name(stream.name),
-            seconds=stream.seconds,
-            available_now=available_now,
-            output_mode=stream.output_mode,
-            told=told.taken,
-        )
-        told.run_id = str(query.runId)
-        return query
+        try:
+            return start(
+                frame,
+                sink,
+                checkpoint,
+                name=progress_name(stream.name),
+                seconds=stream.seconds,
+                available_now=available_now,
+                output_mode=stream.output_mode,
+                told=told.taken,
+            )
+        except BaseException:
+            spark.streams.removeListener(told)
+            raise
 
     def close(self) -> None:
         """Let others have the stream: once its query has ended."""
