@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, InvalidSettings, LogBusy, LogUnavailable
 from millrace.base.file_lock import held
+from millrace.base.log_backends import EMBEDDED
 from millrace.base.settings import Settings
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.switch_log import LOCK, Switch
@@ -94,6 +96,12 @@ def test_every_pchannel_goes_on_at_the_target_and_the_report_says_where(deployme
     assert (old.since, new.ends) == ({}, {})
 
 
+def places(deployment: Deployment) -> list[str]:
+    """Where the log was and is, by what stands on the disk."""
+    document = json.loads((deployment.settings.log_path / FILE).read_text())
+    return [item["url"] for item in document["body"]["generations"]]
+
+
 def test_a_switch_that_is_done_is_done(deployment: Deployment, tmp_path: Path) -> None:
     deployment.switching().run(place(tmp_path))
     before = (deployment.settings.log_path / FILE).read_bytes()
@@ -105,7 +113,7 @@ def test_a_switch_that_is_done_is_done(deployment: Deployment, tmp_path: Path) -
 def test_a_dry_run_leaves_the_log_as_it_is(deployment: Deployment, tmp_path: Path) -> None:
     passed = deployment.switching().run(place(tmp_path), dry_run=True)
     assert [(each.pchannel, each.new_begin) for each in passed] == [("dml_0", None), ("dml_1", None)]
-    assert not (deployment.settings.log_path / FILE).exists()
+    assert places(deployment) == [EMBEDDED]
     assert deployment.tick() == 0
     assert len(deployment.switching().run(place(tmp_path))) == 2
 
@@ -125,7 +133,7 @@ def test_a_target_that_holds_entries_is_refused_and_the_old_log_stays_in_force(
         other.open("dml_1").append([b"somebody else's"])
     with pytest.raises(InvalidArgument, match=r"place .* of its own"):
         deployment.switching().run(place(tmp_path))
-    assert not (deployment.settings.log_path / FILE).exists()
+    assert places(deployment) == [EMBEDDED]
     assert deployment.tick() == 0
 
 
@@ -133,7 +141,7 @@ def test_what_is_no_log_is_refused(deployment: Deployment) -> None:
     for to in ("nonsense://x", "kafka://user:secret@b:9092/p", "rocksmq://"):
         with pytest.raises(InvalidSettings):
             deployment.switching().run(to)
-    assert not (deployment.settings.log_path / FILE).exists()
+    assert places(deployment) == [EMBEDDED]
 
 
 def test_a_target_that_the_server_cannot_open_is_taken_back_before_a_pchannel_is_touched(
