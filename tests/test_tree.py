@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -12,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from millrace.base.extras import EXTRAS
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "include" / "millrace"
 CODE_FOLDERS = ("include", "jobs", "dags", "plugins", "tests", "bench", "examples", "tools")
 SKIPPED_FOLDERS = {".git", ".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"}
 PURE = ("wal/chain.py", "wal/state.py", "wal/run.py", "wal/interceptors", "wal/segments")
+THE_USERS_OWN = {"polars"}
+"""What a method gives to whoever has it, and is a typed error to whoever has not."""
 NOT_DETERMINISTIC = {"time", "random", "secrets", "uuid", "socket", "threading", "asyncio", "platform"}
 
 
@@ -51,8 +56,38 @@ def _names(requirements: Path) -> dict[str, str | None]:
     for line in requirements.read_text(encoding="utf-8").splitlines():
         match = re.match(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==([^\s;\\]+))?", line)
         if match:
-            found[re.sub(r"[-_.]+", "-", match[1]).lower()] = match[2]
+            found[_normal(match[1])] = match[2]
     return found
+
+
+def _normal(name: str) -> str:
+    """A distribution's name as all its spellings have it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _libraries(folder: str) -> dict[str, set[str]]:
+    """What the code in `folder` imports that is not Python's and not ours: by top-level module the distributions that bring it."""
+    distributions = packages_distributions()
+    tops = {name.split(".")[0] for path in _modules(ROOT / folder) for name in _imports(path)}
+    tops -= sys.stdlib_module_names | {"millrace", "jobs"}
+    return {top: {_normal(name) for name in distributions.get(top, [top])} for top in tops}
+
+
+def _brought() -> dict[str, set[str]]:
+    """By extra of the package, "" for none, the distributions that it brings, those of the extras that it takes in too."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    parts: dict[str, list[str]] = {"": project["dependencies"], **project["optional-dependencies"]}
+
+    def brought(extra: str) -> set[str]:
+        found: set[str] = set()
+        for each in parts[extra]:
+            inside = re.fullmatch(r"millrace\[(.*)\]", each)
+            found |= (
+                set().union(*map(brought, inside[1].split(","))) if inside else {_normal(re.split(r"[=<>]", each)[0])}
+            )
+        return found
+
+    return {extra: brought(extra) for extra in parts}
 
 
 @pytest.mark.parametrize("part", PURE)
@@ -135,12 +170,18 @@ def test_the_lock_holds_every_requirement_at_its_pin_and_everything_exactly() ->
 
 def test_every_library_that_the_package_imports_is_asked_for_by_name() -> None:
     asked = _names(ROOT / "requirements.in")
-    distributions = packages_distributions()
-    missing = {}
-    for folder in ("include", "jobs"):
-        for path in _modules(ROOT / folder):
-            for top in {name.split(".")[0] for name in _imports(path)} - sys.stdlib_module_names - {"millrace", "jobs"}:
-                names = {re.sub(r"[-_.]+", "-", name).lower() for name in distributions.get(top, [top])}
-                if not names & asked.keys():
-                    missing[top] = str(path.relative_to(ROOT))
-    assert not missing
+    libraries = _libraries("include") | _libraries("jobs")
+    assert not {top for top, names in libraries.items() if not names & asked.keys()}
+
+
+def test_every_library_comes_with_the_package_or_by_the_extra_that_is_named_where_it_is_missing() -> None:
+    brought = _brought()
+    extra_of = {module: extra for extra, modules in EXTRAS.items() for module in modules}
+    wrong = {
+        top
+        for top, names in _libraries("include").items()
+        if top not in THE_USERS_OWN and not names & (brought[""] | brought.get(extra_of.get(top, ""), set()))
+    }
+    assert not wrong
+    assert EXTRAS.keys() | {"", "all"} == brought.keys()
+    assert brought["all"] == set().union(*brought.values()) - brought[""]

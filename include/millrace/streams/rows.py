@@ -302,8 +302,8 @@ class RowsPlanner:
         return [*cuts, until]
 
     def _task_bytes(self, after: int, until: int) -> int:
-        """Bytes of files for a task of a snapshot: few, for tasks are uneven where files are, unless so many files that lie across each other were read by
-        several; where that is so of larger tasks too, one reads all."""
+        """Bytes of files for a task of a snapshot: few, for tasks are uneven where files are, unless so many files that lie across each
+        other were read by several; where that is so of larger tasks too, one reads all."""
         files = self._files(after, until)
         total = sum(size for *_, size in files)
         for tasks in (4, 2):

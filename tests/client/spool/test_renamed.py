@@ -15,7 +15,7 @@ from millrace.client.spool.queue import Spool, SpoolChannel
 from millrace.client.spool.renamed import Renamed
 from millrace.client.spool.sender import SpoolSender
 from millrace.message import builders
-from tests.client.conftest import ITEMS, item_rows, opened_shop
+from tests.client.conftest import ITEMS, item_rows, opened_shop, own_name
 from tests.client.spool.test_sender import Breakable, Stored, producer_with
 
 
@@ -35,8 +35,7 @@ def way(shop: Client) -> Breakable:
 @pytest.fixture
 def items(shop: Client, request: pytest.FixtureRequest) -> Collection:
     """A collection of one VChannel, on dml_0."""
-    name = "".join(each if each.isalnum() else "_" for each in request.node.name)
-    return shop.catalog.create_collection(name, ITEMS, vchannels=1)
+    return shop.catalog.create_collection(own_name(request), ITEMS, vchannels=1)
 
 
 def others_write(shop: Client, items: Collection, first: int) -> None:
@@ -51,6 +50,14 @@ def written(producer: Producer, items: Collection) -> None:
     for name in ("first", "second"):
         producer.delete(items, [2])
         producer.insert(items, item_rows(2, name=name))
+
+
+def cut_off(producer: Producer, way: Breakable, items: Collection) -> None:
+    """One row goes out, one perhaps, what is `written` does not: the way to the log is gone."""
+    producer.insert(items, item_rows(0, name="direct"))
+    way.down = True
+    producer.insert(items, item_rows(1, name="perhaps sent"))
+    written(producer, items)
 
 
 def sent(producer: Producer) -> None:
@@ -68,10 +75,7 @@ def test_what_was_never_sent_arrives_and_what_perhaps_was_is_recorded(
 ) -> None:
     assert list(items.pchannels) == ["dml_0"]
     with producer_with(shop, way, tmp_path) as producer:
-        producer.insert(items, item_rows(0, name="direct"))
-        way.down = True
-        producer.insert(items, item_rows(1, name="perhaps sent"))
-        written(producer, items)
+        cut_off(producer, way, items)
         others_write(shop, items, 100)
         way.down = False
         sent(producer)
@@ -93,10 +97,7 @@ def test_a_process_that_dies_behind_the_append_doubles_nothing(
     forgotten_again: bool,
 ) -> None:
     with producer_with(shop, way, tmp_path) as producer:
-        producer.insert(items, item_rows(0, name="direct"))
-        way.down = True
-        producer.insert(items, item_rows(1, name="perhaps sent"))
-        written(producer, items)
+        cut_off(producer, way, items)
     others_write(shop, items, 100)
     way.down = False
     settle = SpoolChannel.settle

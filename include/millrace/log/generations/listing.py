@@ -5,8 +5,9 @@
 No file: there is no log yet, and there will be one where the settings name it. The first PChannel that is made has the list
 written down, so that settings which name another place later are refused: what the log holds would be missed by nobody. A
 switch of the backend (millrace.coord.switch_log) adds a generation, and each PChannel passes to it where its AlterWAL message
-stands: the file keeps the position behind that message. Written under a lock, whole or not at all (a new file, synced, renamed over the old one), with a version and a
-checksum; readers notice a new one by its stat. Nothing in it is secret: a log's URL holds no credentials.
+stands: the file keeps the position behind that message. Written under a lock, whole or not at all (a new file, synced, renamed
+over the old one), with a version and a checksum; readers notice a new one by its stat. Nothing in it is secret: a log's URL
+holds no credentials.
 
 It also holds the tombstones of the whole log (millrace.message.tombstones). Where there are any it has the next version: a build
 that knows none would read other entries, and must not.
@@ -222,7 +223,9 @@ class GenerationFile:
     def keep(self) -> None:
         """Write the list down where there is none. Raises InvalidSettings where another process wrote one of another place meanwhile."""
         if self._seen is None:
-            self.change(lambda list_: list_ if self._seen else replace(list_))
+            self.change(
+                lambda list_: list_ if self._seen else replace(list_)
+            )  # another object is written, whatever it says
 
     def change(self, make: Callable[[Generations], Generations], *, timeout: float = 10.0) -> Generations:
         """Replace the list by ``make(list)``, durably; nothing is written where that is the same. Raises LogBusy."""

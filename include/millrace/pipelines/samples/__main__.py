@@ -23,8 +23,8 @@ _STEP: Final[TypeAdapter[Any]] = TypeAdapter(AnyStep)
 
 
 def handle(question: Any, talk: Talk) -> Any:
-    """``("check", steps)``: the problems of steps, by their place in a declaration. ``("show", rules, records)``: a sample for each record. ``("run", rules,
-    records)``: nothing, when it is done."""
+    """``("check", steps)``: the problems of steps, by their place in a declaration. ``("show", rules, records)``: a sample for each
+    record. ``("run", rules, records)``: nothing, when it is done."""
     if question[0] == "check":
         return _check(question[1], talk)
     if question[0] == "run":

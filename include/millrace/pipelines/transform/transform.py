@@ -94,8 +94,8 @@ class Transform:
         self._context = Context()
 
     def run(self, records: Sequence[Record], hand: Hand | None = None) -> Transformed:
-        """Every record's outcome; `hand` is told of each that comes to the steps. Raises nothing of a document's own: that is its failure; a MillraceError where a lookup's collection
-        cannot be read, which is no document's fault."""
+        """Every record's outcome; `hand` is told of each that comes to the steps. Raises nothing of a document's own: that is its failure;
+        a MillraceError where a lookup's collection cannot be read, which is no document's fault."""
         done = Transformed()
         actions, failures = done.actions, done.failures
         decode, encode, context, operators = self._decode, self._encode, self._context, self._operators

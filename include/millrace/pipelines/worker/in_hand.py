@@ -1,8 +1,9 @@
-"""Which record a task has in hand, kept where others see it and where it outlives the process: steps that have no end hold all threads of their
-process, and those that take all memory end it, so neither says anything itself.
+"""Which record a task has in hand, kept where others see it and where it outlives the process: steps that have no end hold all
+threads of their process, and those that take all memory end it, so neither says anything itself.
 
-Who watches a worker ends it where one record is in hand for LATE_SECONDS (`supervisor.py`; on Spark the driver, `beat.py`). The record that a process
-had in hand when it ended, however that was, is tried by a process apart before the next one takes it (`task.py`).
+Who watches a worker ends it where one record is in hand for LATE_SECONDS (`supervisor.py`; on Spark the driver, `beat.py`). The
+record that a process had in hand when it ended, however that was, is tried by a process apart before the next one takes it
+(`task.py`).
 """
 
 from __future__ import annotations

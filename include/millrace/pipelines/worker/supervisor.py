@@ -1,4 +1,4 @@
-"""A worker process kept alive: one that dies, or does not speak any more, is started again, behind pauses that grow as its pipeline's recovery says.
+"""A worker process kept alive: one that dies, or does not speak any more, is started again, behind pauses that grow.
 
 Its tasks' own failures are its own matter (`supervision.py`); here it is about the process: killed, out of memory, gone, stopped, stuck.
 """
@@ -61,7 +61,8 @@ class Pulse:
 
 
 class SupervisorWatch(Periodic):
-    """In a worker: touches `pulse` while this process runs; sets `stop` once its supervisor is gone, and kills this process where it has not ended `patience` seconds later.
+    """In a worker: touches `pulse` while this process runs; sets `stop` once its supervisor is gone, and kills this process where it has
+    not ended `patience` seconds later.
 
     A supervisor that was killed can stop nobody: without this its worker would go on beside the next one's, also when the pipeline is stopped.
     """

@@ -246,8 +246,8 @@ def scanned(values: Any, of: Places, step: Any) -> Any:
 
 
 def require_sums(name: str, values: Any, groups: Callable[[], Places]) -> None:
-    """Raises InvalidArgument where a running sum of whole numbers, beginning anew with each of the `groups`, leaves the range of a bigint. These are
-    asked for only where the values are large enough for that."""
+    """Raises InvalidArgument where a running sum of whole numbers, beginning anew with each of the `groups`, leaves the range of a bigint.
+    These are asked for only where the values are large enough for that."""
     extremes = pc.min_max(values)
     least, most = extremes["min"].as_py(), extremes["max"].as_py()
     if least is None or max(abs(least), abs(most)) * len(values) < 1 << 63:
