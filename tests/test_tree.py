@@ -1,4 +1,4 @@
-"""The house rules that a reader cannot see in one file: which way imports point, what is pinned, what a file may hold."""
+"""What is pinned, what each library comes with, and what no file of the tree holds."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-import pytest
-
 from millrace.base.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "include" / "millrace"
-CODE_FOLDERS = ("include", "jobs", "dags", "plugins", "tests", "bench", "examples", "tools")
 SKIPPED_FOLDERS = {".git", ".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"}
-PURE = ("wal/chain.py", "wal/state.py", "wal/run.py", "wal/interceptors", "wal/segments")
 THE_USERS_OWN = {"polars"}
 """What a method gives to whoever has it, and is a typed error to whoever has not."""
-NOT_DETERMINISTIC = {"time", "random", "secrets", "uuid", "socket", "threading", "asyncio", "platform"}
 
 
 def _modules(folder: Path) -> list[Path]:
@@ -88,59 +82,6 @@ def _brought() -> dict[str, set[str]]:
         return found
 
     return {extra: brought(extra) for extra in parts}
-
-
-@pytest.mark.parametrize("part", PURE)
-def test_the_chain_reads_no_clock_no_dice_and_no_fact_of_its_host(part: str) -> None:
-    for path in _modules(PACKAGE / part) if (PACKAGE / part).exists() else []:
-        wrong = {name for name in _imports(path) if name.split(".")[0] in NOT_DETERMINISTIC}
-        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
-
-
-def _texts(path: Path) -> Iterator[str]:
-    """The strings of a module that are no docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
-            yield node.value
-
-
-@pytest.mark.parametrize("folder", ["include/millrace", "jobs", "dags", "plugins"])
-def test_nobody_but_storage_reaches_into_a_table(folder: str) -> None:
-    for path in _modules(ROOT / folder):
-        if path.is_relative_to(PACKAGE / "storage"):
-            continue
-        inside = path.relative_to(ROOT)
-        assert not {name for name in _imports(path) if name.split(".")[0] == "deltalake"}, inside
-        assert not [text for text in _texts(path) if "_delta_log" in text], inside
-        raw = [
-            node.lineno
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.Attribute) and node.attr == "delta"
-        ]
-        assert not raw, f"{inside}: {raw} takes delta-rs' handle out of a Table"
-
-
-def test_what_is_made_durable_is_so_by_the_one_primitive() -> None:
-    for path in _modules(PACKAGE):
-        calls = {
-            node.attr
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Attribute)
-            and node.attr in {"fsync", "fdatasync"}
-            and ast.unparse(node.value) == "os"
-        }
-        assert not calls or path == PACKAGE / "base" / "files.py", path.relative_to(ROOT)
-
-
-def test_no_module_is_longer_than_five_hundred_lines() -> None:
-    lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
-        for folder in CODE_FOLDERS
-        for path in _modules(ROOT / folder)
-    }
-    assert not {path: length for path, length in lengths.items() if length > 500}
 
 
 def test_no_file_names_a_place_on_somebodys_machine_or_a_package_index() -> None:

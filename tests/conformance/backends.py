@@ -15,6 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 from millrace.base.log_backends import LogBackend, backend_of
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
@@ -92,6 +94,13 @@ BACKENDS: dict[str, Callable[[Path], LogService]] = {
     "kafka with partitions": kafka_partitions,
     "pulsar": pulsar,
 }
+
+
+PARAMETERS = [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("kafka with partitions", "pulsar") else name
+    for name in sorted(BACKENDS)
+]
+"""The backends as parameters of a test. `make test` runs the suite on the embedded log and on one broker."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.log.protocol import Log, LogService
-from tests.conformance.backends import BACKENDS, Promises, promises_of
+from tests.conformance.backends import BACKENDS, PARAMETERS, Promises, promises_of
 
 
 class Deployment:
@@ -30,7 +30,7 @@ class Deployment:
         return self.service
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=PARAMETERS)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

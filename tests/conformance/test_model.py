@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from millrace.base.errors import PositionTruncated
 from millrace.message.ids import EARLIEST, LogId
-from tests.conformance.backends import BACKENDS
+from tests.conformance.backends import PARAMETERS
 from tests.conformance.conftest import Deployment
 from tests.conformance.reading import Entry, read_all
 
@@ -79,7 +79,7 @@ class LogMachine(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
+@pytest.mark.parametrize("backend", PARAMETERS)
 def test_a_log_behaves_as_a_list_that_survives_restarts(backend: str) -> None:
     machine = type("Machine", (LogMachine,), {"backend": backend})
     run_state_machine_as_test(

@@ -15,7 +15,7 @@ from millrace.pipelines.api import routes as pipelines
 from millrace.service import cluster, reading
 from millrace.service.application import DESCRIPTION
 from millrace.wal.config import BOUNDS, ChainConfig
-from tests.docs.code_facts import ROOT, settings_read
+from tests.docs.code_facts import ROOT
 
 OPERATING = "docs/operating.md"
 ACCESS = "docs/access.md"
@@ -26,12 +26,10 @@ def _row(*cells: str) -> str:
 
 
 def settings_table() -> str:
-    """A row a setting; says which ones no code reads yet."""
-    read = settings_read()
+    """A row a setting."""
     text = _row("setting", "variable", "default", "meaning") + "|---|---|---|---|\n"
     for name, env, default, words in describe():
-        note = "" if name in read else " **Not read yet.**"
-        text += _row(f"`{name}`", f"`{env}`", f"`{default or '(empty)'}`", words + note)
+        text += _row(f"`{name}`", f"`{env}`", f"`{default or '(empty)'}`", words)
     return text
 
 

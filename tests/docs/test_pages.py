@@ -10,7 +10,6 @@ import pytest
 from deltalake import Schema
 
 from millrace.base import errors
-from millrace.base.metrics import FAMILIES
 from millrace.runtime.apart.limits import ServiceBusy, TooMuchWork
 from millrace.runtime.child_processes import JobFailed
 from millrace.tables.collections.flush_tables import CHECKPOINT_COLUMNS, SEGMENT_COLUMNS
@@ -19,7 +18,7 @@ from millrace.wal import scanner
 from millrace.wal.reasons import Reason
 from millrace.wal.visible.columns import DELETE_COLUMNS, ROW_COLUMNS
 from tests.docs import reference
-from tests.docs.code_facts import PACKAGE, ROOT, error_codes, failpoints, metrics_reported
+from tests.docs.code_facts import PACKAGE, ROOT, error_codes, failpoints
 from tests.docs.pages import PAGES, anchors, differences, files_named, links, table, text
 
 OPERATING, CONCEPTS, TABLES = "docs/operating.md", "docs/concepts.md", "docs/tables.md"
@@ -52,10 +51,6 @@ def test_the_tables_that_are_made_from_the_code_are_up_to_date(where: str, headi
     made = reference.with_table(page, heading, reference.TABLES[where, heading]())
     changed = [line for line in difflib.ndiff(page.splitlines(), made.splitlines()) if line[0] in "+-"]
     assert not changed, "run python -m tests.docs.reference:\n" + "\n".join(changed)
-
-
-def test_every_metric_is_reported_by_some_module() -> None:
-    assert metrics_reported() == set(FAMILIES)
 
 
 def test_every_error_is_there_with_its_code_and_whether_a_retry_helps() -> None:

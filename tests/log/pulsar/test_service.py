@@ -34,6 +34,8 @@ from tests import running_brokers
 from tests.conformance.reading import read_all
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 OPENED: list[PulsarService] = []
 
 

@@ -92,6 +92,7 @@ def test_of_named_channels_only_their_rows_come(deployment: millrace.testing.Dep
     strange.close()
 
 
+@pytest.mark.slow
 def test_a_pipeline_keeps_an_index_as_a_mirror_of_a_collection(deployment: millrace.testing.Deployment) -> None:
     name = f"c-{uuid.uuid4().hex[:8]}"
     collection = deployment.create_collection(name, SCHEMA, key="id")

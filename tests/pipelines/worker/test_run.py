@@ -99,6 +99,7 @@ def test_what_comes_in_is_in_the_index_or_in_the_error_topic(tmp_path: Path) -> 
     assert flights.index() == index
 
 
+@pytest.mark.slow
 def test_a_redrive_brings_what_can_be_mended_and_twice_is_as_once(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1)
     flights.send(
@@ -123,6 +124,7 @@ def test_a_redrive_brings_what_can_be_mended_and_twice_is_as_once(tmp_path: Path
     assert redrive(flights.settings, mended, again=True).looked_at == 3
 
 
+@pytest.mark.slow
 def test_what_the_sink_refuses_stops_the_task_with_its_cause_until_it_is_recovered(tmp_path: Path) -> None:
     flights = Flights(
         tmp_path,
@@ -168,6 +170,7 @@ def test_what_the_sink_refuses_stops_the_task_with_its_cause_until_it_is_recover
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_latest_begins_at_the_end_and_error_asks_for_an_offset(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1, source={"offset_reset": "latest"})
     flights.send([("a", {"flight": 1})])
@@ -184,6 +187,7 @@ def test_latest_begins_at_the_end_and_error_asks_for_an_offset(tmp_path: Path) -
     assert _to_the_end(flights, pipeline=asking) == {f"{flights.id}-0": 2}
 
 
+@pytest.mark.slow
 def test_of_two_workers_one_is_fenced_and_nothing_is_lost(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1)
     flights.send((f"k{n}", {"flight": n}) for n in range(200))
@@ -205,6 +209,7 @@ def test_of_two_workers_one_is_fenced_and_nothing_is_lost(tmp_path: Path) -> Non
     second.stop_tasks()
 
 
+@pytest.mark.slow
 def test_a_restart_of_all_reaches_tasks_in_other_processes_of_spark(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1)
     driver = PipelineRun(flights.settings, flights.pipeline)
@@ -230,6 +235,7 @@ def test_a_restart_of_all_reaches_tasks_in_other_processes_of_spark(tmp_path: Pa
     elsewhere.stop_tasks()
 
 
+@pytest.mark.slow
 def test_a_position_that_retention_removed_is_an_error_that_names_the_earliest(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1)
     flights.send((f"k{n}", {"flight": n}) for n in range(20))
