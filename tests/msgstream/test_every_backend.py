@@ -73,7 +73,7 @@ def pulsar(folder: Path) -> PulsarMsgStreamFactory:
     return PulsarMsgStreamFactory(f"{location}/{deployment_name(folder)}", settings={"admin": broker.admin})
 
 
-@pytest.mark.parametrize("opened", [rocksmq, kafka, pulsar])
+@pytest.mark.parametrize("opened", [rocksmq, kafka, pytest.param(pulsar, marks=pytest.mark.slow)])
 def test_each_backends_factory_makes_streams_on_that_backend(
     opened: Callable[[Path], LogMsgStreamFactory], tmp_path: Path
 ) -> None:
