@@ -69,7 +69,7 @@ run: jars ## The demo without Airflow: a year of flights through the whole flow 
 
 # --- check -----------------------------------------------------------------------------------------------------
 
-.PHONY: lint format test test-all test-slow test-system soak mutants bench
+.PHONY: lint format test test-all test-slow test-system nightly soak mutants bench
 lint: $(STAMP) ## Lint, check the format, which room imports which, and the types
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet || { echo "Not formatted as ruff would: run 'make format'." >&2; exit 1; }
@@ -90,6 +90,8 @@ test-slow: lint jars broker-jars servers ## All tests but those that start the w
 
 test-system: lint jars broker-jars servers ## The tests that start the whole system, alone: each needs the machine for itself
 	@$(BIN)/python -m pytest -q -m system $(ARGS)
+
+nightly: test-all mutants ## All tests and mutants, but no soak
 
 soak: jars broker-jars servers ## Minutes of load, kills and random cases
 	@TEST_PROFILE=soak $(BIN)/python -m pytest -q -m "soak or slow" $(ARGS)
