@@ -127,6 +127,7 @@ def stream(
     columns: Sequence[str] = (),
     kinds: Kinds = "all",
     max_bytes: int | None = None,
+    aligned: bool = False,
     deadline: float | None = None,
     data: str | Path | None = None,
     settings: Settings | None = None,
@@ -135,7 +136,8 @@ def stream(
 
     It begins at the collection's beginning, behind a tick or moment (`after`; "now": behind all that was decided before the call), or with
     the rows that are visible at a tick or "now" (`snapshot`), as inserts, and the changes behind it. `max_bytes` of files (default:
-    ``max_bytes_per_trigger``) are taken of each PChannel and micro-batch. The query's checkpoint keeps ticks, so that flushes and
+    ``max_bytes_per_trigger``) are taken of each PChannel and micro-batch, up to one log time for all. With `aligned` they also wait for each other, until one is
+    idle for 10 s of log time: for a query with a watermark. The query's checkpoint keeps ticks, so that flushes and
     compactions change nothing. Its end is an error that says why: PositionTruncated, TickTooOld, SchemaChanged (start the query
     again: it goes on with the new one), ChangesRefused, CollectionNotFound.
     """
@@ -149,6 +151,7 @@ def stream(
         columns=columns,
         kinds=kinds,
         max_bytes=max_bytes,
+        aligned=aligned,
         deadline=deadline,
     )
 

@@ -1,7 +1,7 @@
 """``millrace_rows``: a collection's rows as a data source of Spark's, batch and stream, as each process of Spark's makes it anew.
 
 Tasks read and decode, and hand Arrow batches on. Options, all text: ``collection``, ``channels`` and ``columns`` (with commas), ``kinds``, ``place`` and
-``until`` (JSON; default: the beginning, and what there is), ``max_bytes`` (of files, a PChannel and micro-batch), ``settings`` (JSON of ``MILLRACE_*``; default:
+``until`` (JSON; default: the beginning, and what there is), ``max_bytes`` (of files, a PChannel and micro-batch), ``aligned`` (true: PChannels wait for each other), ``settings`` (JSON of ``MILLRACE_*``; default:
 this process's). A query's start waits for these processes' imports, so here is nothing that only the program needs which makes the DataFrame
 (:mod:`millrace.streams.source`).
 """
@@ -62,7 +62,7 @@ class RowsSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         limit = int(self.options.get("max_bytes") or self._rows.settings.max_bytes_per_trigger)
-        return RowsStreamReader(self._rows, self._place, limit)
+        return RowsStreamReader(self._rows, self._place, limit, aligned=self.options.get("aligned") == "true")
 
 
 class RowsPartition(InputPartition):
@@ -98,10 +98,11 @@ class RowsReader(DataSourceReader):
 class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The rows from a place on. Spark asks it in one process, and a copy of it reads in each task's."""
 
-    def __init__(self, rows: RowsOf, place: Place, max_bytes: int) -> None:
+    def __init__(self, rows: RowsOf, place: Place, max_bytes: int, *, aligned: bool = False) -> None:
         self._rows = rows
         self._begin = place
         self._max_bytes = max_bytes
+        self._aligned = aligned
         self._planner: RowsPlanner | None = None
         self._target: dict[str, int] | None = None
 
@@ -119,7 +120,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise InvalidSettings(f"the source {FORMAT} takes a limit in bytes (the option max_bytes), not {limit}")
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else UNBOUNDED
         place = Place.from_json(start)
-        found = self._plans().next(place, max_bytes=most, target=self._target)
+        found = self._plans().next(place, max_bytes=most, target=self._target, aligned=self._aligned)
         return start if found is place else found.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

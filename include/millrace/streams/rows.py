@@ -24,6 +24,7 @@ from millrace.base.errors import ChangesRefused, CollectionNotFound, InvalidArgu
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, pchannel_of
 from millrace.catalog.records import known_collections
+from millrace.message.ids import MAX_TICK, tick_physical_ms
 from millrace.message.schema import CollectionSchema
 from millrace.rpc.selection import EVERYTHING, Selection
 from millrace.storage.store import store_at
@@ -44,6 +45,9 @@ Kinds = Literal["all", "inserts", "skip others"]
 
 KINDS: Final[tuple[Kinds, ...]] = ("all", "inserts", "skip others")
 UNBOUNDED: Final = 1 << 62
+IDLE_MS: Final = 10_000
+"""Milliseconds of log time: a PChannel that is further behind the newest one has no rows to wait for. A log server ends a PChannel's
+traffic with a time tick within the setting `tick_interval`, 10 s, so that one with rows is never that far behind for lack of more."""
 TASK_BYTES: Final = 64 << 20
 """Bytes of ``wal`` files that one task reads, about: a longer stretch of a PChannel is cut into several."""
 
@@ -203,9 +207,20 @@ class RowsPlanner:
         wal = self._newest()
         return {name: 0 if wal is None else wal.last_tick(name) for name in self._rows.read_pchannels}
 
-    def next(self, place: Place, *, max_bytes: int = UNBOUNDED, target: Mapping[str, int] | None = None) -> Place:
-        """How far a reader at `place` goes that takes about `max_bytes` of files of each PChannel, and goes up to `target`
-        (default: all there is); `place` itself where there is nothing.
+    def next(
+        self,
+        place: Place,
+        *,
+        max_bytes: int = UNBOUNDED,
+        target: Mapping[str, int] | None = None,
+        aligned: bool = False,
+    ) -> Place:
+        """Return how far a reader at `place` goes: up to `target` (default: all there is), with at most about `max_bytes`
+        of files of each PChannel. Returns `place` itself if there is nothing to read.
+
+        All PChannels stop at one log time, that of the first whose bytes are used up: so a replay gives rows of different
+        PChannels in the order in which they were appended. With `aligned` they also wait for a PChannel whose rows are not
+        in the ``wal`` table yet, until it is IDLE of log time behind the newest one; a `target` is always reached.
 
         Raises CollectionNotFound for a place in another collection of the same name, InvalidArgument for one of other VChannels.
         """
@@ -223,11 +238,19 @@ class RowsPlanner:
             return replace(place, given=self._cuts(place.given, place.snapshot, max_bytes)[0])
         ends = self.ends() if target is None else target
         wal = self._newest() if target is None else self._wal or self._newest()
-        ticks = dict(place.ticks)
-        for name, tick in place.ticks.items():
-            end = ends.get(name, 0)
-            if wal is not None and end > tick:
-                ticks[name] = min(end, wal.plan(name, after_tick=tick, max_bytes=max_bytes).up_to_tick)
+        if wal is None:
+            return place
+        reach = {
+            name: wal.plan(name, after_tick=tick, max_bytes=max_bytes).up_to_tick
+            for name, tick in place.ticks.items()
+            if ends.get(name, 0) > tick
+        }
+        common = min((cut for name, cut in reach.items() if cut < ends[name]), default=MAX_TICK)
+        if aligned and target is None:
+            common = min(common, _waited_for(ends))
+        ticks = {
+            name: max(tick, min(ends[name], common)) if name in reach else tick for name, tick in place.ticks.items()
+        }
         return place if ticks == dict(place.ticks) else replace(place, ticks=ticks)
 
     def tasks(self, start: Place, end: Place) -> list[Task]:
@@ -377,6 +400,12 @@ def _snapshot(rows: RowsOf, task: SnapshotPart) -> Iterator[pa.Table]:
                 pa.nulls(piece.num_rows, pa.int8()).fill_null(0), pa.array(["insert"])
             )
             yield piece.append_column("_change", kind)
+
+
+def _waited_for(ends: Mapping[str, int]) -> int:
+    """The tick up to which every PChannel has come that is not idle. Log time decides, never a clock."""
+    newest = max(ends.values(), default=0)
+    return min((end for end in ends.values() if tick_physical_ms(newest) - tick_physical_ms(end) <= IDLE_MS), default=0)
 
 
 def _whole(rows: RowsOf, tick: int) -> dict[str, int]:

@@ -51,6 +51,7 @@ def stream(
     columns: Sequence[str] = (),
     kinds: Kinds = "all",
     max_bytes: int | None = None,
+    aligned: bool = False,
     deadline: float | None = None,
 ) -> DataFrame:
     """The changes of a collection as a stream: see :func:`millrace.spark.stream`. `ticks` is where it begins by PChannel."""
@@ -67,6 +68,8 @@ def stream(
     options = _options(rows, place)
     if max_bytes is not None:
         options["max_bytes"] = str(max_bytes)
+    if aligned:
+        options["aligned"] = "true"
     spark.dataSource.register(RowsSource)
     return spark.readStream.format(FORMAT).options(**options).load()
 

@@ -50,6 +50,17 @@ def test_of_two_that_take_a_batch_one_is_fenced(tmp_path: Path) -> None:
         second.table.commit(base, 0, Advanced(newest=Newest(19)))
 
 
+def test_a_state_that_became_empty_is_empty_for_the_next_batch(tmp_path: Path) -> None:
+    schema = pa.schema([("k", pa.utf8()), ("t", pa.int64())])
+    windows = Windows(("k",), "t", {"n": ("count", None)}, size=5)
+    for number, times in enumerate(([1, 20], [], [])):
+        durable = DurableRun(str(tmp_path / "table"), windows, schema, delay=-5)
+        durable.batch(
+            number, pa.table({"k": pa.array(["x"] * len(times), pa.utf8()), "t": pa.array(times, pa.int64())})
+        )
+    assert durable.table.answers().column("window_start").to_pylist() == [0, 20]
+
+
 def test_late_rows_lie_beside_the_answers(tmp_path: Path) -> None:
     durable = stream(tmp_path)
     durable.batch(0, BATCHES[1])

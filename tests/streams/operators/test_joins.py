@@ -111,6 +111,26 @@ def test_state_is_one_version_a_key_and_none_behind_the_tolerance() -> None:
     assert endless.state_rows == 102
 
 
+def at(*rows: tuple[str, int, bool]) -> pa.Table:
+    return pa.Table.from_pylist(
+        [{"k": k, "t": t, "v": t, "right": right, "gone": False} for k, t, right in rows], SCHEMA
+    )
+
+
+def test_a_version_as_old_as_the_tolerance_is_kept_while_a_row_may_come_that_asks_for_it() -> None:
+    run = Run(AsOf(("k",), "t", "right", ("t",), (("v", "value"),), 10), SCHEMA, 0)
+    for rows in (at(("x", 1, True), ("y", 11, True), ("y", 11, False)), at(), at(("x", 11, False))):
+        run.batch(rows)
+    assert {"t": 11, "value": 1} in run.finish().output.to_pylist()
+
+
+def test_a_key_is_kept_for_as_long_as_another_row_of_it_is_left_out() -> None:
+    run = Run(Distinct(("k",), "t", 10), SCHEMA, 0)
+    given_ = [run.batch(rows) for rows in (at(("x", 1, False), ("y", 11, False)), at(), at(("x", 11, False)))]
+    given_.append(run.finish())
+    assert [(row["k"], row["t"]) for step in given_ for row in step.output.to_pylist()] == [("x", 1), ("y", 11)]
+
+
 def test_what_cannot_be_joined_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="not true or false"):
         Run(AsOf(("k",), "t", "v", ("k",), (("v", "value"),)), SCHEMA, 0)

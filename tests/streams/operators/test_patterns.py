@@ -88,6 +88,39 @@ def test_what_a_pattern_looks_back_at_and_what_may_go_on_is_kept_from_batch_to_b
     assert found == {"rises": [2, 3, 5], "runs": [3, 1]}
 
 
+def test_a_key_is_not_forgotten_while_a_match_of_it_is_open() -> None:
+    numbered = parse(
+        "PARTITION BY k ORDER BY t MEASURES MATCH_NUMBER() AS n, A.v AS a PATTERN (A B) DEFINE B AS v > A.v"
+    )
+    run = Run(Patterns(numbered, "t", forget=3), SCHEMA, 0)
+    rows = [[("x", 0, 1), ("x", 1, 2), ("x", 2, 5)], [("y", 20, 1)], [("y", 40, 1)], [("x", 41, 9)]]
+    steps = [
+        run.batch(pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=False)) for row in each], SCHEMA))
+        for each in rows
+    ]
+    steps.append(run.finish())
+    assert [row for step in steps for row in step.output.to_pylist()] == [
+        {"k": "x", "n": 1, "a": 1},
+        {"k": "x", "n": 2, "a": 5},
+    ]
+
+
+def test_a_key_without_an_open_match_is_forgotten_with_its_number_and_the_rows_before_it() -> None:
+    query = parse(
+        "PARTITION BY k ORDER BY t MEASURES MATCH_NUMBER() AS n, A.v AS a PATTERN (A) DEFINE A AS PREV(v) IS NULL OR v > PREV(v)"
+    )
+    forgets, keeps = Run(Patterns(query, "t", forget=3), SCHEMA, 0), Run(Patterns(query, "t"), SCHEMA, 0)
+    found = {}
+    for name, run in (("forgets", forgets), ("keeps", keeps)):
+        steps = [
+            run.batch(pa.Table.from_pylist([{"k": k, "t": t, "v": v} for k, t, v in each], SCHEMA))
+            for each in ([("x", 0, 5)], [("y", 20, 1)], [("y", 40, 1)], [("x", 41, 4)])
+        ]
+        steps.append(run.finish())
+        found[name] = [(row["n"], row["a"]) for step in steps for row in step.output.to_pylist() if row["k"] == "x"]
+    assert found == {"forgets": [(1, 5), (1, 4)], "keeps": [(1, 5)]}
+
+
 def test_absence_is_answered_by_the_watermark_alone() -> None:
     sql = "PARTITION BY k ORDER BY t MEASURES A.v AS a PATTERN (A [^ B]) WITHIN INTERVAL '10' MINUTE DEFINE A AS v > 0, B AS v < 0"
     run = Run(Patterns(parse(sql), "t"), TIMED, timedelta(0))

@@ -93,6 +93,36 @@ def test_sessions_of_a_stream_are_those_of_the_whole(
     assert (late, taken) == ([], len(rows))
 
 
+@given(st.data(), rows_of, st.integers(0, 6), st.integers(1, 9))
+@profile(max_examples=30)
+def test_sessions_are_those_of_the_rows_that_were_not_late_and_never_closer_than_the_gap(
+    data: st.DataObject, rows: list[Row], delay: int, gap: int
+) -> None:
+    found, late, taken = streamed(
+        Windows(("k",), "t", AGGREGATES, gap=gap), SCHEMA, data.draw(disordered(rows, 40)), delay
+    )
+    aside = [{name: row[name] for name in SCHEMA.names} for row in late]
+    left = list(rows)
+    for row in aside:
+        left.remove(row)
+    assert alike(found) == alike(sessions(left, gap))
+    assert taken == len(left)
+
+
+def test_a_row_behind_the_watermark_lies_in_an_open_session_or_is_late() -> None:
+    run = Run(Windows(("k",), "t", {"n": ("count", None)}, gap=5), SCHEMA, 0)
+    run.batch(batch(("x", 0, 1), ("y", 6, 1)))
+    assert run.batch(batch(("x", 7, 1))).output.column("window_end").to_pylist() == [5]
+    step = run.batch(batch(("x", 3, 1), ("x", 9, 1), ("y", 6, 1)))
+    assert step.late.select(["k", "t", "late_by"]).to_pylist() == [{"k": "x", "t": 3, "late_by": 4}]
+    assert alike(run.finish().output.to_pylist()) == alike(
+        [
+            {"k": "x", "window_start": 7, "window_end": 14, "n": 2},
+            {"k": "y", "window_start": 6, "window_end": 11, "n": 2},
+        ]
+    )
+
+
 @given(st.data(), rows_of, st.sampled_from([(5, 5), (6, 2)]))
 @profile(max_examples=50)
 def test_in_is_out_and_late_for_any_order(data: st.DataObject, rows: list[Row], shape: tuple[int, int]) -> None:

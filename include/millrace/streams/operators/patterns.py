@@ -94,7 +94,7 @@ class Patterns(Ordered):
             )
         following["rows"] = left
         if numbers is not None:
-            following["numbers"] = self._counted(numbers, rows, found.matches.start, base, watermark)
+            following["numbers"] = self._counted(numbers, rows, found.matches.start, base, undecided < ends, watermark)
         return output, following, int(forgotten.sum())
 
     def _stale(self, rows: SortedRows, idle: Any, ends: Any, watermark: int) -> Any:
@@ -127,7 +127,10 @@ class Patterns(Ordered):
             base = by_code[codes[known.num_rows :]]
         return known, base
 
-    def _counted(self, known: pa.Table, rows: SortedRows, starts: Any, base: Any, watermark: int) -> pa.Table:
+    def _counted(
+        self, known: pa.Table, rows: SortedRows, starts: Any, base: Any, opened: Any, watermark: int
+    ) -> pa.Table:
+        """How many matches each key has had: without the keys that are forgotten, whose last row is old and that have no open match."""
         board = rows.board
         names = [column_of(rows.table.schema, each) for each in self.query.partition]
         counts = base + np.bincount(board.partition_of_row[starts], minlength=len(board.starts))
@@ -135,11 +138,14 @@ class Patterns(Ordered):
         last = times[np.append(board.starts[1:], board.rows) - 1]
         columns = {name: rows.table.column(name).take(pa.array(board.starts)) for name in names}
         fresh = pa.table({**columns, _NUMBER: pa.array(counts), "__time": pa.array(last)}).cast(known.schema)
-        fresh = fresh.filter(pa.array(counts > 0))
+        fresh, opened = fresh.filter(pa.array(counts > 0)), opened[counts > 0]
         both = pa.concat_tables([fresh, known])
         codes = key_codes(both, names) if names else np.zeros(both.num_rows, dtype=np.int64)
         _, first = np.unique(codes, return_index=True)
-        merged = both.take(pa.array(np.sort(first)))
+        first = np.sort(first)
+        merged = both.take(pa.array(first))
         if self.forget is not None and watermark != END:
-            merged = merged.filter(pa.array(merged.column("__time").to_numpy() >= watermark - units(self.forget)))
+            stays = merged.column("__time").to_numpy() >= watermark - units(self.forget)
+            stays |= np.append(opened, np.zeros(known.num_rows, dtype=np.bool_))[first]
+            merged = merged.filter(pa.array(stays))
         return merged

@@ -174,19 +174,20 @@ class Windows(Operator):
     def _sessions(
         self, state: State, rows: pa.Table, times: Places, valid: Any, floor: int | None
     ) -> tuple[pa.Table, Any, Places]:
-        """A row is a session of its own, until it is merged; it is late when such a session would be over, and joins none that is open."""
+        """A row is a session of its own, until it is merged. Sessions that end by `floor` were answered, so a row before it is late unless it lies
+        inside an open session: one that begins a session, or moves its beginning, may be closer than the gap to an answered one."""
         gap = units(self.gap or 0)
         late = np.zeros(len(times), dtype=np.bool_)
         if floor is not None:
-            late = valid & (times + gap <= floor)
+            late = valid & (times < floor)
             open_ = state.get("windows")
             if late.any() and open_ is not None and open_.num_rows:
-                late &= ~self._joins(open_, rows, times, gap)
+                late &= ~self._inside(open_, rows, times)
         at = np.flatnonzero(valid & ~late)
         return self._partial(rows, at, times[at], times[at] + gap), late, times
 
-    def _joins(self, open_: pa.Table, rows: pa.Table, times: Places, gap: int) -> Any:
-        """Whether an open session of the row's key overlaps with what would be the row's own. Sessions of one key do not overlap."""
+    def _inside(self, open_: pa.Table, rows: pa.Table, times: Places) -> Any:
+        """Whether a row lies inside an open session of its key. Sessions of one key do not overlap."""
         names = self._keys
         mine = rows.select([column_of(rows.schema, each) for each in self.keys]).rename_columns(names)
         both = pa.concat_tables([open_.select(names), mine.cast(open_.select(names).schema)]) if names else None
@@ -195,9 +196,9 @@ class Windows(Operator):
         order = np.lexsort((open_.column(START).to_numpy(), codes[:count]))
         starts, stops = (open_.column(each).to_numpy()[order] for each in (START, STOP))
         known = codes[:count][order]
-        # The last open session of that key that begins before the row's own would end.
+        # The last open session of that key that begins with the row or before it.
         ranks = np.lexsort(
-            (np.r_[np.ones(count), np.zeros(len(times))], np.r_[starts, times + gap], np.r_[known, codes[count:]])
+            (np.r_[np.zeros(count), np.ones(len(times))], np.r_[starts, times], np.r_[known, codes[count:]])
         )
         seen = np.cumsum(ranks < count)
         before = np.empty(len(ranks), dtype=np.int64)

@@ -58,6 +58,7 @@ def rows_of(spark: SparkSession, settings: Settings, stream: Stream, begun: Begu
         columns=_asked(given),
         kinds=given.kinds,
         max_bytes=given.max_bytes,
+        aligned=given.watermark is not None,
     )
     return _marked(stream, frame)
 

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import millrace.testing
@@ -24,6 +25,7 @@ from millrace.base.errors import (
 from millrace.catalog.collection import pchannel_of
 from millrace.client.append_client import AppendClient
 from millrace.client.client import Client
+from millrace.client.produce.rows import key_rows, split_keys
 from millrace.message import builders
 from millrace.message.wire.encode import encode_entry
 from millrace.streams.sinks.collection.poison import LETTERS, redriven
@@ -211,6 +213,67 @@ def test_poison_rows_are_dead_letters_once_and_come_back_from_them(db: Deploymen
     with sink(db, tmp_path / "without", "strict") as to, pytest.raises(InvalidArgument, match="no int8"):
         to.write(0, batches(*rows, names=names))
     assert sum(rows_of(db, "strict").values()) == 198, "nothing of it was sent"
+
+
+def test_the_last_of_a_key_s_rows_wins_though_poison_lies_between(db: Deployment, tmp_path: Path) -> None:
+    db.create_collection("last_wins", {"id": "int64", "small": "int8"}, key="id")
+    db.client.catalog.create_collection("last_letters", LETTERS)
+    rows = [(1, each) for each in range(16)]
+    rows[5], rows[11] = (1, 1000), (1, None)
+    with sink(db, tmp_path, "last_wins", mode="upsert", dead_letters="last_letters", stream="s") as to:
+        assert to.write(0, batches(*rows, names=("id", "small"))) == Taken(14, 2)
+    assert rows_of(db, "last_wins") == Counter({(1, 15): 1})
+
+
+def test_letters_go_in_again_in_the_order_of_their_batches_and_rows(db: Deployment, tmp_path: Path) -> None:
+    made = db.create_collection("redriven", {"id": "int64", "small": "int8", "more": "int64?"}, key="id")
+    db.client.catalog.create_collection("many_letters", LETTERS, vchannels=3)
+    names = ("id", "small", "other")
+    with sink(db, tmp_path, "redriven", mode="upsert", dead_letters="many_letters", stream="s") as to:
+        for number in range(12):
+            to.write(number, batches((number, 1, 0), *((7, 1, 100 * number + each) for each in range(11)), names=names))
+    db.settle()
+    letters = db.collection("many_letters").read()
+    assert len(letters) == 144
+    made.alter(add={"other": "int64?"})
+    with sink(db, tmp_path / "again", "redriven", mode="upsert", dead_letters="many_letters", stream="s") as to:
+        assert to.redrive(letters) == 144
+    db.settle()
+    assert db.collection("redriven").read(where="id = 7", columns="other").to_pylist() == [{"other": 1110}]
+    assert len(db.collection("many_letters").read()) == 0
+
+
+def test_letters_whose_redrive_was_interrupted_go_in_once(db: Deployment, tmp_path: Path) -> None:
+    made = db.create_collection("once_more", {"id": "int64", "name": "string?"}, key="id")
+    db.client.catalog.create_collection("once_letters", LETTERS, vchannels=2)
+    home, elsewhere = made.definition.pchannels[0], db.collection("once_letters").definition
+    told = AppendClient.append
+
+    def lost(self: AppendClient, pchannel: str, *args: Any, **options: Any) -> Any:
+        """The rows are in the log, and the deletes of their letters are not."""
+        if pchannel == home:
+            told(self, pchannel, *args, **options)
+        raise LogUnavailable("the answer was lost")
+
+    with sink(db, tmp_path, "once_more", dead_letters="once_letters", stream="s") as to:
+        to.write(0, batches(*((each, "a", 5) for each in range(8)), names=("id", "name", "other")))
+    db.settle()
+    made.alter(add={"other": "int64?"})
+    letters = db.collection("once_letters").read()
+    [away, *_] = [
+        letters.slice(each, 1)
+        for each in range(8)
+        for name, _ in split_keys(key_rows(letters["id"].to_pylist()[each : each + 1], elsewhere), elsewhere)
+        if pchannel_of(name) != home
+    ]
+    with sink(db, tmp_path / "again", "once_more", dead_letters="once_letters", stream="s") as to:
+        assert to.redrive(letters.filter(pc.not_equal(letters["id"], away["id"][0]))) == 7
+        with patch.object(AppendClient, "append", lost), pytest.raises(AppendUnresolved):
+            to.redrive(away)
+    db.settle()
+    with sink(db, tmp_path / "again", "once_more", dead_letters="once_letters", stream="s") as to:
+        to.redrive(db.collection("once_letters").read())
+    assert sorted(row[0] for row in rows_of(db, "once_more").elements()) == list(range(8))
 
 
 def test_a_batch_of_nothing_but_poison_stops_the_stream(db: Deployment, tmp_path: Path) -> None:

@@ -79,6 +79,15 @@ def letters(stream: str, batch_id: int, bad: Sequence[tuple[pa.Table, str]]) -> 
     return pa.Table.from_pylist(rows, schema=LETTERS.arrow())
 
 
+def in_order(found: pa.Table) -> list[int]:
+    """The places of letters in the order of their batches, and of their rows in a batch."""
+    numbers = [
+        (batch, int(name.rpartition("/")[2]))
+        for batch, name in zip(*(found[each].to_pylist() for each in ("batch", "id")), strict=True)
+    ]
+    return sorted(range(len(numbers)), key=numbers.__getitem__)
+
+
 def redriven(found: pa.Table) -> list[pa.RecordBatch]:
     """The rows that letters hold, as they were given to the sink."""
     batches: list[pa.RecordBatch] = []

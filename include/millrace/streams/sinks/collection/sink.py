@@ -44,7 +44,7 @@ from millrace.message.types import SINCE, MessageType
 from millrace.streams.sinks.collection.changes import KIND, Folded, fold
 from millrace.streams.sinks.collection.fit import require_fit
 from millrace.streams.sinks.collection.journal import Journal
-from millrace.streams.sinks.collection.poison import letters, redriven, sift
+from millrace.streams.sinks.collection.poison import in_order, letters, redriven, sift
 from millrace.streams.sinks.guarantee import Guarantee, require_guarantee
 from millrace.streams.sinks.sink import Noted, Taken
 from millrace.wal.visible.changes import CHANGE_COLUMNS
@@ -133,7 +133,8 @@ class CollectionSink(Closing):
         return taken
 
     def redrive(self, found: pa.Table) -> int:
-        """Take the rows of those of the letters `found` that fit now, and delete these letters; how many. Of an exactly-once sink.
+        """Take the rows of those of the letters `found` that fit now, in the order in which the stream gave them, and delete these letters;
+        how many. Of an exactly-once sink.
 
         Raises what :meth:`write` raises, but for rows that do not fit.
         """
@@ -143,7 +144,7 @@ class CollectionSink(Closing):
         batch_id = self._journal.noted.batch_id + 1
         taken: list[str] = []
         messages: list[MutableMessage] = []
-        for letter in (found.slice(place, 1) for place in range(len(found))):
+        for letter in (found.slice(place, 1) for place in in_order(found)):
             rows = pa.Table.from_batches(redriven(letter))
             try:
                 self._fit(rows, collection)
