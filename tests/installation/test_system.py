@@ -18,11 +18,16 @@ from pathlib import Path
 import pytest
 
 from millrace.base.bounded_output import bound
+from millrace.base.errors import DeadlineExceeded
 from millrace.base.process import Seen, look, look_at_all
 from millrace.base.settings import Settings
+from millrace.installation import system
 from millrace.installation.keeper import read_record, write_record
 from millrace.installation.processes import MARK, members
 from millrace.installation.system import Installation
+from millrace.runtime.child_processes import JobFailed
+from millrace.runtime.launch.command import Job
+from millrace.runtime.launch.launcher import Launcher, RunState
 
 AIRFLOW = """
 import subprocess, sys, time
@@ -202,6 +207,38 @@ def test_what_dies_is_started_anew_and_the_record_says_why(make: Make, victim: s
     until(lambda: whole(installation))
     assert not program.alive()
     assert not component.alive()
+
+
+def test_a_slow_start_is_told_of_and_goes_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "AIRFLOW_SECONDS", 0.0)
+    installation = make()
+    running = installation.start(port=0)
+    quick = Installation(replace(installation.settings, start_deadline=1.0))
+    said: list[str] = []
+    with pytest.raises(DeadlineExceeded, match="it goes on starting: `millrace system status`"):
+        quick.wait_airflow(running, say=said.append)
+    assert said[-1].startswith("this takes longer than 1 s, and goes on: ")
+    assert any("web server starts" in each for each in said)
+    until(lambda: whole(installation))
+    assert installation.running() is not None
+
+
+def test_airflow_that_cannot_start_ends_the_wait(make: Make) -> None:
+    installation = make("import sys; sys.exit(3)")
+    running = installation.start(port=0)
+    with pytest.raises(JobFailed, match="Airflow ended with 3"):
+        installation.wait_airflow(running)
+
+
+def test_a_stop_says_of_jobs_that_they_were_stopped(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    installation = make()
+    installation.start(port=0)
+    monkeypatch.setenv(MARK, str(installation.settings.data_dir.resolve()))
+    launcher = Launcher(installation.settings)
+    deaf = Job("deaf", (sys.executable, "-S", "-c", DEAF))
+    launcher.start("deaf-1", deaf)
+    installation.stop()
+    assert launcher.poll("deaf-1").state is RunState.STOPPED
 
 
 def test_a_log_that_has_grown_is_put_aside_and_goes_on(tmp_path: Path) -> None:

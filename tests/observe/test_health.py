@@ -19,13 +19,17 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.range.parking import Parked, park
 from millrace.observe import health
 from millrace.observe.health import Kept, findings, read_kept, state_of
+from millrace.observe.maintenance import running_operations
 from millrace.observe.models import HealthFinding, JobView, PChannelView
 from millrace.observe.observer import Observer
 from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
 from millrace.operations.quality.quarantine import release
 from millrace.operations.quality.results import record_run
+from millrace.operations.registry import find_operation
 from millrace.rpc.clock import ClockView
 from millrace.runtime.launch import history as launch_history
+from millrace.runtime.launch.folder import RunFolder
+from millrace.runtime.places import BEFORE, EXPECTED_START
 from tests.coord.catalog_rig import add_collection, finish
 
 NOW = 1_800_000_000.0
@@ -110,6 +114,58 @@ def test_a_file_of_tokens_that_lets_nobody_in_is_said(tmp_path: Path) -> None:
 def test_the_newest_run_of_maintenance_says_whether_it_is_well(line: dict[str, object], wrong: bool) -> None:
     found = kinds([], [], Kept(newest_runs={"checkpoint": line, "load_files": {"state": "failed"}}))
     assert found == (["maintenance_failed"] if wrong else [])
+
+
+RETRIABLE: dict[str, object] = {"code": "LOG_UNAVAILABLE", "message": "no answer", "retriable": True}
+FAILED: dict[str, object] = {
+    "state": "failed",
+    "run_id": "run-1",
+    "attempt": 1,
+    "ended_at": NOW - 60,
+    "error": RETRIABLE,
+}
+
+
+@pytest.mark.parametrize(
+    "change, active, kind",
+    [
+        ({}, set(), "maintenance_retry"),
+        ({"state": "lost"}, set(), "maintenance_retry"),
+        ({"attempt": find_operation("quality").retries + 1}, set(), "maintenance_failed"),
+        ({"attempt": 9}, {"quality"}, "maintenance_retry"),
+        ({"ended_at": NOW - 3600}, set(), "maintenance_failed"),
+        ({"ended_at": NOW - 3600}, {"quality"}, "maintenance_retry"),
+        ({"ended_at": NOW - 3600}, {"compaction"}, "maintenance_failed"),
+        ({"error": {**RETRIABLE, "retriable": False}}, set(), "maintenance_failed"),
+    ],
+)
+def test_a_failure_whose_retry_waits_does_not_degrade_the_whole(
+    change: dict[str, object], active: set[str], kind: str
+) -> None:
+    kept = Kept(newest_runs={"quality": {**FAILED, **change}}, active=active)
+    [found] = findings([], [], kept, log_server=True, now=NOW)
+    assert (found.kind, found.run) == (kind, "run-1")
+    state, words = state_of([found], empty=False)
+    assert state == ("healthy" if kind == "maintenance_retry" else "degraded")
+    assert "quality" in words
+
+
+def test_a_run_that_waits_counts_as_a_retry(settings: Settings) -> None:
+    folder = RunFolder(settings, "run-2")
+    held = folder.try_lock()
+    assert held is not None
+    replace_json(folder.params, {"job": "quality", "attempt": 2, "at": NOW, "params": {}})
+    launch_history.append(
+        launch_history.history_path(settings, launch_history.OPERATIONS), {"job": "quality", **FAILED}
+    )
+    try:
+        assert read_kept(settings).active == {"quality"}
+        replace_json(folder.progress, {"words": "waiting", "figures": {BEFORE: 2, EXPECTED_START: NOW + 60}})
+        [row] = running_operations(settings)
+    finally:
+        os.close(held)
+    assert (row.state, row.before, row.expected_start, row.report) == ("waiting", 2, NOW + 60, {})
+    assert read_kept(settings).active == set()
 
 
 def test_the_worst_makes_the_state_and_each_says_where_to_go() -> None:

@@ -29,10 +29,11 @@ class Query:
     def __init__(self) -> None:
         self.batch = 1
         self.busy = False
+        self.message = "Processing"
 
     @property
     def status(self) -> dict[str, Any]:
-        return {"message": "Processing", "isTriggerActive": self.busy, "isDataAvailable": self.busy}
+        return {"message": self.message, "isTriggerActive": self.busy, "isDataAvailable": self.busy}
 
     @property
     def lastProgress(self) -> dict[str, Any]:
@@ -135,3 +136,10 @@ def test_what_spark_raised_is_told_without_the_jvms_names() -> None:
         "Caused by: java.io.IOException: No space left on device\n\t... 13 more\n"
     )
     assert describe(RuntimeError(text))["message"] == "Job aborted due to stage failure\nNo space left on device"
+
+
+def test_no_java_object_is_named_in_words(settings: Settings, tmp_path: Path) -> None:
+    rig = Rig(settings, tmp_path)
+    rig.query.message = "Getting offsets from org.apache.spark.sql.execution.python.PythonMicroBatchStream@5b1f0a2c"
+    assert rig.later(3.0)["message"] == "Getting offsets from the source"
+    assert "@" not in rig.progress.read_text()

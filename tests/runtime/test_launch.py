@@ -191,6 +191,35 @@ def test_stop_ends_a_job_by_sigterm(launcher: Launcher, gate: Path) -> None:
     assert (status.state, status.error) == (RunState.STOPPED, None)
 
 
+def test_a_job_that_hears_sigterm_from_anybody_says_that_it_was_stopped(launcher: Launcher, gate: Path) -> None:
+    pid = launcher.start("one", "light", params={"wait_for": str(gate)}).pid
+    until(lambda: at_work(launcher, "one"))
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)
+    status = launcher.wait("one", deadline=10)
+    assert (status.state, status.error) == (RunState.STOPPED, None)
+
+
+def test_a_job_whose_stop_was_announced_is_not_lost_however_early_it_ends(launcher: Launcher, gate: Path) -> None:
+    pid = launcher.start("one", "light", params={"wait_for": str(gate)}).pid
+    launcher.announce_stop("one")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert launcher.wait("one", deadline=10).state is RunState.STOPPED
+
+
+def test_a_lost_run_says_what_it_was_at(launcher: Launcher, gate: Path, settings: Settings) -> None:
+    pid = launcher.start("one", "light", params={"wait_for": str(gate)}).pid
+    until(lambda: at_work(launcher, "one"))
+    RunFolder(settings, "one").log.write_bytes(b"")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    error = launcher.wait("one", deadline=10).error
+    assert error is not None
+    assert 'was killed while it said "at work"' in error.message
+    assert "log" not in error.message.partition("kernel's log")[0], "an empty log is not named"
+
+
 def test_stop_kills_what_hears_no_sigterm_and_its_children(launcher: Launcher, gate: Path, settings: Settings) -> None:
     launcher.start("one", "light", params={"wait_for": str(gate), "stubborn": True})
     folder = RunFolder(settings, "one")

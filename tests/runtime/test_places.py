@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,36 @@ def test_the_expected_start_adds_up_what_is_before() -> None:
     assert expected_start([quality, waiting], typical, 1, now=1000.0) == 1130.0
     assert expected_start([quality, late, waiting], typical, 2, now=1000.0) == 1030.0
     assert expected_start([Ticket("new", 3, 0.0, running=True)], typical, 1, now=1000.0) is None
+
+
+def test_a_start_is_expected_in_any_order_of_holders_and_waiters() -> None:
+    typical = {"quality": 60.0, "compaction": 100.0}
+    holds = Ticket("quality", 1, 970.0, running=True)
+    late = Ticket("compaction", 1, 0.0, running=True)
+    waits = Ticket("compaction", 2, 990.0, running=False)
+    assert expected_start([waits], typical, 1, now=1000.0) == 1100.0, "the holder has just ended"
+    assert expected_start([holds, waits, late], typical, 1, now=1000.0) == 1130.0
+    for places in (1, 2, 3):
+        for before in permutations([holds, holds, late, waits, waits], 4):
+            starts = expected_start(before, typical, places, now=1000.0)
+            assert starts is not None
+            assert starts >= 1000.0
+
+
+def test_a_start_that_is_due_is_expected_in_no_time(settings: Settings) -> None:
+    settings = replace(settings, operations_at_once=1)
+    folder = settings.run_path / "places"
+    with place(settings, "quality", Heard()):
+        pass
+    (folder / LENGTHS).write_text('{"quality": [0.0]}')
+    with threads() as pool:
+        first = Running(settings, "quality", pool)
+        assert first.begun.wait(PATIENCE)
+        second = Running(settings, "restore", pool)
+        assert second.heard.said.wait(PATIENCE)
+        assert second.heard.words[0].endswith("expected to begin in about 0 s")
+        first.end()
+        second.end()
 
 
 def test_a_job_is_expected_to_take_as_long_as_it_last_had_its_place(settings: Settings) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 
 app = command_group("system", RUN, "Run the whole system: Airflow, the log, the streaming jobs.")
 
-LOOK_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 5.0
 """Pause between two looks of the live status on a terminal."""
+MEMORY_SECONDS: Final = 60.0
+"""Pause between two looks at all processes and their memory, which cost a hundred times what the rest does."""
 LINE_SECONDS: Final = 30.0
 """The same where the output goes to a file."""
 
@@ -59,6 +62,7 @@ def up(
     Example: `millrace system up --detach --port 0`
     """
     from millrace.installation.system import Installation
+    from millrace.runtime.child_processes import JobFailed
     from millrace.runtime.java import find_java
     from millrace.runtime.spark_jars import delta_jars
 
@@ -71,14 +75,14 @@ def up(
         if not running.started_now:
             typer.echo("The system runs already.")
         else:
-            typer.echo(f"Starting Airflow, then the streaming job (logs: {installation.log_file}) …")
+            typer.echo(f"Starting Airflow, then the streaming job (log: {installation.log_file}).")
         try:
             _wait(installation, running, stop)
         except _Stopping:
             _down(installation)
             return
-        except MillraceError:
-            if running.started_now and not _answers(installation, running):
+        except JobFailed:  # Airflow itself has ended; one that is slow goes on starting
+            if running.started_now:
                 _down(installation)
             raise
         _say_where(installation, running)
@@ -183,16 +187,15 @@ def _wait(installation: Installation, running: Running, stop: threading.Event) -
         if stop.is_set():
             raise _Stopping
 
-    installation.wait_airflow(running, check=check)
-    installation.wait_streaming(running, check=check)
+    began = time.monotonic()
 
+    def say(words: str) -> None:
+        typer.echo(f"{time.monotonic() - began:4.0f} s  {words[0].upper()}{words[1:]}")
 
-def _answers(installation: Installation, running: Running) -> bool:
-    """Whether Airflow is well: then it stays up, and shows what else is not."""
-    try:
-        return set(installation.api(running.address).health().values()) == {"healthy"}
-    except MillraceError:
-        return False
+    installation.wait_airflow(running, check=check, say=say)
+    say("Airflow is well")
+    installation.wait_streaming(running, check=check, say=say)
+    say("the streaming job runs")
 
 
 def _down(installation: Installation) -> None:
@@ -209,10 +212,11 @@ def _watch(installation: Installation, stop: threading.Event) -> bool:
     from rich.live import Live
     from rich.text import Text
 
-    from millrace.installation.status import look_at
+    from millrace.installation.status import Processes, look_at
     from millrace.observe.observer import Observer
 
     out = console()
+    processes, again = Processes.now(installation), Deadline.after(MEMORY_SECONDS)
     observer = Observer(installation.settings)
     next_line = Deadline.after(LINE_SECONDS)
     try:
@@ -222,8 +226,10 @@ def _watch(installation: Installation, stop: threading.Event) -> bool:
                     return False
                 if live is None and not next_line.over():
                     continue
+                if again.over():
+                    processes, again = Processes.now(installation), Deadline.after(MEMORY_SECONDS)
                 try:
-                    lines = _lines(look_at(installation, observer))
+                    lines = _lines(look_at(installation, observer, processes))
                 except MillraceError as error:
                     lines = [f"{error.code}: {error}"]  # what cannot be looked at now may be well in two seconds
                 if live is not None:

@@ -150,4 +150,7 @@ def airflow_environment(
         trigger = free_port("", 0, but=[bind.port, worker])
         found.setdefault("AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT", str(worker))
         found.setdefault("AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT", str(trigger))
+    if found.get("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "sqlite").startswith("sqlite"):
+        for name in ("SQL_ALCHEMY_CONNECT_ARGS", "SQL_ALCHEMY_CONNECT_ARGS_ASYNC"):
+            found.setdefault(f"AIRFLOW__DATABASE__{name}", "millrace_airflow.sqlite.CONNECT_ARGS")
     return found

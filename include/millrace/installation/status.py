@@ -60,8 +60,24 @@ class Status:
         }
 
 
-def look_at(installation: Installation, observer: Observer) -> Status:
-    """The status now."""
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of an installation: to find them and to add their memory up is the dearest part of a look."""
+
+    counts: dict[str, int]
+    """By group: airflow, jobs, log."""
+    pss_bytes: dict[str, int]
+
+    @classmethod
+    def now(cls, installation: Installation) -> Processes:
+        groups = _groups(installation)
+        return cls(
+            {name: len(each) for name, each in groups.items()}, {name: pss_bytes(each) for name, each in groups.items()}
+        )
+
+
+def look_at(installation: Installation, observer: Observer, processes: Processes | None = None) -> Status:
+    """The status now; `processes`: those of an earlier look."""
     found = installation.running()
     components: dict[str, str] = {}
     if found is not None:
@@ -73,7 +89,7 @@ def look_at(installation: Installation, observer: Observer) -> Status:
     streaming = installation.streaming_runs()
     # The overview goes by what the queries wrote behind their last micro-batch; a job that has just started wrote nothing yet.
     starting = streaming and overview.state == "stopped"
-    groups = _groups(installation)
+    processes = processes or Processes.now(installation)
     return Status(
         at=time.time(),
         data=str(installation.settings.data_dir),
@@ -89,8 +105,8 @@ def look_at(installation: Installation, observer: Observer) -> Status:
         rows_per_second=overview.totals.rows_per_second,
         lag_seconds=overview.totals.lag_seconds,
         log_server=overview.log_server,
-        processes={name: len(each) for name, each in groups.items()},
-        pss_bytes={name: pss_bytes(each) for name, each in groups.items()},
+        processes=processes.counts,
+        pss_bytes=processes.pss_bytes,
     )
 
 

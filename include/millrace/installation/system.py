@@ -55,6 +55,8 @@ AIRFLOW_SECONDS: Final = 180.0
 """How much longer than `start_deadline` Airflow may take: 20 s on two idle cores are minutes where they are busy."""
 LOST_STARTS: Final = 3
 """Starts of Airflow that fail before a wait for it gives up."""
+PATIENCE: Final = 4
+"""How many times longer than it should take a start is waited for: one that is slow is told of, not given up."""
 RETRY_SECONDS: Final = 90.0
 """How much later a streaming job may come after a crash: Airflow tries a task again when its heartbeat has been missed."""
 
@@ -63,6 +65,10 @@ Say = Callable[[str], None]
 
 def _nothing() -> None:
     """What is called where nobody asks for more."""
+
+
+def _silent(_words: str) -> None:
+    """What is told where nobody listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,8 @@ class Installation:
         self.state = state_folder(settings, root=self.root)
         self._command = list(command)
         self._components = components
-        self._settle = settings.start_deadline + AIRFLOW_SECONDS if settle is None else settle
+        # A component that ends while Airflow starts ends the start; one that is slow is waited for.
+        self._settle = PATIENCE * (settings.start_deadline + AIRFLOW_SECONDS) if settle is None else settle
         self._mark = settings.data_dir.resolve()
 
     @property
@@ -191,30 +198,43 @@ class Installation:
         end(left, deadline=KILL_SECONDS)
         return left
 
-    def wait_airflow(self, running: Running, *, check: Callable[[], None] = _nothing) -> None:
-        """Wait until each of Airflow's components is well. Raises JobFailed where it ends meanwhile, DeadlineExceeded.
+    def wait_airflow(self, running: Running, *, check: Callable[[], None] = _nothing, say: Say = _silent) -> None:
+        """Wait until each of Airflow's components is well.
 
-        `check` is called again and again; what it raises ends the wait.
+        `check` is called again and again; what it raises ends the wait. `say` is told each step, and that one takes long: a slow
+        start goes on. Raises JobFailed where Airflow ends meanwhile, DeadlineExceeded after PATIENCE times the time that it should take;
+        it goes on starting then.
         """
         api = self.api(running.address)
 
-        def healthy(record: Record) -> bool:
-            return set(api.health(since=record.at).values()) == {"healthy"}
+        def left(record: Record) -> str:
+            sick = {name: state for name, state in api.health(since=record.at).items() if state != "healthy"}
+            return f"waiting for Airflow's {', '.join(sick)}" if sick else ""
 
-        self._wait("Airflow is not healthy", healthy, check, longer=AIRFLOW_SECONDS)
+        self._wait(left, check, say, seconds=self.settings.start_deadline + AIRFLOW_SECONDS)
 
-    def wait_streaming(self, running: Running, *, check: Callable[[], None] = _nothing) -> None:
+    def wait_streaming(self, running: Running, *, check: Callable[[], None] = _nothing, say: Say = _silent) -> None:
         """Have the DAG `streaming` run, and wait until the streaming job does. Raises as `wait_airflow` does."""
         api = self.api(running.address)
-        self._wait(f"Airflow does not know the DAG {STREAMING_DAG}", lambda _: api.knows(STREAMING_DAG), check)
+        dags = f"Airflow reads the DAGs ({STREAMING_DAG} is not among them yet)"
+        self._wait(lambda _: "" if api.knows(STREAMING_DAG) else dags, check, say, seconds=self.settings.start_deadline)
         api.pause(STREAMING_DAG, False)
         try:
-            self._wait("the streaming job does not run", lambda _: self.streaming_runs(), check, longer=RETRY_SECONDS)
+            seconds = self.settings.start_deadline + RETRY_SECONDS
+            self._wait(lambda _: self._streaming_step(), check, say, seconds=seconds)
         except DeadlineExceeded as error:
             runs = [each for each in Launcher(self.settings).runs() if each.job == STREAMING_JOB]
             last = f"the job's log is {runs[0].log}" if runs else f"look at {running.address}/dags/{STREAMING_DAG}"
             why = f"{runs[0].error}; " if runs and runs[0].error is not None else ""
             raise DeadlineExceeded(f"{error}; Airflow goes on at {running.address}; {why}{last}") from None
+
+    def _streaming_step(self) -> str:
+        """What is left to do until the streaming job runs; empty: it does."""
+        if self.streaming_runs():
+            return ""
+        if not self._streaming_jobs():
+            return f"Airflow starts the DAG {STREAMING_DAG}"
+        return "the streaming job starts its JVM and its queries"
 
     def streaming_runs(self) -> bool:
         """Whether a streaming job runs whose queries have started: its heartbeat says so."""
@@ -224,28 +244,38 @@ class Installation:
     def _streaming_jobs(self) -> list[RunStatus]:
         return [each for each in Launcher(self.settings).runs() if each.active and each.job == STREAMING_JOB]
 
-    def _wait(
-        self, what: str, done: Callable[[Record], bool], check: Callable[[], None], *, longer: float = 0.0
-    ) -> None:
-        seconds = self.settings.start_deadline + longer
-        stop = Deadline.after(seconds)
+    def _wait(self, left: Callable[[Record], str], check: Callable[[], None], say: Say, *, seconds: float) -> None:
+        """Wait until `left` says that nothing is left to do; `seconds`: how long that should take."""
+        slow, stop = Deadline.after(seconds), Deadline.after(PATIENCE * seconds)
         known = read_record(self.state)
         before = known.restarts if known is not None else 0
+        said = ""
         while True:
             check()
             record = read_record(self.state)
             if record is None or record.process() is None:
                 raise JobFailed(f"Airflow was stopped while it started:\n{tail(self.log_file)}\n(log: {self.log_file})")
             try:
-                if done(record):
+                words = left(record)
+                if not words:
                     return
-                said = f" ({record.reason})" if record.reason else ""
             except AirflowUnavailable as error:
-                said = f" ({record.reason or error})"
+                words = _airflow_step(record) if error.status is None else f"Airflow does not answer yet ({error})"
             if record.restarts - before >= LOST_STARTS:
                 raise JobFailed(f"{record.reason}, again and again:\n{tail(self.log_file)}\n(log: {self.log_file})")
+            if record.reason:
+                words += f" ({record.reason}; started anew)"
+            if words != said:
+                say(words)
+                said = words
+            if slow.over():
+                say(f"this takes longer than {seconds:.0f} s, and goes on: {words} (log: {self.log_file})")
+                slow = Deadline.after(seconds)
             if not stop.pause(5 * POLL_SECONDS):
-                raise DeadlineExceeded(f"{what} after {seconds:.0f} s{said}; its log: {self.log_file}")
+                raise DeadlineExceeded(
+                    f"after {PATIENCE * seconds:.0f} s: {words}; it goes on starting: `millrace system status` shows how far"
+                    f" it is, `millrace system down` stops it; its log: {self.log_file}"
+                )
 
     def _await_record(self, keeper: subprocess.Popen[bytes]) -> Record:
         stop = Deadline.after(self.settings.start_deadline)
@@ -285,6 +315,7 @@ class Installation:
                 # The keeper has deadlines of its own, behind which it kills.
                 killed += wait_gone([keeper], deadline=deadline + 3 * KILL_SECONDS)
                 end_all(lambda: [each for each in self._jobs() if each.session == keeper.pid], deadline=KILL_SECONDS)
+            self._announce_stop()
             jobs = self._jobs()
             leaders = [each for each in jobs if each.pid == each.session]
             if leaders:
@@ -300,6 +331,13 @@ class Installation:
                 words = ", ".join(str(each.pid) for each in left)
                 raise DeadlineExceeded(f"processes of the installation cannot be ended: {words}")
             return Stopped(ended=len(before), killed=len({each.pid for each in killed}))
+
+    def _announce_stop(self) -> None:
+        """Record of each job that runs that it is asked to stop: what ends before it can say so was stopped, not lost."""
+        launcher = Launcher(self.settings)
+        for each in launcher.runs():
+            if each.active:
+                launcher.announce_stop(each.run_id)
 
     def _pause_streaming(self, running: Running) -> None:
         """Have the DAG stop its job between two micro-batches, and its task end: Airflow waits for a task that runs.
@@ -331,3 +369,12 @@ class Installation:
         busy = DeadlineExceeded(f"another start or stop holds {path}")
         with held(path, deadline=Deadline.after(self.settings.start_deadline), busy=busy):
             yield
+
+
+def _airflow_step(record: Record) -> str:
+    """What Airflow does while its web server does not answer yet: `airflow standalone` has no children while it makes its tables."""
+    everything = look_at_all()
+    group = {pid for pid, each in everything.items() if each.parent == record.pid}
+    if any(each.parent in group for each in everything.values()):
+        return "Airflow's web server starts"
+    return "Airflow prepares its database"

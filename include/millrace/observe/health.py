@@ -7,7 +7,7 @@ not end, what quality blocks, how the newest run of each kind of maintenance end
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,7 +15,9 @@ from millrace.access.token_file import TokenFile
 from millrace.base.errors import TokenFileRefused
 from millrace.base.settings import Settings
 from millrace.coord.store import Store
+from millrace.observe.maintenance import running_operations
 from millrace.observe.models import HealthFinding, HealthKind, JobView, PChannelView, State
+from millrace.operations.registry import find_operation
 from millrace.rpc.clock import ClockView
 from millrace.runtime.launch import history as launch_history
 from millrace.tables.quality_state import standing_blocks
@@ -32,9 +34,13 @@ DDL_SECONDS: Final = 60.0
 """A change to a collection takes less than a second; one that is under way for so long does not end by itself."""
 MAINTENANCE: Final = ("backup", "checkpoint", "compaction", "quality", "recovery")
 """Operations that run by themselves: how the newest run of each ended is a matter of health."""
+RETRY_SECONDS: Final = 1800.0
+"""A retry that has not begun so long after the failure does not come, or comes too late: the failure counts."""
 HISTORY_LINES: Final = 500
 """Of the history of operations, that are looked at for the newest run of each."""
 
+_FAILED: Final = ("failed", "lost")
+"""States of a run in the history that count as a failure."""
 _NOT_WELL: Final = {
     "checkpoint": ("ok", "a checkpoint or a base was not confirmed"),
     "recovery": ("healthy", "it left findings"),
@@ -53,6 +59,7 @@ WHERE: Final[dict[HealthKind, str]] = {
     "ddl_stuck": "`millrace collections flush NAME` tries it again, and says why it does not go on: docs/operating.md#health",
     "quality_blocks": "mend the data and run quality again, or release it (DAG `quality_release`): docs/quality.md",
     "maintenance_failed": "the run's log (Maintenance, or `millrace jobs list`), then run it again: docs/operating.md#health",
+    "maintenance_retry": "nothing to do unless the retry fails too: docs/operating.md#health",
 }
 """Where to go, by kind."""
 
@@ -71,6 +78,7 @@ _STATES: Final[dict[HealthKind, State]] = {
     "clock": "degraded",
     "lagging": "lagging",
     "log_stopped": "stopped",
+    "maintenance_retry": "healthy",
 }
 """What a finding makes of the whole; of several the one that stands first here."""
 
@@ -84,6 +92,8 @@ class Kept:
     blocks: Sequence[str] = ()
     newest_runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By job the newest line of the history of operations."""
+    active: Set[str] = frozenset()
+    """Jobs of which a run goes on, or waits in turn."""
     tokens_refused: str = ""
     """Why the file of tokens lets nobody in; empty: it does."""
 
@@ -102,12 +112,14 @@ def read_kept(settings: Settings) -> Kept:
     ):
         if line.get("state") != "stopped":  # a person's doing, or the system's end: it says nothing of the job
             newest.setdefault(str(line.get("job")), line)
+    failed = any(line.get("state") in _FAILED for line in newest.values())
+    active = frozenset(each.job for each in running_operations(settings)) if failed else frozenset()
     refused = ""
     try:
         TokenFile(settings.data_dir).tokens()
     except TokenFileRefused as error:
         refused = str(error)
-    return Kept(ddl, standing_blocks(settings), newest, refused)
+    return Kept(ddl, standing_blocks(settings), newest, active, refused)
 
 
 def findings(
@@ -127,7 +139,7 @@ def findings(
         *_of_ddl(kept, now=now),
         *_of_clocks(clock, channels, now=now),
         *(finding("quality_blocks", each, f"the critical expectation {each} stands failed: nothing is removed") for each in kept.blocks),
-        *_of_runs(kept.newest_runs),
+        *_of_runs(kept, now=now),
     ]  # fmt: skip
     if kept.tokens_refused:
         found.append(finding("tokens_refused", "tokens", kept.tokens_refused))
@@ -145,6 +157,12 @@ def state_of(found: Sequence[HealthFinding], *, empty: bool) -> tuple[State, str
         return "healthy", "Streaming node and flusher run, and nothing is behind."
     worst = found[0]
     state = _STATES[worst.kind]
+    if state == "healthy":
+        retried = _listed(sorted({each.subject for each in found}))
+        return (
+            state,
+            f"Streaming node and flusher run, and nothing is behind. {retried} failed and will be tried again.",
+        )
     subjects = _listed(sorted({each.subject for each in found if each.kind == worst.kind}))
     if state == "parked":
         return state, f"{subjects} cannot go on; a person has to look."
@@ -158,10 +176,10 @@ def state_of(found: Sequence[HealthFinding], *, empty: bool) -> tuple[State, str
     return state, f"{worst.subject}: {worst.words}{more}."
 
 
-def finding(kind: HealthKind, subject: str, words: str) -> HealthFinding:
-    """A finding with its severity, and where to go."""
+def finding(kind: HealthKind, subject: str, words: str, *, run: str = "") -> HealthFinding:
+    """A finding with its severity, and where to go; `run` is the id of the run that it is about."""
     severity = "critical" if kind in _CRITICAL else "warning"
-    return HealthFinding(severity=severity, kind=kind, subject=subject, words=words, where=WHERE[kind])  # type: ignore[arg-type]
+    return HealthFinding(severity=severity, kind=kind, subject=subject, words=words, where=WHERE[kind], run=run)  # type: ignore[arg-type]
 
 
 def _of_channels(channels: Iterable[PChannelView]) -> Iterator[HealthFinding]:
@@ -217,16 +235,30 @@ def _of_clocks(clock: ClockView | None, channels: Iterable[PChannelView], *, now
             yield finding("clock", each.name, words)
 
 
-def _of_runs(newest: Mapping[str, Mapping[str, Any]]) -> Iterator[HealthFinding]:
+def _of_runs(kept: Kept, *, now: float) -> Iterator[HealthFinding]:
     for job in MAINTENANCE:
-        line = newest.get(job, {})
-        report, name = line.get("report"), str(line.get("run_id"))
+        line = kept.newest_runs.get(job, {})
+        report, name = line.get("report"), str(line.get("run_id") or "")
         error = line.get("error") if isinstance(line.get("error"), dict) else {}
-        if line.get("state") in ("failed", "lost"):
+        if line.get("state") in _FAILED:
             words = f"{error.get('code')}: {error.get('message')}" if error else str(line["state"])
-            yield finding("maintenance_failed", job, f"its newest run {name} failed: {words[:300]}")
+            retried = job in kept.active or _retry_is_due(job, line, now=now)
+            kind: HealthKind = "maintenance_retry" if retried else "maintenance_failed"
+            then = ", and is tried again" if retried else ""
+            yield finding(kind, job, f"its newest run {name} failed{then}: {words[:300]}", run=name)
         elif job in _NOT_WELL and isinstance(report, dict) and report.get(_NOT_WELL[job][0]) is False:
-            yield finding("maintenance_failed", job, f"its newest run {name} says that {_NOT_WELL[job][1]}")
+            words = f"its newest run {name} says that {_NOT_WELL[job][1]}"
+            yield finding("maintenance_failed", job, words, run=name)
+
+
+def _retry_is_due(job: str, line: Mapping[str, Any], *, now: float) -> bool:
+    """Whether the DAG of the job tries this run again: its error may pass, and not all attempts are used up."""
+    error, attempt, ended = line.get("error"), line.get("attempt"), line.get("ended_at")
+    if not (isinstance(error, dict) and error.get("retriable") is True and isinstance(attempt, int)):
+        return False
+    if not isinstance(ended, int | float) or now - ended > RETRY_SECONDS:
+        return False
+    return attempt <= find_operation(job).retries
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -15,6 +15,8 @@ from millrace.observe.tables import Pinned
 from millrace.operations.quality.results import KIND_RESULT, read_state
 from millrace.runtime.launch import history as launch_history
 from millrace.runtime.launch.folder import RUN_ID, RunFolder, operations_path, read_json
+from millrace.runtime.launch.launcher import tail
+from millrace.runtime.places import BEFORE, EXPECTED_START
 
 SMALL_FILE_BYTES: Final = 16 << 20
 MOST_OPERATIONS: Final = 200
@@ -23,6 +25,8 @@ MOST_LINES: Final = 2000
 MOST_RUNNING: Final = 100
 """Folders of runs that are looked at, the newest."""
 MOST_WORDS: Final = 2000
+LOG_LINES: Final = 200
+"""Lines of a run's log that its page shows."""
 
 _QUALITY_TEXTS: Final = ("run_id", "table", "expectation", "column", "source", "severity", "observed", "words", "error")
 _QUALITY: Final = ["at", *_QUALITY_TEXTS, "critical", "success", "elements", "unexpected"]
@@ -59,6 +63,13 @@ def operations_of(settings: Settings, run: str) -> list[OperationRow]:
     return [*(each for each in running_operations(settings) if each.run_id == run), *ended]
 
 
+def log_of(settings: Settings, run: str) -> str:
+    """The last lines of a run's log; empty where there is none (any more)."""
+    if RUN_ID.fullmatch(run) is None:
+        return ""
+    return tail(RunFolder(settings, run).log, lines=LOG_LINES)
+
+
 def _finished(value: Mapping[str, Any]) -> OperationRow:
     """A line of the history; what is missing or foreign in it is left out, not refused."""
     error = value.get("error")
@@ -76,7 +87,7 @@ def _finished(value: Mapping[str, Any]) -> OperationRow:
 
 
 def running_operations(settings: Settings) -> list[OperationRow]:
-    """Operations whose job lives, by the folder of their run."""
+    """Operations whose job lives, by the folder of their run; those that wait in turn for a place are "waiting"."""
     try:
         runs = sorted(operations_path(settings).iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
     except OSError:
@@ -90,18 +101,22 @@ def running_operations(settings: Settings) -> list[OperationRow]:
             continue
         asked, progress = read_json(run.params) or {}, read_json(run.progress) or {}
         done = progress.get("done")
+        figures = dict(progress.get("figures") or {})
+        before, expected = figures.pop(BEFORE, None), figures.pop(EXPECTED_START, None)
         found.append(
             OperationRow(
                 job=str(asked.get("job") or "?")[:80],
                 run_id=path.name,
-                state="running",
+                state="running" if before is None else "waiting",
                 attempt=asked["attempt"] if isinstance(asked.get("attempt"), int) else 1,
                 started=seconds(asked.get("started_at") or asked.get("at")),
                 ended=None,
                 words=str(progress.get("words") or "")[:MOST_WORDS],
                 done=float(done) if isinstance(done, int | float) else None,
+                before=before,
+                expected_start=seconds(expected),
                 params=_object(asked.get("params")),
-                report=_object(progress.get("figures")),
+                report=_object(figures),
             )
         )
     return found

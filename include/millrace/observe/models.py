@@ -21,7 +21,7 @@ Big = Annotated[str, BeforeValidator(str)]
 State = Literal["healthy", "lagging", "degraded", "parked", "stopped", "empty"]
 HealthKind = Literal[
     "parked", "job_failed", "job_stopped", "log_stopped", "lagging", "flusher_stalled", "ddl_stuck", "quality_blocks",
-    "maintenance_failed", "clock", "tokens_refused",
+    "maintenance_failed", "maintenance_retry", "clock", "tokens_refused",
 ]  # fmt: skip
 
 
@@ -48,6 +48,8 @@ class HealthFinding(View):
     words: str
     where: str
     """Where to go with it."""
+    run: str = ""
+    """The id of the run that it is about, whose log says more; empty: it is about no run."""
 
 
 class JobView(View):
@@ -442,6 +444,10 @@ class OperationRow(View):
     words: str
     """Its error, or what it is at."""
     done: float | None = None
+    before: int | None = None
+    """How many operations are before it in turn, if its state is "waiting"."""
+    expected_start: float | None = None
+    """When it may begin (Unix seconds), by how long the operations before it took lately; None: not known."""
     params: dict[str, Any] = {}
     report: dict[str, Any] = {}
 
@@ -453,6 +459,8 @@ class MaintenanceView(View):
     operations: list[OperationRow]
     running: list[OperationRow]
     small_file_bytes: int
+    log: str = ""
+    """The last lines of the run's log, if one run was asked for."""
 
 
 class QualityRow(View):

@@ -262,6 +262,7 @@ class Observer:
             ),
             running=maintenance.running_operations(self._settings),
             small_file_bytes=maintenance.SMALL_FILE_BYTES,
+            log=maintenance.log_of(self._settings, run) if run else "",
         )
 
     def _table_views(self) -> list[Any]:

@@ -3,7 +3,7 @@
     python -m millrace.operations <operation> [--params JSON] [--result FILE] [--progress FILE]
 
 The result file holds ``{"ok": true, "report": {...}}`` or ``{"ok": false, "error": {"code", "message", "retriable"}}`` and is
-written last, whole. Without ``--result`` it goes to standard output. Exit code 0, or 1 for an error; 143 after SIGTERM.
+written last, whole; after SIGTERM it holds ``{"ok": true, "stopped": true, "report": {}}``. Without ``--result`` it goes to standard output. Exit code 0, or 1 for an error; 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ def main(operation: Operation, argv: Sequence[str] | None = None) -> int:
         retriable = isinstance(error, MillraceError) and error.retriable
         _finish(arguments.result, {"ok": False, "error": _error(code, str(error), retriable)})
         return 1
+    except _Stopped:
+        if arguments.result is not None:
+            _finish(arguments.result, {"ok": True, "stopped": True, "report": {}})
+        raise
     except Exception as error:
         logging.getLogger(__name__).exception("failed")
         # What has no type of ours may be the storage, or another writer: a retry is worth its cost.
@@ -82,9 +86,13 @@ def spark_session(name: str, settings: Settings, progress: Progress) -> Iterator
             spark.stop()
 
 
+class _Stopped(SystemExit):
+    """SIGTERM: the run was stopped, it did not fail."""
+
+
 def _terminated(_signal: int, _frame: FrameType | None) -> None:
     """End through the finally clauses: staged work is given up, the session is closed."""
-    sys.exit(128 + signal.SIGTERM)
+    raise _Stopped(128 + signal.SIGTERM)
 
 
 def _error(code: str, message: str, retriable: bool) -> dict[str, Any]:

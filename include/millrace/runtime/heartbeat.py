@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
 
 EVERY_SECONDS: Final = 2.0
+_JAVA_OBJECT: Final = re.compile(r"\b(?:[\w$]+\.)+[\w$]+@[0-9a-f]+\b")
 
 
 def heartbeat_path(settings: Settings, app_name: str) -> Path:
@@ -87,7 +89,7 @@ class Heartbeat:
         look.rows = rows
         return {
             "active": query.isActive,
-            "message": status["message"],
+            "message": _without_objects(status["message"]),
             "batches": told.get("batches", 0),
             "rows": rows,
             "rows_per_second": round(rate, 1),
@@ -111,6 +113,11 @@ class Heartbeat:
         if self._spark_ui:
             figures["spark_ui"] = self._spark_ui
         return {"words": words, "done": None, "figures": figures, "at": now, "pid": os.getpid()}
+
+
+def _without_objects(message: str) -> str:
+    """Spark's words without the names of Java objects, such as ``org.apache.spark.sql.….PythonMicroBatchStream@1f2e3d``."""
+    return _JAVA_OBJECT.sub("the source", message)
 
 
 def _lag(told: dict[str, Any]) -> float | None:

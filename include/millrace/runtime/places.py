@@ -29,6 +29,10 @@ POLL_SECONDS: Final = 0.5
 RUNS: Final = 5
 """Runs of a job by which its length is guessed."""
 LENGTHS: Final = "lengths"
+BEFORE: Final = "before"
+"""Figure of the progress of one that waits: how many are before it."""
+EXPECTED_START: Final = "expected_start"
+"""Figure of the progress of one that waits: when it may begin (Unix seconds), where that is known."""
 _NAME: Final = "{:020d}.json"
 
 
@@ -51,12 +55,12 @@ def place(settings: Settings, job: str, progress: Progress, *, poll: float = POL
     number, handle = _take(folder, job)
     try:
         while (before := _before(folder, number)) and len(before) >= settings.places:
-            starts = expected_start(before, typical_seconds(folder), settings.places, now=time.time())
-            when = "" if starts is None else f", expected to begin in about {_words(starts - time.time())}"
+            now = time.time()
+            starts = expected_start(before, typical_seconds(folder), settings.places, now=now)
+            when = "" if starts is None else f", expected to begin in about {_words(starts - now)}"
             progress.say(
                 f"waiting for a place: {len(before)} before it ({', '.join(each.job for each in before)}){when}",
-                before=len(before),
-                **({} if starts is None else {"expected_start": starts}),
+                **{BEFORE: len(before), **({} if starts is None else {EXPECTED_START: starts})},
             )
             time.sleep(poll)
         begun = time.time()
@@ -70,14 +74,20 @@ def place(settings: Settings, job: str, progress: Progress, *, poll: float = POL
 
 
 def expected_start(before: Sequence[Ticket], typical: Mapping[str, float], places: int, *, now: float) -> float | None:
-    """When the one behind `before` may begin (Unix seconds), where each takes as long as its job did; None: not known."""
+    """When the one after `before` may begin (Unix seconds, not before `now`), if each takes as long as its job did; None: not known.
+
+    A ticket that does not run yet takes the place that is free first, wherever it stands: a holder that has just ended is gone
+    while the next one has not looked yet, and processes with other settings may have begun out of turn.
+    """
     if any(each.job not in typical for each in before):
         return None
-    ends = [now] * max(0, places - len(before))
+    ends = sorted(max(now, each.since + typical[each.job]) for each in before if each.running)
+    free = [now] * max(0, places - len(ends)) + ends[max(0, len(ends) - places) :]
+    heapq.heapify(free)
     for each in before:
-        begins = each.since if each.running else heapq.heappop(ends)
-        heapq.heappush(ends, max(now, begins + typical[each.job]))
-    return min(ends)
+        if not each.running:
+            heapq.heapreplace(free, free[0] + typical[each.job])
+    return free[0]
 
 
 def typical_seconds(folder: Path) -> dict[str, float]:

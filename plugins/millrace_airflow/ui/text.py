@@ -11,6 +11,9 @@ from markupsafe import Markup
 NOTHING: Final = "\N{EN DASH}"
 """Where there is no value."""
 
+_MOMENTS: Final = ("at", "since", "started_at", "ended_at", "expected_start")
+"""Names of facts that are moments, where they are numbers: Unix seconds."""
+
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -97,6 +100,8 @@ def fact(value: Any, name: str = "") -> str:
         return size(value)
     if isinstance(value, int | float) and (name.endswith("seconds") or name == "took"):
         return duration(value)
+    if name in _MOMENTS and isinstance(value, int | float) and 1e9 <= value < 1e11:
+        return exact(value)
     if name.endswith(("tick", "ticks")) and str(value).isdigit() and int(value) >> 18:
         return f"{value} ({exact((int(value) >> 18) / 1000)})"
     if isinstance(value, int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,6 +106,12 @@ def site(airflow_database: None, world: World) -> Iterator[Site]:
 def empty_site(airflow_database: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The application over a data folder that does not exist yet."""
     yield from make_site(Settings(data_dir=tmp_path_factory.mktemp("ui-empty") / "data"))
+
+
+@pytest.fixture
+def own_site(airflow_database: None, tmp_path: Path) -> Iterator[Site]:
+    """The application over the data folder `data` of the test's own, which does not exist yet."""
+    yield from make_site(Settings(data_dir=tmp_path / "data"))
 
 
 @pytest.fixture(scope="session")

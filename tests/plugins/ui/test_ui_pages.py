@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from millrace.base.settings import Settings
 from millrace.meta.store import MetaStore
 from millrace.operations.quality.results import docs_path
 from millrace.runtime.launch import history as launch_history
+from millrace.runtime.launch.folder import RunFolder
 from tests.observe.observe_world import HOSTILE, World
 from tests.plugins.ui.conftest import Site
 
@@ -254,6 +257,28 @@ def test_a_report_is_told_in_words_and_units_and_found_by_its_run(site: Site, wo
     assert HOSTILE not in page
     assert "&lt;script&gt;" in page
     assert "Nothing is known of this run" in site.page("maintenance", run="another")
+
+
+def test_a_run_that_failed_leads_from_the_banner_and_from_its_row_to_its_log(own_site: Site, tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    folder = RunFolder(settings, "quality-1")
+    folder.path.mkdir(parents=True)
+    folder.log.write_text("first line\n<b>no space left</b>\n")
+    launch_history.append(
+        launch_history.history_path(settings, launch_history.OPERATIONS),
+        {
+            "run_id": "quality-1", "job": "quality", "attempt": 1, "state": "failed", "started_at": 1.0, "ended_at": 2.0,
+            "params": {}, "report": None, "error": {"code": "X", "message": "no", "retriable": False},
+        },
+    )  # fmt: skip
+    link = 'href="/millrace/maintenance?run=quality-1"'
+    assert link in own_site.page("maintenance").partition("<main")[0], "in the banner"
+    assert link in own_site.page("maintenance").partition("<main")[2], "in its row"
+    assert link in own_site.page("").partition("<main")[2], "beside the finding"
+    page = own_site.page("maintenance", run="quality-1")
+    assert "&lt;b&gt;no space left&lt;/b&gt;" in page
+    assert 'href="/millrace-jobs/quality-1/log"' in page
+    assert "no space left" not in own_site.page("maintenance", run="../quality-1")
 
 
 def test_each_tick_of_the_api_has_its_moment_beside_it(site: Site) -> None:

@@ -46,7 +46,7 @@ class FailedExpectation(OperationReport):
 
 
 class QualityReport(OperationReport):
-    """What a run found. `passed`: no critical expectation failed in it."""
+    """What a run found. `passed`: no expectation failed in it, critical or not."""
 
     run_id: str
     passed: bool
@@ -86,7 +86,7 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
     )
     return QualityReport(
         run_id=run_id,
-        passed=not any(table.failed_critical for table in outcomes),
+        passed=not any(table.failed for table in outcomes),
         expectations=sum(len(table.outcomes) for table in outcomes),
         failed=tuple(failure for table in outcomes for failure in _failures(table)),
         tables={table.table: _figures(table) for table in outcomes},

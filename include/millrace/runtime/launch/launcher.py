@@ -184,8 +184,7 @@ class Launcher:
         status = self.poll(run_id)
         if not status.active:
             return status
-        if not folder.stop.exists():
-            replace_json(folder.stop, {"at": time.time(), "by": os.getpid()})
+        self.announce_stop(run_id)
         identity = read_json(folder.identity) or {}
         if is_alive(identity.get("pid", 0), identity.get("start")):
             send([identity["pid"]], signal.SIGTERM)
@@ -194,6 +193,12 @@ class Launcher:
         _kill_session(folder)
         until(lambda: not folder.is_locked(), Deadline.after(10.0), every=POLL_SECONDS)
         return self.poll(run_id)
+
+    def announce_stop(self, run_id: str) -> None:
+        """Record that the run is asked to stop, without a signal: however its process ends from now on, it was stopped, not lost."""
+        folder = RunFolder(self._settings, run_id)
+        if not folder.stop.exists():
+            replace_json(folder.stop, {"at": time.time(), "by": os.getpid()})
 
     def collect(self, run_id: str) -> None:
         """Say that the result of a run was handed on: the next start of the same id runs it again."""
@@ -294,8 +299,17 @@ def _judge(folder: RunFolder, *, alive: bool, result: dict[str, Any] | None) -> 
         return RunState.FAILED, JobError(code, message, bool(error.get("retriable", True)))
     if folder.stop.exists():
         return RunState.STOPPED, None
-    last = tail(folder.log, lines=5) or "it wrote no log"
-    return RunState.LOST, JobError("JOB_LOST", f"the job ended without a result (log: {folder.log}): {last}", True)
+    return RunState.LOST, JobError("JOB_LOST", _lost_words(folder), True)
+
+
+def _lost_words(folder: RunFolder) -> str:
+    """What is known of a process that is gone without a result: what it was at, and its last lines."""
+    was_at = str((read_json(folder.progress) or {}).get("words") or "")
+    during = f' while it said "{was_at}"' if was_at else ""
+    last = tail(folder.log, lines=5)
+    if not last:
+        return f"the process of the run was killed{during or ' before it wrote a line'}; the kernel's log says whether memory ran out"
+    return f"the process of the run ended without a result{during} (log: {folder.log}): {last}"
 
 
 def _await_identity(folder: RunFolder, *, deadline: float) -> None:
