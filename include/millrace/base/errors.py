@@ -36,6 +36,10 @@ class InvalidArgument(MillraceError):
     """A caller passed a value that can never be right."""
 
 
+class Closed(MillraceError):
+    """A call to a producer, an appender or a consumer that was closed: make another."""
+
+
 class CheckViolated(InvalidArgument):
     """Rows make a check of their collection false, or say another value than a computed field has: nothing of the call was sent."""
 
@@ -374,7 +378,7 @@ class InvalidStream(MillraceError):
     """A stream's declaration cannot run as it stands; the message names each field and what is wrong with it."""
 
 
-class StreamClosed(MillraceError):
+class StreamClosed(Closed):
     """A message stream that was closed, before the call or while it waited: make another."""
 
 

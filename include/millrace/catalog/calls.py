@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Unpack
 from millrace.access.calls import CATALOG, may_see, require
 from millrace.access.grants import Caller, Kind, Resource
 from millrace.base.errors import ChannelNotFound, InvalidArgument
-from millrace.catalog.collection import Collection, PChannel
+from millrace.catalog.collection import DEFAULT_PARTITION, Collection, PChannel
 from millrace.catalog.port import Catalog, CollectionOptions
 from millrace.message.schema import CollectionSchema, FieldSpec
 
@@ -193,7 +193,7 @@ class ServedCatalog:
     def create_collection(
         self, name: str, schema: CollectionSchema, **options: Unpack[CollectionOptions]
     ) -> Collection:
-        partitions = options.get("partitions", ("_default",))
+        partitions = options.get("partitions", (DEFAULT_PARTITION,))
         if isinstance(partitions, str):
             raise InvalidArgument("a collection needs a list of partitions")
         if self._pchannels is not None and not self.pchannels():

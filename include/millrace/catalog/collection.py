@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeAlias, cast
+from typing import Any, Final, Literal, Self, TypeAlias, cast
 
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import CollectionNotFound, InvalidArgument
 from millrace.message.schema import CollectionSchema
+
+DEFAULT_PARTITION: Final = "_default"
+"""The partition that a collection has if its creator names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,13 @@ class Collection:
         return len(self.schemas)
 
     @property
+    def default_partition(self) -> str | None:
+        """The partition of rows that name none: ``_default``, else the only one; None if there are several without it."""
+        if DEFAULT_PARTITION in self.partitions:
+            return DEFAULT_PARTITION
+        return next(iter(self.partitions)) if len(self.partitions) == 1 else None
+
+    @property
     def pchannels(self) -> list[str]:
         """The PChannels that its VChannels are on, by name."""
         return sorted({pchannel_of(vchannel) for vchannel in self.vchannels})
@@ -60,6 +70,15 @@ class Collection:
     def on(self, channels: Iterable[str]) -> Self:
         """The collection as far as it is on `channels`, whole where none is named. Raises InvalidArgument."""
         return replace(self, vchannels=self.vchannels_on(channels) or self.vchannels)
+
+    def known_as(self, found: Self) -> Self:
+        """`found`, which the catalog has under this collection's name. Raises CollectionNotFound if it is another collection."""
+        if found.id != self.id:
+            raise CollectionNotFound(
+                f"collection {self.name!r} with id {self.id} was dropped, and another collection with id {found.id} has its name:"
+                " get that one by the name"
+            )
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """As the catalog's calls carry it."""

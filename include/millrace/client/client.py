@@ -168,6 +168,13 @@ class Client(Closing):
                     return each
             raise
 
+    def newest(self, source: str | Collection) -> Collection:
+        """The definition as it is now of the collection of that name, or of that very collection. Raises CollectionNotFound, also
+        where `source` was dropped and another collection has its name."""
+        if isinstance(source, str):
+            return self.collection(source)
+        return source.known_as(self.collection(source.name))
+
     def producer(
         self,
         *,
@@ -314,10 +321,12 @@ class Client(Closing):
         """A collection at a tick; without one at a tick of now, which lies behind every append that was answered."""
         if at is None:
             at = self.now(collection.pchannels)
-        return at, self.read(collection.name, at=at)
+        return at, self.read(collection, at=at)
 
-    def read(self, name: str, *, metrics: Metrics | None = None, **options: Unpack[ReadOptions]) -> pa.Table:
-        """The rows of a collection, as :meth:`millrace.client.database.Collection.read` has it; `deadline` is ``read_deadline`` by default.
+    def read(
+        self, source: str | Collection, *, metrics: Metrics | None = None, **options: Unpack[ReadOptions]
+    ) -> pa.Table:
+        """The rows of a collection (or the one of that name), as :meth:`millrace.client.database.Collection.read` has it; `deadline` is ``read_deadline`` by default.
 
         Has a tick appended on each PChannel of the collection, so that one on which nothing happens does not hold the read
         back. No JVM. `metrics` are told how long it took. Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument;
@@ -325,27 +334,34 @@ class Client(Closing):
         """
         began = time.perf_counter()
         tick, seconds, selection = self._asked(**options)
-        rows = self._tables.read(self.collection(name), at=tick, seconds=seconds, selection=selection)
+        rows = self._tables.read(self.newest(source), at=tick, seconds=seconds, selection=selection)
         if metrics is not None:
             metrics.read_duration_seconds.observe(time.perf_counter() - began)
         return rows
 
-    def stream(self, name: str, **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
+    def stream(self, source: str | Collection, **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
         """:meth:`read`, batch by batch, in bounded memory: of collections that are larger than it."""
         tick, seconds, selection = self._asked(**options)
-        return self._tables.stream(self.collection(name), at=tick, seconds=seconds, selection=selection)
+        return self._tables.stream(self.newest(source), at=tick, seconds=seconds, selection=selection)
 
-    def dataset(self, name: str, *, at: Moment | None = None, deadline: float | None = None) -> CollectionDataset:
+    def dataset(
+        self, source: str | Collection, *, at: Moment | None = None, deadline: float | None = None
+    ) -> CollectionDataset:
         """:meth:`read` as a dataset of pyarrow, pinned to its tick; what is asked of it later is read then."""
         tick, seconds, _ = self._asked(at=at, deadline=deadline)
-        return self._tables.dataset(self.collection(name), at=tick, seconds=seconds)
+        return self._tables.dataset(self.newest(source), at=tick, seconds=seconds)
 
     def count(
-        self, name: str, *, at: Moment | None = None, where: str | None = None, deadline: float | None = None
+        self,
+        source: str | Collection,
+        *,
+        at: Moment | None = None,
+        where: str | None = None,
+        deadline: float | None = None,
     ) -> int:
         """How many rows :meth:`read` would give. Reads none where the tables' logs say it and nothing hides one."""
         tick, seconds, selection = self._asked(at=at, where=where, deadline=deadline)
-        return self._tables.count(self.collection(name), at=tick, seconds=seconds, where=selection.where)
+        return self._tables.count(self.newest(source), at=tick, seconds=seconds, where=selection.where)
 
     def _asked(
         self, *, at: Moment | None = None, deadline: float | None = None, **selected: Unpack[Selecting]

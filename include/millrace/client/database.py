@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 from millrace.base.closing import Closing
 from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
+from millrace.catalog.collection import DEFAULT_PARTITION, as_views
 from millrace.catalog.collection import Collection as Definition
-from millrace.catalog.collection import as_views
 from millrace.client.client import Client
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change, SchemaOf
@@ -122,7 +122,7 @@ class Database(Closing):
         defaults: Mapping[str, Any] | None = None,
         computed: Mapping[str, str] | None = None,
         checks: Mapping[str, str] | None = None,
-        partitions: Sequence[str] = ("_default",),
+        partitions: Sequence[str] = (DEFAULT_PARTITION,),
         vchannels: int = 1,
         exist_ok: bool = False,
     ) -> Collection:
@@ -244,8 +244,9 @@ class Collection:
         return list(self.definition.partitions)
 
     def refresh(self) -> Collection:
-        """Ask for the definition anew: somebody else may have changed it. Raises CollectionNotFound."""
-        self.definition = self.database.client.collection(self.name)
+        """Ask for the definition anew: somebody else may have changed it. Raises CollectionNotFound, also if it was dropped
+        and another has its name."""
+        self.definition = self.database.client.newest(self.definition)
         return self
 
     # --- writing ----------------------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ class Collection:
         InvalidArgument for what the columns do not fit.
         """
         return self.database.client.read(
-            self.name, at=at, columns=columns, where=where, limit=limit, order_by=order_by, deadline=deadline
+            self.definition, at=at, columns=columns, where=where, limit=limit, order_by=order_by, deadline=deadline
         )
 
     def stream(self, **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
@@ -336,11 +337,11 @@ class Collection:
 
         DuckDB, Polars and pandas take it as it is. Its batches raise TableDamaged, and LogUnavailable where the answer breaks off.
         """
-        return self.database.client.stream(self.name, **options)
+        return self.database.client.stream(self.definition, **options)
 
     def count(self, *, at: Moment | None = None, where: str | None = None, deadline: float | None = None) -> int:
         """How many rows there are; none is read where the tables' logs say it and nothing hides one."""
-        return self.database.client.count(self.name, at=at, where=where, deadline=deadline)
+        return self.database.client.count(self.definition, at=at, where=where, deadline=deadline)
 
     def to_pandas(self, **options: Unpack[ReadOptions]) -> pd.DataFrame:
         """:meth:`read` as a pandas DataFrame."""
@@ -361,7 +362,7 @@ class Collection:
     def dataset(self, *, at: Moment | None = None, deadline: float | None = None) -> CollectionDataset:
         """:meth:`read` as a dataset of pyarrow, pinned to its tick: what takes such ones (DuckDB, Polars) asks it for the columns and
         rows of each query, and as often as it is asked, it says the same. A file that VACUUM took since is TableDamaged."""
-        return self.database.client.dataset(self.name, at=at, deadline=deadline)
+        return self.database.client.dataset(self.definition, at=at, deadline=deadline)
 
     def scan_polars(self, *, at: Moment | None = None, deadline: float | None = None) -> pl.LazyFrame:
         """:meth:`dataset` as a Polars LazyFrame: its columns and filters are pushed down. Raises InvalidSettings where Polars is not
@@ -473,23 +474,23 @@ class Collection:
             add_check=add_check,
         )
         made = resolved(made, lambda: self.refresh().schema)
-        version = self.database.client.catalog.alter(self.name, made)
+        version = self.database.client.catalog.alter(self.refresh().name, made)
         self.refresh()
         return version
 
     def create_partition(self, name: str) -> None:
         """Add a partition. Raises AppendRejected (PARTITION_EXISTS)."""
-        self.database.client.catalog.create_partition(self.name, name)
+        self.database.client.catalog.create_partition(self.refresh().name, name)
         self.refresh()
 
     def drop_partition(self, name: str) -> None:
         """Drop a partition with its rows, for good."""
-        self.database.client.catalog.drop_partition(self.name, name)
+        self.database.client.catalog.drop_partition(self.refresh().name, name)
         self.refresh()
 
     def flush(self) -> dict[str, int]:
         """Seal and flush what grows; by VChannel the tick of it, 0 where nothing grew."""
-        return self.database.client.catalog.flush(self.name)
+        return self.database.client.catalog.flush(self.refresh().name)
 
 
 def _library(name: str, instead: str) -> Any:

@@ -373,7 +373,7 @@ def _check_partitions(collection: Collection, partition: str | None, partition_b
         types = {each.name: each.type for each in collection.schema.fields}
         if types.get(partition_by) != "string":
             raise InvalidArgument(f"--partition-by takes a string field, and {partition_by!r} is none")
-    if partition is None and partition_by is None and not delete and len(collection.partitions) != 1:
+    if partition is None and partition_by is None and not delete and collection.default_partition is None:
         raise InvalidArgument(f"name the partition with --partition or --partition-by; {collection.name} has {known}")
 
 

@@ -28,7 +28,7 @@ from millrace.base.errors import (
 )
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection, PChannel
+from millrace.catalog.collection import DEFAULT_PARTITION, Collection, PChannel
 from millrace.catalog.records import catalog_path
 from millrace.coord.appending import Appending
 from millrace.coord.broadcast.broadcaster import Broadcaster
@@ -173,7 +173,7 @@ class Coordinator(Closing):
         schema: CollectionSchema,
         *,
         vchannels: int = 1,
-        partitions: Sequence[str] = ("_default",),
+        partitions: Sequence[str] = (DEFAULT_PARTITION,),
         exist_ok: bool = False,
         restored: bool = False,
         request: str = "",

@@ -376,3 +376,33 @@ def test_a_poll_without_news_returns_at_its_timeout(deployment: Deployment) -> N
     with scan(PCHANNEL, Latest(), wal=deployment.history, tail=deployment.tail) as found:
         assert found.poll(timeout=0.05) is None
         assert found.confirmed_tick > 0
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["of the tail", "of the table"])
+def test_a_scan_up_to_a_units_own_tick_delivers_that_unit_and_none_after_it(
+    deployment: Deployment, committed: bool
+) -> None:
+    fill(deployment)
+    if committed:
+        deployment.commit()
+    whole = list(deployment.scan(PCHANNEL, All()))
+    for place, unit in enumerate(whole):
+        with scan(PCHANNEL, All(), wal=deployment.history, tail=deployment.tail, until_tick=unit.time_tick) as found:
+            assert [each.id for each in found] == [each.id for each in whole[: place + 1]]
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_who_falls_out_of_the_tail_behind_what_retention_took_hears_of_it(tmp_path: Path, where: str) -> None:
+    with deployed(tmp_path, where, SMALL_TAIL) as made:
+        made.commit()
+        keys = iter(keys_of(V0, 200))
+        with scan(V0, All(), wal=made.history, tail=made.tail) as found:
+            made.append(insert(next(keys)))
+            assert found.poll(timeout=10.0) is not None  # it stands in the tail now
+            for _ in range(2):
+                for _ in range(60):
+                    made.append(insert(next(keys), body=bytes(2_000)))
+                made.commit()
+            assert trim_first_commit(made) > found.confirmed_tick
+            with pytest.raises(PositionTruncated):
+                found.poll(timeout=10.0)

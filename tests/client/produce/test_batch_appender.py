@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from millrace.base.errors import BufferFull, DeadlineExceeded, InvalidArgument, LogUnavailable
+from millrace.base.errors import BufferFull, Closed, DeadlineExceeded, InvalidArgument, LogUnavailable
+from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.client.client import Client
 from millrace.client.produce.async_producer import AsyncProducer
-from millrace.client.produce.batch_appender import BatchLimits
+from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
+from millrace.client.produce.sequencer import Sending
 from millrace.client.produce.written import Written
 from millrace.message.keys import vchannel_index
 from millrace.wal.scanner import VChannels
@@ -86,7 +90,7 @@ def test_a_batch_goes_out_once_it_has_its_count_of_calls(shop: Client, items: Co
 def test_a_closed_appender_takes_nothing(shop: Client, items: Collection) -> None:
     batch = shop.producer().batch()
     batch.close()
-    with pytest.raises(InvalidArgument, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         batch.insert(items, item_rows(1))
 
 
@@ -191,3 +195,50 @@ def item_home(key: int, items: Collection) -> int:
     from millrace.message.keys import vchannel_index
 
     return int(vchannel_index(pa.array([key]), len(items.vchannels))[0])
+
+
+class Broken:
+    """A lane that fails before it takes anything, in a way that nothing is known of."""
+
+    def __init__(self) -> None:
+        self.unresolved: list[Sending] = []
+
+    def deliver(self, source: Callable[[], Sending | None]) -> None:
+        raise ZeroDivisionError("a bug")
+
+
+def test_what_is_given_up_gives_its_room_back_and_tells_who_waits_for_it(items: Collection) -> None:
+    lane: Any = Broken()
+    batch = BatchAppender(
+        lambda pchannel: lane,
+        Settings(),
+        known=lambda given: items,
+        evolved=lambda given, rows: items,
+        limits=BatchLimits(buffer_bytes=30, deadline=10.0, delay=0.2),
+    )
+    for _ in range(3):  # each fills the buffer
+        future = batch.insert(items, item_rows(1))
+        told = threading.Event()
+        batch.on_room(told.set)
+        with pytest.raises(ZeroDivisionError):
+            future.result(timeout=10)
+        assert told.wait(10), "who waits for room without a thread waits for ever"
+    assert batch.held_bytes == 0
+    batch.close()
+
+
+def test_a_closed_appender_tells_who_waits_for_room(items: Collection) -> None:
+    lane: Any = Broken()
+    lane.deliver = lambda source: threading.Event().wait(0.05) and None
+    batch = BatchAppender(
+        lambda pchannel: lane, Settings(), known=lambda given: items, evolved=lambda given, rows: items
+    )
+    future = batch.insert(items, item_rows(1))
+    told = threading.Event()
+    batch.on_room(told.set)
+    with pytest.raises(DeadlineExceeded):
+        batch.close(deadline=0.1)
+    with pytest.raises(LogUnavailable):
+        future.result(timeout=10)
+    assert told.wait(10)
+    assert batch.held_bytes == 0

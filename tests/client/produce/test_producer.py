@@ -212,7 +212,31 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_sent(
         client.producer().insert(made, table)
 
 
-def test_a_partition_must_be_named_where_there_are_several(client: Client, collection: Collection) -> None:
+def test_a_new_partition_changes_nothing_for_writers_that_name_none(
+    client: Client, request: pytest.FixtureRequest
+) -> None:
+    before = client.catalog.create_collection(own_name(request), SCHEMA)
+    client.catalog.create_partition(before.name, "oslo")
+    after = client.collection(before.name)
+    producer = client.producer()
+    for key, each in enumerate((before, after)):
+        producer.insert(each, rows(key))
+        producer.upsert(each, rows(10 + key))
+        producer.insert(each, iter([rows(20 + key)]))  # type: ignore[arg-type]
+        with producer.transaction(each) as txn:
+            txn.insert(rows(30 + key))
+    producer.insert(after, rows(50), partition="oslo")
+    assert set(stored(client, after)) == {0, 1, 10, 11, 20, 21, 30, 31, 50}
+    client.catalog.drop_partition(after.name, "_default")
+    assert set(stored(client, after)) == {50}
+    client.catalog.create_partition(after.name, "rome")
+    with pytest.raises(InvalidArgument, match="name the partition"):
+        producer.insert(client.collection(after.name), rows(1))
+
+
+def test_a_partition_must_be_named_where_there_are_several_without_a_default(
+    client: Client, collection: Collection
+) -> None:
     with pytest.raises(InvalidArgument, match="name the partition"):
         client.producer().insert(collection, rows(1))
     with pytest.raises(InvalidArgument, match="no partition 'paris'"):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pytest
 
 from millrace.base.errors import TransactionLost
 from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
-from millrace.client.produce.transaction import Transaction
+from millrace.client.produce.transaction import DEFAULT_LEASE_MS, Transaction
+from millrace.client.produce.written import Written
 from millrace.message.ids import LOGICAL_BITS
+from millrace.message.model import MutableMessage
+from millrace.wal.config import ChainConfig
 from tests.client.conftest import item_rows
 from tests.client.produce.test_batch_appender import item_home
 
@@ -47,6 +51,46 @@ def test_a_block_may_last_longer_than_its_lease(shop: Client, items: Collection,
     assert txn.commit_tick is not None
     assert set(stored(items)) == set(mine(items))
     assert stored(items, at=txn.commit_tick - 1) == {}
+
+
+class Clock:
+    """The end of a block as a lease's keeper waits for it: time that passes by waiting alone, and no other message comes."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now = 0.0
+        self._seconds = seconds
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return self.now > self._seconds
+
+
+class Renewals:
+    """A producer that notes when it is sent what."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.at = [0.0]
+
+    def send(self, messages: Sequence[MutableMessage], *, raise_rejected: bool = True) -> Written:
+        self.at.append(self._clock.now)
+        return Written()
+
+
+@pytest.mark.parametrize("lease_ms", [None, 600, 60_000])
+def test_a_quiet_block_of_many_leases_is_renewed_twice_in_each(items: Collection, lease_ms: int | None) -> None:
+    lease = (lease_ms or DEFAULT_LEASE_MS) / 1000
+    clock = Clock(5 * lease)
+    renewals = Renewals(clock)
+    txn = Transaction(renewals, items, items.vchannels[0], keepalive_ms=lease_ms)
+    txn._ended = clock  # type: ignore[assignment]
+    txn._keep()
+    assert max(later - earlier for earlier, later in pairwise([*renewals.at, 5 * lease])) < lease / 2
+    assert len(renewals.at) <= 5 * 4, "and no more often than it takes"
+
+
+def test_the_lease_that_none_names_is_the_chains() -> None:
+    assert ChainConfig().default_txn_keepalive_ms == DEFAULT_LEASE_MS
 
 
 def test_a_lease_is_renewed_for_the_longest_lifetime_and_no_longer(

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from millrace.base.closing import AsyncClosing
+from millrace.base.errors import Closed
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Delivery
 
@@ -38,6 +39,8 @@ class AsyncConsumer(AsyncClosing):
                 await asyncio.wait_for(ready, timeout=left)
             except TimeoutError:
                 pass  # one last look
+            if self.consumer.closed:  # while this waited
+                return None
 
     def acknowledge(self, delivery: Delivery) -> None:
         """As :meth:`Consumer.acknowledge`; a commit that is due is made here, which takes about a millisecond."""
@@ -45,7 +48,10 @@ class AsyncConsumer(AsyncClosing):
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         while not self.consumer.ended:
-            delivery = await self.poll(timeout=1.0)
+            try:
+                delivery = await self.poll(timeout=1.0)
+            except Closed:  # by another thread, a moment ago
+                return
             if delivery is not None:
                 yield delivery
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, Protocol, get_args
 
 from millrace.base.closing import Closing
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, MillraceError
+from millrace.base.errors import Closed, InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.pauses import jittered
 from millrace.client.consume.delivery import Definitions, Delivery, Mark, SchemaOf
@@ -177,17 +177,21 @@ class Consumer(Closing):
     # --- what a caller does -------------------------------------------------------------------------------------------------
 
     def poll(self, *, timeout: float) -> Delivery | None:
-        """The next unit; None where none came within `timeout` seconds, or the consumer has ended.
+        """The next unit; None where none came within `timeout` seconds, or everything up to `until_tick` was delivered.
 
-        Raises what a scan raised; where that is retriable, the next poll goes on.
+        Raises Closed, and what a scan raised; where that is retriable, the next poll goes on.
         """
+        if self._closed:
+            raise Closed("this consumer is closed, and delivers nothing more: make another one")
         end = Deadline.after(timeout)
         while True:
             with self._changed:
-                while not self._ready:
+                while not self._ready and not self._closed:
                     if end.over() or self.ended:
                         return None
                     end.wait(self._changed, most=_WAIT)
+                if self.closed:  # while it waited
+                    return None
                 item = self._ready.popleft()
                 if isinstance(item, Delivery):
                     return self._delivered(item)
@@ -200,7 +204,10 @@ class Consumer(Closing):
     def __iter__(self) -> Iterator[Delivery]:
         """Units until the consumer ends: closed, or everything up to `until_tick` delivered."""
         while not self.ended:
-            delivery = self.poll(timeout=_WAIT)
+            try:
+                delivery = self.poll(timeout=_WAIT)
+            except Closed:  # by another thread, a moment ago
+                return
             if delivery is not None:
                 yield delivery
 

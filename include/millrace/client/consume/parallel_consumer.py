@@ -23,7 +23,7 @@ from typing import Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import Closed, InvalidArgument
 from millrace.base.pauses import jittered
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change, Delivery
@@ -137,6 +137,8 @@ class ParallelConsumer:
                 delivery = self._consumer.poll(timeout=_WAIT)
                 if delivery is not None:
                     self._dispatch(delivery)
+        except Closed:
+            pass  # the consumer has ended, by another thread
         finally:
             for each in self._queues:
                 each.put(None)

@@ -28,8 +28,8 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     AppendUnresolved,
     BufferFull,
+    Closed,
     DeadlineExceeded,
-    InvalidArgument,
     LogUnavailable,
     SpoolFull,
 )
@@ -130,7 +130,7 @@ class BatchAppender(Closing):
         """Take rows to append (see :meth:`Producer.insert`); waits while the buffer is full, unless `wait` is False.
 
         With `evolve` the schema is changed first, in this call, where the newest one known here does not take the rows; what was
-        taken before keeps its own. Raises BufferFull (nothing was taken), InvalidArgument.
+        taken before keeps its own. Raises BufferFull (nothing was taken), InvalidArgument, Closed.
         """
         collection = self._known(collection)
         if evolve:
@@ -219,11 +219,8 @@ class BatchAppender(Closing):
         finally:
             with self._changed:
                 self._given_up = True
-                for queue in self._queues.values():
-                    self._drop(
-                        queue, LogUnavailable("the appender was closed before this was sent: it is not in the log")
-                    )
-                self._changed.notify_all()
+            for queue in list(self._queues.values()):
+                self._drop(queue, LogUnavailable("the appender was closed before this was sent: it is not in the log"))
 
     def on_room(self, call: Callable[[], None]) -> None:
         """Have `call` called once, from any thread, when there may be room again: for who must not wait in a thread."""
@@ -271,7 +268,7 @@ class BatchAppender(Closing):
                 )
             end.wait(self._changed, most=_IDLE)
         if self._closed:
-            raise InvalidArgument("this appender is closed")
+            raise Closed("this appender is closed, and takes nothing more: make another one")
 
     def _full(self, queue: Queue) -> bool:
         """Whether what waits is a batch."""
@@ -308,8 +305,7 @@ class BatchAppender(Closing):
             except Exception as error:  # of a bug too: no future may wait for ever
                 for sending in lane.unresolved:
                     self._give_up(sending, error)
-                with self._changed:
-                    self._drop(queue, error)
+                self._drop(queue, error)
             with self._changed:
                 queue.busy = False
                 self._changed.notify_all()
@@ -368,8 +364,11 @@ class BatchAppender(Closing):
             carried.fail(error)
 
     def _drop(self, queue: Queue, error: Exception) -> None:
-        while queue.pieces:
-            piece = queue.pieces.popleft()
-            self._held -= piece.bytes
-            queue.bytes -= piece.bytes
+        """Give up what waits in a queue: its futures fail, and its room is free again."""
+        with self._changed:
+            dropped = list(queue.pieces)
+            queue.pieces.clear()
+            queue.bytes = 0
+        for piece in dropped:
             piece.ticket.fail(error)
+        self._release(sum(piece.bytes for piece in dropped))

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.closing import Closing
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import Closed, InvalidArgument
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, pchannel_of
@@ -152,7 +152,7 @@ class Producer(Closing):
     ) -> Written:
         """Append `rows` (columns of the collection's schema, cast where that loses nothing) to a collection, or the one of that name.
 
-        They go to `partition`, to the partition that the column `partition_by` names, or to the collection's only one. Batches of
+        They go to `partition`, to the partition that the column `partition_by` names, or to ``_default``. Batches of
         a DataFrame or a stream are taken one by one and sent while the next is taken, so that a stream may be larger than the
         memory. Raises AppendRejected for the first rejected message, or gives all of them in the result where `raise_rejected` is
         False; InvalidArgument for rows that do not fit the schema or a partition that is not there; AppendUnresolved,
@@ -208,7 +208,7 @@ class Producer(Closing):
         collection = max(collection, newest, key=lambda each: each.schema_version)
         changes = () if ask else evolution(rows, collection.schema)
         while ask or changes:
-            collection = self._newest[collection.id] = self._catalog.collection(collection.name)
+            collection = self._newest[collection.id] = collection.known_as(self._catalog.collection(collection.name))
             changes, ask = evolution(rows, collection.schema), False
             if not changes:
                 break
@@ -220,7 +220,8 @@ class Producer(Closing):
         return collection
 
     def known(self, collection: Collection | str) -> Collection:
-        """The collection, asked for where it is given by name. Raises CollectionNotFound, InvalidArgument."""
+        """The collection, asked for where it is given by name. Raises CollectionNotFound, InvalidArgument, Closed."""
+        self._require_open()
         if isinstance(collection, str):
             return self._catalog.collection(collection)
         require_collection(collection)
@@ -290,7 +291,7 @@ class Producer(Closing):
 
     def _key_of(self, collection: Collection, columns: pa.Schema) -> tuple[str, ...]:
         """The primary key's names among the columns of a read: it may have been renamed before or behind it."""
-        schemas = (collection, self._catalog.collection(collection.name))
+        schemas = (collection, collection.known_as(self._catalog.collection(collection.name)))
         known = {each.key_names for found in schemas for each in found.schemas if each.arrow().equals(columns)}
         if len(known) != 1:
             raise InvalidArgument(
@@ -324,6 +325,7 @@ class Producer(Closing):
         """An appender that gathers small appends by size and time and gives a future each; closed with the producer."""
         from millrace.client.produce.batch_appender import BatchAppender
 
+        self._require_open()
         made = BatchAppender(
             self.lane, self._settings, known=self.known, evolved=self.evolved, limits=limits, spool=self.spool
         )
@@ -332,6 +334,7 @@ class Producer(Closing):
 
     def settle(self) -> Written:
         """Ask the log what became of the appends that are unresolved, by sending them again; AppendUnresolved where it cannot."""
+        self._require_open()
         written = Written()
         for lane in self._all_lanes():
             waiting = lane.unresolved
@@ -341,7 +344,8 @@ class Producer(Closing):
         return written
 
     def send(self, messages: Sequence[MutableMessage], *, raise_rejected: bool = True) -> Written:
-        """Stamp and append `messages`, in order within each VChannel; PChannels at once."""
+        """Stamp and append `messages`, in order within each VChannel; PChannels at once. Raises Closed."""
+        self._require_open()
         by_pchannel: dict[str, list[MutableMessage]] = {}
         for message in messages:
             by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
@@ -390,6 +394,10 @@ class Producer(Closing):
         for pchannel in {*ticks, *map(pchannel_of, numbers)}:
             mine = {name: each for name, each in numbers.items() if pchannel_of(name) == pchannel}
             self.lane(pchannel).resume(mine, tick=ticks.get(pchannel, 0), standing=self._standing)
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise Closed(f"producer {self.id} is closed, and takes nothing more: make another one")
 
     def _all_lanes(self) -> list[Lane]:
         with self._guard:

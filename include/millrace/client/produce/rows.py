@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import DEFAULT_PARTITION, Collection
 from millrace.client.produce.frames import Frame, batches_of, is_of, reader_of
 from millrace.client.produce.values import REFUSALS, array_of, from_arrow, from_python, is_made_of_objects, members
 from millrace.message import builders
@@ -245,11 +245,11 @@ def split_rows(
         ids = np.array([partition_id(collection, name) for name in names.dictionary.to_pylist()], dtype=np.int64)
         partitions = ids[names.indices.to_numpy(zero_copy_only=False)]
     else:
-        if partition is None and len(collection.partitions) != 1:
+        chosen = collection.default_partition if partition is None else partition
+        if chosen is None:
             raise InvalidArgument(
-                f"name the partition: collection {collection.name!r} has {len(collection.partitions)}"
+                f"name the partition: collection {collection.name!r} has no {DEFAULT_PARTITION}, but {', '.join(collection.partitions) or 'none'}"
             )
-        chosen = next(iter(collection.partitions)) if partition is None else partition
         number = partition_id(collection, chosen)
         if len(table) == 1:
             yield collection.vchannels[int(homes[0])], number, _one_batch(table)

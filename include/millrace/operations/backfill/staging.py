@@ -67,7 +67,7 @@ def check(params: LoadParams, collection: Collection) -> None:
     kinds = {each.name: each.type for each in collection.schema.fields}
     if params.partition_by is not None and kinds.get(params.partition_by) != "string":
         raise InvalidArgument(f"partition_by takes a string field, and {params.partition_by!r} is none")
-    if params.partition is None and params.partition_by is None and len(collection.partitions) != 1:
+    if params.partition is None and params.partition_by is None and collection.default_partition is None:
         raise InvalidArgument(f"name the partition with partition or partition_by; {collection.name} has {known}")
 
 
