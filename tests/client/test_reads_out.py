@@ -10,14 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import CheckViolated, InvalidArgument
 from millrace.catalog.collection import Collection as Definition
 from millrace.client.client import Client
 from millrace.client.database import Database
 from millrace.client.dataset import looked_at
+from millrace.message.expression.rules import Check, Draft
+from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import Add, Rename, Widen
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
+from tests.cli.deployment import Deployment
 from tests.client.conftest import item_rows
 
 Stored = Callable[..., dict[int, str]]
@@ -139,3 +142,41 @@ def test_collections_whose_names_differ_by_case_alone_are_not_one_view(shop: Cli
         database.attach(connection, [sold.name, sold.name])
         assert connection.sql(f'select count(*) from "{sold.name}"').fetchall() == [(18,)]
     shop.catalog.drop_collection(other.name)
+
+
+BACKSLASHES = ["100%", "100 apples", "1000", r"C:\temp", r"a\b", "ab", "it's", r"10\0%", "a_b"]
+WHERES = [r"name like '100\%'", r"name = 'C:\temp'", r"name = 'a\b'", r"name not like '%\%%'", r"name like '10\0!%' escape '!'",
+          "name in ('it''s', 'ab')", r'name = "a\\b"', r"name like 'a\_b'", r"name like '%\\%'"]  # fmt: skip
+
+
+def test_a_backslash_means_one_thing_through_every_door(shop: Client, reader: Client, items: Definition) -> None:
+    left = dict(enumerate(BACKSLASHES))
+    shop.producer().insert(items, {"id": list(left), "name": BACKSLASHES})
+    catch_up(shop.settings, shop.log)
+    collection, deployment = Database(reader).collection(items.name), Deployment(shop.settings)
+    hit: dict[str, set[int]] = {}
+    with duckdb.connect() as connection:
+        Database(reader).attach(connection, [items.name])
+        for where in WHERES:
+            said = where.replace(r'"a\\b"', r"'a\b'")
+            theirs = said if "escape" in said or " like " not in said else rf"{said} escape '\'"
+            hit[where] = {row[0] for row in connection.sql(f"select id from {items.name} where {theirs}").fetchall()}
+    for where, wanted in hit.items():
+        assert 0 < len(wanted) < len(BACKSLASHES)
+        assert set(collection.read(where=where)["id"].to_pylist()) == wanted
+        assert collection.count(where=where) == len(wanted)
+    assert {row["id"] for row in deployment.lines("read", items.name, "--where", where, "--json")} == wanted
+    for where in WHERES[:3]:
+        assert collection.delete_where(where).keys == len(hit[where] & set(left))
+        left = {number: name for number, name in left.items() if number not in hit[where]}
+        catch_up(shop.settings, shop.log)
+        assert set(collection.read()["id"].to_pylist()) == set(left)
+
+
+def test_a_backslash_in_a_check_means_what_it_means_in_a_read(shop: Client, items: Definition) -> None:
+    check = Check("whole", Draft(r"name not like '%\%%'"))
+    schema = CollectionSchema(items.schema.fields, "id", checks=(check,))
+    checked = shop.catalog.create_collection(f"{items.name}_checked", schema)
+    shop.producer().insert(checked, {"id": [1], "name": ["100 apples"]})
+    with pytest.raises(CheckViolated):
+        shop.producer().insert(checked, {"id": [2], "name": ["100%"]})

@@ -26,6 +26,8 @@ from millrace.base.predicate.language import (
     Some,
     condition,
     leaves,
+    like_regex,
+    like_text,
 )
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -116,7 +118,7 @@ class _Compiler:
             case Like(subject, pattern):
                 if not _is_text(self._type(subject)):
                     raise InvalidArgument(f"LIKE is for text, and {'.'.join(subject.path)!r} is none")
-                return pc.match_like(self._value(subject, None), pattern)
+                return like(self._value(subject, None), pattern)
             case In(subject, values):
                 kind = self._kind(subject)
                 given = [each.as_py() for each in _members(values, kind)]
@@ -178,6 +180,21 @@ class _Compiler:
             self._type(operand)
             return pc.field(operand.path) if len(operand.path) > 1 else pc.field(operand.path[0])
         return pc.scalar(literal_of(operand, kind))
+
+
+def like(values: Any, pattern: str) -> Any:
+    """Whether texts (a column, or an expression) match a pattern of LIKE. Arrow's own match_like errs about backslashes (26.0)."""
+    found = like_text(pattern)
+    if found is None:
+        return pc.match_substring_regex(values, rf"\A(?s:{like_regex(pattern)})\z")
+    match found:
+        case text, True, True:
+            return pc.match_substring(values, text)
+        case text, True, False:
+            return pc.ends_with(values, text)
+        case text, False, True:
+            return pc.starts_with(values, text)
+    return pc.equal(values, pc.scalar(found[0])) if isinstance(values, pc.Expression) else pc.equal(values, found[0])
 
 
 def type_of(column: Column, schema: pa.Schema) -> pa.DataType:

@@ -3,9 +3,10 @@
     origin = 'JFK' AND (delay > 60 OR cancelled) AND tail IS NOT NULL AND carrier IN ('AA', 'UA')
     origin == "JFK" and 10 < delay <= 60 and tail is not None
 
-Columns by name (a field of a struct by its path, ``address.city``; any other name in backticks); literals: numbers, strings in
-single or double quotes (``''`` inside, or a backslash, stands for the quote), TRUE, FALSE; ``= == != <> < <= > >=``, chained
-too, ``BETWEEN``, ``LIKE`` (``%``, ``_``), ``IN`` a list of literals, ``IS NULL`` or ``is None``, ``AND``, ``OR``, ``NOT``, a boolean
+Columns by name (a field of a struct by its path, ``address.city``; any other name in backticks); literals: numbers, TRUE, FALSE,
+strings as SQL writes them (``'it''s'``: a backslash is a character) or as Python does (``"it's"``, ``"a\\tb"``); ``= == != <> <
+<= > >=``, chained too, ``BETWEEN``, ``LIKE`` (``%``, ``_``; a backslash before either makes it plain, or the character of
+``ESCAPE '!'``), ``IN`` a list of literals, ``IS NULL`` or ``is None``, ``AND``, ``OR``, ``NOT``, a boolean
 column by itself. Words are known in any case. Dates and timestamps are compared with ISO 8601 text (``DATE '...'`` too). A
 comparison with a null is unknown, and a row of which the whole is unknown is not hit; NaN equals nothing, and is no less and no
 greater than anything.
@@ -14,6 +15,7 @@ greater than anything.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -69,7 +71,8 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """`subject` matches `pattern`: ``%`` is any text, ``_`` any character, a backslash makes either plain."""
+    """`subject` matches `pattern`: ``%`` is any text, ``_`` any character; a backslash stands before a plain ``%``, ``_`` or
+    backslash, and nowhere else."""
 
     subject: Column
     pattern: str
@@ -162,8 +165,8 @@ def leaves(found: Any) -> Iterator[Column | Literal]:
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>\s+)
-    |(?P<bytes>[bB]'(?:[^'\\]|\\.)*')
-    |(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
+    |(?P<bytes>[bB](?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"))
+    |(?P<text>'(?:[^']|'')*'|"(?:[^"\\]|\\.)*")
     |(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)
     |(?P<name>[^\W\d]\w*|`(?:[^`]|``)+`)
     |(?P<mark>==|!=|<>|<=|>=|\|\||[=<>(){}\[\],.+*/%-])""",
@@ -172,7 +175,13 @@ _TOKEN: Final = re.compile(
 RESERVED: Final = frozenset({"and", "or", "not", "in", "is", "null", "none", "true", "false", "between", "like"})
 _OPERATORS: Final = {"=": "=", "==": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _ENDS: Final = {"(": ")", "[": "]", "{": "}"}
-_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
+_ESCAPE: Final = re.compile(
+    r"\\(?:(?P<octal>[0-7]{1,3})|x(?P<hex>[0-9a-fA-F]{2})|u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})"
+    r"|N\{(?P<name>[^}]+)\}|(?P<one>.))",
+    re.DOTALL,
+)
+_ESCAPED: Final[dict[str, str]] = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": "", "'": "'",
+                                   '"': '"', "\\": "\\"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +220,8 @@ class Parser:
         while place < len(self._text):
             found = _TOKEN.match(self._text, place)
             if found is None:
+                if self._text[place] in "'\"":
+                    raise self._wrong("the text has no end; a quote inside '...' is written twice", place)
                 raise self._wrong(f"{self._text[place]!r} begins nothing that is known", place)
             if found.lastgroup != "space":
                 yield _Token(found.lastgroup or "", found[0], place)
@@ -288,10 +299,29 @@ class Parser:
         return self._primary()
 
     def _like(self, left: Condition) -> Condition:
-        pattern, subject = self._primary(), self._operand(left)
-        if not isinstance(subject, Column) or not isinstance(pattern, Literal) or not isinstance(pattern.value, str):
+        pattern, subject = self._pattern(), self._operand(left)
+        if not isinstance(subject, Column):
             raise self._wrong("LIKE takes a column and a pattern in quotes")
-        return Like(subject, pattern.value)
+        return Like(subject, pattern)
+
+    def _pattern(self) -> str:
+        """A pattern of LIKE, whose escape is a backslash whatever it was written with."""
+        token, pattern = self._now, self._primary()
+        if not isinstance(pattern, Literal) or not isinstance(pattern.value, str):
+            raise self._wrong("LIKE takes a pattern in quotes", token.place)
+        escape = "\\"
+        if self._take("escape"):
+            given = self._primary()
+            if not isinstance(given, Literal) or not isinstance(given.value, str) or len(given.value) > 1:
+                raise self._wrong("ESCAPE takes one character in quotes, or none: ''")
+            escape = given.value
+        try:
+            return "".join(
+                f"\\{each}" if not wild and each in "%_\\" else each
+                for each, wild in like_pieces(pattern.value, escape)
+            )
+        except ValueError as error:
+            raise self._wrong(str(error), token.place) from None
 
     def _operand(self, found: Condition) -> Column | Literal:
         if not isinstance(found, Column | Literal):
@@ -334,9 +364,9 @@ class Parser:
             case "number", _:
                 return Literal(int(token.text) if token.text.isdigit() else Decimal(token.text))
             case "text", _:
-                return Literal(_unquoted(token.text))
+                return Literal(self._unquoted(token))
             case "bytes", _:
-                return Literal(_unquoted(token.text[1:]).encode("latin-1"))
+                return Literal(self._octets(token))
             case "name", "true" | "false" as word:
                 return Literal(word == "true")
             case "name", "date" | "timestamp" if self._now.kind == "text":
@@ -354,6 +384,77 @@ class Parser:
         self._at -= 1
         raise self._wrong("a column or a literal is expected")
 
+    def _unquoted(self, token: _Token) -> str:
+        """A text without its quotes: by SQL's rule in single quotes, by Python's in double ones."""
+        if token.text[0] == "'":
+            return token.text[1:-1].replace("''", "'")
+        return _ESCAPE.sub(lambda found: self._escaped(found, token), token.text[1:-1])
+
+    def _octets(self, token: _Token) -> bytes:
+        text = _ESCAPE.sub(lambda found: self._escaped(found, token, octets=True), token.text[2:-1])
+        try:
+            return text.encode("latin-1")
+        except UnicodeEncodeError:
+            raise self._wrong("bytes are written in characters of one byte, or as \\xhh", token.place) from None
+
+    def _escaped(self, found: re.Match[str], token: _Token, *, octets: bool = False) -> str:
+        """What Python makes of a backslash and what follows it; one that means nothing stays as it is."""
+        kind, value = found.lastgroup, found[found.lastgroup or 0]
+        try:
+            if kind in ("octal", "hex"):
+                return chr(int(value, 8 if kind == "octal" else 16) & (0xFF if octets else 0x1FF))
+            if octets and kind != "one":
+                return found[0]
+            if kind in ("short", "long") and not 0xD800 <= int(value, 16) < 0xE000:
+                return chr(int(value, 16))
+            if kind == "name":
+                return unicodedata.lookup(value)
+        except (KeyError, ValueError, OverflowError):
+            pass
+        if kind != "one" or value == "x" or (value in "uUN" and not octets):
+            raise self._wrong(f"{found[0]!r} is no character; a backslash before it is written twice", token.place)
+        return _ESCAPED.get(value, found[0])
+
+
+def like_pieces(pattern: str, escape: str = "\\") -> Iterator[tuple[str, bool]]:
+    """The characters of a pattern of LIKE, and whether each is a wildcard: ``%`` or ``_`` that no `escape` stands before.
+
+    Raises ValueError for a pattern that ends in an escape.
+    """
+    characters = iter(pattern)
+    for each in characters:
+        if each != escape:
+            yield each, each in "%_"
+            continue
+        plain = next(characters, None)
+        if plain is None:
+            raise ValueError(f"the pattern ends in its escape {escape}, which stands before a character")
+        yield plain, False
+
+
+def like_text(pattern: str) -> tuple[str, bool, bool] | None:
+    """Of a pattern that is plain text with ``%`` at most before and after it the text, and where there are ``%``; else None."""
+    pieces = list(like_pieces(pattern))
+    wild = [place for place, (_, wild) in enumerate(pieces) if wild]
+    begins = next((place for place, (each, wild) in enumerate(pieces) if not (wild and each == "%")), len(pieces))
+    ends = len(pieces)
+    while ends > begins and pieces[ends - 1] == ("%", True):
+        ends -= 1
+    if any(begins <= place < ends for place in wild):
+        return None
+    text = "".join(each for each, _ in pieces[begins:ends])
+    return text, begins > 0, ends < len(pieces) or begins == len(pieces) > 0
+
+
+def like_regex(pattern: str) -> str:
+    """A pattern of LIKE as a regular expression of RE2, Python or Java that is to match a whole text, with dots for any character."""
+    found: list[str] = []
+    for each, wild in like_pieces(pattern):
+        part = (".*" if each == "%" else ".") if wild else re.escape(each) if each != "\0" else r"\x00"
+        if part != ".*" or found[-1:] != [part]:
+            found.append(part)
+    return "".join(found)
+
 
 def _denied(found: Condition, denied: bool) -> Condition:
     return Not(found) if denied else found
@@ -361,13 +462,3 @@ def _denied(found: Condition, denied: bool) -> Condition:
 
 def _name(text: str) -> str:
     return text[1:-1].replace("``", "`") if text.startswith("`") else text
-
-
-def _unquoted(text: str) -> str:
-    quote = text[0]
-    return re.sub(
-        rf"\\(.)|{quote}{quote}",
-        lambda found: _ESCAPES.get(found[1], found[1]) if found[1] else quote,
-        text[1:-1],
-        flags=re.DOTALL,
-    )

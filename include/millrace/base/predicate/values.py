@@ -53,10 +53,7 @@ class _ValueParser(Parser):
         return found
 
     def _like(self, left: Any) -> Any:
-        pattern = self._primary()
-        if not isinstance(pattern, Literal) or not isinstance(pattern.value, str):
-            raise self._wrong("LIKE takes a value and a pattern in quotes")
-        return Like(left, pattern.value)
+        return Like(left, self._pattern())
 
     def _primary(self) -> Any:
         token = self._now

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from millrace.base.errors import InvalidArgument
-from millrace.base.predicate.language import All, Call, Column, Compare, In, IsNull, Like, Literal, Not, Some
+from millrace.base.predicate.language import All, Call, Column, Compare, In, IsNull, Like, Literal, Not, Some, like_text
 from millrace.base.predicate.values import value as parsed
 from millrace.message.expression.tree import (
     COMPARISONS,
@@ -259,11 +259,11 @@ class _Binder:
         return found.text
 
     def _like(self, subject: Node, pattern: str) -> Node:
-        inner = pattern.strip("%")
-        if any(each in inner for each in "%_\\"):
-            raise InvalidArgument(f"LIKE {pattern!r}: here a pattern is a text with % before it, behind it or both")
+        found = like_text(pattern)
+        if found is None:
+            raise InvalidArgument(f"LIKE {pattern!r}: here a pattern is a text with % before it, after it or both")
+        inner, begins, ends = found
         text = self._made("literal", [], "string", inner)
-        begins, ends = pattern.startswith("%"), pattern.endswith("%")
         if begins and ends:
             return self._made("contains", [subject, text])
         if begins or ends:

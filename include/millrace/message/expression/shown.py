@@ -60,7 +60,7 @@ def _name(name: str) -> str:
 
 def _literal(kind: str, text: str) -> str:
     if kind == "binary":
-        return "b" + _literal("string", bytes.fromhex(text).decode("latin-1"))
+        return repr(bytes.fromhex(text))
     if kind in ("string", "date", "timestamp", "timestamp_ntz"):
-        return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+        return "'" + text.replace("'", "''") + "'"
     return text
