@@ -254,6 +254,28 @@ def test_where_a_database_is_told_in_one_word(tmp_path: Path) -> None:
         millrace.connect(tmp_path / "none", start=False)
 
 
+@pytest.mark.parametrize("kind", ["missing", "of something else"])
+def test_a_typing_error_in_a_path_makes_no_deployment(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.client.database.Client.connect", lambda settings, start: settings.data_dir)
+    folder = tmp_path / "x"
+    if kind != "missing":
+        folder.mkdir()
+        (folder / "notes.txt").touch()
+    for call in (lambda: millrace.connect(folder), lambda: millrace.connect(str(folder))):
+        with pytest.raises(InvalidArgument, match=r"no deployment.*create=True"):
+            call()
+    assert [path.name for path in folder.glob("*")] == ([] if kind == "missing" else ["notes.txt"])
+    assert millrace.connect(folder, create=True).client == folder  # type: ignore[comparison-overlap]
+
+
+def test_a_path_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("millrace.client.database.Client.connect", lambda settings, start: settings.data_dir)
+    assert millrace.connect("~/data", create=True).client == tmp_path / "data"  # type: ignore[comparison-overlap]
+
+
 def test_the_same_face_stands_before_a_server(db: millrace.testing.Deployment, users: millrace.Collection) -> None:
     record = (db.settings.log_path / "server.json").read_text()
     import json

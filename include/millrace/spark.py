@@ -17,6 +17,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from millrace.base.data_folder import require_deployment
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection, as_views
 from millrace.client.client import Client
@@ -241,4 +242,8 @@ def _frame(
 
 def _settings(data: str | Path | None, settings: Settings | None) -> Settings:
     chosen = settings or Settings.load()
-    return chosen if data is None else replace(chosen, data_dir=Path(data))
+    if data is None:
+        return chosen
+    folder = Path(data).expanduser().absolute()
+    require_deployment(folder)
+    return replace(chosen, data_dir=folder)

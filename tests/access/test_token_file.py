@@ -169,7 +169,7 @@ def test_a_flipped_byte_anywhere_lets_nobody_in_or_the_same(file: TokenFile) -> 
     assert file.caller(token) is not None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 2, "body": {"tokens": []}}', "[" * 100_000, "null"])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1, "body": {"tokens": []}}', "[" * 100_000, "null"])
 def test_what_is_no_file_of_tokens_is_refused(file: TokenFile, text: str) -> None:
     token, _ = file.add("shop", READ)
     file.path.write_text(text)
@@ -177,6 +177,20 @@ def test_what_is_no_file_of_tokens_is_refused(file: TokenFile, text: str) -> Non
         file.tokens()
     with pytest.raises(TokenFileRefused):
         file.caller(token)
+
+
+def test_a_folder_in_the_files_place_is_refused_by_name(file: TokenFile) -> None:
+    file.path.mkdir(parents=True)
+    with pytest.raises(TokenFileRefused, match=r"tokens\.json is not a file"):
+        file.tokens()
+
+
+def test_a_newer_builds_file_is_left_to_that_build(file: TokenFile) -> None:
+    file.add("shop", READ)
+    document = json.loads(file.path.read_bytes())
+    file.path.write_text(json.dumps(document | {"version": 2}))
+    with pytest.raises(TokenFileRefused, match=r"version 2.*newer one"):
+        file.tokens()
 
 
 def test_names_are_taken_once_and_tokens_are_not_without_number(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from millrace.base.package import VERSION
 from millrace.base.settings import Settings
 from millrace.commands import status
 from millrace.commands.main import app
@@ -224,3 +225,8 @@ def test_every_example_on_the_page_is_understood() -> None:
     assert len(examples) > 20
     for example in examples:
         reference.parse(example)
+
+
+def test_the_version_is_told_as_other_programs_tell_it() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"millrace {VERSION}\n")

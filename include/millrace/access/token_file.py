@@ -148,10 +148,15 @@ class TokenFile:
             return []
         except OSError as error:
             raise TokenFileRefused(f"{self.path} cannot be read: {error.strerror}") from error
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(handle)
+            raise TokenFileRefused(
+                f"{self.path} is not a file: look at what is there, then remove it and make new tokens"
+            )
         with os.fdopen(handle, "rb") as file:
-            found = os.fstat(file.fileno())
             mode = stat.S_IMODE(found.st_mode)
-            if found.st_uid != os.geteuid() or mode & 0o077 or not stat.S_ISREG(found.st_mode):
+            if found.st_uid != os.geteuid() or mode & 0o077:
                 raise TokenFileRefused(
                     f"others than its owner may read {self.path} or write to it, or it is another user's (mode {mode:o}): look"
                     f" at what is in it (millrace tokens list, once it is closed), then close it with: chmod 600 {self.path}"
@@ -160,6 +165,10 @@ class TokenFile:
         try:
             document = json.loads(data[:MAX_BYTES])
             body = document["body"]
+            if isinstance(document["version"], int) and document["version"] > _VERSION:
+                raise TokenFileRefused(
+                    f"{self.path} has version {document['version']}, and this build knows {_VERSION}: run the build that wrote it, or a newer one"
+                )
             if document["version"] != _VERSION:
                 raise ValueError(f"version {document['version']!r}")
             if document["crc32"] != zlib.crc32(_canonical(body)):
@@ -167,6 +176,8 @@ class TokenFile:
             tokens = [Token.from_json(each) for each in body["tokens"]]
             if len({each.sha256 for each in tokens}) != len(tokens) or len(tokens) > MAX_TOKENS:
                 raise ValueError("its number of tokens")
+        except TokenFileRefused:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MillraceError) as error:
             raise TokenFileRefused(
                 f"{self.path} is not as it was written ({error}): restore it from a copy, or remove it and make new tokens"

@@ -56,6 +56,47 @@ def as_file_name(name: str) -> str:
     return data[:_LONGEST].decode("utf-8", "ignore") + hashlib.sha256(data).hexdigest()[:16]
 
 
+def check_place(folder: Path, where: str) -> None:
+    """Raise InvalidSettings if `folder`, which `where` named, cannot be a data folder.
+
+    Its name is not UTF-8 (the tables' names are URIs, the records JSON) or is longer than the file system takes, or something
+    else than a folder has that name. A folder that does not exist yet is fine. Makes nothing.
+    """
+    from millrace.base.errors import InvalidSettings  # not where `make clean-data` runs this
+
+    shown = repr(os.fspath(folder))
+    try:
+        os.fspath(folder).encode()
+        found = folder.stat()
+    except FileNotFoundError:
+        return
+    except UnicodeEncodeError:
+        raise InvalidSettings(
+            f"{where} = {shown}: the name of a data folder has to be UTF-8; name another folder"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidSettings(f"{where} = {shown} cannot be a data folder: {reason}; name another folder") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise InvalidSettings(f"{where} = {shown} is not a folder; name the deployment's data folder")
+
+
+def require_deployment(folder: Path) -> None:
+    """Refuse a folder that a typing error may have named: a new deployment there would hide the one that was meant.
+
+    An empty folder is fine: somebody made it. Raises InvalidArgument, and what :func:`check_place` raises.
+    """
+    from millrace.base.errors import InvalidArgument  # not where `make clean-data` runs this
+
+    check_place(folder, "the data folder")
+    advice = "correct the path, or make a deployment there with millrace.connect(path, create=True)"
+    if not folder.exists():
+        raise InvalidArgument(f"there is no deployment at {folder}: {advice}")
+    held = {path.name for path in folder.iterdir()}
+    if held and not held & NAMES:
+        raise InvalidArgument(f"{folder} is no deployment, it holds {', '.join(sorted(held)[:3])}: {advice}")
+
+
 def private() -> None:
     """For entry points: what this process makes, and what the processes make that it starts, is its user's alone."""
     os.umask(0o077)
@@ -64,12 +105,19 @@ def private() -> None:
 def claim(folder: Path) -> None:
     """Make the data folder, for its user alone; one that others can read is closed to them, and a line says so.
 
-    Raises UnsafeDataFolder where others can write to it: what is in there may not be what we wrote.
+    Raises InvalidSettings if the folder cannot be made, UnsafeDataFolder where others can write to it: what is in there may not be
+    what we wrote.
     """
-    from millrace.base.errors import UnsafeDataFolder  # not where `make clean-data` runs this
+    from millrace.base.errors import InvalidSettings, UnsafeDataFolder  # not where `make clean-data` runs this
     from millrace.base.files import make_folder
 
-    make_folder(folder, 0o700)
+    check_place(folder, "the data folder")
+    try:
+        make_folder(folder, 0o700)
+    except OSError as error:
+        raise InvalidSettings(
+            f"the data folder {folder} cannot be made: {error.strerror}; name another folder"
+        ) from error
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):

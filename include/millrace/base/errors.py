@@ -6,6 +6,7 @@ its reader what to do. Retry code asks ``error.retriable`` and lists no types.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import ClassVar
 
@@ -50,6 +51,18 @@ class NotSupportedRemotely(MillraceError):
 
 class InvalidSettings(MillraceError):
     """A setting is missing, malformed or contradicts another."""
+
+
+class FileRefused(MillraceError):
+    """The operating system refuses a file or folder: a right is missing, the disk is full or read-only, a name is too long."""
+
+    @classmethod
+    def of(cls, error: OSError) -> FileRefused:
+        """The same in a sentence."""
+        named = [repr(os.fsdecode(each)) for each in (error.filename, error.filename2) if isinstance(each, str | bytes)]
+        return cls(
+            f"{' and '.join(named) or 'a file'}: {error.strerror}; look at its name, its owner and mode, and the free space"
+        )
 
 
 class UnsafeDataFolder(MillraceError):

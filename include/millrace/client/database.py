@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.closing import Closing
+from millrace.base.data_folder import require_deployment
 from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
 from millrace.catalog.collection import DEFAULT_PARTITION, as_views
@@ -59,15 +60,17 @@ def connect(
     token: str = "",
     roots: str | Path = "",
     start: bool = True,
+    create: bool = False,
     settings: Settings | None = None,
 ) -> Database:
     """Connect to a deployment: the data folder `where` (default: $MILLRACE_DATA, or the user's own), or the server at
     ``grpc://host:port`` or ``grpc+tls://host:port``.
 
-    A data folder's log server is started where none runs, unless `start` is False. A server asks for a `token` (default:
+    A data folder's log server is started where none runs, unless `start` is False. `create` makes a deployment in a folder `where` that
+    does not exist or holds something else; an empty folder and the default one need no `create`. A server asks for a `token` (default:
     $MILLRACE_SERVER_TOKEN); `roots` is a PEM file with the certificates to trust. `settings` go over those of the environment.
     Close it, or use it in a ``with`` block. Raises LogUnavailable where the server cannot be reached or must not be started,
-    InvalidSettings, UnsafeDataFolder.
+    InvalidArgument if `where` is no deployment, InvalidSettings, UnsafeDataFolder.
     """
     if isinstance(where, str) and where.startswith(("grpc://", "grpc+tls://", "grpc+tcp://")):
         return Database(Client.at(where, token=token, roots=roots, settings=settings))
@@ -78,7 +81,11 @@ def connect(
     if token or roots:
         raise InvalidArgument("a token and roots are for a server: give its address, grpc+tls://host:port")
     found = settings or Settings.load()
-    return Database(Client.connect(found if where is None else replace(found, data_dir=Path(where)), start=start))
+    if where is not None:
+        found = replace(found, data_dir=Path(where).expanduser().absolute())
+        if start and not create:
+            require_deployment(found.data_dir)
+    return Database(Client.connect(found, start=start))
 
 
 class Database(Closing):

@@ -31,6 +31,8 @@ app = command_group("log", LOOK, "Look into the ingress log, check it, stop its 
 
 READ_BYTES = 4 << 20
 _FOLLOW_SECONDS = 1.0
+_FOUND_SECONDS = 5.0
+"""How long a server that runs may take to write its record again."""
 
 Channel = Annotated[str | None, typer.Argument(metavar="[PCHANNEL]", help="One of them. Without it: all.")]
 
@@ -139,18 +141,16 @@ def stop(data: DataFolder = None) -> None:
 
     Example: `millrace log stop`
     """
+    from millrace.rpc.discovery import await_record
     from millrace.rpc.remote_log import RemoteLogService
 
     settings = load_settings(data)
-    try:
-        with RemoteLogService.connect(settings.log_path, start=False, deadline=5.0) as service:
-            pid = service.ping()["pid"]
-            service.shutdown(timeout=settings.stop_deadline)
-    except LogUnavailable as error:
-        if "no log server runs" not in str(error):
-            raise
+    if await_record(settings.log_path, seconds=_FOUND_SECONDS) is None:
         typer.echo(f"No log server runs for {settings.data_dir}.")
         return
+    with RemoteLogService.connect(settings.log_path, start=False, deadline=5.0) as service:
+        pid = service.ping()["pid"]
+        service.shutdown(timeout=settings.stop_deadline)
     typer.echo(f"Stopped the log server (process {pid}).")
 
 

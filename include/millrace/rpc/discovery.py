@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from millrace.base.deadline import Deadline
-from millrace.base.errors import LogUnavailable
+from millrace.base.deadline import Deadline, until
+from millrace.base.errors import LogBusy, LogUnavailable
 from millrace.base.file_lock import held
 from millrace.base.files import make_folder, replace_json
 from millrace.base.package import ROOT
@@ -125,6 +125,38 @@ def read_record(folder: Path) -> ServerRecord | None:
         )
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
         return None
+
+
+def await_record(folder: Path, *, seconds: float) -> ServerRecord | None:
+    """The record of the living server; None where no process holds the folder.
+
+    Where one holds it and `server.json` is missing, waits up to `seconds` until the server has written it again. Raises LogBusy if it
+    has not. Starts nothing and makes nothing.
+    """
+
+    def seen() -> ServerRecord | None:
+        record = read_record(folder)
+        return record if record is not None and record.alive() else None
+
+    if (found := seen()) is not None or not _held(folder / LOCK_FILE):
+        return found
+    if (found := until(seen, Deadline.after(seconds), every=_POLL)) is None and _held(folder / LOCK_FILE):
+        raise LogBusy(
+            f"a process holds {folder / LOCK_FILE}, but {RECORD_FILE} does not say which: find it (fuser {folder / LOCK_FILE}) and end it"
+        )
+    return found
+
+
+def _held(lock: Path) -> bool:
+    try:
+        if lock.exists():
+            with held(lock, deadline=Deadline.after(0.0)):
+                pass
+    except LogBusy:
+        return True
+    except OSError:
+        pass  # not ours to lock: as if it were free
+    return False
 
 
 def remove_record(folder: Path, record: ServerRecord) -> None:

@@ -25,7 +25,7 @@ class ServerLaunch:
     port: int = 0
     """0: a free one."""
     idle_timeout: float | None = None
-    """Seconds without work until it stops by itself; None: never."""
+    """Seconds without a client until it stops by itself; None: never."""
     tls: tuple[str, str, str] | None = None
     """Files of its certificate chain and key (PEM), and the name in the certificate; None: no TLS."""
     backend: str = ""
@@ -60,6 +60,8 @@ class ServerLaunch:
         return given
 
 
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
+
 LAUNCH: Final = ServerLaunch(extensions=(APPEND_HOST,))
 """How whoever may start the log's server must start it: with the append host in it. Of a deployment: launch_of."""
 
@@ -68,6 +70,12 @@ def _append_host(settings: Settings) -> str:
     if not backend_of(settings.log).local:
         return CLUSTER_APPEND_HOST
     return SHARED_APPEND_HOST if settings.meta_store else APPEND_HOST
+
+
+def _idle_timeout(settings: Settings) -> float | None:
+    """After how long without a client the server ends. Clients elsewhere, who know its address, could not start it again."""
+    for_this_host = settings.log_port == 0 and settings.log_host in _LOOPBACK
+    return settings.log_idle_seconds if for_this_host and settings.log_idle_seconds > 0 else None
 
 
 def launch_of(settings: Settings) -> ServerLaunch:
@@ -83,6 +91,7 @@ def launch_of(settings: Settings) -> ServerLaunch:
         LAUNCH,
         host=settings.log_host,
         port=settings.log_port,
+        idle_timeout=_idle_timeout(settings),
         tls=settings.log_tls,
         backend="" if embedded else settings.log,
         connections=settings.log_connections,

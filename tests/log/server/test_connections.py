@@ -135,6 +135,14 @@ def test_there_are_no_more_connections_than_allowed_and_a_client_gets_in_through
         each.close()
 
 
+def test_a_client_that_rests_keeps_the_server_from_being_idle(rig: Callable[[ConnectionLimits], Rig]) -> None:
+    made = rig(ConnectionLimits())
+    until(lambda: len(made.server.connections) == 1 and made.server.gate.idle_seconds > 0.1, "the client rests")
+    assert made.server.idle_seconds == 0.0
+    made.service.close()
+    until(lambda: made.server.idle_seconds > 0.1, "the client has gone")
+
+
 def test_the_connection_that_rests_makes_room_for_one_that_works(rig: Callable[[ConnectionLimits], Rig]) -> None:
     made = rig(ConnectionLimits(connections=2, idle_seconds=0.2))
     made.log()

@@ -32,7 +32,15 @@ from millrace.base.file_lock import held
 from millrace.log.protocol import Log
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import EARLIEST, LogId
-from millrace.rpc.discovery import LOCK_FILE, RECORD_FILE, Liveness, ServerRecord, read_record, write_record
+from millrace.rpc.discovery import (
+    LOCK_FILE,
+    RECORD_FILE,
+    Liveness,
+    ServerRecord,
+    await_record,
+    read_record,
+    write_record,
+)
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.link import AppendStream, ConnectionLost
 from millrace.rpc.remote_log import RemoteLogService
@@ -294,14 +302,32 @@ def test_appends_across_a_clean_stop_are_neither_lost_nor_in_doubt(folder: Path)
         assert everything(log) == sent
 
 
-def test_a_server_without_work_stops_by_itself(folder: Path) -> None:
-    with RemoteLogService.connect(folder, launch=ServerLaunch(idle_timeout=0.2)) as service:
+def test_a_server_stops_by_itself_once_its_last_client_has_gone(folder: Path) -> None:
+    launch = ServerLaunch(idle_timeout=0.5)
+    with RemoteLogService.connect(folder, launch=launch) as service:
         service.create("p0")
-        service.open("p0").append([b"a"])
         record = server_of(folder)
-        until(lambda: not record.alive(), "the idle server stops")
-        assert not (folder / RECORD_FILE).exists()
+    until(lambda: not record.alive(), "nobody uses the server")
+    assert not (folder / RECORD_FILE).exists()
+    with RemoteLogService.connect(folder, launch=launch) as service:
         assert service.names() == ["p0"]
+
+
+def test_a_server_whose_record_was_removed_writes_it_again(folder: Path) -> None:
+    with RemoteLogService.connect(folder, launch=LAUNCH) as service:
+        record = server_of(folder)
+        (folder / RECORD_FILE).unlink()
+        assert await_record(folder, seconds=PATIENCE) == record
+        service.shutdown()
+    assert await_record(folder, seconds=PATIENCE) is None
+
+
+def test_a_folder_that_an_unknown_process_holds_is_busy_and_not_free(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    assert await_record(folder, seconds=0.05) is None
+    assert not (folder / LOCK_FILE).exists(), "to look makes nothing"
+    with held(folder / LOCK_FILE, deadline=Deadline.after(1.0)), pytest.raises(LogBusy, match="fuser"):
+        await_record(folder, seconds=0.05)
 
 
 def test_shutdown_stops_the_server_that_runs_not_the_one_that_was_known(folder: Path) -> None:
@@ -352,10 +378,8 @@ def test_a_folder_has_one_server_whatever_its_record_says(folder: Path) -> None:
         with pytest.raises(LogBusy), held(folder / LOCK_FILE, deadline=Deadline.after(0)):
             pass
         (folder / RECORD_FILE).unlink()
-        with pytest.raises(MillraceError):
-            RemoteLogService.connect(folder, deadline=1.0)
-        assert record.alive()
-        write_record(folder, record)
+        with RemoteLogService.connect(folder, deadline=PATIENCE) as other:
+            assert other.ping()["pid"] == record.pid
 
 
 def test_a_server_that_hangs_costs_a_client_its_deadline_and_no_more(folder: Path) -> None:

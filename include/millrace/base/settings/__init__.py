@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from millrace.base.data_folder import check_place
 from millrace.base.errors import InvalidSettings
 from millrace.base.log_backends import EMBEDDED
 from millrace.base.settings.file import read_table
@@ -87,6 +88,12 @@ class Settings:
     )
     log_host: str = setting("127.0.0.1", "Address that the servers of this host bind.")
     log_port: int = setting(0, "Port of the embedded log's server; 0 takes a free one.", low=0, high=65535)
+    log_idle_seconds: float = setting(
+        300.0,
+        "Time without a client after which the log's server ends, if it serves this host at a free port; 0: never.",
+        low=0,
+        high=31_536_000,
+    )
     log_tls_cert: str = setting("", "Certificate chain (PEM) of the log's server; empty: no TLS.")
     log_tls_key: str = setting("", "Key (PEM) of that certificate.")
     log_tls_name: str = setting("localhost", "A name in that certificate, which clients on this host look for.")
@@ -269,10 +276,11 @@ class Settings:
     def load(cls, *, env: Mapping[str, str] | None = None, file: Path | str | None = None) -> Self:
         """Settings from `file` (default: the one ``MILLRACE_CONFIG`` names, if any) and `env` (default: this process's).
 
-        Raises InvalidSettings that names the variable or key and what is allowed.
+        Raises InvalidSettings that names the variable or key and what is allowed, or says why the data folder cannot be one.
         """
         env = os.environ if env is None else env
         values: dict[str, Any] = dict(_user_folders(env))
+        named = "the data folder"
         source = file if file is not None else env.get("MILLRACE_CONFIG") or None
         if source is not None:
             path = Path(source)
@@ -281,6 +289,7 @@ class Settings:
                 if key not in _SPECS:
                     raise InvalidSettings(f"{where} is no setting{_closest(key, _SPECS)}")
                 values[key] = parse(_SPECS[key], raw, where)
+                named = where if key == "data_dir" else named
         by_env = {spec.env: spec for spec in _SPECS.values()}
         for variable in sorted(env):
             if not variable.startswith(PREFIX) or variable in RESERVED or variable.startswith(TEST_PREFIX):
@@ -289,6 +298,8 @@ class Settings:
                 raise InvalidSettings(f"{variable} is no setting{_closest(variable, by_env)}")
             spec = by_env[variable]
             values[spec.name] = parse(spec, env[variable], variable)
+            named = variable if spec.name == "data_dir" else named
+        check_place(values["data_dir"], named)
         return cls(**values)
 
     def environment(self) -> dict[str, str]:

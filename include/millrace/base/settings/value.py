@@ -57,6 +57,8 @@ class SettingSpec(NamedTuple):
 def parse(spec: SettingSpec, raw: Any, where: str) -> Any:
     """The value of `spec` that `raw` (text, or what TOML gives) stands for. Raises InvalidSettings."""
     text = str(raw).strip()
+    if not _plain(text):
+        raise InvalidSettings(f"{where} = {text!r}: give text in UTF-8, without a zero byte")
     value: Any = None
     if spec.type == "Path":
         value = Path(text).expanduser() if text else None
@@ -84,6 +86,14 @@ def parse(spec: SettingSpec, raw: Any, where: str) -> Any:
         value = text
     check(spec, value, where)
     return value
+
+
+def _plain(text: str) -> bool:
+    """Whether `text` is UTF-8 (an environment may hold any bytes) and no C library ends it early."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def without_credentials(url: str, where: str) -> str:

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from millrace.base.errors import (
     BackupDamaged,
+    FileRefused,
     InvalidArgument,
     LogCorrupted,
     MillraceError,
@@ -29,6 +30,7 @@ from millrace.base.errors import (
     WalGap,
 )
 from millrace.base.extras import not_installed
+from millrace.base.package import VERSION
 from millrace.base.settings import Settings
 from millrace.catalog.records import known_collections
 from millrace.commands.parts.interrupts import Interrupts
@@ -70,6 +72,13 @@ class ReportingGroup(TyperGroup):
             if not (isinstance(interrupts, Interrupts) and interrupts.signal is not None):  # else it is a consequence
                 typer.echo(f"{error.code}: {error}", err=True)
             raise typer.Exit(DOES_NOT_HOLD if isinstance(error, DAMAGED) else FAILED) from None
+        except OSError as error:
+            if error.strerror is None or isinstance(
+                error, ConnectionError
+            ):  # a library's own; a reader of ours that has gone
+                raise
+            typer.echo(f"{FileRefused.code}: {FileRefused.of(error)}", err=True)
+            raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
@@ -83,11 +92,19 @@ def complete_collection(context: typer.Context, incomplete: str) -> list[str]:
     return [each.name for each in known if each.name.startswith(incomplete)]
 
 
+def _folder(text: str) -> Path:
+    """The value of --data. An empty one is what a variable that is not set leaves, and would be the working folder."""
+    if not text:
+        raise typer.BadParameter("it is empty: name a folder")
+    return Path(text)
+
+
 DataFolder = Annotated[
     Path | None,
     typer.Option(
         "--data",
         metavar="FOLDER",
+        parser=_folder,
         help="The deployment's data folder. Without it: MILLRACE_DATA, then the settings file, then the default.",
         show_default=False,
     ),
@@ -127,6 +144,21 @@ root = typer.Typer(
     """,
 )
 """The program. A command registers itself: ``@root.command(rich_help_panel=LOOK)``."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"millrace {VERSION}")
+        raise typer.Exit
+
+
+@root.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 def command_group(name: str, panel: str, words: str, *, cls: type[ReportingGroup] = ReportingGroup) -> typer.Typer:

@@ -33,7 +33,11 @@ from millrace.access.grants import Caller
 _log = logging.getLogger(__name__)
 
 _LOOK: Final = 0.005
-"""Between two looks for a new connection (the next free descriptor, which costs nothing) and at unknown ones."""
+"""Between two looks for a new connection (the next free descriptor) and at unknown ones, in seconds."""
+_REST_LOOK: Final = 0.02
+"""The same while the server rests: every look wakes this thread, and 200 wakes a second are 2 % of a core."""
+_RESTS_AFTER: Final = 1.0
+"""Seconds without a new or unknown connection after which the server rests."""
 SWEEP_SECONDS: Final = 0.25
 """Between two looks at all descriptors."""
 _KEEP_ALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
@@ -80,6 +84,7 @@ class Connections:
         self._welcoming = threading.Lock()
         self._room_wanted = threading.Event()
         self._closed = threading.Event()
+        self._used = time.monotonic()
         self.refused = 0
         """Connections that were shut down here."""
         self._thread = threading.Thread(target=self._watch, name="log-server-connections", daemon=True)
@@ -101,6 +106,11 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def unused_seconds(self) -> float:
+        """Seconds without a connection; 0 while there is one."""
+        return 0.0 if self._open else time.monotonic() - self._used
+
     def close(self) -> None:
         """Stop watching. The connections stay."""
         self._closed.set()
@@ -114,8 +124,9 @@ class Connections:
     # --- the watching thread ----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        free, swept = -1, 0.0
-        while not self._closed.wait(_LOOK):
+        free, swept, busy = -1, 0.0, time.monotonic()
+        now = busy
+        while not self._closed.wait(_LOOK if now - busy < _RESTS_AFTER else _REST_LOOK):
             now = time.monotonic()
             try:
                 if now >= swept + SWEEP_SECONDS:
@@ -124,6 +135,8 @@ class Connections:
                 elif (found := _next_free()) != free:
                     free = found
                     self._scan(now)
+                if self._unknown:
+                    busy = now
                 for descriptor in list(self._unknown):
                     self._judge(descriptor, now)
                 if self._room_wanted.is_set():
@@ -210,6 +223,7 @@ class Connections:
 
     def _forget(self, descriptor: int) -> None:
         self._unknown.discard(descriptor)
+        self._used = time.monotonic()
         self._welcome.pop(self._open.pop(descriptor).peer, None)
 
     def _shut_one(self) -> None:

@@ -161,6 +161,14 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         # Who looks it up is on this host, and cannot connect to "every address".
         self.address = f"{scheme}://{'127.0.0.1' if host in EVERYWHERE else host}:{self.port}"
 
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds in which nobody used the server: it had no connection and no work.
+
+        A client that rests keeps its connection and so its server: appends in flight never meet a server that ends by itself.
+        """
+        return min(self.gate.idle_seconds, self.connections.unused_seconds)
+
     def close(self, *, timeout: float = 10.0) -> None:
         """Take no more work, finish what is under way (at most `timeout` seconds), close extensions, logs and service."""
         if not self.gate.close(timeout=timeout):

@@ -48,6 +48,7 @@ from millrace.log.server.flight import Extension, LogServer
 from millrace.rpc.discovery import (
     LOCK_FILE,
     OUTPUT_FILE,
+    RECORD_FILE,
     STARTUP_ERROR,
     ServerRecord,
     remove_record,
@@ -105,8 +106,9 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
             _log.info("serving %s at %s as process %d", launch.backend or folder, record.address, record.pid)
             while not (stop.is_set() or server.stop_asked.is_set()):
                 _bound_output(folder / OUTPUT_FILE)
-                if launch.idle_timeout is not None and server.gate.idle_seconds > launch.idle_timeout:
-                    _log.info("no work for %.1f s", launch.idle_timeout)
+                _republish(folder, record)
+                if launch.idle_timeout is not None and server.idle_seconds > launch.idle_timeout:
+                    _log.info("nobody used it for %.1f s", launch.idle_timeout)
                     break
                 stop.wait(0.2)
         finally:
@@ -134,6 +136,16 @@ def _certificates(launch: ServerLaunch) -> tuple[bytes, bytes] | None:
         return Path(chain).read_bytes(), Path(key).read_bytes()
     except OSError as error:
         raise InvalidSettings(f"the log server's certificate or key cannot be read: {error}") from error
+
+
+def _republish(folder: Path, record: ServerRecord) -> None:
+    """Write `server.json` again if somebody removed it: a server that nobody finds would hold the folder for ever."""
+    if not (folder / RECORD_FILE).exists():
+        try:
+            write_record(folder, record)
+            _log.warning("%s was removed while the server runs: written again", folder / RECORD_FILE)
+        except OSError:
+            pass  # a full disk: it is looked at again
 
 
 def _bound_output(output: Path) -> None:
@@ -168,7 +180,7 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
     add("--data", type=Path, required=True, metavar="FOLDER", help="where the log and server.json lie")
     add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
     add("--port", type=int, default=0, help="port to bind (default: a free one)")
-    add("--idle-timeout", type=float, metavar="SECONDS", help="stop after so long without work (default: never)")
+    add("--idle-timeout", type=float, metavar="SECONDS", help="stop after so long without a client (default: never)")
     add("--tls-cert", metavar="FILE", help="certificate chain (PEM): serve with TLS")
     add("--tls-key", metavar="FILE", help="its key (PEM)")
     add("--tls-name", default="localhost", help="the name in the certificate (default: %(default)s)")
