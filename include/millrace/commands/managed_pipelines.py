@@ -407,6 +407,9 @@ def redrive_errors(
 def delete(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Leave what cannot be taken away now; the history names it.")
+    ] = False,
     server: Server = "",
     roots: Roots = None,
     data: DataFolder = None,
@@ -417,5 +420,5 @@ def delete(
     """
     if not yes:
         typer.confirm(f"Delete {name}, with the topics and the index that were made for it?", abort=True)
-    _ask(data, server, roots, "DELETE", f"pipelines/{name}")
+    _ask(data, server, roots, "DELETE", f"pipelines/{name}{'?force=true' if force else ''}")
     typer.echo(f"{name} is gone.")

@@ -222,8 +222,9 @@ class Management(Reprocessing, Closing):
         self._align(pipeline, asked=True)
         return changed, restarts
 
-    def delete(self, caller: Caller, pipeline: str) -> None:
-        """Undo all that was made for it: its topics and index too, where they were. Raises PipelineBusy while it is not stopped."""
+    def delete(self, caller: Caller, pipeline: str, *, force: bool = False) -> None:
+        """Undo all that was made for it: its topics and index too, where they were. With `force` what cannot be undone now stays where it is,
+        and is noted in the history. Raises PipelineBusy while it is not stopped, or is being made, and what keeps a step from being undone."""
         record = self._store.get(pipeline)
         if record.phase is Phase.READY:
             if record.wanted != STOPPED or self.deployment.running(pipeline):
@@ -234,12 +235,21 @@ class Management(Reprocessing, Closing):
             record = self._store.move(record, phase=Phase.DELETING, saga=saga.to_json(), who=who, what="delete")
             self._moving.add(pipeline)
         elif record.phase is Phase.CREATING:
-            raise PipelineBusy(f"{pipeline!r} is being made: wait until it is, or is not")
-        self._run(record)
+            saga = Saga.from_json(record.saga)
+            young = self._clock() - record.created_at <= _PATIENCE_SECONDS
+            if pipeline in self._moving or (young and not (saga.back or force)):
+                raise PipelineBusy(
+                    f"{pipeline!r} is being made: wait until it is, or is not, for {_PATIENCE_SECONDS:.0f} s at most"
+                )
+            if not saga.back:
+                who = caller.principal.name
+                back = saga.deleting(who).to_json()
+                record = self._store.move(record, phase=Phase.DELETING, saga=back, who=who, what="delete")
+        self._run(record, leave=force)
 
-    def _run(self, record: Record) -> Record | None:
+    def _run(self, record: Record, *, leave: bool = False) -> Record | None:
         try:
-            return run(self._store, record, self._world)
+            return run(self._store, record, self._world, leave=leave)
         finally:
             self._moving.discard(record.id)
 

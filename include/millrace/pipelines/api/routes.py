@@ -274,9 +274,14 @@ def _declare(made: APIRouter, management: Management) -> None:
         return Changed(pipeline=_view(management, record), restarted_for=restarts)
 
     @made.delete("/pipelines/{pipeline}", status_code=204)
-    def delete_pipeline(request: Request, pipeline: Id) -> None:
-        """Delete it with the topics and the index that were made for it; those that were there before stay. 409 unless it is STOPPED."""
-        management.delete(_caller(request), pipeline)
+    def delete_pipeline(
+        request: Request,
+        pipeline: Id,
+        force: Annotated[bool, Query(description="leave what cannot be taken away now")] = False,
+    ) -> None:
+        """Delete it with the topics and the index that were made for it; those that were there before stay. 409 unless it is STOPPED. With
+        `force` what cannot be reached any more stays, too, and the history names it."""
+        management.delete(_caller(request), pipeline, force=force)
 
 
 def _operate(made: APIRouter, management: Management) -> None:

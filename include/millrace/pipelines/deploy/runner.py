@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import logging
+from typing import Final, Protocol
 
-from millrace.base.errors import MillraceError
+from millrace.base.errors import MillraceError, PipelineBusy, PipelineConflict, PipelineNotFound
 from millrace.base.failpoint import hit
 from millrace.pipelines.deploy.saga import Do, Saga
 from millrace.pipelines.store.records import Phase, Record
 from millrace.pipelines.store.store import PipelineStore
+
+_log: Final = logging.getLogger(__name__)
 
 
 class World(Protocol):
@@ -25,9 +28,12 @@ class World(Protocol):
         ...
 
 
-def run(store: PipelineStore, record: Record, world: World) -> Record | None:
-    """Go on to the end: the pipeline READY, or None where it is gone. An undo that fails raises, and is repeated by the next call; so does
-    PipelineConflict, where another process goes on with it meanwhile."""
+def run(store: PipelineStore, record: Record, world: World, *, leave: bool = False) -> Record | None:
+    """Go on to the end: the pipeline READY, or None where it is gone. A step that cannot be made, for whatever reason, undoes the others.
+
+    An undo that fails raises, and the next call repeats it; with `leave` what it would have undone stays, and is noted in the history.
+    Raises PipelineConflict where another process goes on with it meanwhile, PipelineBusy for an undo that fails unforeseen.
+    """
     while True:
         saga = Saga.from_json(record.saga)
         do = saga.next()
@@ -38,17 +44,35 @@ def run(store: PipelineStore, record: Record, world: World) -> Record | None:
             store.remove(record, who=saga.who or record.created_by, what=what, cause=saga.cause, code=saga.code)
             return None
         hit(f"saga.{do.what}.{do.step}")
+        left: tuple[str, ...] = ()
         try:
             behind, left = _do(world, do, record, saga)
-        except MillraceError as error:
-            if saga.back:
+        except (PipelineConflict, PipelineNotFound):
+            raise
+        except Exception as error:  # a library's own errors too: what is half made can be deleted by nobody
+            code, cause = _told(error, record, do)
+            if not saga.back:
+                behind = saga.failed(code, cause)
+            elif leave:
+                behind, left = saga.done(), do.things or (do.step,)
+            elif isinstance(error, MillraceError):
                 raise
-            behind = saga.failed(error.code, str(error))
-            left = ()
+            else:
+                raise PipelineBusy(
+                    f"{record.id!r}: {do.step} cannot be undone ({cause}): mend it and delete again, or delete with force"
+                ) from error
         hit(f"saga.{do.what}.{do.step}.done")
         record = store.move(record, phase=record.phase, saga=behind.to_json())
         if left:
             store.note(record.id, who=saga.who or record.created_by, what="left", things=list(left))
+
+
+def _told(error: Exception, record: Record, do: Do) -> tuple[str, str]:
+    """Code and words of what kept a step from its end."""
+    if isinstance(error, MillraceError):
+        return error.code, str(error)
+    _log.error("%s: %s of %s", record.id, do.what, do.step, exc_info=error)
+    return "INTERNAL", f"{do.step}: {type(error).__name__}: {error}"
 
 
 def _do(world: World, do: Do, record: Record, saga: Saga) -> tuple[Saga, tuple[str, ...]]:

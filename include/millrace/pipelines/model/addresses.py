@@ -4,6 +4,7 @@ its that are not), multicast and 0.0.0.0."""
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from typing import Final
 
@@ -19,6 +20,33 @@ _KEYS: Final = frozenset(
 )
 """Of clouds' metadata that are not link-local."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9_.-]+))(?::([0-9]{1,5}))?", re.ASCII)
+_MAX_NAME: Final = 253
+_MAX_LABEL: Final = 63
+
+
+def check_address(address: str) -> None:
+    """Check that `address` is ``host``, ``host:port`` or the same with an IPv6 address in brackets, as a resolver takes it.
+
+    Raises ValueError that says what is wrong.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise ValueError(
+            "is not host:port: a name of letters, digits, dots and hyphens, or an IPv6 address in brackets"
+        )
+    inner, name, port = found.groups()
+    if port is not None and not 1 <= int(port) <= 65535:
+        raise ValueError(f"has the port {port}; a port is 1 to 65535")
+    if inner is not None:
+        try:
+            ipaddress.IPv6Address(inner)
+        except ValueError:
+            raise ValueError(f"has [{inner}], which is not an IPv6 address") from None
+    elif len(name) > _MAX_NAME or not all(0 < len(each) <= _MAX_LABEL for each in name.removesuffix(".").split(".")):
+        raise ValueError(
+            f"has a name that no resolver takes: at most {_MAX_NAME} characters, 1 to {_MAX_LABEL} between dots"
+        )
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

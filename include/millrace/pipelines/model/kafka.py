@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from millrace.pipelines.model.part import Address, Part, Secret, words
+from millrace.pipelines.model.part import Address, Part, Secret, check_certificates, words
 
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+
+
+def _certificates(text: str) -> str:
+    check_certificates(text)
+    return text
 
 
 class KafkaSecurity(Part):
@@ -22,10 +27,12 @@ class KafkaSecurity(Part):
     mechanism: Mechanism | None = words("SASL's mechanism", default=None)
     username: str = words("of SASL", default="", max_length=256)
     password: Secret = words("of SASL; write-only", default=Secret(""))
-    ca: str = words(
+    ca: Annotated[str, AfterValidator(_certificates)] = words(
         "certificates (PEM) that sign the brokers'; empty: those of the system", default="", max_length=1 << 18
     )
-    certificate: str = words("the client's own certificate chain (PEM)", default="", max_length=1 << 18)
+    certificate: Annotated[str, AfterValidator(_certificates)] = words(
+        "the client's own certificate chain (PEM)", default="", max_length=1 << 18
+    )
     key: Secret = words("its private key (PEM); write-only", default=Secret(""))
 
     @model_validator(mode="after")

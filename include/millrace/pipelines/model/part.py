@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 
 from millrace.base.errors import PipelineInvalid
+from millrace.pipelines.model.addresses import check_address
 
 KIND: Final = "kind"
 """The field by which parts of one place are told apart (source, step, sink)."""
@@ -58,8 +59,16 @@ TopicName: TypeAlias = Annotated[
 ]
 """Of a Kafka topic, by Kafka's own rule."""
 
+
+def _address(text: str) -> str:
+    check_address(text)
+    return text
+
+
 Address: TypeAlias = Annotated[
-    str, StringConstraints(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):\d{1,5}$", max_length=300)
+    str,
+    StringConstraints(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):\d{1,5}$", max_length=300),
+    AfterValidator(_address),
 ]
 """``host:port``."""
 
@@ -173,8 +182,21 @@ def check_json(value: Any, left: int = MAX_DEPTH) -> None:
             check_json(each, left - 1)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is no JSON")
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        raise ValueError("has an integer beyond 64 bits: write it as a text")
     elif not (value is None or isinstance(value, str | int | float)):
         raise ValueError(f"a value of type {type(value).__name__} is no JSON")
+
+
+def check_certificates(text: str) -> None:
+    """Raises ValueError unless `text` is certificates in PEM. An empty text is none, and allowed."""
+    import ssl
+
+    try:
+        if text:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError, TypeError):
+        raise ValueError("is not certificates in PEM (-----BEGIN CERTIFICATE-----)") from None
 
 
 def words(text: str, /, **bounds: Any) -> Any:

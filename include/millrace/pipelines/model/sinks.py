@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
+from millrace.pipelines.model.addresses import check_address
 from millrace.pipelines.model.kafka import KafkaCluster
-from millrace.pipelines.model.part import Part, Secret, TopicName, check_json, words
+from millrace.pipelines.model.part import Part, Secret, TopicName, check_certificates, check_json, words
 
-Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/@?#]+/?$", max_length=500)]
+
+def _url(text: str) -> str:
+    check_address(text.partition("://")[2].removesuffix("/"))
+    return text
+
+
+Url: TypeAlias = Annotated[
+    str, StringConstraints(pattern=r"^https?://[^\s/@?#]+/?$", max_length=500), AfterValidator(_url)
+]
 
 
 def _index(name: str) -> str:
@@ -26,8 +35,15 @@ IndexName: TypeAlias = Annotated[
 """Of an index, an alias or a data stream, by OpenSearch's own rule."""
 
 
-def _shallow(value: dict[str, Any]) -> dict[str, Any]:
+def _index_body(value: dict[str, Any]) -> dict[str, Any]:
     check_json(value)
+    settings = value.get("settings")
+    places = {name: value.get(name) for name in ("settings", "mappings", "aliases")}
+    if isinstance(settings, dict):
+        places["settings.index"] = settings.get("index")
+    for name, found in places.items():
+        if not (found is None or isinstance(found, dict)):
+            raise ValueError(f"its {name} is an object")
     return value
 
 
@@ -38,7 +54,7 @@ class OpenSearchSink(Part):
     hosts: Annotated[tuple[Url, ...], Field(min_length=1, max_length=32)] = words("http(s)://host:port each")
     index_base: IndexName = words("the index (or alias) that documents go into")
     create_index: bool = words("make the index where it is not there; otherwise that is an error", default=False)
-    index_body: Annotated[dict[str, Any], AfterValidator(_shallow)] = words(
+    index_body: Annotated[dict[str, Any], AfterValidator(_index_body)] = words(
         "settings and mappings of an index that is made", default_factory=dict
     )
     ids: Literal["position", "key", "template"] = words(
@@ -53,7 +69,7 @@ class OpenSearchSink(Part):
     tombstones: Literal["delete", "ignore", "error"] = words(
         "what a record without a value does to its key", default="delete"
     )
-    username: str = words("", default="", max_length=256)
+    username: str = words("", default="", max_length=256, pattern=r"^[^:\x00-\x1f\x7f]*$")
     password: Secret = words("write-only", default=Secret(""))
     ca: str = words(
         "certificates (PEM) that sign the hosts'; empty: those of the system", default="", max_length=1 << 18
@@ -74,6 +90,13 @@ class OpenSearchSink(Part):
         ge=0,
         le=3_600_000,
     )
+
+    @field_validator("ca")
+    @classmethod
+    def _signs(cls, ca: str, info: ValidationInfo) -> str:
+        if any(host.startswith("https") for host in info.data.get("hosts", ())):
+            check_certificates(ca)
+        return ca
 
     @model_validator(mode="after")
     def _fits(self) -> OpenSearchSink:
