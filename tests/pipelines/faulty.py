@@ -19,6 +19,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     upstream: tuple[str, int]
     faults: list[Fault]
+    lasting: list[Fault]
     bulks: list[int]
 
     def forward(self, body: bytes) -> tuple[int, bytes]:
@@ -51,6 +52,8 @@ class Handler(BaseHTTPRequestHandler):
             self.bulks.append(sum(line.startswith((b'{"index":', b'{"delete":')) for line in body.splitlines()))
             if self.faults and self.faults.pop(0)(self, body):
                 return
+            if any(fault(self, body) for fault in self.lasting):
+                return
         self.answer(*self.forward(body))
 
     do_GET = do_POST = do_PUT = do_HEAD = do_DELETE = _serve
@@ -67,6 +70,36 @@ def refused(status: int, kind: str) -> Fault:
         return True
 
     return fault
+
+
+def html(handler: Handler, body: bytes) -> bool:
+    """A proxy that does not know the way answers, and no OpenSearch."""
+    handler.answer(400, b"<html><body>400 Bad Request</body></html>")
+    return True
+
+
+def trips_over(key: str, *, whole: bool) -> Fault:
+    """A document fails with 500: the `whole` request with it, or by itself."""
+    fault = {"type": "null_pointer_exception", "reason": "of this document"}
+
+    def trips(handler: Handler, body: bytes) -> bool:
+        if f'"{key}"'.encode() not in body:
+            return False
+        if whole:
+            handler.answer(500, json.dumps({"error": fault, "status": 500}).encode())
+            return True
+        lines = body.splitlines()
+        places = range(0, len(lines), 2)
+        good = [place for place in places if f'"{key}"'.encode() not in lines[place]]
+        told = b""
+        if good:
+            _, told = handler.forward(b"\n".join(line for place in good for line in lines[place : place + 2]) + b"\n")
+        done = iter(json.loads(told or b"{}").get("items") or [{"index": {"status": 200}} for _ in good])
+        items = [next(done) if place in good else {"index": {"status": 500, "error": fault}} for place in places]
+        handler.answer(200, json.dumps({"errors": True, "items": items}).encode())
+        return True
+
+    return trips
 
 
 def cut_off(handler: Handler, body: bytes) -> bool:
@@ -98,9 +131,12 @@ class Faulty:
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.faults: list[Fault] = []
+        self.lasting: list[Fault] = []
+        """What happens to each bulk that it is for."""
         self.bulks: list[int] = []
         """Actions of each bulk that came."""
-        kind = type("Bound", (Handler,), {"upstream": (host, int(port)), "faults": self.faults, "bulks": self.bulks})
+        known = {"faults": self.faults, "lasting": self.lasting, "bulks": self.bulks}
+        kind = type("Bound", (Handler,), {"upstream": (host, int(port)), **known})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()

@@ -129,10 +129,17 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
 def _row(management: Management, record: Record) -> dict[str, Any]:
     """A pipeline in the list: its state in one word, and the sums of its tasks."""
     status, trend = management.status(record.id), management.trend(record.id)
-    sums = {
-        name: sum(getattr(task, name) for task in status.tasks)
-        for name in ("records_in", "records_out", "records_error", "records_filtered", "lag", "bulks", "retries")
-    }
+    names = (
+        "records_in",
+        "records_out",
+        "records_error",
+        "records_filtered",
+        "records_stale",
+        "lag",
+        "bulks",
+        "retries",
+    )
+    sums = {name: sum(getattr(task, name) for task in status.tasks) for name in names}
     failed = sum(task.state == "FAILED" for task in status.tasks)
     state = str(status.state) if record.phase is Phase.READY else str(record.phase)
     if state == "RUNNING" and failed:

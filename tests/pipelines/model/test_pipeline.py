@@ -221,3 +221,23 @@ def test_what_is_nested_too_deep_is_said_with_secrets_too() -> None:
         deep = [deep]
     with pytest.raises(PipelineInvalid, match="deep"):
         Pipeline.parse({"id": "x", "steps": deep}, secrets={"sink.password": "p"})
+
+
+def test_versions_that_cannot_order_documents_are_told_with_the_reason() -> None:
+    two = {"kind": "kafka", "bootstrap": ["h:1"], "topics": ["a", "b"]}
+    sink = {"kind": "opensearch", "hosts": ["http://h:1"], "index_base": "i", "ids": "key"}
+    made = lambda source=two, **more: Pipeline.parse({"id": "x", "source": source, "sink": {**sink, **more}})  # noqa: E731
+    problem = made().unordered()
+    assert problem is not None
+    assert (problem.field, problem.kind) == ("sink.version_field", "versions")
+    for ordered in (
+        made(versions=False),
+        made(ids="position"),
+        made(version_field="at", tombstones="ignore"),
+        made({**two, "topics": ["a"]}),
+    ):
+        assert ordered.unordered() is None
+    with pytest.raises(PipelineInvalid, match="tombstones is ignore or error"):
+        made(version_field="at")
+    with pytest.raises(PipelineInvalid, match="version_field is for versions"):
+        made(version_field="at", versions=False, tombstones="error")

@@ -22,7 +22,7 @@ from millrace.pipelines.records import Action, Record
 from millrace.pipelines.sinks.opensearch.sink import OpenSearchSink
 from millrace.pipelines.sinks.sink import Sink, sink_of
 from tests import running_brokers
-from tests.pipelines.faulty import Faulty, cut_off, in_part, refused
+from tests.pipelines.faulty import Faulty, cut_off, html, in_part, refused, trips_over
 
 SOURCE = {"kind": "kafka", "bootstrap": ["127.0.0.1:1"], "topics": ["in"]}
 
@@ -261,3 +261,148 @@ def test_without_versions_an_older_document_never_comes_behind_a_newer_of_its_id
     assert max(proxy.bulks) <= 5
     sink.close()
     proxy.close()
+
+
+def _closed(client: OpenSearch, index: str) -> None:
+    client.indices.close(index=index)
+
+
+def _without_write_index(client: OpenSearch, index: str) -> None:
+    client.indices.delete(index=index)
+    for name in (f"{index}-1", f"{index}-2"):
+        client.indices.create(index=name, body={"aliases": {index: {}}})
+
+
+def _data_stream(client: OpenSearch, index: str) -> None:
+    client.indices.delete(index=index)
+    client.indices.put_index_template(name=index, body={"index_patterns": [index], "data_stream": {}, "priority": 500})
+    client.transport.perform_request("PUT", f"/_data_stream/{index}")
+
+
+@pytest.mark.parametrize("befalls", [_closed, _without_write_index, _data_stream])
+def test_what_takes_no_documents_stops_the_sink_and_says_why(befalls: Callable[[OpenSearch, str], None]) -> None:
+    place = _opensearch(requests=1)
+    sink, client = place.sink, OpenSearch(running_brokers.opensearch().url)
+    assert isinstance(sink, OpenSearchSink)
+    sink.open()
+    assert sink.write([_action(1)]).acknowledged == 1
+    befalls(client, sink._declared.index_base)
+    with pytest.raises(SinkRefused, match=r"closed|write index|data stream|anew"):
+        sink.write([_action(2)])
+    with pytest.raises(SinkRefused, match=r"closed|write index|data stream"):
+        sink.open()
+    sink.close()
+
+
+def test_an_alias_with_a_write_index_takes_documents_and_one_that_is_gone_is_not_made_an_index() -> None:
+    place = _opensearch(requests=1, create_index=False)
+    sink, client = place.sink, OpenSearch(running_brokers.opensearch().url)
+    assert isinstance(sink, OpenSearchSink)
+    name = sink._declared.index_base
+    client.indices.create(index=f"{name}-1", body={"aliases": {name: {}}})
+    client.indices.create(index=f"{name}-2", body={"aliases": {name: {"is_write_index": True}}})
+    sink.open()
+    assert sink.write([_action(1), _action(2)]).acknowledged == 2
+    assert len(place.look()) == 2
+    for number in (1, 2):
+        client.indices.delete_alias(index=f"{name}-{number}", name=name)
+    with pytest.raises(SinkRefused):
+        sink.write([_action(3)])
+    assert not client.indices.exists(index=name)
+    sink.close()
+
+
+def test_an_index_that_is_deleted_while_it_runs_is_made_as_it_was_declared_or_not_at_all() -> None:
+    body = {"mappings": {"dynamic": "strict", "properties": {"number": {"type": "long"}}}}
+    place = _opensearch(requests=1, index_body=body)
+    sink, client = place.sink, OpenSearch(running_brokers.opensearch().url)
+    assert isinstance(sink, OpenSearchSink)
+    name, now = sink._declared.index_base, [0.0]
+    sink._clock = lambda: now[0]
+    sink.open()
+    sink.write([_action(1)])
+    client.indices.delete(index=name)
+    now[0] += 5
+    with pytest.raises(SinkRefused, match="gone"):
+        sink.write([_action(2)])
+    assert not client.indices.exists(index=name)
+    sink.open()
+    assert client.indices.get_mapping(index=name)[name]["mappings"]["dynamic"] == "strict"
+    # In the moment between a look and a bulk: what the bulk makes is seen before anything of it counts as done.
+    client.indices.delete(index=name)
+    with pytest.raises(SinkRefused, match="made anew"):
+        sink.write([_action(3)])
+    sink.close()
+
+
+def test_an_answer_that_is_no_opensearch_s_is_nobody_s_document() -> None:
+    _, proxy, sink, _ = _faulty()
+    proxy.lasting.append(html)
+    with pytest.raises(SinkRefused, match="not by OpenSearch"):
+        sink.write([_action(number) for number in range(8)])
+    sink.close()
+    proxy.close()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["the request", "the item"])
+@pytest.mark.parametrize("others", [50, 0])
+def test_a_document_that_opensearch_fails_on_is_put_aside_by_name(whole: bool, others: int) -> None:
+    place, proxy, sink, _ = _faulty(patience_ms=0)
+    proxy.lasting.append(trips_over("in-0-7", whole=whole))
+    told = [_action(number) for number in range(100, 100 + others)]
+    told.insert(others // 2, _action(7))
+    if whole and others:  # found by halves, each with its time
+        sink._declared = sink._declared.model_copy(update={"patience_ms": 100})
+        now = [0.0]
+        sink._sleep, sink._clock = lambda _: now.__setitem__(0, now[0] + 0.02), lambda: now[0]
+    done = sink.write(told)
+    (failure,) = done.failures
+    assert (done.acknowledged, failure.kind, failure.record.offset) == (others, "HTTP_500", 7)
+    assert "'in-0-7' (in-0-7)" in failure.reason
+    assert len(place.look()) == others
+    sink.close()
+    proxy.close()
+
+
+def test_a_cluster_that_fails_on_everything_is_busy_and_names_what_it_was_told() -> None:
+    _, proxy, sink, _ = _faulty(patience_ms=0)
+    proxy.lasting.append(refused(503, "unavailable"))
+    with pytest.raises(SinkBusy, match="in-0-1"):
+        sink.write([_action(1)])
+    sink.close()
+    proxy.close()
+
+
+def test_where_every_document_is_refused_the_sink_stops_and_of_few_each_is_its_own_failure() -> None:
+    place = _opensearch(index_body={"mappings": {"dynamic": "strict", "properties": {"number": {"type": "long"}}}})
+    place.sink.open()
+    wrong = [_action(number, body={"other": 1}) for number in range(100)]
+    assert len(place.sink.write(wrong[:5]).failures) == 5
+    with pytest.raises(SinkRefused, match=r"none of 100 documents.*in-0-.*strict_dynamic_mapping_exception"):
+        place.sink.write(wrong)
+    done = place.sink.write([*wrong, _action(1000)])
+    assert (done.acknowledged, len(done.failures)) == (1, 100)
+    place.sink.close()
+
+
+def test_what_is_older_than_the_index_is_stale_and_what_is_told_again_is_not() -> None:
+    place = _opensearch()
+    place.sink.open()
+    place.sink.write([_action(10, key="k", version=10)])
+    older = place.sink.write([_action(3, key="k", version=3)])
+    again = place.sink.write([_action(10, key="k", version=10)])
+    gone = place.sink.write([_action(12, key="k", version=12, delete=True), _action(11, key="k", version=11)])
+    assert (older.acknowledged, older.stale, older.repeated) == (1, 1, 0)
+    assert (again.acknowledged, again.stale, again.repeated) == (1, 0, 1)
+    assert (gone.acknowledged, gone.stale) == (2, 1)
+    place.sink.close()
+
+
+def test_by_a_field_the_larger_version_wins_and_of_equal_ones_the_later() -> None:
+    place = _opensearch(version_field="number", tombstones="error")
+    place.sink.open()
+    told = [_action(1, key="k", version=5, body={"n": "a"}), _action(2, key="k", version=5, body={"n": "b"})]
+    done = place.sink.write([*told, _action(3, key="k", version=4, body={"n": "c"})])
+    assert (done.acknowledged, done.stale) == (3, 1)
+    assert place.look() == {"k": {"n": "b"}}
+    place.sink.close()

@@ -88,12 +88,12 @@ def test_a_delta_table_has_each_record_once_whatever_is_repeated(tmp_path: Path)
     assert first.write(told[:10]).acknowledged == 10
     second.open()
     done = second.write(told)
-    assert (done.acknowledged, done.stale) == (19, 10)
-    assert first.write(told[5:]).stale == 14
+    assert (done.acknowledged, done.repeated) == (19, 10)
+    assert first.write(told[5:]).repeated == 14
     # What failed once and comes later, by a redrive, is before the mark and comes in all the same, once.
     late = _action(7, "k7", {"n": 7}, partition=1)
-    assert first.write([late]).stale == 0
-    assert second.write([late, told[0]]).stale == 2
+    assert first.write([late]).repeated == 0
+    assert second.write([late, told[0]]).repeated == 2
     expected = [(offset % 2, offset, f"k{offset}", f'{{"n": {offset}}}') for offset in range(20)]
     assert _table(settings, "out") == sorted(expected)
     first.close()

@@ -327,3 +327,30 @@ def test_a_collection_that_cannot_be_read_is_no_document_s_fault() -> None:
     with pytest.raises(LogUnavailable):
         made.run([_record({"carrier": "UA"})])
     assert made.show(_record({"carrier": "UA"})).outcome == "error"
+
+
+@pytest.mark.parametrize(
+    ("value", "version"),
+    [
+        (0, 0),
+        (1 << 62, 1 << 62),
+        ("1970-01-01T00:00:01Z", 1_000_000),
+        ("2026-11-26T10:00:00.000001+02:00", 1_795_680_000_000_001),
+        (-1, None),
+        (1 << 63, None),
+        (1.0, None),
+        (True, None),
+        ("1970-01-01T00:00:01", None),
+        ("12", None),
+        (None, None),
+    ],
+)
+def test_a_version_is_what_the_named_field_says_or_a_reason(value: Any, version: int | None) -> None:
+    made = _made(ids="key", version_field="at.moment", tombstones="error")
+    done = made.run([_record({"at": {"moment": value}}), _record({"other": 1})])
+    if version is None:
+        assert [(each.step, each.kind) for each in done.failures] == [("version", "NO_VERSION")] * 2
+    else:
+        assert [each.version for each in done.actions] == [version]
+        assert [each.kind for each in done.failures] == ["NO_VERSION"]
+    assert made.show(_record({"at": {"moment": value}})).version == version

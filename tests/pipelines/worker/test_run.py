@@ -171,6 +171,21 @@ def test_what_the_sink_refuses_stops_the_task_with_its_cause_until_it_is_recover
 
 
 @pytest.mark.slow
+def test_documents_that_the_index_holds_newer_are_counted_as_stale_and_not_as_out(tmp_path: Path) -> None:
+    from opensearchpy import OpenSearch
+
+    flights = Flights(tmp_path, partitions=1)
+    client, metrics = OpenSearch(flights.opensearch.url), Metrics()
+    client.index(index=flights.id, id="k", body={"flight": 9}, params={"version": 50, "version_type": "external"})
+    flights.send([("k", {"flight": 1}), ("other", {"flight": 2})])
+    _to_the_end(flights, metrics=metrics)
+    (task,) = read_status(flights.settings, flights.id).tasks
+    assert (task.records_in, task.records_out, task.records_stale) == (2, 1, 1)
+    assert f'outcome="stale",pipeline="{flights.id}",task="{flights.id}-0"}} 1.0' in metrics.render().decode()
+    assert flights.index()["k"]["flight"] == 9
+
+
+@pytest.mark.slow
 def test_latest_begins_at_the_end_and_error_asks_for_an_offset(tmp_path: Path) -> None:
     flights = Flights(tmp_path, partitions=1, source={"offset_reset": "latest"})
     flights.send([("a", {"flight": 1})])

@@ -150,6 +150,8 @@ class Management(Reprocessing, Closing):
         _check_environment(declared, "")
         whole = self._configuration.with_defaults(declared)
         made = self._parsed(whole, None if was is None else kept_secrets(was, whole))
+        if (unordered := made.unordered()) is not None and (was is None or was.unordered() is None):
+            raise invalid([unordered])
         require_allowed(made, self._configuration.reach.hosts)
         return made
 

@@ -27,7 +27,7 @@ from millrace.pipelines.model.part import (
     secrets_of,
     words,
 )
-from millrace.pipelines.model.sinks import CollectionSink, DeltaSink, Sink
+from millrace.pipelines.model.sinks import CollectionSink, DeltaSink, OpenSearchSink, Sink
 from millrace.pipelines.model.sources import KafkaSource, Source
 from millrace.pipelines.model.steps import AnyStep, TemplateId
 
@@ -203,6 +203,22 @@ class Pipeline(Part):
             "output": (output,) if isinstance(output, str) else (),
             "error": (self.errors_topic,),
         }
+
+    def unordered(self) -> Problem | None:
+        """Why the sink's versions cannot tell the newer of two documents of one id; None: they can, as far as the declaration says.
+
+        Not a part of `parse`: what an earlier build took goes on.
+        """
+        sink, source = self.sink, self.source
+        if not isinstance(sink, OpenSearchSink) or not isinstance(source, KafkaSource):
+            return None
+        if not sink.versions or sink.ids == "position" or sink.version_field is not None or len(source.topics) == 1:
+            return None
+        words = (
+            f"the versions are offsets, and those of {len(source.topics)} topics do not say which of two documents of one id is the newer:"
+            " name the field that does, or say sink.versions: false (the later one wins)"
+        )
+        return Problem("sink.version_field", words, "versions")
 
     def restarts(self, other: Self) -> list[str]:
         """The fields in which `other` differs so that a running pipeline has to start again with them."""

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, f
 from millrace.pipelines.model.addresses import check_address
 from millrace.pipelines.model.kafka import KafkaCluster
 from millrace.pipelines.model.part import Part, Secret, TopicName, check_certificates, check_json, words
+from millrace.pipelines.model.paths import FieldPath
 
 
 def _url(text: str) -> str:
@@ -66,6 +67,11 @@ class OpenSearchSink(Part):
         " keys of one id have to be in one partition",
         default=True,
     )
+    version_field: FieldPath | None = words(
+        "a path in the document, to a whole number or a moment (ISO 8601 with its zone), that is the version in place of the record's offset:"
+        " the larger wins, of equal ones the later",
+        default=None,
+    )
     tombstones: Literal["delete", "ignore", "error"] = words(
         "what a record without a value does to its key", default="delete"
     )
@@ -104,6 +110,12 @@ class OpenSearchSink(Part):
             raise ValueError("username and password belong together: give both, or none")
         if self.max_backoff_ms < self.backoff_ms:
             raise ValueError("max_backoff_ms is at least backoff_ms")
+        if self.version_field is not None and (not self.versions or self.ids == "position"):
+            raise ValueError("version_field is for versions, with ids by key or template: say versions: true, and ids")
+        if self.version_field is not None and self.tombstones == "delete":
+            raise ValueError(
+                "with version_field a record without a value has no version: tombstones is ignore or error"
+            )
         if self.index_body and not self.create_index:
             raise ValueError("index_body is for an index that is made: say create_index")
         return self

@@ -48,6 +48,7 @@ class TaskStatus(BaseModel):
     lag: int = Field(default=0, description="records between them")
     records_in: int = 0
     records_out: int = 0
+    records_stale: int = Field(default=0, description="left out: the sink holds a newer document of their id")
     records_error: int = 0
     records_filtered: int = 0
     bulks: int = 0

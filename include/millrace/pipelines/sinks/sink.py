@@ -28,7 +28,9 @@ class Written:
 
     acknowledged: int = 0
     stale: int = 0
-    """Of those, what the sink holds in a version as new or newer already."""
+    """Of those, documents that were left out: the sink holds a newer version of their id."""
+    repeated: int = 0
+    """Of those, what the sink held already, from an earlier attempt."""
     failures: list[Failure] = field(default_factory=list)
     bulks: int = 0
     retries: int = 0
@@ -39,6 +41,7 @@ class Written:
     def add(self, other: Written) -> None:
         self.acknowledged += other.acknowledged
         self.stale += other.stale
+        self.repeated += other.repeated
         self.failures += other.failures
         self.bulks += other.bulks
         self.retries += other.retries

@@ -9,17 +9,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from millrace.base.errors import MillraceError
+from millrace.pipelines.model.paths import split
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.steps import Lookup, Step
 from millrace.pipelines.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record
 from millrace.pipelines.transform.operators import MAX_DOCUMENT_BYTES, Context, Open, Rows, compile_step
-from millrace.pipelines.transform.places import Document, Refused
+from millrace.pipelines.transform.places import MISSING, Document, Refused, getter
 from millrace.runtime.apart.limits import TooMuchWork
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -66,12 +70,14 @@ class Rules(NamedTuple):
     ids: str
     versions: bool
     tombstones: str
+    version_field: str | None = None
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> Rules:
         ids = getattr(pipeline.sink, "ids", "position")
         versions = ids != "position" and bool(getattr(pipeline.sink, "versions", False))
-        return cls(pipeline.steps, ids, versions, pipeline.sink.tombstones)
+        field = getattr(pipeline.sink, "version_field", None)
+        return cls(pipeline.steps, ids, versions, pipeline.sink.tombstones, field)
 
 
 class Hand(Protocol):
@@ -89,6 +95,7 @@ class Transform:
         rules = pipeline if isinstance(pipeline, Rules) else Rules.of(pipeline)
         self._operators = [compile_step(step, place, open_rows) for place, step in enumerate(rules.steps)]
         self._ids, self._versions, self._tombstones = rules.ids, rules.versions, rules.tombstones
+        self._ordered_by = None if rules.version_field is None else getter(split(rules.version_field))
         self._decode = msgspec.json.Decoder().decode
         self._encode = msgspec.json.Encoder().encode
         self._context = Context()
@@ -128,7 +135,9 @@ class Transform:
                         body = encode(document)
                         if len(body) > MAX_DOCUMENT_BYTES:
                             raise Refused("TOO_LARGE", f"the document grew to {len(body)} bytes")
-                        actions.append(Action(record, found, body, record.offset if versions else None))
+                        step = "version"
+                        version = self._version(record, document) if versions else None
+                        actions.append(Action(record, found, body, version))
                 except _Ignored:
                     done.filtered += 1
                 except Refused as error:
@@ -176,7 +185,9 @@ class Transform:
             step = "id"
             found = record.position if self._ids == "position" else self._id(record, context)
             self._encode(document)
-            return Sample(tuple(shown), "index", found, record.offset if self._versions else None, keep(document))
+            step = "version"
+            version = self._version(record, document) if self._versions else None
+            return Sample(tuple(shown), "index", found, version, keep(document))
         except _Ignored:
             return Sample(tuple(shown), "ignored")
         except (TooMuchWork, MemoryError):
@@ -194,6 +205,23 @@ class Transform:
                 raise Refused("NO_ID", "the template made no id")
             return context.id
         return _key(record)
+
+    def _version(self, record: Record, document: Document) -> int:
+        """The record's offset, or what the document itself says. Raises Refused."""
+        if self._ordered_by is None:
+            return record.offset
+        value = self._ordered_by(document)
+        found = -1
+        if type(value) is int:
+            found = value
+        elif isinstance(value, str):
+            found = _microseconds(value)
+        if not 0 <= found < 1 << 63:
+            raise Refused(
+                "NO_VERSION",
+                f"the version field holds {_told(value)}: it is a whole number from 0 on, or a moment since 1970 with its zone",
+            )
+        return found
 
     def _tombstone(self, record: Record) -> Action:
         if self._tombstones == "ignore":
@@ -217,8 +245,19 @@ def _key(record: Record) -> str:
         raise Refused("NO_KEY", "the record's key is no UTF-8, and ids are by key") from None
 
 
+def _microseconds(text: str) -> int:
+    """Since 1970; below zero for what is no moment with a zone."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return -1
+    return -1 if moment.tzinfo is None else (moment - _EPOCH) // timedelta(microseconds=1)
+
+
 def _told(value: Any) -> str:
-    return "null" if value is None else {str: "string", bool: "bool", list: "list"}.get(type(value), "number")
+    if value is None or value is MISSING:
+        return "null" if value is None else "nothing"
+    return {str: "string", bool: "bool", list: "list", dict: "object"}.get(type(value), "number")
 
 
 __all__ = ["Document", "Rules", "Sample", "Shown", "Transform", "Transformed"]

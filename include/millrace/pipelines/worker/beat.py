@@ -20,7 +20,7 @@ from millrace.node.range.history import History
 from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
 from millrace.pipelines.worker.in_hand import late
 from millrace.pipelines.worker.limits import over_memory, taken_by
-from millrace.pipelines.worker.positions import positions_of
+from millrace.pipelines.worker.positions import COUNTS, positions_of
 from millrace.pipelines.worker.supervision import Health, Supervision, read_wanted
 from millrace.pipelines.worker.task import Done
 from millrace.pipelines.worker.topics import Ends
@@ -145,10 +145,7 @@ class Beat(Periodic):
             known, its = positions.get(name), health.get(name, Health())
             end = self._ends[name].high if name in self._ends else known.position if known is not None else 0
             position = known.position if known is not None else 0
-            counts = {
-                field: getattr(known, field, 0)
-                for field in ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries")
-            }
+            counts = {field: getattr(known, field, 0) for field in COUNTS}
             tasks.append(
                 TaskStatus(
                     task=name,

@@ -25,6 +25,7 @@ from millrace.pipelines.worker.beat import Beat
 from millrace.pipelines.worker.error_topic import ensure_topic
 from millrace.pipelines.worker.lookups import CollectionRows
 from millrace.pipelines.worker.positions import (
+    COUNTS,
     Position,
     commit_positions,
     ensure_positions,
@@ -305,7 +306,7 @@ class PipelineCommitter:
             if each.failure is not None:
                 metrics.pipeline_failures_total.labels(name, each.channel, each.failure.code).inc()
         for each in committed:
-            for outcome in ("in", "out", "error", "filtered"):
+            for outcome in ("in", "out", "error", "filtered", "stale"):
                 metrics.pipeline_records_total.labels(name, each.channel, outcome).inc(
                     getattr(each, f"records_{outcome}")
                 )
@@ -320,11 +321,7 @@ class PipelineCommitter:
 
 def _behind(done: Done) -> Position:
     before = done.base or Position(done.channel, 0)
-    counts = {
-        name: getattr(done, name)
-        for name in ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries")
-    }
-    return before.moved(done.position, **counts)
+    return before.moved(done.position, **{name: getattr(done, name) for name in COUNTS})
 
 
 def _place(done: Done) -> tuple[str, int, int]:

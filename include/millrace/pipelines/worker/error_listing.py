@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from millrace.base.errors import InvalidArgument
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.records import Record
-from millrace.pipelines.worker.error_topic import PREFIX, error_source, origin_of
+from millrace.pipelines.worker.error_topic import PREFIX, error_source, is_of, origin_of
 from millrace.pipelines.worker.selection import Place, Selection
 from millrace.pipelines.worker.topics import Reader, Topics, task_of
 
@@ -48,7 +48,7 @@ class ErrorRow(BaseModel):
 class ErrorPage(BaseModel):
     topic: str
     total: int = Field(
-        description="records that the topic holds, about: without those that retention or compaction took"
+        description="records of the pipeline that the topic holds, at most: all of the topic, but those of others that this page saw"
     )
     errors: list[ErrorRow]
     next: str | None = Field(description="hand it over as `before`; null: that is all")
@@ -63,7 +63,7 @@ def error_page(pipeline: Pipeline, selection: Selection, *, before: str = "", li
     source = error_source(pipeline)
     group = f"{pipeline.group}-look"
     topics = Topics(source, group)
-    search = _Search(selection, limit)
+    search = _Search(pipeline.id, selection, limit)
     stands = _cursor(before)
     total, more = 0, False
     try:
@@ -85,7 +85,7 @@ def error_page(pipeline: Pipeline, selection: Selection, *, before: str = "", li
         topics.close()
     return ErrorPage(
         topic=pipeline.errors_topic,
-        total=total,
+        total=total - search.others,
         errors=search.found,
         next=",".join(str(Place(*each)) for each in sorted(stands.items())) if more else None,
         complete=not more or len(search.found) >= limit,
@@ -95,8 +95,10 @@ def error_page(pipeline: Pipeline, selection: Selection, *, before: str = "", li
 class _Search:
     """What one page found, and how much more it may look at."""
 
-    def __init__(self, selection: Selection, limit: int) -> None:
-        self._selection, self._limit = selection, limit
+    def __init__(self, pipeline: str, selection: Selection, limit: int) -> None:
+        self._pipeline, self._selection, self._limit = pipeline, selection, limit
+        self.others = 0
+        """Records of other pipelines among those that it looked at."""
         self._left = MOST_SEEN
         self.found: list[ErrorRow] = []
 
@@ -112,9 +114,11 @@ class _Search:
             while place < high:
                 more, place = reader.read(place, high, items=WINDOW, size=_WINDOW_BYTES, seconds=1.0)
                 seen += len(more)
+                own = [record for record in more if is_of(record, self._pipeline)]
+                self.others += len(more) - len(own)
                 # As rows at once: records may be large, and so many of them more than there is memory for.
-                window += [(record.offset, _row(record)) for record in more if self._selection.takes(record)]
-                del more
+                window += [(record.offset, _row(record)) for record in own if self._selection.takes(record)]
+                del more, own
             self._left -= max(1, seen)
             for offset, row in reversed(window):
                 if len(self.found) >= self._limit:

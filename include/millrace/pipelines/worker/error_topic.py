@@ -61,6 +61,12 @@ def origin_of(record: Record) -> Record | None:
     return Record(topic, partition, offset, record.key, record.value, record.timestamp, kept)
 
 
+def is_of(record: Record, pipeline: str) -> bool:
+    """Whether a record of the error topic is of `pipeline`: several may share the topic, and nobody's record is another's to read or write."""
+    names = [value for name, value in record.headers if name == f"{PREFIX}connector.name"]
+    return bool(names) and names[-1] == pipeline.encode()
+
+
 def error_source(pipeline: Pipeline) -> KafkaSource:
     """The error topic as what is read, all of it: what was produced within a transaction that came to nothing, too."""
     cluster = pipeline.errors_cluster

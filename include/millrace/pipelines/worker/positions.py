@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from millrace.base.settings import Settings
 from millrace.pipelines.sinks.delta.sink import OUTPUTS
-from millrace.storage.commit import AppMove, Outcome, Part, commit_fenced
+from millrace.storage.commit import AppMove, Outcome, Part, add_columns, commit_fenced
 from millrace.storage.files import FileSink
 from millrace.storage.store import store_at
 from millrace.storage.table import Table, create_table, open_table
@@ -24,12 +24,13 @@ TASK: Final = "task"
 FOLDER: Final = "pipelines"
 """Of these tables, below the deployment's."""
 _FORGOTTEN: Final = -1
-_COUNTS: Final = ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries")
+COUNTS: Final = ("records_in", "records_out", "records_error", "records_filtered", "bulks", "retries", "records_stale")
+"""What a task counts. A table that an earlier build made has no `records_stale` until it is opened to be written."""
 COLUMNS: Final = pa.schema(
     [
         pa.field("position", pa.int64()),
         pa.field("commits", pa.int64()),
-        *(pa.field(name, pa.int64()) for name in _COUNTS),
+        *(pa.field(name, pa.int64()) for name in COUNTS),
         pa.field("written_at", pa.timestamp("us", tz="UTC")),
     ]
 )
@@ -50,6 +51,8 @@ class Position:
     records_filtered: int = 0
     bulks: int = 0
     retries: int = 0
+    records_stale: int = 0
+    """Documents that were left out: the sink held a newer one of their id."""
     path: str | None = None
 
     @property
@@ -59,7 +62,7 @@ class Position:
 
     def moved(self, position: int, **more: int) -> Position:
         """Behind a range that counted so many `more`."""
-        counts = {name: getattr(self, name) + more.get(name, 0) for name in _COUNTS}
+        counts = {name: getattr(self, name) + more.get(name, 0) for name in COUNTS}
         return replace(self, position=position, commits=self.commits + 1, **counts)
 
 
@@ -79,7 +82,11 @@ def pipeline_tables(settings: Settings) -> dict[str, str]:
 
 def ensure_positions(uri: str) -> Table:
     """The table, made if there is none."""
-    return create_table(uri, pa.schema([*COLUMNS, pa.field(TASK, pa.utf8())]), partition_by=[TASK])
+    wanted = pa.schema([*COLUMNS, pa.field(TASK, pa.utf8())])
+    table = create_table(uri, wanted, partition_by=[TASK])
+    if table.columns_lacking(wanted)[0]:
+        add_columns(table, wanted)
+    return table
 
 
 def read_positions(table: Table | None) -> dict[str, Position]:
@@ -90,7 +97,7 @@ def read_positions(table: Table | None) -> dict[str, Position]:
         task = action[f"partition.{TASK}"]
         known = found.get(task)
         if known is None or known.commits < row["commits"]:
-            counts = {name: row[name] for name in _COUNTS}
+            counts = {name: row.get(name) or 0 for name in COUNTS}
             found[task] = Position(task, row["position"], row["commits"], **counts, path=action["path"])
     return found
 

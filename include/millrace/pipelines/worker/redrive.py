@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
@@ -23,10 +23,10 @@ from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.records import Record
 from millrace.pipelines.sinks.sink import sink_of
 from millrace.pipelines.transform.transform import Transform
-from millrace.pipelines.worker.error_topic import error_source, origin_of
+from millrace.pipelines.worker.error_topic import error_source, is_of, origin_of
 from millrace.pipelines.worker.lookups import CollectionRows
 from millrace.pipelines.worker.selection import EVERYTHING, Selection, kind_of
-from millrace.pipelines.worker.topics import Reader, Topics, consumer_of, task_of
+from millrace.pipelines.worker.topics import Reader, Topics, consumer_of, error_of, task_of
 from millrace.pipelines.worker.tried import tried
 from millrace.runtime.apart.limits import TooMuchWork
 
@@ -47,7 +47,9 @@ class Redriven(NamedTuple):
     filtered: int = 0
     failed_again: int = 0
     no_origin: int = 0
-    """Not of this pipeline's worker: headers that say no place."""
+    """Headers that say no place."""
+    others: int = 0
+    """Of other pipelines, which share the topic, or of nobody: left alone, and counted nowhere else."""
 
 
 @dataclass(slots=True)
@@ -97,17 +99,17 @@ def redrive(
             sink.open()
         progress = behind if behind is not None and behind.ends else _begin(topics, selection, again=again)
         stopped = tell(progress)
-        counts = progress.counts
+        counts = progress.counts = {**dict.fromkeys(Redriven._fields, 0), **progress.counts}
         for topic, partition in topics.partitions():
             task = task_of(topic, partition)
-            end = progress.ends.get(task, 0)
-            if stopped or progress.places.get(task, end) >= end:
+            end = progress.ends.get(task)
+            if stopped or end is None or progress.begins[task] >= end:
                 continue
             reader = Reader(source, group, topic, partition)
             try:
                 while progress.places[task] < end and not stopped:
                     records, place = reader.read(progress.places[task], end, items=_ITEMS, size=_BYTES, seconds=1.0)
-                    chosen, feared = _chosen(records, selection, counts, seen)
+                    chosen, feared = _chosen(records, pipeline.id, selection, counts, seen)
                     if feared and not dry_run:
                         left, failures = tried(pipeline, feared, open_rows)
                         counts["failed_again"] += len(failures)
@@ -123,7 +125,9 @@ def redrive(
                     stopped = tell(progress)
             finally:
                 reader.close()
-            if selection.whole and not dry_run and not stopped:
+            # Also of a partition that an earlier attempt came to the end of: it may have ended between its last word and this.
+            if selection.whole and not dry_run and progress.places[task] >= end:
+                hit("redrive.done")
                 _keep(consumer_of(source, group), TopicPartition(topic, partition, end))
     finally:
         sink.close()
@@ -144,12 +148,15 @@ def _begin(topics: Topics, selection: Selection, *, again: bool) -> Progress:
 
 
 def _chosen(
-    records: list[Record], selection: Selection, counts: dict[str, int], seen: _Origins
+    records: list[Record], pipeline: str, selection: Selection, counts: dict[str, int], seen: _Origins
 ) -> tuple[list[Record], list[Record]]:
     """What is to be redriven, by place, and apart from that those that were too much work for a worker."""
     chosen: list[Record] = []
     feared: list[Record] = []
     for record in records:
+        if not is_of(record, pipeline):
+            counts["others"] += 1
+            continue
         counts["looked_at"] += 1
         origin = origin_of(record)
         if origin is None:
@@ -175,7 +182,10 @@ def _by_place(records: list[Record]) -> list[Record]:
 
 
 def _keep(consumer: Consumer, place: TopicPartition) -> None:
+    """Have the group stand at `place`. Raises LogUnavailable, InvalidSettings: who asked goes on with what was told last."""
     try:
         consumer.commit(offsets=[place], asynchronous=False)
+    except KafkaException as error:
+        raise error_of(error.args[0], "the position of the redrive") from None
     finally:
         consumer.close()

@@ -65,6 +65,8 @@ class Done:
     records_out: int = 0
     records_error: int = 0
     records_filtered: int = 0
+    records_stale: int = 0
+    """Documents that the sink holds a newer version of: they are in no other count but `records_in`."""
     bulks: int = 0
     retries: int = 0
     log_bytes: int = 0
@@ -137,7 +139,8 @@ class Task:
             total,
             position=position,
             records_in=total.records_in + len(records),
-            records_out=total.records_out + written.acknowledged,
+            records_out=total.records_out + written.acknowledged - written.stale,
+            records_stale=total.records_stale + written.stale,
             records_error=total.records_error + len(failures),
             records_filtered=total.records_filtered + transformed.filtered,
             bulks=total.bulks + written.bulks,

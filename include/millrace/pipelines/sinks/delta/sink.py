@@ -82,7 +82,7 @@ class DeltaSink:
         there = self._there(table, topic, partition, early) if early else set()
         new = {each.record.offset: each for each in actions if each.record.offset not in there}
         written.acknowledged += len(actions)
-        written.stale += len(actions) - len(new)
+        written.repeated += len(actions) - len(new)
         if not new:
             return
         rows = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -18,6 +19,11 @@ FILTER: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason,i
 AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 _BLOCKED: Final = frozenset({"cluster_block_exception", "process_cluster_event_timeout_exception"})
 """A read-only index (a full disk), a cluster without a manager: the cluster's state, whatever status it comes with."""
+_CLOSED: Final = frozenset({"index_not_found_exception", "security_exception", "index_closed_exception"})
+"""The index's state, and no document's fault."""
+_INTERNAL: Final = 500
+"""The status of a fault within OpenSearch: of the cluster, or of one document that it trips over."""
+_NEWER: Final = re.compile(r"current version \[(\d+)\]")
 _REASON: Final = 500
 
 
@@ -38,6 +44,9 @@ class Verdict(Enum):
 
     DONE = "done"
     STALE = "stale"
+    """A newer version of its id is there."""
+    REPEATED = "repeated"
+    """The same version is there: an earlier attempt brought it."""
     AGAIN = "again"
     FAILED = "failed"
     REFUSED = "refused"
@@ -50,10 +59,17 @@ class Item(NamedTuple):
     verdict: Verdict
     kind: str = ""
     reason: str = ""
+    internal: bool = False
+    """It was answered with 500, so that it may be the document that OpenSearch trips over."""
 
 
 class Busy(Exception):
     """The whole request may be sent again later."""
+
+    def __init__(self, reason: str, *, internal: bool = False) -> None:
+        """`internal`: it was answered with 500, and one of its documents may be the cause."""
+        super().__init__(reason)
+        self.internal = internal
 
 
 class TooLarge(Exception):
@@ -69,16 +85,16 @@ class Refused(Exception):
 
 
 _DONE: Final = Item(Verdict.DONE)
-_STALE: Final = Item(Verdict.STALE)
 
 
-def body(actions: Sequence[Action]) -> bytes:
-    """Newline-delimited, as the bulk API takes it."""
+def body(actions: Sequence[Action], *, equal_wins: bool = False) -> bytes:
+    """Newline-delimited, as the bulk API takes it. `equal_wins`: of two documents of one version the later one replaces the other."""
     encode = msgspec.json.encode
+    kind = b"external_gte" if equal_wins else b"external"
     parts: list[bytes] = []
     for action in actions:
         name = encode(action.id)
-        version = b"" if action.version is None else b',"version":%d,"version_type":"external"' % action.version
+        version = b"" if action.version is None else b',"version":%d,"version_type":"%b"' % (action.version, kind)
         if action.body is None:
             parts.append(b'{"delete":{"_id":%b%b}}' % (name, version))
         else:
@@ -88,24 +104,36 @@ def body(actions: Sequence[Action]) -> bytes:
     return b"\n".join(parts)
 
 
-def send(client: OpenSearch, path: str, actions: Sequence[Action], *, refresh: bool) -> list[Item]:
-    """What became of each of `actions`, in their order, in the index at `path`. Raises Busy, TooLarge, Refused."""
+def send(
+    client: OpenSearch,
+    path: str,
+    actions: Sequence[Action],
+    *,
+    refresh: bool,
+    alias: bool = False,
+    equal_wins: bool = False,
+) -> list[Item]:
+    """What became of each of `actions`, in their order, in the index at `path`, or behind the `alias` there. Raises Busy, TooLarge, Refused."""
+    # An alias that is gone is then an error; without this an index of its name would be made.
     params = {"filter_path": FILTER} | ({"refresh": "true"} if refresh else {})
+    params |= {"require_alias": "true"} if alias else {}
     try:
         answer = client.transport.perform_request(
             "POST",
             f"{path}/_bulk",
             params=params,
-            body=body(actions),
+            body=body(actions, equal_wins=equal_wins),
             headers={"content-type": "application/x-ndjson"},
         )
     except NoConnection as error:  # time-outs too: what was done is not known, and doing it again is the same
         raise Busy(_told(error)) from None
     except TransportError as error:
-        status, told = error.status_code, _told(error)
+        known = is_answer(error)
+        # Of what is no answer of OpenSearch's nothing is told: it may be of a server that is nobody's business here.
+        status, told = error.status_code, _told(error) if known else f"HTTP {error.status_code}, not by OpenSearch"
         if status in AGAIN or error.error in _BLOCKED:
-            raise Busy(told) from None
-        if status in (400, 413):
+            raise Busy(told, internal=status == _INTERNAL) from None
+        if status == 413 or (status == 400 and known):
             raise TooLarge(f"HTTP_{status}", told) from None
         raise Refused(told) from None
     except OpenSearchException as error:
@@ -127,14 +155,21 @@ def _judged(item: dict[str, Any], action: Action) -> Item:
     kind = str(error.get("type", ""))
     # The kind of the error first, the status second: a conflict under external versions says that as new a one is there.
     if kind == "version_conflict_engine_exception" and action.version is not None:
-        return _STALE
+        there = _NEWER.search(str(error.get("reason", "")))
+        return Item(Verdict.REPEATED if there and int(there[1]) == action.version else Verdict.STALE)
     caused = (error.get("caused_by") or {}).get("reason")
     reason = f"{error.get('reason', '')}{f': {caused}' if caused else ''}"[:_REASON]
     if kind in _BLOCKED or status in AGAIN or status == 409:
-        return Item(Verdict.AGAIN, kind, reason)
-    if kind in ("index_not_found_exception", "security_exception") or status in (401, 403):
+        return Item(Verdict.AGAIN, kind, reason, internal=status == _INTERNAL)
+    if kind in _CLOSED or status in (401, 403):
         return Item(Verdict.REFUSED, kind, reason)
     return Item(Verdict.FAILED, kind or f"HTTP_{status}", reason)
+
+
+def is_answer(error: TransportError) -> bool:
+    """Whether OpenSearch itself answered so, and not a proxy before it."""
+    info: Any = error.info
+    return isinstance(info, dict) and isinstance(info.get("error"), dict | str)
 
 
 def _told(error: OpenSearchException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from opensearchpy import OpenSearch
@@ -12,7 +12,7 @@ from opensearchpy.exceptions import OpenSearchException, TransportError
 
 from millrace.base.errors import MillraceError, SinkBusy, SinkRefused
 from millrace.pipelines.model.sinks import OpenSearchSink as Declared
-from millrace.pipelines.sinks.opensearch.bulk import AGAIN, Json
+from millrace.pipelines.sinks.opensearch.bulk import AGAIN, Json, is_answer
 from millrace.pipelines.sinks.opensearch.connection import LookingConnection
 
 GC_DELETES: Final = "24h"
@@ -55,6 +55,70 @@ def exists(client: OpenSearch, declared: Declared) -> bool:
         return bool(client.transport.perform_request("HEAD", index_path(declared.index_base)))  # False: 404
     except OpenSearchException as error:
         raise error_of(error, declared) from None
+
+
+class Target(NamedTuple):
+    """What `index_base` names."""
+
+    alias: bool = False
+    identity: str = ""
+    """Of the index itself, which one of its name that is made later has not; empty for an alias, or where this login may not ask."""
+
+
+def target_of(client: OpenSearch, declared: Declared) -> Target:
+    """What the name leads to. Raises SinkRefused where that takes no documents as it is (closed, a data stream, an alias without a write
+    index, gone), SinkBusy."""
+    name = declared.index_base
+    told = _asked(client, declared, f"/_resolve/index{index_path(name)}") or {}
+    if told.get("data_streams"):
+        raise SinkRefused(f"{name} is a data stream, which takes no versions, no updates and no deletes: name an index")
+    if any("closed" in each.get("attributes", ()) for each in told.get("indices", ()) if each.get("name") == name):
+        raise SinkRefused(f"index {name} is closed: open it")
+    if any(each.get("name") == name for each in told.get("aliases", ())):
+        _require_writable(name, _asked(client, declared, f"{index_path(name)}/_alias{index_path(name)}") or {})
+        return Target(alias=True)
+    return Target(identity=identity_of(client, declared))
+
+
+def identity_of(client: OpenSearch, declared: Declared) -> str:
+    """As `Target` has it. Raises SinkRefused where there is no such index any more, SinkBusy."""
+    found = _asked(client, declared, f"{index_path(declared.index_base)}/_settings/index.uuid")
+    if found is None:
+        return ""
+    known = found.get(declared.index_base)
+    return "" if known is None else str(known["settings"]["index"]["uuid"])
+
+
+def is_healthy(client: OpenSearch, declared: Declared) -> bool:
+    """Whether all its primaries are there. False where nobody says so."""
+    try:
+        found = client.transport.perform_request("GET", f"/_cluster/health{index_path(declared.index_base)}")
+        return isinstance(found, dict) and found.get("status") in ("green", "yellow")
+    except OpenSearchException:
+        return False
+
+
+def _require_writable(name: str, indices: dict[str, Any]) -> None:
+    flags = [each["aliases"].get(name, {}).get("is_write_index") for each in indices.values() if "aliases" in each]
+    if flags and not any(flags) and (len(flags) > 1 or flags[0] is False):
+        raise SinkRefused(
+            f"{name} is an alias of {len(flags)} indices without a write index: name one (is_write_index)"
+        )
+
+
+def _asked(client: OpenSearch, declared: Declared, path: str) -> dict[str, Any] | None:
+    """What the cluster says of its indices; None where this login may not ask, or the server knows no such question."""
+    try:
+        found = client.transport.perform_request("GET", path)
+    except TransportError as error:
+        if error.error == "index_not_found_exception":
+            raise SinkRefused(f"index {declared.index_base} is gone: somebody deleted it") from None
+        if error.status_code in (400, 401, 403, 404, 405):
+            return None
+        raise error_of(error, declared) from None
+    except OpenSearchException as error:
+        raise error_of(error, declared) from None
+    return found if isinstance(found, dict) else None
 
 
 def make(client: OpenSearch, declared: Declared) -> None:
@@ -101,9 +165,7 @@ def error_of(error: OpenSearchException, declared: Declared) -> MillraceError:
         return SinkBusy(f"OpenSearch does not answer: {told(error)}", retry_after=pause)
     if isinstance(error, TransportError):
         status = error.status_code
-        info: Any = error.info
-        known = isinstance(info, dict) and isinstance(info.get("error"), dict)
-        words = f"{status} {told(error)}" if known else f"HTTP {status}"
+        words = f"{status} {told(error)}" if is_answer(error) else f"HTTP {status}"
         if status in AGAIN:
             return SinkBusy(f"OpenSearch: {words}", retry_after=pause)
         return SinkRefused(f"index {declared.index_base}: {words}")

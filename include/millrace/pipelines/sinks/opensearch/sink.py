@@ -20,12 +20,37 @@ from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import OpenSearchSink as Declared
 from millrace.pipelines.records import TASK_PUT, Action, Failure
 from millrace.pipelines.sinks.opensearch.bulk import Busy, Refused, TooLarge, Verdict, send
-from millrace.pipelines.sinks.opensearch.index import client_of, exists, index_path, make
+from millrace.pipelines.sinks.opensearch.index import (
+    Target,
+    client_of,
+    exists,
+    identity_of,
+    index_path,
+    is_healthy,
+    make,
+    target_of,
+)
 from millrace.pipelines.sinks.opensearch.window import Window
 from millrace.pipelines.sinks.sink import Written
 
 MAX_ID_BYTES: Final = 512
 STEP: Final = "opensearch"
+ALL_REFUSED: Final = 20
+"""So many documents at least, of which OpenSearch takes none, are no documents' fault: of fewer each one may be malformed by itself."""
+_ID_LENGTH: Final = "ID_LENGTH"
+_DOCUMENTS_FAULT: Final = frozenset(
+    {
+        "mapper_parsing_exception",
+        "strict_dynamic_mapping_exception",
+        "document_parsing_exception",
+        "HTTP_413",
+        "HTTP_500",
+    }
+)
+"""Kinds that only a document can be the cause of. Of any other the index is looked at."""
+_TRIES: Final = 3
+"""How often a document is answered with 500, at least, before it is known to be the cause."""
+_LOOK_SECONDS: Final = 1.0
 
 
 class OpenSearchSink:
@@ -44,26 +69,31 @@ class OpenSearchSink:
         self._client = client_of(declared)
         self._window = Window(items=flush_items, size=flush_bytes)
         self._sleep, self._clock = sleep, clock
-        self._once = declared.ids != "position" and not declared.versions
+        self._equal_wins = declared.version_field is not None
+        self._once = declared.ids != "position" and (not declared.versions or self._equal_wins)
+        self._target: Target | None = None
+        self._looked = 0.0
         self._threads: ThreadPoolExecutor | None = None
 
     def open(self) -> None:
         """As millrace.pipelines.sinks.sink.Sink says."""
-        if exists(self._client, self._declared):
-            return
-        if not self._declared.create_index:
-            raise SinkRefused(f"there is no index {self._declared.index_base}: make it, or say create_index")
-        make(self._client, self._declared)
+        if not exists(self._client, self._declared):
+            if not self._declared.create_index:
+                raise SinkRefused(f"there is no index {self._declared.index_base}: make it, or say create_index")
+            make(self._client, self._declared)
+        self._target, self._looked = target_of(self._client, self._declared), self._clock()
 
     def write(self, actions: Sequence[Action], /) -> Written:
         """As millrace.pipelines.sinks.sink.Sink says."""
         written = Written()
+        if self._clock() - self._looked >= _LOOK_SECONDS:
+            self._require_same()
         lanes: list[list[Action]] = [[] for _ in range(self._declared.requests)]
         for action in actions:
             name = action.id.encode(errors="surrogatepass")
             if not 0 < len(name) <= MAX_ID_BYTES:
                 reason = f"an id has 1 to {MAX_ID_BYTES} bytes, and this one has {len(name)}"
-                written.failures.append(Failure(action.record, TASK_PUT, STEP, "ID_LENGTH", reason))
+                written.failures.append(Failure(action.record, TASK_PUT, STEP, _ID_LENGTH, reason))
             else:
                 lanes[zlib.crc32(name) % len(lanes)].append(action)
         busy = [lane for lane in lanes if lane]
@@ -80,7 +110,36 @@ class OpenSearchSink:
             done = [outcome for outcome in outcomes if isinstance(outcome, Written)]
         for each in done:
             written.add(each)
+        if written.failures:
+            self._require_documents_fault(written)
+        if busy:
+            self._require_same()
         return written
+
+    def _require_same(self) -> None:
+        """Raises SinkRefused where the index is gone, or another one of its name, which a bulk makes with whatever mappings come to its mind."""
+        if self._target is None:
+            self.open()
+        elif self._target.identity:
+            if identity_of(self._client, self._declared) != self._target.identity:
+                target_of(self._client, self._declared)  # says it better where the name is no index any more
+                raise SinkRefused(
+                    f"index {self._declared.index_base} was deleted and made anew while this ran: see to its mappings, and set the"
+                    " offsets to where its documents begin"
+                )
+            self._looked = self._clock()
+
+    def _require_documents_fault(self, written: Written) -> None:
+        """Raises SinkRefused where what was refused is the index's own trouble, so that the whole stream would go into the error topic."""
+        refused = [each for each in written.failures if each.kind != _ID_LENGTH]
+        if refused and any(each.kind not in _DOCUMENTS_FAULT for each in refused):
+            self._target = target_of(self._client, self._declared)
+        if len(refused) >= ALL_REFUSED and not written.acknowledged:
+            last = refused[-1]
+            raise SinkRefused(
+                f"index {self._declared.index_base} took none of {len(refused)} documents, the last of them {last.record.position}:"
+                f" {last.kind}: {last.reason}"
+            )
 
     def close(self) -> None:
         """Idempotent."""
@@ -104,11 +163,20 @@ class OpenSearchSink:
         since = self._clock()
         whole = 0
         """Largest bulk that may be right by size where one was refused as a whole; 0: none was."""
+        tries: dict[str, int] = {}
+        """By position, of documents that were answered with 500 by themselves."""
         while left:
             bulk = self._cut(left, whole)
             written.bulks += 1
             try:
-                items = send(self._client, index_path(self._declared.index_base), bulk, refresh=self._declared.refresh)
+                items = send(
+                    self._client,
+                    index_path(self._declared.index_base),
+                    bulk,
+                    refresh=self._declared.refresh,
+                    alias=self._target is not None and self._target.alias,
+                    equal_wins=self._equal_wins,
+                )
             except TooLarge as error:
                 if len(bulk) == 1:
                     written.failures.append(Failure(bulk[0].record, TASK_PUT, STEP, error.kind, str(error)))
@@ -118,13 +186,18 @@ class OpenSearchSink:
                     whole = len(bulk) // 2
                 continue
             except Busy as error:
-                self._again(left, bulk, written, str(error), since, pause)
-                pause = min(2 * pause, self._declared.max_backoff_ms / 1000)
+                if error.internal:
+                    whole = max(1, len(bulk) // 2)  # one of them may be the cause: smaller bulks find it
+                alone = bulk if error.internal and len(bulk) == 1 else []
+                if self._again(left, bulk, written, str(error), since, pause, alone, tries):
+                    since, pause = self._clock(), self._declared.backoff_ms / 1000
+                else:
+                    pause = min(2 * pause, self._declared.max_backoff_ms / 1000)
                 continue
             except Refused as error:
                 raise SinkRefused(f"index {self._declared.index_base}: {error}") from None
             whole = 0
-            again, reason = [], ""
+            again, alone, reason = [], [], ""
             for action, item in zip(bulk, items, strict=True):
                 match item.verdict:
                     case Verdict.DONE:
@@ -132,32 +205,65 @@ class OpenSearchSink:
                     case Verdict.STALE:
                         written.acknowledged += 1
                         written.stale += 1
+                    case Verdict.REPEATED:
+                        written.acknowledged += 1
+                        written.repeated += 1
                     case Verdict.FAILED:
                         written.failures.append(Failure(action.record, TASK_PUT, STEP, item.kind, item.reason))
                     case Verdict.AGAIN:
                         again.append(action)
+                        alone += [action] if item.internal else []
                         reason = f"{item.kind}: {item.reason}"
                     case Verdict.REFUSED:
                         raise SinkRefused(f"index {self._declared.index_base}: {item.kind}: {item.reason}")
             if len(again) < len(bulk):
                 since, pause = self._clock(), self._declared.backoff_ms / 1000
             if again:
-                self._again(left, again, written, reason, since, pause)
+                if self._again(left, again, written, reason, since, pause, alone, tries):
+                    since = self._clock()
                 pause = min(2 * pause, self._declared.max_backoff_ms / 1000)
             else:
                 self._window.grow()
         return written
 
     def _again(
-        self, left: deque[Action], bulk: Sequence[Action], written: Written, reason: str, since: float, pause: float
-    ) -> None:
-        """Put `bulk` before what is left, in smaller bulks, behind a pause. Raises SinkBusy where that was long enough."""
-        left.extendleft(reversed(bulk))
-        written.retries += len(bulk)
-        self._window.shrink()
-        if self._clock() - since >= self._declared.patience_ms / 1000:
-            raise SinkBusy(f"OpenSearch takes nothing: {reason}", retry_after=self._declared.max_backoff_ms / 1000)
-        self._sleep(jittered(pause))
+        self,
+        left: deque[Action],
+        bulk: Sequence[Action],
+        written: Written,
+        reason: str,
+        since: float,
+        pause: float,
+        suspects: Sequence[Action],
+        tries: dict[str, int],
+    ) -> bool:
+        """Put `bulk` before what is left, in smaller bulks, behind a pause; whether documents were put aside.
+
+        Once patience is over, `suspects` (documents that were answered with 500 by themselves, counted in `tries`) are put aside where the
+        index takes others. Raises SinkBusy where there are none.
+        """
+        aside: set[int] = set()
+        for each in suspects:
+            tries[each.record.position] = tries.get(each.record.position, 0) + 1
+        certain = all(tries[each.record.position] >= _TRIES for each in suspects)
+        if certain and self._clock() - since >= self._declared.patience_ms / 1000:
+            if suspects and (written.acknowledged or is_healthy(self._client, self._declared)):
+                aside = {id(each) for each in suspects}
+                for each in suspects:
+                    words = f"OpenSearch fails on the document {each.id[:MAX_ID_BYTES]!r} ({each.record.position}): {reason}"
+                    written.failures.append(Failure(each.record, TASK_PUT, STEP, "HTTP_500", words))
+            if not aside:
+                first = bulk[0]
+                raise SinkBusy(
+                    f"OpenSearch does not take {len(bulk)} documents, the first {first.id[:100]!r} ({first.record.position}): {reason}",
+                    retry_after=self._declared.max_backoff_ms / 1000,
+                )
+        left.extendleft(each for each in reversed(bulk) if id(each) not in aside)
+        written.retries += len(bulk) - len(aside)
+        if len(aside) < len(bulk):
+            self._window.shrink()
+            self._sleep(jittered(pause))
+        return bool(aside)
 
     def _cut(self, left: deque[Action], most: int) -> list[Action]:
         """The next bulk, taken from `left`: at least one action."""
