@@ -21,7 +21,12 @@ from millrace.access.token_file import TokenFile
 METRICS_TOKEN: Final = "MILLRACE_METRICS_TOKEN"
 """Environment variable: a bearer token that reads the metrics and nothing else, for Prometheus."""
 
+WELCOME: Final = "welcome"
+"""Where a server leaves in a request's state what is told who has been let in (millrace.service.server)."""
+
 _bearer = HTTPBearer(auto_error=False, description="A token (millrace tokens add; in Airflow one of POST /auth/token).")
+credentials_of: Final[Callable[[Request], Awaitable[HTTPAuthorizationCredentials | None]]] = _bearer
+"""The bearer token of a request, as a door takes it."""
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 Door: TypeAlias = Callable[[Request, HTTPAuthorizationCredentials | None], Awaitable[Caller]]
 """Says who calls. Raises HTTPException 401."""
@@ -63,6 +68,9 @@ def checked(door: Door, calls: Mapping[str, Need], admit: Admit | None = None) -
         else:
             caller = await run_in_threadpool(admit, caller, name, request.path_params)
         request.state.caller = caller
+        welcome = getattr(request.state, WELCOME, None)
+        if welcome is not None:
+            welcome(caller)
 
     return Depends(check)
 

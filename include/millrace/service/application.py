@@ -55,7 +55,7 @@ def application(parts: Sequence[Part], door: Door, *, page: faults.Page | None =
         redoc_url=None,
         openapi_url=None,  # FastAPI would serve them to anybody
     )
-    app.add_middleware(BoundedBodies)
+    app.add_middleware(BoundedBodies, door=door)
     app.add_middleware(GuardedAnswers)
     app.add_middleware(KnownRequests)
     faults.install(app, page)

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any, Final
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request, Response
 
 import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
 from millrace.access.token_file import TokenFile
@@ -28,7 +28,7 @@ from millrace.base.settings import Settings
 from millrace.coord.opening import cluster_token
 from millrace.observe.exposition import merged, pipeline_metrics
 from millrace.pipelines.api.management import Management
-from millrace.pipelines.api.routes import CALLS, SERVICE, router
+from millrace.pipelines.api.routes import CALLS, SERVICE, ServiceHealth, router, service_facts
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.store.store import PipelineStore, open_pipelines
@@ -41,6 +41,8 @@ from millrace.service.faults import ANSWERS
 from millrace.service.server import serving
 
 TEND_SECONDS: Final = 5.0
+HEALTH: Final = "/health"
+"""Where probes look."""
 LOG: Final = "service.log"
 """In ``<data>/pipelines``, as `log:` of the configuration says."""
 _log: Final = logging.getLogger(__name__)
@@ -61,13 +63,26 @@ def metrics_part(settings: Settings, management: Management) -> Part:
 
 
 def service_app(settings: Settings, management: Management, door: Door) -> FastAPI:
-    """What the service serves: the calls, the metrics, and at ``/`` where to go, which tells somebody without a token no more than the docs."""
+    """What the service serves: the calls, the metrics, its health to anybody (a probe has no token), and at ``/`` where to go, which tells
+    somebody without a token no more than the docs."""
     app = application([pipelines_part(management), metrics_part(settings, management)], door)
+
+    @app.get(HEALTH)
+    def health(response: Response) -> ServiceHealth:
+        """What this is, and whether its store answers: 503 where that does not. Needs no token."""
+        ready = management.ready()
+        response.status_code = 200 if ready else 503
+        return ServiceHealth(**service_facts(), ready=ready)
 
     @app.get("/", include_in_schema=False)
     async def index(request: Request, credentials: Credentials) -> dict[str, Any]:
         found = {"service": SERVICE, "api": "/api/v1/pipelines", "openapi": "/openapi.json"}
-        found |= {"health": "/api/v1/pipelines-health", "metrics": "/metrics", "documentation": "docs/pipelines-api.md"}
+        found |= {
+            "health": HEALTH,
+            "dependencies": "/api/v1/pipelines-health",
+            "metrics": "/metrics",
+            "documentation": "docs/pipelines-api.md",
+        }
         try:
             await door(request, credentials)
         except HTTPException:

@@ -1,4 +1,8 @@
-"""An application behind a port of its own, in a thread of this process."""
+"""An application behind a port of its own, in a thread of this process.
+
+What a stranger may take of it is bounded as at the log's server (millrace.log.server.connections): connections, the time until a call with a
+token comes, and bytes until then. The head of a request is at most 64 KiB, its body is read by `bodies.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,56 @@ from typing import Any, Final
 
 import uvicorn
 
+from millrace.access.grants import Caller
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
+from millrace.log.server.connections import ConnectionLimits, Connections
 from millrace.log.server.flight import EVERYWHERE
+from millrace.service.access import WELCOME
+from millrace.service.answers import App, Message, Receive, Scope, Send
+from millrace.service.bodies import MAX_BODY_BYTES
 
 _GRACE_SECONDS: Final = 1
 """How long requests that are under way are waited for at the end: a watch never ends by itself."""
 
+LIMITS: Final = ConnectionLimits(unknown_bytes=MAX_BODY_BYTES + (1 << 20))
+"""A body lies in the kernel until its sender is known, so that it may be there before that."""
+_HEAD_BYTES: Final = 64 << 10
+
 _log: Final = logging.getLogger(__name__)
 
 
+class _Welcomed:
+    """Tells `connections` who is let in over which, and ends those over which nobody was, behind one answer."""
+
+    def __init__(self, app: App, connections: Connections) -> None:
+        self._app, self._connections = app, connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        host, port = scope["client"] or ("", 0)
+        known = False
+
+        def welcome(caller: Caller) -> None:
+            nonlocal known
+            known = True
+            self._connections.welcome(f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}", caller)
+
+        async def answered(message: Message) -> None:
+            if not known and message["type"] == "http.response.start":
+                have = {name.lower() for name, _ in message["headers"]}
+                if b"connection" not in have:
+                    message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        scope.setdefault("state", {})[WELCOME] = welcome
+        await self._app(scope, receive, answered)
+
+
 @contextmanager
-def serving(app: Any, settings: Settings) -> Iterator[str]:
+def serving(app: Any, settings: Settings, limits: ConnectionLimits = LIMITS) -> Iterator[str]:
     """Serve `app` at `log_host` and `service_port`, by TLS where the log's server does; its address.
 
     Raises InvalidSettings where it cannot listen.
@@ -35,8 +77,12 @@ def serving(app: Any, settings: Settings) -> Iterator[str]:
         raise InvalidSettings(
             f"the service cannot listen at {host}, port {settings.service_port} (MILLRACE_SERVICE_PORT): {error.strerror}"
         ) from error
+    connections = Connections(listener.getsockname()[1], limits)
     config = uvicorn.Config(
-        app,
+        _Welcomed(app, connections),
+        http="h11",  # the other one takes heads of any size
+        h11_max_incomplete_event_size=_HEAD_BYTES,
+        proxy_headers=False,  # a peer is who connects, whatever it says of itself
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -49,10 +95,12 @@ def serving(app: Any, settings: Settings) -> Iterator[str]:
     shown = "127.0.0.1" if host in EVERYWHERE else f"[{host}]" if ":" in host else host
     address = f"{'http' if tls is None else 'https'}://{shown}:{listener.getsockname()[1]}"
     thread.start()
+    connections.start()
     _log.info("the service is at %s", address)
     try:
         yield address
     finally:
+        connections.close()
         server.should_exit = True
         thread.join()
         listener.close()

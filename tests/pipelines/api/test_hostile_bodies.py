@@ -54,8 +54,11 @@ def test_a_body_that_is_too_large_is_not_read_whoever_sends_it(service: Service,
                 sent.append(number)
                 yield chunk
 
-        status, body = _answer(address, "transfer-encoding: chunked\r\n", chunks())
-        assert status == 413
+        assert _answer(address, "transfer-encoding: chunked\r\n", chunks())[0] == 401, "of nobody, none of it"
+        assert len(sent) * 0x10000 < 20 * MAX_BODY_BYTES
+        sent.clear()
+        own = f"authorization: Bearer {OWN}\r\n"
+        assert _answer(address, f"{own}transfer-encoding: chunked\r\n", chunks())[0] == 413
         assert len(sent) * 0x10000 < 20 * MAX_BODY_BYTES, "it was cut off"
         padded = b"{}" + b" " * (MAX_BODY_BYTES - 2)
         head = f"content-length: {len(padded)}\r\nconnection: close\r\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import time
@@ -15,7 +17,7 @@ from fastapi.testclient import TestClient
 
 from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
-from millrace.base.errors import LogUnavailable
+from millrace.base.errors import LogUnavailable, MetaUnavailable
 from millrace.base.metrics import Metrics
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
@@ -328,6 +330,24 @@ def test_health_says_what_it_runs_on(service: Service) -> None:
     assert found["language"].startswith("Python 3.")
 
 
+def test_a_probe_needs_no_token_and_hears_whether_the_store_answers(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = service.client.get("/health")
+    known = {"service": "millrace-pipelines", "version": VERSION, "ready": True}
+    assert (answer.status_code, known.items() <= answer.json().items()) == (200, True)
+    assert set(answer.json()) == {*known, "language", "architecture"}
+
+    def silent() -> None:
+        raise MetaUnavailable("no answer")
+
+    monkeypatch.setattr(service.management._store, "ping", silent)
+    assert service.client.get("/health").json()["ready"], "it is asked once a second at most"
+    service.management._answered = (-math.inf, True)
+    answer = service.client.get("/health")
+    assert (answer.status_code, answer.json()["ready"]) == (503, False)
+
+
 def test_its_root_says_where_to_go_and_to_nobody_more_than_that(service: Service) -> None:
     outside = service.client.get("/")
     assert (outside.status_code, outside.json()["openapi"], "version" in outside.json()) == (
@@ -339,7 +359,7 @@ def test_its_root_says_where_to_go_and_to_nobody_more_than_that(service: Service
     assert inside["version"] == VERSION
     for name in ("openapi", "health", "metrics", "api"):
         assert service.client.get(inside[name], headers={"Authorization": f"Bearer {OWN}"}).status_code == 200, name
-        assert service.client.get(inside[name]).status_code == 401, name
+        assert service.client.get(inside[name]).status_code == (200 if name == "health" else 401), name
 
 
 def test_a_request_s_id_is_in_its_answer_the_log_and_the_history(
@@ -390,3 +410,34 @@ def test_a_service_that_comes_again_keeps_what_was_asked_for(service: Service) -
     service.ask("PUT", "pipelines/flights/stop")
     service.management.tend()
     assert not service.deployment.running("flights")
+
+
+def test_what_a_call_does_not_have_is_refused_and_nothing_is_done(service: Service) -> None:
+    service.ask("PUT", "pipelines/flights", DECLARED)
+    service.ask("PUT", "pipelines/flights/offsets", {"in-0": 50})
+    for method, path, body in (
+        ("PUT", "pipelines/flights/redrive", {"dryRun": True}),
+        ("DELETE", "pipelines/flights/offsets?at=latest", None),
+        ("PUT", "pipelines/flights/restart?onlyFailed=true", None),
+        ("PUT", "pipelines/flights/dry-run", {"document": {}}),
+        ("PUT", "pipelines-quotas/ada", {"pipelines": 1, "cpus": 1, "memory_mib": 1, "memory": 2}),
+        ("GET", "pipelines?state=RUNNING", None),
+        ("DELETE", "pipelines/flights?forced=true", None),
+    ):
+        status, found = service.ask(method, path, body)
+        assert (status, found["error"]["code"]) == (422, "INVALID_ARGUMENT"), path
+    assert service.ask("GET", "pipelines/flights/offsets") == (200, {"in-0": 50})
+    assert service.redrives.asked == {}
+    status, found = service.ask("DELETE", "pipelines/flights/offsets?at=latest")
+    assert found["error"]["message"] == "at is no parameter of this call: it takes to"
+
+
+def test_a_dry_run_shows_a_number_that_is_none_as_the_sink_would_have_it(service: Service) -> None:
+    service.ask("PUT", "pipelines/flights", DECLARED)
+    steps = [{"kind": "flatten"}, {"kind": "cast", "fields": {"b": "float"}}]
+    asked = {"documents": [{"a": 1}], "declaration": {**DECLARED, "steps": steps}}
+    raw = json.dumps(asked).replace('{"a": 1}', '{"a": NaN, "b": 1}')
+    headers = {"Authorization": f"Bearer {OWN}", "content-type": "application/json"}
+    answer = service.client.put("/api/v1/pipelines/flights/dry-run", content=raw, headers=headers)
+    assert answer.status_code == 200
+    assert answer.json()[0]["document"] == {"a": None, "b": 1.0}

@@ -354,3 +354,22 @@ def test_a_version_is_what_the_named_field_says_or_a_reason(value: Any, version:
         assert [each.version for each in done.actions] == [version]
         assert [each.kind for each in done.failures] == ["NO_VERSION"]
     assert made.show(_record({"at": {"moment": value}})).version == version
+
+
+def test_numbers_keep_all_their_digits_through_steps_that_do_not_touch_them() -> None:
+    text = (
+        b'{"a":0.12345678901234567890,"b":{"c":[3.14159265358979323846,9007199254740993.0]},"d":123456789012345678901}'
+    )
+    steps: list[dict[str, Any]] = [
+        {"kind": "json_schema", "schema": {"properties": {"a": {"type": "number", "maximum": 1}}}},
+        {"kind": "compute", "fields": {"e": "doc.a < 1.0"}},
+    ]
+    done = _made(*steps).run([_record(text)])
+    assert [each.body for each in done.actions] == [text[:-1] + b',"e":true}']
+    assert _one({"a": 1}, {"kind": "cast", "fields": {"a": "string"}}) == {"a": "1"}
+    assert (
+        json.loads(_made({"kind": "cast", "fields": {"a": "string"}}).run([_record(text)]).actions[0].body or b"")["a"]
+        == "0.12345678901234567890"
+    )
+    for kind in ("float", "timestamp"):
+        assert not _made({"kind": "cast", "fields": {"a": kind}}).run([_record(text)]).failures

@@ -111,7 +111,7 @@ class Spool(Closing):
         with self._guard:
             if pchannel not in self._channels:
                 path = self.folder / quote(pchannel, safe="")
-                path.mkdir(exist_ok=True)
+                path.mkdir(mode=0o700, exist_ok=True)
                 sync(self.folder)
                 self._channels[pchannel] = SpoolChannel(self, path)
             return self._channels[pchannel]

@@ -6,6 +6,7 @@ A pipeline that was made is STOPPED. What is asked for is kept first, and done b
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -70,6 +71,7 @@ _SERVICE: Final = "service"
 """Who did it, where nobody asked."""
 _TURNS: Final = 64
 _RETRY_SECONDS: Final = 5.0
+_READY_SECONDS: Final = 1.0
 
 _log: Final = logging.getLogger(__name__)
 
@@ -102,6 +104,8 @@ class Management(Reprocessing, Closing):
         self._trying = trying or Trying()
         self._moving: set[str] = set()
         """Pipelines that a call of this process is making or deleting: `tend` leaves them alone."""
+        self._asking = threading.Lock()
+        self._answered = (-math.inf, False)
         self._turns = tuple(threading.Lock() for _ in range(_TURNS))
         """By whose id's digest: a worker is started and stopped by one at a time, and by what is asked for then."""
 
@@ -440,6 +444,19 @@ class Management(Reprocessing, Closing):
         if brokers := self._configuration.brokers():
             found["kafka"] = self._kafka.look(KafkaCluster.model_validate(brokers))
         return found
+
+    def ready(self) -> bool:
+        """Whether the store answers, asked once a second at most: anybody may ask."""
+        with self._asking:
+            at, said = self._answered
+            if time.monotonic() - at > _READY_SECONDS:
+                try:
+                    self._store.ping()
+                    said = True
+                except MillraceError:
+                    said = False
+                self._answered = (time.monotonic(), said)
+            return said
 
     def metrics(self) -> bytes:
         """Of each pipeline that is to run, whether it has a worker; what the workers say themselves is theirs. Raises MetaUnavailable."""

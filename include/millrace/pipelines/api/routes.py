@@ -7,11 +7,12 @@ import platform
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Body, Path, Query, Request
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Body, Depends, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 
 from millrace.access.calls import Need, Over
 from millrace.access.grants import Caller, Kind, Role
+from millrace.base.errors import InvalidArgument
 from millrace.base.package import VERSION
 from millrace.pipelines.api.management import MAX_SAMPLES, Management
 from millrace.pipelines.deploy.redriving import RedriveStatus
@@ -111,6 +112,8 @@ class Valid(BaseModel):
 
 
 class DryRun(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     documents: list[Any] = Field(default_factory=list, max_length=MAX_SAMPLES, description="null is a tombstone")
     keys: list[Annotated[str, Field(max_length=1024)]] = Field(
         default_factory=list, max_length=MAX_SAMPLES, description="of their records, in turn; without: sample-0, …"
@@ -121,6 +124,8 @@ class DryRun(BaseModel):
 
 class Redrive(BaseModel):
     """All that lies in the error topic behind the last redrive of all of it, or what everything given here fits."""
+
+    model_config = ConfigDict(extra="forbid")
 
     step: str = Field(default="", max_length=100, description="it failed in this step")
     kind: str = Field(default="", max_length=100, description="of this kind of fault")
@@ -137,6 +142,8 @@ class Redrive(BaseModel):
 
 
 class QuotaValues(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     pipelines: int = Field(ge=0, le=1_000_000)
     cpus: float = Field(ge=0, le=1e9, description="sum of their resources.cpus", allow_inf_nan=False)
     memory_mib: int = Field(ge=0, le=1 << 40, description="sum of their resources.memory_mib")
@@ -150,12 +157,31 @@ class QuotaRow(BaseModel):
     used: QuotaValues
 
 
-class Health(BaseModel):
+class ServiceFacts(BaseModel):
+    """What the service is."""
+
     service: str
     version: str
     language: str
     architecture: str
+
+
+class Health(ServiceFacts):
     dependencies: dict[str, str]
+
+
+class ServiceHealth(ServiceFacts):
+    ready: bool = Field(description="its store answers")
+
+
+def service_facts() -> dict[str, str]:
+    """The fields of ServiceFacts."""
+    return {
+        "service": SERVICE,
+        "version": VERSION,
+        "language": f"Python {platform.python_version()}",
+        "architecture": f"{platform.system()} {platform.machine()}",
+    }
 
 
 def router(management: Management, answers: dict[int | str, dict[str, Any]]) -> APIRouter:
@@ -163,7 +189,8 @@ def router(management: Management, answers: dict[int | str, dict[str, Any]]) -> 
     told: dict[int | str, dict[str, Any]] = {
         409: {**answers.get(404, {}), "description": "Not in this state, or of another version."}
     }
-    made = APIRouter(prefix="/api/v1", tags=["pipelines"], responses={**answers, **told})
+    only_known = [Depends(_known_parameters)]
+    made = APIRouter(prefix="/api/v1", tags=["pipelines"], responses={**answers, **told}, dependencies=only_known)
 
     _look(made, management)
     _service(made, management)
@@ -171,6 +198,15 @@ def router(management: Management, answers: dict[int | str, dict[str, Any]]) -> 
     _operate(made, management)
     _people(made, management)
     return made
+
+
+def _known_parameters(request: Request) -> None:
+    """Raises InvalidArgument for a parameter that the call does not have: it would be done as if that had not been said."""
+    known = {each.alias for each in request.scope["route"].dependant.query_params}
+    unknown = sorted(set(request.query_params) - known)
+    if unknown:
+        takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+        raise InvalidArgument(f"{', '.join(unknown)[:200]} is no parameter of this call: {takes}")
 
 
 def _view(management: Management, record: Record) -> PipelineView:
@@ -182,13 +218,7 @@ def _look(made: APIRouter, management: Management) -> None:
     @made.get("/pipelines-health")
     def pipelines_health() -> Health:
         """Service, version, language, architecture, dependencies."""
-        return Health(
-            service=SERVICE,
-            version=VERSION,
-            language=f"Python {platform.python_version()}",
-            architecture=f"{platform.system()} {platform.machine()}",
-            dependencies=management.dependencies(),
-        )
+        return Health(**service_facts(), dependencies=management.dependencies())
 
     @made.get("/pipelines")
     def pipelines(

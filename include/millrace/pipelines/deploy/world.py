@@ -48,6 +48,7 @@ class RealWorld:
             return (f"{sink.index_base} {home}",)
         if step == "topics":
             require_reachable(pipeline)
+            topic_admin.require_no_loop(pipeline)
             found = []
             for kind, cluster, topics in _topics(pipeline):
                 there = topic_admin.look(cluster)

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from millrace.pipelines.model.part import Problem, problems_of
 from millrace.pipelines.model.steps import AnyStep, Lookup
 from millrace.pipelines.records import Record
+from millrace.pipelines.transform.places import encoded
 from millrace.pipelines.transform.transform import Rules, Transform
 from millrace.runtime.apart.answering import Talk, answer
 from millrace.runtime.apart.limits import TooMuchWork
@@ -74,7 +75,7 @@ def _show(rules: Rules, records: list[Record], talk: Talk) -> list[dict[str, Any
         nonlocal left
         if _depth(document) > SHOWN_LEVELS:
             raise ValueError(f"it is nested deeper than {SHOWN_LEVELS} levels: too deep to be shown")
-        text = json.dumps(document)
+        text = encoded(document)  # as a sink would have it: no NaN, which no answer can hold
         left -= len(text)
         if left < 0:
             raise TooMuchWork(

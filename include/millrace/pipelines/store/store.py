@@ -161,6 +161,11 @@ class PipelineStore(Closing):
             self._note(db, declaration["id"], who, "create", {"version": 1})
             return _record(_row(db, declaration["id"]))
 
+    def ping(self) -> None:
+        """Ask the database for nothing. Raises MetaUnavailable where it does not answer."""
+        with self._reading() as db:
+            db.execute(sa.select(PIPELINE.c.id).limit(1))
+
     def get(self, pipeline: str) -> Record:
         """Raises PipelineNotFound."""
         with self._reading() as db:

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from millrace.pipelines.transform.places import Refused
+from millrace.pipelines.transform.places import Digits, Refused
 
+_FLOATS: Final = (float, Digits)
 _INT: Final = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 _FLOAT: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,6 +31,8 @@ def to_string(value: Any) -> str:
         return value
     if type(value) is int:
         return str(value)
+    if type(value) is Digits:
+        return value.text
     if type(value) is bool or type(value) is float:
         return msgspec.json.encode(value).decode()
     raise _no(value, "string")
@@ -41,7 +44,7 @@ def to_int(value: Any) -> int:
         return value
     if kind is bool:
         return int(value)
-    if kind is float and value.is_integer():
+    if kind in _FLOATS and value.is_integer():
         return int(value)
     if kind is str and _INT.fullmatch(text := value.strip()):
         return int(text)
@@ -51,7 +54,7 @@ def to_int(value: Any) -> int:
 def to_float(value: Any) -> float:
     kind = type(value)
     try:
-        if kind is float or kind is int or (kind is str and _FLOAT.fullmatch(value.strip())):
+        if kind in _FLOATS or kind is int or (kind is str and _FLOAT.fullmatch(value.strip())):
             number = float(value)
             if math.isfinite(number):
                 return number
@@ -66,7 +69,7 @@ _BOOLS: Final = {"true": True, "false": False, "1": True, "0": False}
 def to_bool(value: Any) -> bool:
     if type(value) is bool:
         return value
-    if type(value) in (int, float) and value in (0, 1):
+    if (type(value) is int or type(value) in _FLOATS) and value in (0, 1):
         return bool(value)
     if type(value) is str and (found := _BOOLS.get(value.strip().lower())) is not None:
         return found
@@ -80,7 +83,7 @@ def to_timestamp(value: Any) -> str:
         if kind is str:
             moment = datetime.fromisoformat(value.strip())
             moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-        elif kind is int or (kind is float and math.isfinite(value)):
+        elif kind is int or (kind in _FLOATS and math.isfinite(value)):
             size = abs(value)
             scale = 1_000_000 if size < _SECONDS_BELOW else 1_000 if size < _MILLISECONDS_BELOW else 1
             moment = _EPOCH + timedelta(microseconds=round(value * scale))

@@ -18,7 +18,7 @@ from millrace.pipelines.model.expressions import DOC, RECORD, Loops, compiled, l
 from millrace.pipelines.model.paths import joined, split, template
 from millrace.pipelines.records import Record
 from millrace.pipelines.transform.casts import CASTS, to_string
-from millrace.pipelines.transform.places import MISSING, Document, Refused, getter, setter, taker
+from millrace.pipelines.transform.places import MISSING, Document, Refused, getter, plain, setter, taker
 
 MAX_NAMES: Final = 10_000
 """Of a flattened document."""
@@ -245,11 +245,15 @@ def _validate(step: steps.Validate, open_rows: Open) -> Apply:
     found = validator(step.schema_, formats=step.formats)
     is_valid, errors = found.is_valid, found.iter_errors
 
+    def first_of(document: Document) -> Any:
+        return None if is_valid(document) else next(iter(errors(document)), None)
+
     def apply(document: Document, context: Context) -> bool:
         try:
-            if is_valid(document):
-                return True
-            first = next(iter(errors(document)), None)
+            try:
+                first = first_of(document)
+            except ValueError:  # of a type that it does not know: Digits
+                first = first_of(plain(document))
         except ValueError as error:
             raise Refused("SCHEMA", f"cannot be checked: {str(error)[:300]}") from None
         if first is None:
@@ -348,7 +352,7 @@ def _json(value: Any, path: str) -> Any:
     kind = type(value)
     if value is None or kind in (str, int, bool):
         return value
-    if kind is float and math.isfinite(value):
+    if isinstance(value, float) and math.isfinite(value):
         return value
     if kind is list:
         return [_json(each, path) for each in value]

@@ -2,13 +2,62 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from millrace.pipelines.model.paths import joined
 
 Document: TypeAlias = dict[str, Any]
 MISSING: Final = object()
+
+
+class Digits(float):
+    """A number with more digits than a float has: it is worked with as a float, and written as it came."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> Digits:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+
+_DIGITS: Final = re.compile(rb"[0-9][0-9.]{16}")
+
+
+def _number(text: str) -> float:
+    found = float(text)
+    return found if len(text) < 17 or repr(found) == text else Digits(text)
+
+
+_decode: Final = msgspec.json.Decoder().decode
+_decode_exactly: Final = msgspec.json.Decoder(float_hook=_number).decode
+"""A hook for each number costs more than all of the rest of the decoding: it is for documents that may need it."""
+
+
+def decoded(value: bytes) -> Any:
+    """JSON, with all digits of its numbers. Raises what msgspec does."""
+    return _decode(value) if _DIGITS.search(value) is None else _decode_exactly(value)
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, Digits):
+        return msgspec.Raw(value.text.encode())
+    raise NotImplementedError(f"a value of type {type(value).__name__} is no JSON")
+
+
+encoded: Final = msgspec.json.Encoder(enc_hook=_written).encode
+"""A document as JSON in one line; a number that is none (NaN) is null."""
+
+
+def plain(document: Document) -> Document:
+    """A copy whose numbers are floats, for who takes nothing else."""
+    found: Document = _decode(encoded(document))
+    return found
 
 
 class Refused(Exception):

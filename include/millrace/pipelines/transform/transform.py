@@ -20,7 +20,7 @@ from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.steps import Lookup, Step
 from millrace.pipelines.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record
 from millrace.pipelines.transform.operators import MAX_DOCUMENT_BYTES, Context, Open, Rows, compile_step
-from millrace.pipelines.transform.places import MISSING, Document, Refused, getter
+from millrace.pipelines.transform.places import MISSING, Document, Refused, decoded, encoded, getter
 from millrace.runtime.apart.limits import TooMuchWork
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -96,8 +96,7 @@ class Transform:
         self._operators = [compile_step(step, place, open_rows) for place, step in enumerate(rules.steps)]
         self._ids, self._versions, self._tombstones = rules.ids, rules.versions, rules.tombstones
         self._ordered_by = None if rules.version_field is None else getter(split(rules.version_field))
-        self._decode = msgspec.json.Decoder().decode
-        self._encode = msgspec.json.Encoder().encode
+        self._decode, self._encode = decoded, encoded
         self._context = Context()
 
     def run(self, records: Sequence[Record], hand: Hand | None = None) -> Transformed:

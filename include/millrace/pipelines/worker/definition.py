@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from millrace.base.errors import InvalidSettings, MemoryExceeded
@@ -34,11 +34,14 @@ from millrace.pipelines.worker.positions import (
     read_positions,
 )
 from millrace.pipelines.worker.rows import Rows
-from millrace.pipelines.worker.supervision import Supervision, read_wanted, resting, tasks_path
+from millrace.pipelines.worker.supervision import Health, Supervision, read_tasks, read_wanted, resting, tasks_path
 from millrace.pipelines.worker.task import BULKS, Done, Task, Work
+from millrace.pipelines.worker.topic_admin import require_no_loop
 from millrace.pipelines.worker.topics import Ends, Topics, task_of
 
 _logger: Final = logging.getLogger(__name__)
+_SMALLEST_SHARE: Final = 20
+"""A range is halved so often, at most."""
 _LOOK_SECONDS: Final = 0.05
 """Two looks at the brokers are so far apart, at least."""
 
@@ -85,9 +88,10 @@ class PipelineRun(Definition[Work, Done]):
         table = ensure_positions(positions_uri(self.settings, self.pipeline.id))
         places = self.places()
         try:
-            ends = places.ends()
+            ends, ids = places.ends(), places.ids()
         finally:
             places.close()
+        require_no_loop(self.pipeline)
         ensure_topic(self.pipeline)
         known = read_positions(table)
         new = sorted(task for task in ends if task not in known or known[task].forgotten)
@@ -97,10 +101,14 @@ class PipelineRun(Definition[Work, Done]):
             )
         # Written down now: a record that comes before the first range ends is not behind "latest".
         begins = []
+        followed = {_topic(task) for task, each in known.items() if not each.forgotten}
         for task in new:
             before = known.get(task)
-            start = ends[task].low if reset == "earliest" else ends[task].high
-            begins.append((before, (before or Position(task, 0)).moved(start)))
+            # A partition that a topic was given since it was first read is new from its beginning on.
+            start = ends[task].low if reset == "earliest" or _topic(task) in followed else ends[task].high
+            begins.append(
+                (before, replace((before or Position(task, 0)).moved(start), topic_id=ids.get(_topic(task), "")))
+            )
         if begins:
             commit_positions(table, begins)
         _logger.info("%s runs from %s to %s", self.name, source.kind, self.pipeline.sink.kind)
@@ -215,6 +223,7 @@ class PipelinePlanner(Planner[Work, int]):
 
     def plan(self, ends: Mapping[str, int], *, max_bytes: int) -> list[Work]:
         positions, life = self._now(), read_wanted(self._settings, self._id).whole
+        health, ids = read_tasks(tasks_path(self._settings, self._id)), self._topics.ids()
         found = []
         for topic, partition in self._topics.partitions():
             task = task_of(topic, partition)
@@ -228,7 +237,10 @@ class PipelinePlanner(Planner[Work, int]):
                     else known.position
                 )
                 if stands != ends[task]:
-                    found.append(Work(topic, partition, stands, max(ends[task], stands + 1), known, max_bytes, life))
+                    its = health.get(task, Health())
+                    share = 1 << min(its.failures + its.recoveries, _SMALLEST_SHARE)
+                    end = max(ends[task], stands + 1)
+                    found.append(Work(topic, partition, stands, end, known, max_bytes, life, ids.get(topic, ""), share))
         return found
 
     def ends(self) -> dict[str, int]:
@@ -321,7 +333,12 @@ class PipelineCommitter:
 
 def _behind(done: Done) -> Position:
     before = done.base or Position(done.channel, 0)
-    return before.moved(done.position, **{name: getattr(done, name) for name in COUNTS})
+    after = before.moved(done.position, **{name: getattr(done, name) for name in COUNTS})
+    return replace(after, topic_id=done.topic_id or before.topic_id)
+
+
+def _topic(task: str) -> str:
+    return task.rpartition("-")[0]
 
 
 def _place(done: Done) -> tuple[str, int, int]:

@@ -31,6 +31,7 @@ COLUMNS: Final = pa.schema(
         pa.field("position", pa.int64()),
         pa.field("commits", pa.int64()),
         *(pa.field(name, pa.int64()) for name in COUNTS),
+        pa.field("topic_id", pa.utf8()),
         pa.field("written_at", pa.timestamp("us", tz="UTC")),
     ]
 )
@@ -53,6 +54,8 @@ class Position:
     retries: int = 0
     records_stale: int = 0
     """Documents that were left out: the sink held a newer one of their id."""
+    topic_id: str = ""
+    """Of the topic that the position is in; a topic of the same name that is made anew has another. Empty: not known."""
     path: str | None = None
 
     @property
@@ -98,7 +101,10 @@ def read_positions(table: Table | None) -> dict[str, Position]:
         known = found.get(task)
         if known is None or known.commits < row["commits"]:
             counts = {name: row.get(name) or 0 for name in COUNTS}
-            found[task] = Position(task, row["position"], row["commits"], **counts, path=action["path"])
+            known_id = row.get("topic_id") or ""
+            found[task] = Position(
+                task, row["position"], row["commits"], **counts, topic_id=known_id, path=action["path"]
+            )
     return found
 
 
@@ -141,7 +147,8 @@ def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, in
     moves = []
     for task, offset in offsets.items():
         before = known.get(task)
-        moves.append((before, (before or Position(task, 0)).moved(offset)))
+        # Whoever sets it knows the topic that there is now.
+        moves.append((before, replace((before or Position(task, 0)).moved(offset), topic_id="")))
     if moves:
         commit_positions(table, moves).require()
     return positions_of(settings, pipeline)

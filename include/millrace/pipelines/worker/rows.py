@@ -76,6 +76,10 @@ class Rows:
             self._scanned, self._looked = now, time.monotonic()
         return {task_of(self._name, 0): Ends(0, self._high)}
 
+    def ids(self) -> dict[str, str]:
+        """None: a collection is known by its own id already."""
+        return {}
+
     def at(self, milliseconds: int) -> dict[str, int]:
         """What became visible before that moment is left out."""
         return {task_of(self._name, 0): max(0, compose_tick(milliseconds, 0) - 1)}

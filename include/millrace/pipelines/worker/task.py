@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from millrace.base.errors import MillraceError
+from millrace.base.errors import LogRegressed, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.node.range.failure import Failure as RangeFailure
@@ -47,6 +47,10 @@ class Work:
     max_bytes: int
     life: int = 0
     """Which restart of all tasks it is planned after (Wanted.whole)."""
+    topic_id: str = ""
+    """Of the topic that there is now; empty: not known."""
+    share: int = 1
+    """It takes one part in so many of what a range takes: one that failed is tried in ever smaller ones, so that what works is done."""
 
     @property
     def channel(self) -> str:
@@ -74,6 +78,8 @@ class Done:
     """Of the task's own thread and of its bulks'."""
     latencies: tuple[float, ...] = ()
     """Seconds from record to acknowledged, evenly picked."""
+    topic_id: str = ""
+    """Of the topic that was read."""
     failure: RangeFailure | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -115,8 +121,14 @@ class Task:
 
     def run(self, work: Work) -> Done:
         """One range. Raises what kept it from its end: nothing is reported then, and all of it may be done again."""
+        known = "" if work.base is None else work.base.topic_id
+        if known and work.topic_id and known != work.topic_id:
+            raise LogRegressed(
+                f"{work.channel}: the topic was made anew since offset {work.start} (its id was {known}, and is {work.topic_id}):"
+                " set the offset, and give it a new index where its versions are offsets"
+            )
         begun = time.thread_time()
-        total = Done(work.channel, work.base, work.start, work.end)
+        total = Done(work.channel, work.base, work.start, work.end, topic_id=work.topic_id)
         for records, position in self.long_polling(work):
             total = self._take(total, records, position)
         return replace(total, cpu_seconds=total.cpu_seconds + time.thread_time() - begun)
@@ -165,8 +177,8 @@ class Task:
         yield self._reader.read(
             work.start,
             work.end,
-            items=BULKS * flush.items,
-            size=min(work.max_bytes, BULKS * int(flush.mib * (1 << 20))),
+            items=max(1, BULKS * flush.items // work.share),
+            size=max(1, min(work.max_bytes, BULKS * int(flush.mib * (1 << 20))) // work.share),
             seconds=flush.seconds,
         )
 

@@ -11,9 +11,12 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from millrace.base.errors import LogUnavailable, MillraceError
+from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
 from millrace.pipelines.brokers import admin_settings, looked_at
 from millrace.pipelines.model.kafka import KafkaCluster
+from millrace.pipelines.model.pipeline import Pipeline
+from millrace.pipelines.model.sinks import KafkaSink
+from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.worker.topics import error_of, logger
 
 SECONDS: Final = 15.0
@@ -36,6 +39,22 @@ def look(cluster: KafkaCluster, *, seconds: float = SECONDS) -> Found:
     except KafkaException as error:
         raise error_of(error.args[0], f"Kafka at {', '.join(cluster.bootstrap)}") from None
     return Found(str(known.cluster_id), frozenset(known.topics))
+
+
+def require_no_loop(pipeline: Pipeline) -> None:
+    """Raises InvalidSettings where what a pipeline writes comes in again: its error or output topic is one of its source's, in the same cluster
+    by whatever name that was declared. Raises as :func:`look`."""
+    source = pipeline.source
+    if not isinstance(source, KafkaSource):
+        return
+    written = [("errors.topic", pipeline.errors_cluster, pipeline.errors_topic)]
+    if isinstance(pipeline.sink, KafkaSink):
+        written.append(("sink.topic", pipeline.sink, pipeline.sink.topic))
+    for field, cluster, topic in written:
+        if topic in source.topics and look(cluster).cluster == look(source).cluster:
+            raise InvalidSettings(
+                f"{field}: {topic} at {', '.join(cluster.bootstrap)} is the topic of the source: what goes out would come in again for ever"
+            )
 
 
 class BrokersLook:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition, Uuid
+from confluent_kafka.admin import AdminClient
 
 from millrace.base.errors import (
     ChannelNotFound,
@@ -17,7 +19,8 @@ from millrace.base.errors import (
     MillraceError,
     PositionTruncated,
 )
-from millrace.pipelines.brokers import client_settings, looked_at
+from millrace.pipelines.brokers import admin_settings, client_settings, looked_at
+from millrace.pipelines.model.kafka import KafkaCluster
 from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.records import Record
 
@@ -27,6 +30,8 @@ _GUESS: Final = 1 << 20
 """Bytes of a record, before any was seen."""
 _QUEUED_KIB: Final = 16 << 10
 """What the client reads ahead, unasked."""
+_ID_SECONDS: Final = 5.0
+_NO_ID: Final = str(Uuid(0, 0))
 _REFUSED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -52,6 +57,10 @@ class Places(Protocol):
     """Where the tasks of a source begin and end: Topics, or Rows of a collection."""
 
     def ends(self) -> dict[str, Ends]: ...
+
+    def ids(self) -> dict[str, str]:
+        """The id of each topic, which one of its name that is made anew has not; none where that is not known."""
+        ...
 
     def at(self, milliseconds: int) -> dict[str, int]:
         """Of each task the offset at which a moment begins."""
@@ -92,6 +101,18 @@ def consumer_of(source: KafkaSource, group: str, **more: Any) -> Consumer:
     )
 
 
+def topic_ids(cluster: KafkaCluster, topics: Sequence[str]) -> dict[str, str]:
+    """The ids of `topics`; without those that the brokers do not tell."""
+    admin = AdminClient(dict(admin_settings(cluster)), logger=logger)
+    found = {}
+    try:
+        for topic, told in admin.describe_topics(TopicCollection(list(topics)), request_timeout=_ID_SECONDS).items():
+            found[topic] = str(told.result(timeout=2 * _ID_SECONDS).topic_id)
+    except (KafkaException, TimeoutError) as error:
+        logger.debug("the brokers tell no ids of topics: %s", error)
+    return {topic: each for topic, each in found.items() if each != _NO_ID}
+
+
 class Topics:
     """The partitions of a source, looked at again and again. One thread at a time."""
 
@@ -101,6 +122,8 @@ class Topics:
         self._metadata_seconds = metadata_seconds
         self._looked = 0.0
         self._partitions: list[tuple[str, int]] = []
+        self._ids: dict[str, str] = {}
+        self._described = -math.inf
         self._wait = min(source.socket_timeout_ms / 1000, 10.0)
 
     def partitions(self) -> list[tuple[str, int]]:
@@ -133,6 +156,13 @@ class Topics:
             )
             found[task_of(topic, partition)] = Ends(low, high)
         return found
+
+    def ids(self) -> dict[str, str]:
+        """Of each topic, by name; of brokers that have none (Kafka before 2.8), or do not say, nothing."""
+        if time.monotonic() - self._described > self._metadata_seconds:
+            self._described = time.monotonic()
+            self._ids = topic_ids(self._source, self._source.topics) or self._ids
+        return self._ids
 
     def at(self, milliseconds: int) -> dict[str, int]:
         """Of each task the first record of that moment or later, by the records' own timestamps; the end where there is none."""

@@ -11,8 +11,6 @@ from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from millrace.base.errors import MillraceError, PermissionDenied, SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.client.database import Collection, Database, connect
@@ -21,6 +19,7 @@ from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import CollectionSink as Declared
 from millrace.pipelines.records import TASK_PUT, Action, Failure
 from millrace.pipelines.sinks.sink import Written
+from millrace.pipelines.transform.places import Digits, decoded
 
 STEP: Final = "collection"
 _RETRY_AFTER: Final = 1.0
@@ -132,7 +131,7 @@ def _row(action: Action, schema: CollectionSchema) -> _Row:
         if len(names) != 1:
             raise ValueError(f"a tombstone's key is one value, and {', '.join(names)} are {len(names)}")
         return _Row(action, _from_json(action.id, types[names[0]], names[0]), None)
-    document = msgspec.json.decode(action.body)
+    document = decoded(action.body)
     missing = [name for name in names if document.get(name) is None]
     if missing:
         raise ValueError(f"the document has no {', '.join(missing)}, which is the collection's key")
@@ -145,8 +144,8 @@ def _from_json(value: Any, kind: str, name: str) -> Any:
     """A value of a field's type, where JSON has it as text."""
     if not isinstance(value, str):
         if isinstance(value, int | float) and kind.startswith("decimal"):
-            return Decimal(str(value))
-        return value
+            return Decimal(value.text if isinstance(value, Digits) else str(value))
+        return float(value) if isinstance(value, Digits) else value
     try:
         if kind.startswith("timestamp"):
             return datetime.fromisoformat(value)
