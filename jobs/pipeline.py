@@ -14,6 +14,7 @@ from millrace.base.settings import Settings
 from millrace.node.range.query import query_of
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.status import State, pipeline_folder
+from millrace.pipelines.store.keys import Keys
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.definition import PipelineRun
 from millrace.pipelines.worker.limits import hold_to
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="a pipeline-config.yaml")
     arguments = parser.parse_args()
     configuration = Configuration() if arguments.config is None else Configuration.load(arguments.config)
-    pipeline = read_pipeline(arguments.declaration, configuration)
+    pipeline = read_pipeline(arguments.declaration, configuration, keys=Keys(Settings.load().data_dir))
     hold_to(pipeline.resources)  # before there is a JVM, which looks once how many cores there are
 
     made: list[PipelineRun] = []

@@ -82,10 +82,14 @@ def rotate_keys(data: DataFolder = None) -> None:
     """
     from getpass import getuser
 
+    from millrace.pipelines.deploy.deployment import Deployment
     from millrace.pipelines.store.store import open_pipelines
 
-    with open_pipelines(load_settings(data)) as store:
-        typer.echo(f"{store.rotate_keys(who=getuser())} secrets are encrypted by the first key")
+    settings = load_settings(data)
+    with open_pipelines(settings) as store:
+        rotated = store.rotate_keys(who=getuser())
+        Deployment(settings).seal_anew(store)
+    typer.echo(f"{rotated} secrets are encrypted by the first key")
 
 
 @app.command()
@@ -94,7 +98,11 @@ def check(file: Declaration, config: Config = None, as_json: AsJson = False) -> 
 
     Example: `millrace pipelines check flights.yaml`
     """
+    from millrace.pipelines.model.part import invalid
+
     pipeline = _pipeline(file, config)
+    if (problem := pipeline.unordered()) is not None:
+        raise invalid([problem])
     print_facts(
         {
             "pipeline": pipeline.id,

@@ -17,18 +17,21 @@ from fastapi.testclient import TestClient
 
 from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
-from millrace.base.errors import LogUnavailable, MetaUnavailable
+from millrace.base.errors import InvalidSettings, LogUnavailable, MetaUnavailable, SecretUnreadable
 from millrace.base.metrics import Metrics
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS
 from millrace.pipelines.deploy.deployment import Deployment
-from millrace.pipelines.deploy.redriving import Redrives
+from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
 from millrace.pipelines.deploy.world import RealWorld
+from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.status import PipelineStatus, State, metrics_path, status_path
+from millrace.pipelines.store.keys import Keys, new_key
 from millrace.pipelines.store.records import PipelineRole, Record
 from millrace.pipelines.store.store import open_pipelines
+from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.selection import Selection
 from millrace.pipelines.worker.topics import Ends
 from millrace.service.access import token_door
@@ -142,7 +145,7 @@ def test_a_pipeline_lives_from_create_to_delete(service: Service, settings: Sett
     assert "hunter2" not in str(made)
     file = settings.data_dir / "pipelines" / "flights" / "pipeline.json"
     assert file.stat().st_mode & 0o777 == 0o600
-    assert "hunter2" in file.read_text()
+    assert "hunter2" not in file.read_text()
     assert service.ask("PUT", "pipelines/flights", DECLARED)[1]["error"]["code"] == "PIPELINE_EXISTS"
     assert service.ask("PUT", "pipelines/flights/pause")[1]["error"]["code"] == "PIPELINE_BUSY"
     assert service.ask("PUT", "pipelines/flights/resume")[1]["wanted"] == "RUNNING"
@@ -441,3 +444,46 @@ def test_a_dry_run_shows_a_number_that_is_none_as_the_sink_would_have_it(service
     answer = service.client.put("/api/v1/pipelines/flights/dry-run", content=raw, headers=headers)
     assert answer.status_code == 200
     assert answer.json()[0]["document"] == {"a": None, "b": 1.0}
+
+
+def test_how_a_redrive_ended_is_known_when_its_run_is_gone(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.ask("PUT", "pipelines/flights", DECLARED)
+    failed = RedriveStatus(
+        pipeline="flights", state=RedriveState.FAILED, id="r1", asked_by="ada", asked_at=time.time(), cause="no index"
+    )
+    monkeypatch.setattr(service.redrives, "status", lambda _: failed)
+    service.management.tend()
+    service.management.tend()
+    monkeypatch.setattr(service.redrives, "status", lambda name: RedriveStatus(pipeline=name, state=RedriveState.NONE))
+    found = service.ask("GET", "pipelines/flights/redrive")[1]
+    assert (found["state"], found["id"], found["cause"]) == ("FAILED", "r1", "no index")
+    told = [each["what"] for each in service.ask("GET", "pipelines/flights/history")[1]]
+    assert told.count("redrive ended") == 1
+
+
+def test_passwords_are_sealed_where_a_worker_reads_them_and_its_key_opens_them(
+    service: Service, settings: Settings
+) -> None:
+    service.ask("PUT", "pipelines/flights", DECLARED)
+    file = settings.data_dir / "pipelines" / "flights" / "pipeline.json"
+    assert "hunter2" not in file.read_text()
+    keys = Keys(settings.data_dir)
+    assert read_pipeline(file, Configuration(), keys=keys).secrets() == {"sink.password": "hunter2"}
+    with pytest.raises(InvalidSettings, match="sealed"):
+        read_pipeline(file, Configuration())
+    stranger = Keys(settings.data_dir, env={"MILLRACE_PIPELINE_KEYS": new_key()})
+    with pytest.raises(SecretUnreadable):
+        read_pipeline(file, Configuration(), keys=stranger)
+    status, found = service.ask(
+        "PUT", "pipelines/other", {**DECLARED, "name": json.loads(file.read_text())["sink"]["password"]}
+    )
+    assert (status, found["error"]["problems"][0]["kind"]) == (422, "environment"), "nobody has it opened by the API"
+    # A key of later takes the place of the first one.
+    key = settings.data_dir / "access" / "pipelines.key"
+    old = key.read_text()
+    key.write_text(f"{new_key()}\n{old}")
+    service.management._store.rotate_keys(who="ada")
+    Deployment(settings).seal_anew(service.management._store)
+    key.write_text(key.read_text().splitlines()[0])
+    made = read_pipeline(file, Configuration(), keys=Keys(settings.data_dir))
+    assert made.secrets() == {"sink.password": "hunter2"}

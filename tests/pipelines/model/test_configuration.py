@@ -110,3 +110,13 @@ def test_the_error_topic_of_a_collection_s_pipeline_is_on_mq_s_brokers_where_it_
 def test_a_wrong_file_says_where(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(InvalidSettings, match=told):
         Configuration.load(_file(tmp_path, text))
+
+
+def test_a_password_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "pipeline-config.yaml"
+    file.write_text("mq: {mqHost: k, username: u, password: '${env:MQ_PASSWORD}'}\n")
+    monkeypatch.setenv("MQ_PASSWORD", "hunter2")
+    assert Configuration.load(file).mq.password.get_secret_value() == "hunter2"
+    monkeypatch.delenv("MQ_PASSWORD")
+    with pytest.raises(InvalidSettings, match="the environment has no MQ_PASSWORD"):
+        Configuration.load(file)

@@ -106,3 +106,21 @@ def test_every_kind_that_can_be_declared_has_a_sink_and_no_other() -> None:
     object.__setattr__(unknown.sink, "kind", "elsewhere")
     with pytest.raises(InvalidSettings, match="elsewhere"):
         sink_of(unknown, Settings())
+
+
+def test_a_document_stays_where_a_later_one_of_its_key_is_refused(deployment: millrace.testing.Deployment) -> None:
+    collection = deployment.create_collection("visitors", {"id": "int64", "name": "string?"}, key="id")
+    sink = _sink(deployment.client.settings, {"kind": "collection", "collection": "visitors"})
+    sink.open()
+    told = [
+        _action(0, "1", {"id": 1, "name": "first"}),
+        _action(1, "1", {"id": 1, "name": "good"}),
+        _action(2, "1", {"id": 1, "name": ["refused", "by the collection"]}),
+        _action(3, "1", {"id": 1, "name": {"again": 1}}),
+        _action(4, "2", {"id": 2, "name": "other"}),
+    ]
+    done = sink.write(told)
+    assert [each.record.offset for each in sorted(done.failures, key=lambda each: each.record.offset)] == [2, 3]
+    assert done.acknowledged == 3
+    assert {row["id"]: row["name"] for row in collection.read().to_pylist()} == {1: "good", 2: "other"}
+    sink.close()

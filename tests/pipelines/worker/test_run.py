@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from millrace.base.errors import InvalidSettings, MillraceError
 from millrace.base.metrics import Metrics
@@ -200,6 +200,81 @@ def test_latest_begins_at_the_end_and_error_asks_for_an_offset(tmp_path: Path) -
         _to_the_end(flights, pipeline=asking)
     change_positions(flights.settings, asking.id, {f"{flights.id}-0": 0})
     assert _to_the_end(flights, pipeline=asking) == {f"{flights.id}-0": 2}
+
+
+@pytest.mark.slow
+def test_a_topic_that_was_made_anew_is_an_error_however_many_records_it_has(tmp_path: Path) -> None:
+    from confluent_kafka.cimpl import NewTopic
+
+    flights = Flights(tmp_path, partitions=1)
+    flights.send((f"k{n}", {"flight": n}) for n in range(5))
+    task = f"{flights.id}-0"
+    assert _to_the_end(flights) == {task: 5}
+    flights.admin.delete_topics([flights.id])[flights.id].result(30)
+    until(lambda: flights.id not in flights.admin.list_topics(timeout=20).topics, "the topic is gone")
+    flights.admin.create_topics([NewTopic(flights.id, 1, 1)])[flights.id].result(30)
+    flights.send((f"n{n}", {"flight": n}) for n in range(9))
+    definition = PipelineRun(flights.settings, flights.pipeline)
+    definition.prepare()
+    planner = definition.planner()
+    (work,) = planner.plan(planner.ends(), max_bytes=1 << 20)
+    done = definition.run(work)
+    planner.close()
+    assert done.failure is not None
+    assert (done.failure.code, done.position) == ("LOG_REGRESSED", 5)
+    assert "made anew" in done.failure.message
+    # Whoever sets the offset knows it.
+    change_positions(flights.settings, flights.id, {task: 0})
+    assert _to_the_end(flights) == {task: 9}
+    assert {f"n{n}" for n in range(9)} <= set(flights.index())
+
+
+@pytest.mark.slow
+def test_a_partition_that_was_added_while_it_was_stopped_is_read_from_its_beginning(tmp_path: Path) -> None:
+    from confluent_kafka.cimpl import NewPartitions
+
+    flights = Flights(tmp_path, partitions=1, source={"offset_reset": "latest"})
+    flights.send([("before", {"flight": 1})])
+    _to_the_end(flights)
+    flights.admin.create_partitions([NewPartitions(flights.id, 2)])[flights.id].result(30)
+    until(lambda: len(flights.admin.list_topics(flights.id, timeout=20).topics[flights.id].partitions) == 2)
+    producer = Producer({"bootstrap.servers": flights.kafka.address})  # the other one knows one partition
+    producer.produce(flights.id, b'{"flight": 2}', "late", partition=1)
+    assert producer.flush(60) == 0
+    assert _to_the_end(flights) == {f"{flights.id}-0": 1, f"{flights.id}-1": 1}
+    assert set(flights.index()) == {"late"}
+
+
+@pytest.mark.slow
+def test_what_goes_out_does_not_come_in_again_under_another_name_of_the_brokers(tmp_path: Path) -> None:
+    flights = Flights(tmp_path, partitions=1)
+    elsewhere = flights.kafka.address.replace("127.0.0.1", "localhost")
+    looped = Pipeline.parse(
+        {**flights.declared, "errors": {"topic": flights.id, "cluster": {"bootstrap": [elsewhere]}}}
+    )
+    with pytest.raises(InvalidSettings, match="come in again"):
+        PipelineRun(flights.settings, looped).prepare()
+
+
+@pytest.mark.slow
+def test_a_range_that_fails_is_tried_in_ever_smaller_ones_so_that_what_works_is_done(tmp_path: Path) -> None:
+    flights = Flights(tmp_path, partitions=1)
+    flights.send((f"k{n}", {"flight": n}) for n in range(1000))
+    definition = PipelineRun(flights.settings, flights.pipeline)
+    definition.prepare()
+    planner = definition.planner()
+    task, supervision = f"{flights.id}-0", Supervision(flights.settings, flights.pipeline)
+    shares = []
+    for _ in range(4):
+        (work,) = planner.plan(planner.ends(), max_bytes=1 << 30)
+        shares.append(work.share)
+        supervision.failed(task, code="SINK_BUSY", cause="told to")
+    assert shares == [1, 2, 4, 8]
+    (work,) = planner.plan(planner.ends(), max_bytes=1 << 30)
+    done = definition.run(replace(work, share=400))
+    assert 0 < done.position <= 100, "40,000 records at once, by 400"
+    planner.close()
+    definition.stop_tasks()
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES: Final = 100
 """Documents of one dry run."""
-_FROM_ENVIRONMENT: Final = re.compile(r"\$\{env:")
+_FROM_ENVIRONMENT: Final = re.compile(r"\$\{(env|sealed):")
 _PATIENCE_SECONDS: Final = 60.0
 """One that is younger may still be being made by another process of the service."""
 _SERVICE: Final = "service"
@@ -322,6 +322,7 @@ class Management(Reprocessing, Closing):
             if record.phase is Phase.READY:
                 _tended(record.id, partial(self._align, record.id))
                 _tended(record.id, partial(self.redrives.tend, record.id))
+                _tended(record.id, partial(self.note_redrive, record))
         for record in records:
             if (
                 record.phase is not Phase.READY

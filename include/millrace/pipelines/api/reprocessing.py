@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from millrace.access.grants import Caller
 from millrace.base.errors import InvalidArgument, PipelineBusy, TableNotFound
@@ -13,12 +13,16 @@ from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.deploy.redriving import Redrives, RedriveState, RedriveStatus
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.store.records import STOPPED, Phase, Record
-from millrace.pipelines.store.store import PipelineStore
+from millrace.pipelines.store.store import KEPT_EVENTS, PipelineStore
 
 if TYPE_CHECKING:
     from millrace.pipelines.worker.error_listing import ErrorPage
     from millrace.pipelines.worker.selection import Selection
     from millrace.pipelines.worker.topics import Places
+
+
+_OVER: Final = frozenset({RedriveState.DONE, RedriveState.FAILED, RedriveState.CANCELLED})
+_ENDED: Final = "redrive ended"
 
 
 class Reprocessing:
@@ -34,6 +38,8 @@ class Reprocessing:
     ) -> None:
         self._settings, self._given, self._places = settings, store, places
         self.deployment, self.redrives = deployment, redrives
+        self._noted: dict[str, str] = {}
+        """By pipeline the redrive whose end stands in the history."""
 
     @property
     def _store(self) -> PipelineStore:
@@ -107,8 +113,24 @@ class Reprocessing:
     def redrive_status(self, pipeline: str) -> RedriveStatus:
         """How its newest redrive is."""
         record, found = self._store.get(pipeline), self.redrives.status(pipeline)
-        of_a_namesake = found.asked_at < record.created_at
-        return RedriveStatus(pipeline=pipeline, state=RedriveState.NONE) if of_a_namesake else found
+        if found.state is RedriveState.NONE or found.asked_at < record.created_at:  # of a namesake that is gone
+            kept = self._ended_redrive(record)
+            return RedriveStatus(pipeline=pipeline, state=RedriveState.NONE) if kept is None else kept
+        return found
+
+    def note_redrive(self, record: Record) -> None:
+        """Put how the newest redrive ended into the history, once: its run's folder goes with time, and others' runs."""
+        found = self.redrives.status(record.id)
+        if found.state in _OVER and found.asked_at >= record.created_at and self._noted.get(record.id) != found.id:
+            kept = self._ended_redrive(record)
+            if kept is None or kept.id != found.id:
+                self._store.note(record.id, who=found.asked_by, what=_ENDED, redrive=found.model_dump(mode="json"))
+            self._noted[record.id] = found.id
+
+    def _ended_redrive(self, record: Record) -> RedriveStatus | None:
+        told = [each for each in self._store.events(record.id, limit=KEPT_EVENTS) if each.what == _ENDED]
+        newest = next((each for each in told if each.at >= record.created_at), None)
+        return None if newest is None else RedriveStatus.model_validate(newest.detail["redrive"])
 
     def cancel_redrive(self, caller: Caller, pipeline: str) -> RedriveStatus:
         """End it between two batches; what it did stands."""

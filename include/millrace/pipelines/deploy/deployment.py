@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from contextlib import suppress
@@ -11,8 +12,11 @@ from typing import Any, Final
 from millrace.base.errors import RunNotFound
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
+from millrace.pipelines.model.configuration import expanded, sealed
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.status import PipelineStatus, State, declaration_path, pipeline_folder
+from millrace.pipelines.store.keys import Keys
+from millrace.pipelines.store.store import PipelineStore
 from millrace.pipelines.worker.positions import forget_positions
 from millrace.pipelines.worker.supervision import End, last_pulse, read_end, read_status, want
 from millrace.pipelines.worker.supervisor import SILENT_SECONDS
@@ -27,15 +31,15 @@ def run_id(pipeline: str) -> str:
     return f"pipeline-{pipeline}"
 
 
-def with_secrets(pipeline: Pipeline) -> dict[str, Any]:
-    """The declaration as its worker reads it, secrets in their places."""
+def with_secrets(pipeline: Pipeline, keys: Keys) -> dict[str, Any]:
+    """The declaration as its worker reads it, secrets in their places, sealed by `keys`."""
     found = pipeline.to_json()
     for path, text in pipeline.secrets().items():
         place = found
         *folders, last = path.split(".")
         for folder in folders:
             place = place.setdefault(folder, {})
-        place[last] = text
+        place[last] = sealed(keys.encrypt(text))
     return found
 
 
@@ -47,10 +51,20 @@ class Deployment:
         self._settings = settings
         self._config = config or (Path(settings.pipeline_config) if settings.pipeline_config else None)
         self._launcher = Launcher(settings)
+        self._keys = Keys(settings.data_dir)
 
     def write(self, pipeline: Pipeline) -> None:
-        """Put the declaration where its worker reads it at its start, for its owner alone."""
-        replace_json(declaration_path(self._settings, pipeline.id), with_secrets(pipeline), synced=True)
+        """Put the declaration where its worker reads it at its start, for its owner alone. Raises InvalidSettings."""
+        replace_json(declaration_path(self._settings, pipeline.id), with_secrets(pipeline, self._keys), synced=True)
+
+    def seal_anew(self, store: PipelineStore) -> None:
+        """Seal the secrets of files that are there by the first key of now: a supervisor starts its worker by them. Raises SecretUnreadable."""
+        for record in store.all():
+            path = declaration_path(self._settings, record.id)
+            if path.exists():
+                known = json.loads(path.read_text(encoding="utf-8"))
+                opened = expanded(known, env={}, unseal=self._keys.decrypt)
+                self.write(Pipeline.parse(opened, compiled=False))
 
     def start(self, pipeline: str) -> RunStatus:
         """Start its worker, or find it running."""

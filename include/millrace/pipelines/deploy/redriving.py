@@ -188,6 +188,7 @@ def run_id(pipeline: str) -> str:
 
 def main() -> int:
     """Redrive until the topic's end, or until SIGTERM or SIGINT."""
+    from millrace.pipelines.store.keys import Keys
     from millrace.pipelines.worker.declared import read_pipeline
     from millrace.pipelines.worker.redrive import Progress, redrive
     from millrace.pipelines.worker.selection import Selection
@@ -213,8 +214,8 @@ def main() -> int:
 
     try:
         counts = redrive(
-            Settings.load(),
-            read_pipeline(options.file, Configuration()),
+            settings := Settings.load(),
+            read_pipeline(options.file, Configuration(), keys=Keys(settings.data_dir)),
             Selection.from_json(asked["selection"]),
             again=asked["again"],
             dry_run=asked["dry_run"],

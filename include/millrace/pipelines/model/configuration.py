@@ -5,8 +5,11 @@ Names and defaults are reference document 004's, section 5.1 and 7.1, as they ar
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -14,6 +17,7 @@ from millrace.base.errors import InvalidSettings
 from millrace.pipelines.model.part import Part, Secret, problems_of
 
 MAX_BYTES = 1 << 20
+_FROM: Final = re.compile(r"\$\{(env|sealed):([^{}]+)\}")
 
 
 class Server(Part):
@@ -80,8 +84,8 @@ class Configuration(Part):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the file. Raises InvalidSettings that names each wrong key."""
-        return cls.parse(read_yaml(path), where=path.name)
+        """Read the file, with ``${env:NAME}`` from the environment. Raises InvalidSettings that names each wrong key."""
+        return cls.parse(expanded(read_yaml(path)), where=path.name)
 
     @classmethod
     def parse(cls, value: Any, *, where: str = "pipeline-config.yaml") -> Self:
@@ -143,6 +147,35 @@ class Configuration(Part):
                 "password": mq.password.get_secret_value(),
             }
         return {"bootstrap": [f"{mq.mqHost}:{mq.mqPort}"], "security": security}
+
+
+def sealed(token: bytes) -> str:
+    """How a secret that is encrypted stands in a file."""
+    return f"${{sealed:{token.decode()}}}"
+
+
+def expanded(value: Any, *, env: Mapping[str, str] | None = None, unseal: Callable[[bytes], str] | None = None) -> Any:
+    """What a file of the operator's, or of the service's, says: ``${env:NAME}`` is a value of the environment, ``${sealed:…}`` what `unseal`
+    decrypts. Raises InvalidSettings, and what `unseal` does."""
+    if isinstance(value, str):
+        found = _FROM.fullmatch(value)
+        if found is None:
+            return value
+        known = os.environ if env is None else env
+        if found[1] == "env":
+            if found[2] not in known:
+                raise InvalidSettings(f"{value}: the environment has no {found[2]}")
+            return known[found[2]]
+        if unseal is None:
+            raise InvalidSettings(
+                "a value is sealed (${sealed:…}), which files of the service alone may have: give it anew"
+            )
+        return unseal(found[2].encode())
+    if isinstance(value, dict):
+        return {name: expanded(each, env=env, unseal=unseal) for name, each in value.items()}
+    if isinstance(value, list):
+        return [expanded(each, env=env, unseal=unseal) for each in value]
+    return value
 
 
 def read_yaml(path: Path) -> Any:

@@ -25,6 +25,9 @@ class Digits(float):
         made.text = text
         return made
 
+    def __reduce__(self) -> tuple[type[Digits], tuple[str]]:
+        return Digits, (self.text,)
+
 
 _DIGITS: Final = re.compile(rb"[0-9][0-9.]{16}")
 

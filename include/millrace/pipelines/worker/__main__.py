@@ -16,6 +16,7 @@ from millrace.base.metrics import Metrics, MetricsServer
 from millrace.base.settings import Settings
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.status import pipeline_folder, pulse_path
+from millrace.pipelines.store.keys import Keys
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.definition import PipelineRun
 from millrace.pipelines.worker.host import run
@@ -41,7 +42,7 @@ def main() -> int:
     try:
         settings = Settings.load()
         configuration = Configuration.load(options.config) if options.config is not None else Configuration()
-        pipeline = read_pipeline(options.file, configuration)
+        pipeline = read_pipeline(options.file, configuration, keys=Keys(settings.data_dir))
         if options.supervisor is not None:
             pulse = pulse_path(settings, pipeline.id)
             SupervisorWatch(options.supervisor, stop, patience=settings.stop_deadline, pulse=pulse).start()

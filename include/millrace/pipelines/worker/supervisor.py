@@ -19,6 +19,7 @@ from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.status import ends_path, pipeline_folder, pulse_path
+from millrace.pipelines.store.keys import Keys
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.in_hand import late
 from millrace.runtime.child_processes import Job
@@ -102,7 +103,8 @@ def supervise(
 
     Bounded by `until_end`, and by recovery.attempts starts in a row that came to nothing.
     """
-    pipeline = read_pipeline(file, Configuration() if config is None else Configuration.load(config))
+    configuration = Configuration() if config is None else Configuration.load(config)
+    pipeline = read_pipeline(file, configuration, keys=Keys(settings.data_dir))
     stop = stop_at_signal()
     command = [
         sys.executable,
