@@ -76,6 +76,7 @@ class StreamingWatch:
         say_every: float,
     ) -> None:
         self.backoff = backoff
+        self._run = settings.run_path
         self._heartbeat = settings.run_path / f"{app_name}.heartbeat.json"
         self._start_seconds = settings.start_deadline
         self._stale_after = stale_after
@@ -115,13 +116,13 @@ class StreamingWatch:
 
     def foreign(self) -> int | None:
         """The process id of a job that beats now and that the launcher did not start (`millrace jobs run`, say)."""
-        from millrace.base.process import look
+        from millrace.base.file_lock import reported
         from millrace.runtime.launch.folder import read_json
 
         beat = read_json(self._heartbeat)
-        if beat is None or time.time() - beat["at"] > self._stale_after or look(beat["pid"]) is None:
+        if beat is None or time.time() - beat["at"] > self._stale_after:
             return None
-        return int(beat["pid"])
+        return int(beat["pid"]) if reported(self._run, beat["pid"], beat["at"]) else None
 
     def words(self, status: RunStatus) -> str | None:
         """How the job is, for the task's log; None where it was said not long ago."""

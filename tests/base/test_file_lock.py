@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, LogBusy
-from millrace.base.file_lock import held
+from millrace.base.file_lock import PROCESSES, HeldFile, Reporter, held, is_held, read_held, reported
 
 HOLDER = """
 import sys, time
 from pathlib import Path
 from millrace.base.deadline import Deadline
-from millrace.base.file_lock import held
+from millrace.base.file_lock import PROCESSES, HeldFile, Reporter, held, is_held, read_held, reported
 with held(Path(sys.argv[1]), deadline=Deadline.after(10)):
     print("held", flush=True)
     time.sleep(60)
@@ -53,3 +56,60 @@ def test_who_is_killed_lets_go(tmp_path: Path) -> None:
     with held(path, deadline=Deadline.after(20)):
         pass
     holder.communicate(timeout=20)
+
+
+def test_a_held_file_is_held_until_it_is_closed_and_its_copy_never(tmp_path: Path) -> None:
+    path, copy = tmp_path / "record", tmp_path / "copy"
+    published = HeldFile(path, {"a": 1})
+    shutil.copy2(path, copy)
+    assert read_held(path) == (b'{"a": 1}\n', True)
+    assert read_held(copy) == (b'{"a": 1}\n', False)
+    assert path.stat().st_mode & 0o777 == 0o600
+    replaced, former = HeldFile(path, {"a": 2}), published
+    former.close()
+    assert read_held(path) == (b'{"a": 2}\n', True), "a record that is replaced stays held"
+    replaced.close()
+    replaced.close()
+    assert not read_held(path)[1]
+    assert not is_held(tmp_path / "absent")
+
+
+def test_a_held_file_that_nobody_refers_to_is_let_go(tmp_path: Path) -> None:
+    published = HeldFile(tmp_path / "record", {})
+    assert is_held(tmp_path / "record")
+    del published
+    assert not is_held(tmp_path / "record")
+
+
+REPORTER = """
+import sys
+from pathlib import Path
+from millrace.base.file_lock import Reporter
+reporter = Reporter(Path(sys.argv[1]))
+print("reports", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_reports_count_while_their_process_lives_and_only_in_its_own_folder(tmp_path: Path) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    now = time.time() + 1.0
+    with subprocess.Popen(
+        [sys.executable, "-c", REPORTER, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "reports\n"
+        shutil.copytree(run, copy)
+        assert reported(run, child.pid, now)
+        assert not reported(copy, child.pid, now)
+        assert not reported(run, child.pid, time.time() - 3600.0), "an older process had its id"
+        assert not reported(run, os.getpid(), now), "this one does not report there"
+        child.kill()
+    assert not reported(run, child.pid, now)
+    first, second = Reporter(run), Reporter(run)
+    assert not list((run / PROCESSES).glob(f"{child.pid}.*")), "what a killed process left is removed"
+    del first
+    assert reported(run, os.getpid(), now)
+    del second
+    assert not reported(run, os.getpid(), now)
+    assert not list((run / PROCESSES).iterdir())

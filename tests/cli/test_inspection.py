@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 
 from millrace.base.deadline import Deadline, until
 from millrace.base.errors import ChannelParked, UnsupportedVersion
+from millrace.base.file_lock import Reporter
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
 from millrace.commands.parts.command_line import find_collection
@@ -73,7 +74,7 @@ def test_ticks_without_news_are_no_lag(users: Deployment) -> None:
 
 
 def test_the_streaming_job_runs_only_if_the_very_process_lives_that_wrote_its_progress(users: Deployment) -> None:
-    process = psutil.Process()
+    process, _reporter = psutil.Process(), Reporter(users.settings.run_path)
     _progress(users.settings, pid=os.getpid(), at=process.create_time() + 5, batches=3, rows=7)
     job = users.as_json("status")["streaming_job"]
     assert (job["running"], job["pid"], job["batches"], job["rows"]) == (True, os.getpid(), 3, 7)

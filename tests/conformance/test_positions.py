@@ -4,6 +4,8 @@ that a cluster's meta store takes over, once and whole, what the file had."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -215,11 +217,13 @@ def written(folder: Path, groups: dict[str, dict[str, int]]) -> None:
 
 
 @pytest.mark.parametrize("how", ["before", "after"])
-@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("at", range(5))
 def test_a_meta_store_takes_over_what_the_file_had_once_wherever_it_breaks_off(
     tmp_path: Path, memory: Unclosed, at: int, how: str
 ) -> None:
-    had = {f"g{number}": {f"p{place}": number for place in range(40)} for number in range(10)}  # four commits' worth
+    had = {
+        f"g{number}": {f"p{place}": number for place in range(40)} for number in range(10)
+    }  # four commits' worth, behind the claim
     written(tmp_path, had)
     stale = MetaPositions(memory, seconds=60.0)  # of a deployment before a restore: ahead of the log
     stale.move("g0", {"p0": 99})
@@ -227,7 +231,7 @@ def test_a_meta_store_takes_over_what_the_file_had_once_wherever_it_breaks_off(
     stale.close()
     memory.fails = [""] * at + [how]
     with pytest.raises((MetaUnavailable, MetaAmbiguous)):
-        move_out(tmp_path, lambda groups: take_over(memory, groups))  # type: ignore[arg-type]
+        move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
     memory.fails = []
     file = FilePositions(tmp_path)  # the file is the truth still: who goes back to it loses nothing
     assert file.groups() == had
@@ -235,7 +239,7 @@ def test_a_meta_store_takes_over_what_the_file_had_once_wherever_it_breaks_off(
     file.close()
     had["g1"]["p0"] = 50
     for _ in range(2):
-        move_out(tmp_path, lambda groups: take_over(memory, groups))  # type: ignore[arg-type]
+        move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
         assert groups_in(memory) == had  # type: ignore[arg-type]
         mover = MetaPositions(memory, seconds=60.0)  # and behind it nothing is taken a second time
         mover.move("g2", {"p3": 77})
@@ -245,15 +249,73 @@ def test_a_meta_store_takes_over_what_the_file_had_once_wherever_it_breaks_off(
         FilePositions(tmp_path)
 
 
+@pytest.mark.parametrize("lost", ["absent", "empty"])
+def test_a_data_folder_without_positions_wipes_none_of_the_meta_store(
+    tmp_path: Path, memory: Unclosed, lost: str
+) -> None:
+    had = {"mail": {"p0": 5, "p1": 7}}
+    first, second = tmp_path / "first", tmp_path / "second"
+    written(first, had)
+    if lost == "empty":
+        written(second, {})
+    move_out(first, partial(take_over, memory))  # type: ignore[arg-type]
+    move_out(second, partial(take_over, memory))  # type: ignore[arg-type]
+    assert groups_in(memory) == had  # type: ignore[arg-type]
+    (first / module.FILE).unlink()  # lost
+    move_out(first, partial(take_over, memory))  # type: ignore[arg-type]
+    assert groups_in(memory) == had  # type: ignore[arg-type]
+    with pytest.raises(InvalidSettings, match="MILLRACE_META_STORE"):
+        FilePositions(first)
+
+
+def test_a_store_that_is_in_use_takes_no_other_files_positions(tmp_path: Path, memory: Unclosed) -> None:
+    one, other, empty = tmp_path / "one", tmp_path / "other", tmp_path / "empty"
+    written(one, {"mail": {"p0": 5}})
+    written(other, {"post": {"p0": 9}})
+    memory.fails = ["", "before"]  # behind the claim
+    with pytest.raises(MetaUnavailable):
+        move_out(one, partial(take_over, memory))  # type: ignore[arg-type]
+    for folder in (other, empty):
+        with pytest.raises(MetaUnavailable, match="not ended"):
+            move_out(folder, partial(take_over, memory))  # type: ignore[arg-type]
+    move_out(one, partial(take_over, memory))  # type: ignore[arg-type]
+    move_out(empty, partial(take_over, memory))  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(InvalidSettings, match="another data folder"):
+            move_out(other, partial(take_over, memory))  # type: ignore[arg-type]
+    file = FilePositions(other)
+    assert file.groups() == {"post": {"p0": 9}}, "what was refused is as it was"
+    file.close()
+    assert groups_in(memory) == {"mail": {"p0": 5}}  # type: ignore[arg-type]
+    (other / module.FILE).unlink()  # what the error says to do
+    move_out(other, partial(take_over, memory))  # type: ignore[arg-type]
+    assert groups_in(memory) == {"mail": {"p0": 5}}  # type: ignore[arg-type]
+
+
+def test_what_moved_in_the_store_behind_a_take_over_whose_answer_was_lost_stays_there(
+    tmp_path: Path, memory: Unclosed
+) -> None:
+    written(tmp_path, {"mail": {"p0": 5, "p1": 5}})
+    memory.fails = ["", "after"]
+    with pytest.raises(MetaAmbiguous):
+        move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
+    there = MetaPositions(memory, seconds=60.0)  # another server goes on
+    there.move("mail", {"p0": 9})
+    there.move("new", {"p0": 1})
+    there.close()
+    move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
+    assert groups_in(memory) == {"mail": {"p0": 9, "p1": 5}, "new": {"p0": 1}}  # type: ignore[arg-type]
+
+
 def test_a_consumer_at_work_on_the_file_keeps_it_from_being_taken_over(tmp_path: Path, memory: Unclosed) -> None:
     written(tmp_path, {"mail": {"p0": 5}})
     at_work = FilePositions(tmp_path)
     at_work.lock("mail", "p0")
     with pytest.raises(GroupBusy):
-        move_out(tmp_path, lambda groups: take_over(memory, groups))  # type: ignore[arg-type]
+        move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
     at_work.unlock("mail", "p0")
     at_work.lock("new", "p0")  # and one that has moved nothing so far hears of it when it does
-    move_out(tmp_path, lambda groups: take_over(memory, groups))  # type: ignore[arg-type]
+    move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
     with pytest.raises(InvalidSettings):
         at_work.move("new", {"p0": 1})
     at_work.close()
@@ -274,6 +336,11 @@ def test_the_settings_say_where_positions_lie_and_looking_takes_nothing_over(tmp
     there.move("mail", {"p0": 6})
     assert known_groups(cluster) == {"mail": {"p0": 6}}
     there.close()
+    second = replace(cluster, data_dir=tmp_path / "second")
+    written(second.data_dir / "coord", {})
+    assert known_groups(second) == {"mail": {"p0": 6}}, "an empty file says nothing"
+    open_positions(second).close()
+    assert known_groups(cluster) == {"mail": {"p0": 6}}
     with pytest.raises(InvalidSettings):
         known_groups(one_node)
 

@@ -22,7 +22,7 @@ from millrace.base.errors import DeadlineExceeded
 from millrace.base.process import Seen, look, look_at_all
 from millrace.base.settings import Settings
 from millrace.installation import system
-from millrace.installation.keeper import read_record, write_record
+from millrace.installation.keeper import Record, read_record, write_record
 from millrace.installation.processes import MARK, members
 from millrace.installation.system import Installation
 from millrace.runtime.child_processes import JobFailed
@@ -154,11 +154,24 @@ def test_a_stale_record_stops_nobody_and_keeps_no_start_away(make: Make, spawn: 
     installation.stop()
     assert record is not None
     bystander = spawn()
-    write_record(installation.state, replace(record, pid=bystander.pid))  # the id was given out again
+    published = write_record(installation.state, replace(record, pid=bystander.pid))  # the id was given out again
     assert installation.running() is None
+    published.close()
     assert installation.stop().ended == 0
     assert bystander.alive()
     assert installation.start(port=0).started_now
+
+
+def test_a_copied_folder_neither_shows_nor_stops_the_installation_of_the_original(
+    make: Make, spawn: Callable[..., Seen]
+) -> None:
+    installation = make()
+    installation.state.mkdir(parents=True)
+    bystander = spawn()
+    write_record(installation.state, Record(bystander.pid, bystander.start, "http://127.0.0.1:9", 0.0)).close()
+    assert installation.running() is None, "nobody holds the record: it was copied"
+    assert installation.stop().ended == 0
+    assert bystander.alive()
 
 
 def test_after_kill_9_of_everything_the_next_start_goes_on(make: Make) -> None:

@@ -195,7 +195,7 @@ class Rig:
             connections=connections,
         )
         self.record = replace(self.record, address=self.server.address)
-        write_record(folder, self.record)
+        self.published = write_record(folder, self.record)
         self.service = RemoteLogService.connect(folder, start=False, deadline=deadline)
 
     def log(self, pchannel: str = "p0") -> tuple[RemoteLog, MemoryLog]:

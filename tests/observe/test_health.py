@@ -11,6 +11,7 @@ import pytest
 
 from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
+from millrace.base.file_lock import Reporter
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.coord.store import Store
@@ -209,6 +210,7 @@ def test_what_a_deployment_keeps_is_found_by_whoever_looks(
     monkeypatch.setattr(health, "DDL_SECONDS", 0.0)
     store = Store(settings.data_dir / "coord" / "coord.db")
     broadcast = add_collection(store, "users", SCHEMA)
+    _reporter = Reporter(settings.run_path)
     for name in ("streaming-node", "flusher"):
         progress = {"pid": os.getpid(), "at": time.time(), "batches": 1, "rows": 1, "pchannels": {}}
         replace_json(settings.progress_path(name), progress)

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import millrace
 from millrace.base.errors import CollectionNotFound, InvalidArgument, TickNotReached
+from millrace.base.file_lock import Reporter
 from millrace.base.files import replace_json
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
@@ -63,6 +64,8 @@ def test_the_whole_is_stopped_healthy_parked_or_lagging(world: World) -> None:
 
     assert state() == "stopped"
     _run_jobs(world.settings, pid=os.getpid(), at=time.time())
+    assert state() == "stopped", "the folder is a copy: this process reports to another one"
+    _reporter = Reporter(world.settings.run_path)
     assert state() == "healthy"
     _run_jobs(world.settings, pid=os.getpid(), at=psutil.Process().create_time() - 60)
     assert state() == "stopped", "another process had this id"
@@ -180,6 +183,7 @@ def test_one_endpoint_has_the_log_servers_the_jobs_and_the_read_models_metrics(w
     world.client.producer().insert(world.users, world.rows(7_000, 7_005))
     catch_up(settings, world.client.log, metrics=job)
     flusher_run.flush(settings, metrics=job)
+    _reporter = Reporter(settings.run_path)
     _run_jobs(settings, pid=os.getpid(), at=time.time())
     beat = settings.run_path / "streaming.heartbeat.json"
     replace_json(beat, {"pid": os.getpid(), "at": time.time(), "queries": {}})

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import psutil
 
+from millrace.base.file_lock import Reporter
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.commands.status import streaming_job
@@ -29,6 +30,7 @@ def _says(settings: Settings, *, alive: bool, rows: int, failure: str = "", assi
 
 
 def test_the_nodes_of_a_cluster_are_seen_together_and_one_that_ended_counts_no_more(settings: Settings) -> None:
+    _reporter = Reporter(settings.run_path)
     assert [each.state for each in read_jobs(settings)] == ["never started"] * 2
     assert streaming_job(settings) == {"running": False}
     first, second, third = (replace(settings, node=name) for name in ("n1", "n2", "n3"))
@@ -52,6 +54,7 @@ def test_the_nodes_of_a_cluster_are_seen_together_and_one_that_ended_counts_no_m
 
 
 def test_one_node_without_a_name_is_as_it_was(settings: Settings) -> None:
+    _reporter = Reporter(settings.run_path)
     _says(settings, alive=True, rows=7)
     assert read_jobs(settings)[0].rows == 7
     assert owners(settings) == {}

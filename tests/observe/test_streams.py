@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidStream
+from millrace.base.file_lock import Reporter
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.observe.observer import Observer
@@ -65,6 +66,7 @@ def test_any_graph_has_a_bounded_picture(pairs: list[tuple[int, int]]) -> None:
 
 
 def test_a_chain_of_streams_is_told_with_what_each_says(declared: Settings) -> None:
+    _reporter = Reporter(declared.run_path)
     told = {
         "pid": os.getpid(),
         "at": time.time(),
@@ -75,7 +77,7 @@ def test_a_chain_of_streams_is_told_with_what_each_says(declared: Settings) -> N
         "rows_per_second": 4.5,
     }
     path = declared.progress_path(progress_name("two"))
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     replace_json(path, told)
     view = Observer(declared).streams()
     rows = {each.name: each for each in view.streams}

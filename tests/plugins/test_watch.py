@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from millrace.base.file_lock import Reporter
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.runtime.launch.launcher import JobError, RunState, RunStatus
@@ -99,6 +100,8 @@ def test_a_micro_batch_without_an_end_is_a_hang(settings: Settings) -> None:
 def test_a_job_that_somebody_else_started_is_seen_while_it_lives(settings: Settings) -> None:
     assert watch_of(settings).foreign() is None
     beat(settings, pid=os.getpid())
+    assert watch_of(settings).foreign() is None, "the folder is a copy: the job reports to the original"
+    _reporter = Reporter(settings.run_path)
     assert watch_of(settings).foreign() == os.getpid()
     beat(settings, pid=os.getpid(), age=61)
     assert watch_of(settings).foreign() is None

@@ -145,6 +145,10 @@ class LogBusy(LogError):
     retriable = True
 
 
+class DataFolderCopied(LogError):
+    """The data folder is a copy of one that is in use: it names processes of the original. The message says what to do with it."""
+
+
 class LogFenced(LogError):
     """A newer writer took this log over: this handle appends nothing any more, though it still reads. The newer one goes on."""
 

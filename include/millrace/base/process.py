@@ -71,6 +71,16 @@ def look_at_all() -> dict[int, Seen]:
     return {each.pid: each for each in found if each is not None}
 
 
+def has_open_files(pid: int) -> bool:
+    """Whether a process has files open, or is another user's. The kernel closes the files of one that ends before its id is gone."""
+    try:
+        return any(True for _ in (PROC / str(pid) / "fd").iterdir())
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
 def is_alive(pid: int, start: str | None) -> bool:
     """Whether the process that was `pid` at `start` (:attr:`Seen.start`) still runs."""
     found = look(pid)

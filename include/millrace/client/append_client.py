@@ -141,13 +141,19 @@ class AppendClient(Closing):
         return int(self._act("tick", request, deadline)["tick"])
 
     def tick_at_owner(self, pchannel: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        """Have whoever takes the PChannel's appends append a time tick; returns when it is decided there. For the log's server."""
-        request = {"pchannel": pchannel, "deadline": deadline}
+        """Have whoever takes the PChannel's appends append a time tick; returns when it is decided there. For the log's server.
+
+        The call says that it is forwarded: who does not take the appends refuses it, and never forwards it again. Raises
+        LogUnavailable where nobody takes them until the deadline.
+        """
+        request = {"pchannel": pchannel, "deadline": deadline, "forwarded": True}
 
         def act(link: Link, deadline: Deadline) -> dict[str, Any]:
             return link.act(f"{APPEND_ROLE}/tick", request, timeout=deadline.left(least=0.001) + _MARGIN)
 
-        self.places.at(pchannel).sent_once(act, seconds=deadline, what=f"whether {pchannel} was ticked is unknown")
+        self.places.at(pchannel, deadline=deadline).sent_once(
+            act, seconds=deadline, what=f"whether {pchannel} was ticked is unknown"
+        )
 
     def mvcc(self, vchannel: str) -> Mvcc:
         """Up to where a VChannel is readable now. Raises ChannelNotFound, and what parked its PChannel."""

@@ -167,7 +167,7 @@ def status(
 
 
 def _said_here(data: Path | None, name: str) -> dict[str, Any]:
-    from millrace.base.process import wrote
+    from millrace.base.file_lock import reported
     from millrace.pipelines.model.status import State, pipeline_folder
     from millrace.pipelines.worker.supervision import read_status
 
@@ -175,7 +175,7 @@ def _said_here(data: Path | None, name: str) -> dict[str, Any]:
     if not pipeline_folder(settings, name).is_dir():
         raise PipelineNotFound(f"no pipeline {name!r} has run on this host with the data folder {settings.data_dir}")
     said = read_status(settings, name)
-    if said.state in (State.RUNNING, State.PAUSED) and not wrote(said.pid, said.at):
+    if said.state in (State.RUNNING, State.PAUSED) and not reported(settings.run_path, said.pid, said.at):
         said = said.model_copy(update={"state": State.STOPPED, "cause": f"its worker, process {said.pid}, is gone"})
     return said.model_dump(mode="json")
 

@@ -9,6 +9,7 @@ What a file of earlier had is taken over once (:func:`open_positions`).
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import uuid
@@ -16,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 from urllib.parse import quote, unquote
 
 from millrace.base.deadline import Deadline
@@ -31,6 +32,8 @@ from millrace.meta.store import MAX_CHANGES, Change, Delete, Entry, Is, MetaStor
 
 AT: Final = "consumers/at/"
 PLACES: Final = "consumers/place/"
+TAKEN: Final = "consumers/taken"
+"""There is of which file the store has taken the positions over."""
 _PAUSE: Final = 0.1
 
 _T = TypeVar("_T")
@@ -39,7 +42,8 @@ _log: Final = logging.getLogger(__name__)
 
 def open_positions(settings: Settings) -> Positions:
     """Where the consumer groups of a deployment stand: in its data folder, or in the meta store that the settings name. Raises
-    PositionsBusy, GroupBusy (a consumer is at work on a file that is to be taken over), MetaUnavailable, UnsupportedVersion."""
+    PositionsBusy, GroupBusy (a consumer is at work on a file that is to be taken over), InvalidSettings (the store has those of another
+    data folder), MetaUnavailable, UnsupportedVersion."""
     folder = settings.data_dir / "coord"
     if not settings.meta_store:
         return FilePositions(folder)
@@ -52,20 +56,70 @@ def open_positions(settings: Settings) -> Positions:
         raise
 
 
-def take_over(store: MetaStore, groups: Mapping[str, Mapping[str, int]]) -> None:
-    """Have the store hold these positions and no others. It may break off anywhere, and be done again. Raises MetaUnavailable,
-    MetaAmbiguous."""
+def take_over(store: MetaStore, groups: Mapping[str, Mapping[str, int]], file: str) -> None:
+    """Have the store hold the positions of the file named `file`, and no others. It may break off anywhere, and be done again.
+
+    The store remembers the one file that it took over. One without positions takes the place of a file too, and leaves the store's
+    positions as they are: a lost file, or a second data folder, wipes nothing. Raises InvalidSettings where the store has another file's
+    positions, MetaUnavailable, MetaAmbiguous.
+    """
     wanted = {
         _key(AT, group, pchannel): b"%d" % tick for group, ticks in groups.items() for pchannel, tick in ticks.items()
     }
+    claim = store.get(TAKEN)
+    taken = _Taken(file, done=not groups) if claim is None else _Taken.decoded(claim.value)
+    if claim is None:
+        if store.commit([Put(TAKEN, taken.encoded())], when=[Is(TAKEN, 0)]) is None:
+            raise _changed()
+        claim = store.get(TAKEN)
+    if taken.file != file:
+        if not taken.done:
+            raise MetaUnavailable(
+                "the positions of consumer groups in another data folder are being taken over into the meta store, and that has not"
+                " ended: try again; where it stays so, start the log server of that data folder"
+            )
+        if groups:
+            raise InvalidSettings(
+                f"the meta store has the positions of consumer groups of another data folder, and this one's coord/{FILE} has positions"
+                f" of {', '.join(sorted(groups)[:5])}: remove that file to go on with the positions in the meta store, or name another store"
+            )
+        return
     there = {entry.key: entry for entry in store.list(AT).entries}
-    changes: list[Change] = [Delete(key) for key in there.keys() - wanted.keys()]
-    changes += [Put(key, tick) for key, tick in wanted.items() if key not in there or there[key].value != tick]
+    if taken.done:
+        # An attempt whose answer was lost. Both may have moved since, each for what is done: the greater one holds.
+        changes: list[Change] = [
+            Put(key, tick) for key, tick in wanted.items() if key not in there or int(there[key].value) < int(tick)
+        ]
+    else:
+        changes = [Delete(key) for key in there.keys() - wanted.keys()]
+        changes += [Put(key, tick) for key, tick in wanted.items() if key not in there or there[key].value != tick]
+        changes.append(Put(TAKEN, _Taken(file, done=True).encoded()))
+        there[TAKEN] = claim or Entry(TAKEN, b"", 0, 0, 0)
     for part in _parts(changes, MAX_CHANGES):
         # Bound to what was seen: one that comes late, of a process that died, does nothing.
         seen = [Is(each.key, there[each.key].modified if each.key in there else 0) for each in part]
         if store.commit(part, when=seen) is None:
-            raise MetaUnavailable("another process changes the consumers' positions: try again")
+            raise _changed()
+
+
+def _changed() -> MetaUnavailable:
+    return MetaUnavailable("another process changes the consumers' positions: try again")
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Which file's positions the store took over, and whether all of them are there."""
+
+    file: str
+    done: bool
+
+    def encoded(self) -> bytes:
+        return json.dumps({"file": self.file, "done": self.done}).encode()
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Self:
+        said = json.loads(data)
+        return cls(str(said["file"]), bool(said["done"]))
 
 
 class MetaPositions:
@@ -255,10 +309,13 @@ def known_groups(settings: Settings) -> dict[str, dict[str, int]]:
     if (folder / FILE).exists():
         try:
             with closing(FilePositions(folder)) as file:
-                return file.groups()
+                found = file.groups()
         except InvalidSettings:
             if not settings.meta_store:
                 raise
+            found = {}
+        if found or not settings.meta_store:
+            return found
     if not settings.meta_store:
         return {}
     with open_store(settings, SystemClock()) as store:

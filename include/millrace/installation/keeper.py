@@ -27,6 +27,7 @@ from typing import IO, Final
 
 from millrace.base.bounded_output import bound
 from millrace.base.deadline import Deadline
+from millrace.base.file_lock import HeldFile, read_held
 from millrace.base.process import Seen, look, look_at_all, this_process
 from millrace.installation.processes import POLL_SECONDS, end, end_all, send, wait_gone
 
@@ -65,17 +66,18 @@ class Record:
 
 
 def read_record(state: Path) -> Record | None:
-    """The record in the folder `state`, of a living keeper or a dead one; None where there is none that can be read."""
+    """The record in the folder `state`, of a living keeper or a dead one; None where there is none that can be read, or where
+    no process holds it: it is then the copy of another installation's."""
     try:
-        return Record(**json.loads((state / RECORD_FILE).read_text(encoding="utf-8")))
+        data, is_held = read_held(state / RECORD_FILE)
+        return Record(**json.loads(data)) if is_held else None
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
-def write_record(state: Path, record: Record) -> None:
-    partial = state / f".{RECORD_FILE}.{os.getpid()}"
-    partial.write_text(json.dumps(asdict(record)), encoding="utf-8")
-    partial.replace(state / RECORD_FILE)
+def write_record(state: Path, record: Record) -> HeldFile:
+    """Publish `record` for as long as the answer lives."""
+    return HeldFile(state / RECORD_FILE, asdict(record))
 
 
 class Group:
@@ -135,6 +137,7 @@ def orphans_of_session() -> list[Seen]:
 def keep(command: list[str], state: Path, record: Record, stop: threading.Event, options: argparse.Namespace) -> None:
     """Run `command` until `stop`."""
     pause = FIRST_PAUSE
+    published = write_record(state, record)
     while not stop.is_set():
         began = time.monotonic()
         group = Group(command, state / LOG_FILE, components=options.components, settle=options.settle)
@@ -148,7 +151,8 @@ def keep(command: list[str], state: Path, record: Record, stop: threading.Event,
         if stop.wait(pause):
             return
         record = replace(record, at=time.time(), restarts=record.restarts + 1, reason=reason)
-        write_record(state, record)
+        published, former = write_record(state, record), published
+        former.close()
 
 
 def main() -> int:
@@ -168,7 +172,6 @@ def main() -> int:
             return 1
         me = this_process()
         record = Record(pid=me.pid, start=me.start, address=options.address, at=time.time())
-        write_record(options.state, record)
         try:
             keep(options.command, options.state, record, stop, options)
         finally:

@@ -41,7 +41,7 @@ from millrace.installation.config import (
 from millrace.installation.keeper import LOG_FILE, Record, read_record
 from millrace.installation.processes import POLL_SECONDS, end, end_all, members, send, wait_gone, with_descendants
 from millrace.installation.secrets import USER, Secrets, load_secrets
-from millrace.rpc.discovery import read_record as read_log_record
+from millrace.rpc.discovery import running as running_log_server
 from millrace.runtime.child_processes import JobFailed
 from millrace.runtime.launch.folder import read_json
 from millrace.runtime.launch.launcher import Launcher, RunStatus, tail
@@ -359,8 +359,8 @@ class Installation:
 
     def log_server(self) -> Seen | None:
         """The server of the embedded log, whoever started it."""
-        record = read_log_record(self.settings.log_path)
-        return look(record.pid) if record is not None and record.alive() else None
+        record = running_log_server(self.settings.log_path)
+        return look(record.pid) if record is not None else None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

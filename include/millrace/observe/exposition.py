@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from millrace.base.errors import MillraceError
+from millrace.base.file_lock import reported
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
-from millrace.base.process import wrote
 from millrace.base.settings import Settings
 from millrace.coord.positions import known_groups
 from millrace.observe.jobs import nodes_of
@@ -92,22 +92,22 @@ def of_overview(overview: Overview) -> bytes:
 def job_metrics(settings: Settings) -> list[str]:
     """What the running streaming jobs report, as each left it beside its heartbeat a moment ago; and the workers of pipelines."""
     beats = [path for each in nodes_of(settings) for path in each.own_run_path.glob("*.heartbeat.json")]
-    found = [_left_by(path, path.with_suffix(METRICS_SUFFIX)) for path in beats]
+    found = [_left_by(settings, path, path.with_suffix(METRICS_SUFFIX)) for path in beats]
     return [*filter(None, found), *pipeline_metrics(settings)]
 
 
 def pipeline_metrics(settings: Settings) -> list[str]:
     """What the running workers of pipelines report."""
     folders = (settings.data_dir / "pipelines").glob("*/status.json")
-    found = [_left_by(path, metrics_path(settings, path.parent.name)) for path in folders]
+    found = [_left_by(settings, path, metrics_path(settings, path.parent.name)) for path in folders]
     return [*filter(None, found)]
 
 
-def _left_by(heartbeat: Path, left: Path) -> str:
+def _left_by(settings: Settings, heartbeat: Path, left: Path) -> str:
     """The text that a process left; "" where it does not run any more, or has left none."""
     try:
         beat = json.loads(heartbeat.read_text(encoding="utf-8"))
-        if wrote(int(beat["pid"]), float(beat["at"])):
+        if reported(settings.run_path, int(beat["pid"]), float(beat["at"])):
             return left.read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError, TypeError):
         pass

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from millrace.base.errors import InvalidSettings
-from millrace.base.process import wrote
+from millrace.base.file_lock import reported
 from millrace.base.settings import Settings
 from millrace.node.range.owning import assigned_path, read_assigned
 from millrace.observe.models import JobView
@@ -73,7 +73,7 @@ def read_job(settings: Settings, name: str) -> JobView:
         channels = {str(key): dict(value) for key, value in dict(progress.get("pchannels") or {}).items()}
         return JobView(
             name=name,
-            state="running" if wrote(pid, at) else "stopped",
+            state="running" if reported(settings.run_path, pid, at) else "stopped",
             pid=pid,
             at=at,
             batches=int(progress.get("batches", 0)),

@@ -1,8 +1,8 @@
 """How the server of a log folder is found, started and recognised as dead: `server.json` and two lock files.
 
 `server.json` (mode 0600: whoever can read it may use the log) names the address, the process and a token generated at each
-start. It counts only while that very process lives: the process id with its start time since boot, so that neither a reused
-id nor a step of the clock deceives. `server.lock` is held by the server for its lifetime, so that there is never a second
+start. It counts only while that very process holds the file (millrace.base.file_lock): a copied folder, a reused id and a step of
+the clock deceive nobody. `server.lock` is held by the server for its lifetime, so that there is never a second
 one, whatever `server.json` says; `server.starting.lock` lets one of several starters start.
 """
 
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from millrace.base.deadline import Deadline, until
-from millrace.base.errors import LogBusy, LogUnavailable
-from millrace.base.file_lock import held
-from millrace.base.files import make_folder, replace_json
+from millrace.base.errors import DataFolderCopied, LogBusy, LogUnavailable
+from millrace.base.file_lock import HeldFile, held, is_held, read_held
+from millrace.base.files import make_folder
 from millrace.base.package import ROOT
-from millrace.base.process import look, this_process
+from millrace.base.process import has_open_files, look, this_process
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.wire import error_from_bytes
 
@@ -54,6 +54,8 @@ class ServerRecord:
     """File with the certificates (PEM) by which its TLS is trusted; empty: no TLS, or the system's own."""
     tls_name: str = ""
     """The name to look for in its certificate; empty: the host of its address."""
+    holds: bool = False
+    """Whether the server holds `server.json` itself; servers of earlier builds hold `server.lock` alone."""
 
     @classmethod
     def elsewhere(cls, address: str, token: str, *, roots: str = "", tls_name: str = "") -> ServerRecord:
@@ -64,7 +66,7 @@ class ServerRecord:
     def of_this_process(cls, address: str) -> ServerRecord:
         """A record of this process with a new instance id and token."""
         me = this_process()
-        return cls(address, me.pid, me.since_boot, secrets.token_hex(8), secrets.token_urlsafe(32))
+        return cls(address, me.pid, me.since_boot, secrets.token_hex(8), secrets.token_urlsafe(32), holds=True)
 
     def alive(self) -> bool:
         """Whether that very process still runs; of a server on another host that is not known, and assumed."""
@@ -105,16 +107,22 @@ class Liveness:
             os.close(descriptor)
 
 
-def write_record(folder: Path, record: ServerRecord) -> None:
-    """Publish `record`, whole or not at all, readable by the owner alone. The caller holds `server.lock`."""
-    replace_json(folder / RECORD_FILE, asdict(record))
+def write_record(folder: Path, record: ServerRecord) -> HeldFile:
+    """Publish `record` for as long as the answer lives, readable by the owner alone. The caller holds `server.lock`."""
+    return HeldFile(folder / RECORD_FILE, asdict(record))
 
 
 def read_record(folder: Path) -> ServerRecord | None:
     """The record in `folder`, of a living server or a dead one; None where there is none that can be read."""
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[ServerRecord | None, bool]:
+    """The record, and whether a process holds it."""
     try:
-        document = json.loads((folder / RECORD_FILE).read_text())
-        return ServerRecord(
+        data, held_now = read_held(folder / RECORD_FILE)
+        document = json.loads(data)
+        record = ServerRecord(
             address=str(document["address"]),
             pid=int(document["pid"]),
             started=float(document["started"]),
@@ -122,41 +130,48 @@ def read_record(folder: Path) -> ServerRecord | None:
             token=str(document["token"]),
             roots=str(document.get("roots", "")),
             tls_name=str(document.get("tls_name", "")),
+            holds=bool(document.get("holds", False)),
         )
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
-        return None
+        return None, False
+    return record, held_now
+
+
+def running(folder: Path) -> ServerRecord | None:
+    """The record of the server that runs for `folder`; None where none does.
+
+    Raises DataFolderCopied where the record names a living process that serves another folder: the one that this is a copy of.
+    """
+    while True:
+        record, proven = _read(folder)
+        if record is None or not record.alive():
+            return None
+        if proven or (not record.holds and is_held(folder / LOCK_FILE)):
+            return record
+        if _read(folder)[0] != record:
+            continue  # it ended in order meanwhile, or another one began
+        if not has_open_files(record.pid):
+            return None  # it is ending: the kernel has closed its files, and its id goes next
+        raise DataFolderCopied(
+            f"{folder} is a copy: its {RECORD_FILE} names the log server of the original (process {record.pid}), which runs. Remove"
+            f" {folder / RECORD_FILE} to use the copy on its own. A copy that was made while the original was written to may be"
+            " torn: `millrace operations backup` makes a whole one"
+        )
 
 
 def await_record(folder: Path, *, seconds: float) -> ServerRecord | None:
     """The record of the living server; None where no process holds the folder.
 
     Where one holds it and `server.json` is missing, waits up to `seconds` until the server has written it again. Raises LogBusy if it
-    has not. Starts nothing and makes nothing.
+    has not, DataFolderCopied. Starts nothing and makes nothing.
     """
-
-    def seen() -> ServerRecord | None:
-        record = read_record(folder)
-        return record if record is not None and record.alive() else None
-
-    if (found := seen()) is not None or not _held(folder / LOCK_FILE):
+    if (found := running(folder)) is not None or not is_held(folder / LOCK_FILE):
         return found
-    if (found := until(seen, Deadline.after(seconds), every=_POLL)) is None and _held(folder / LOCK_FILE):
+    if (found := until(lambda: running(folder), Deadline.after(seconds), every=_POLL)) is None and is_held(folder / LOCK_FILE):
         raise LogBusy(
             f"a process holds {folder / LOCK_FILE}, but {RECORD_FILE} does not say which: find it (fuser {folder / LOCK_FILE}) and end it"
         )
     return found
-
-
-def _held(lock: Path) -> bool:
-    try:
-        if lock.exists():
-            with held(lock, deadline=Deadline.after(0.0)):
-                pass
-    except LogBusy:
-        return True
-    except OSError:
-        pass  # not ours to lock: as if it were free
-    return False
 
 
 def remove_record(folder: Path, record: ServerRecord) -> None:
@@ -168,10 +183,10 @@ def remove_record(folder: Path, record: ServerRecord) -> None:
 def locate(folder: Path, *, start: bool, deadline: Deadline, launch: ServerLaunch | None = None) -> ServerRecord:
     """The record of the living server of `folder`; where there is none, starts one or, without `start`, raises LogUnavailable.
 
-    Raises what kept a started server from running (LogCorrupted, ...).
+    Raises what kept a started server from running (LogCorrupted, ...); DataFolderCopied.
     """
-    record = read_record(folder)
-    if record is not None and record.alive():
+    record = running(folder)
+    if record is not None:
         return record
     if not start:
         raise LogUnavailable(
@@ -179,8 +194,8 @@ def locate(folder: Path, *, start: bool, deadline: Deadline, launch: ServerLaunc
         )
     make_folder(folder)
     with held(folder / STARTING_FILE, deadline=deadline):
-        record = read_record(folder)
-        if record is not None and record.alive():
+        record = running(folder)
+        if record is not None:
             return record
         return _start(folder, deadline=deadline, launch=launch or ServerLaunch())
 
@@ -191,8 +206,8 @@ def _start(folder: Path, *, deadline: Deadline, launch: ServerLaunch) -> ServerR
         offset = file.tell()
     pid = _spawn(folder, output, launch)
     while True:
-        record = read_record(folder)
-        if record is not None and record.alive():
+        record = running(folder)
+        if record is not None:
             return record
         if look(pid) is None:
             raise _startup_failure(output, offset)

@@ -26,7 +26,7 @@ from millrace.base.pauses import jittered
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries, VerifyReport
 from millrace.rpc.clock import ClockView
-from millrace.rpc.discovery import ServerRecord, locate, read_record
+from millrace.rpc.discovery import ServerRecord, locate, running
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.link import AppendStream, ConnectionLost, Link, NotTaken, Watchdog
 from millrace.rpc.pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Connector, Pipeline, as_values
@@ -164,8 +164,8 @@ class RemoteLogService(Closing):
         cached = self._link
         if cached is not None:
             self.drop_link(cached)
-        record = read_record(self._folder)
-        if record is None or not record.alive():
+        record = running(self._folder)
+        if record is None:
             return
         link = Link(record, self._watchdog)
         try:

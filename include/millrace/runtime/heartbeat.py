@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from millrace.base.file_lock import Reporter
 from millrace.base.files import replace_json
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
@@ -61,6 +62,7 @@ class Heartbeat:
         self._clock = clock
         self._last = 0.0
         self._looks: dict[str, _Look] = {}
+        self._reporter = Reporter(settings.run_path)
 
     def __call__(self, queries: Sequence[StreamingQuery]) -> None:
         now = self._clock()

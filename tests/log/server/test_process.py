@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -12,7 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ import pytest
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import (
+    DataFolderCopied,
     EntryTooLarge,
     InvalidSettings,
     LogBusy,
@@ -39,6 +41,8 @@ from millrace.rpc.discovery import (
     ServerRecord,
     await_record,
     read_record,
+    remove_record,
+    running,
     write_record,
 )
 from millrace.rpc.launch import ServerLaunch
@@ -96,7 +100,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """A log folder whose servers, those that wait for its lock included, are gone after the test."""
     yield tmp_path
     servers = [
-        process for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in (process.info["cmdline"] or [])
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(part.startswith(str(tmp_path)) for part in process.info["cmdline"] or [])
     ]
     for server in servers:
         server.terminate()
@@ -380,6 +386,62 @@ def test_a_folder_has_one_server_whatever_its_record_says(folder: Path) -> None:
         (folder / RECORD_FILE).unlink()
         with RemoteLogService.connect(folder, deadline=PATIENCE) as other:
             assert other.ping()["pid"] == record.pid
+
+
+def test_a_copied_folder_does_not_reach_the_server_of_the_original(folder: Path) -> None:
+    original, copy = folder / "original", folder / "copy"
+    original.mkdir()
+    with RemoteLogService.connect(original, launch=LAUNCH) as service:
+        service.create("p0")
+        service.open("p0").append([b"before"])
+        shutil.copytree(original, copy)
+        for start in (True, False):
+            with pytest.raises(DataFolderCopied, match="is a copy"):
+                RemoteLogService.connect(copy, start=start, launch=LAUNCH)
+        (copy / RECORD_FILE).unlink()  # what the error says to do
+        with RemoteLogService.connect(copy, launch=LAUNCH) as own:
+            assert own.ping()["pid"] != service.ping()["pid"]
+            own.open("p0").append([b"in the copy"])
+            assert everything(own.open("p0")) == [b"before", b"in the copy"]
+            own.shutdown()
+        assert everything(service.open("p0")) == [b"before"]
+        assert service.ping()["pid"] == server_of(original).pid
+
+
+def test_a_folder_copied_from_one_whose_server_ended_is_a_folder_like_others(folder: Path) -> None:
+    original, copy = folder / "original", folder / "copy"
+    original.mkdir()
+    with RemoteLogService.connect(original, launch=LAUNCH):
+        kill(server_of(original))
+    shutil.copytree(original, copy)
+    with RemoteLogService.connect(copy, launch=LAUNCH) as service:
+        assert service.ping()["pid"] == server_of(copy).pid
+
+
+def test_a_server_of_an_earlier_build_which_does_not_hold_its_record_is_known_by_its_lock(folder: Path) -> None:
+    record = replace(ServerRecord.of_this_process("grpc://127.0.0.1:9"), holds=False)
+    document = {name: value for name, value in asdict(record).items() if name != "holds"}
+    (folder / RECORD_FILE).write_text(json.dumps(document))
+    with held(folder / LOCK_FILE, deadline=Deadline.after(0)):
+        assert running(folder) == record
+    with pytest.raises(DataFolderCopied):
+        running(folder)
+
+
+def test_a_record_that_ends_while_it_is_looked_at_is_no_copy(folder: Path) -> None:
+    record = ServerRecord.of_this_process("grpc://127.0.0.1:9")
+    published = write_record(folder, record)
+    assert running(folder) == record
+    remove_record(folder, record)
+    published.close()
+    assert running(folder) is None
+    child = python("import sys; sys.stdin.readline()")
+    started = psutil.Process(child.pid).create_time() - psutil.boot_time()
+    write_record(folder, replace(record, pid=child.pid, started=started)).close()
+    child.kill()
+    until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE, "the child is a zombie")
+    assert running(folder) is None
+    child.communicate(timeout=PATIENCE)
 
 
 def test_a_server_that_hangs_costs_a_client_its_deadline_and_no_more(folder: Path) -> None:

@@ -206,7 +206,7 @@ def test_one_call_says_where_several_logs_end(rig: Rig) -> None:
 def test_a_client_with_an_old_token_says_that_it_was_not_let_in(rig: Rig, tmp_path: Path) -> None:
     folder = tmp_path / "old"
     folder.mkdir()
-    write_record(folder, replace(rig.record, token="of an earlier start"))
+    _published = write_record(folder, replace(rig.record, token="of an earlier start"))
     with pytest.raises(LogUnavailable, match="token"):
         RemoteLogService.connect(folder, start=False, deadline=0.3)
 

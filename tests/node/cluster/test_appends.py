@@ -7,23 +7,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from millrace.base.deadline import Deadline, until
-from millrace.base.errors import AssignmentStale, LogFenced, LogUnavailable, MillraceError
+from millrace.base.errors import AssignmentStale, DeadlineExceeded, LogFenced, LogUnavailable, MillraceError
 from millrace.base.settings import Settings
+from millrace.client.append_client import AppendClient
 from millrace.coord.clock import SystemClock
-from millrace.coord.opening import open_store
+from millrace.coord.opening import cluster_token, open_store
 from millrace.coord.session import APPEND, INGEST, NODES, NodeInfo, moving_roles
 from millrace.log.rocksmq.service import RocksMQ
+from millrace.log.server.flight import LogServer
 from millrace.message import builders
 from millrace.message.wire.encode import encode_entry
 from millrace.meta.store import Delete, MetaStore, Put
 from millrace.node.append.host import AppendHost
 from millrace.node.cluster.appends import AppendServer
-from millrace.node.cluster.elsewhere import LOOK_SECONDS, Elsewhere
+from millrace.node.cluster.elsewhere import LOOK_SECONDS, Elsewhere, append_extension
+from millrace.rpc.discovery import ServerRecord, write_record
+from millrace.rpc.remote_log import RemoteLogService
+from millrace.rpc.tail import Tailed
+from millrace.rpc.wire import APPEND_ROLE
 from millrace.wal.state import ChannelState
-from tests.node.append.samples import open_log
+from tests.node.append.samples import open_log, opening
 from tests.node.cluster.one_writer import View, Writers
 
 PCHANNEL = "dml_0"
@@ -199,6 +206,73 @@ def test_before_it_is_known_whether_there_are_nodes_nothing_is_appended(settings
         assert elsewhere.idle()
     finally:
         elsewhere.close()
+
+
+@pytest.fixture
+def alone(settings: Settings) -> Iterator[LogServer]:
+    """The log's server of a deployment whose nodes may append, in this process."""
+    folder = settings.log_path
+    with open_log(folder, PCHANNEL) as service:
+        service.open(PCHANNEL).append(opening(PCHANNEL))
+        record = ServerRecord.of_this_process("")
+        server = LogServer(service, tokens=[record.token], extensions=[append_extension(service, folder)])
+        _published = write_record(folder, replace(record, address=server.address))
+        try:
+            yield server
+        finally:
+            server.close(timeout=1.0)
+            server.wait()
+
+
+def test_without_a_coordinator_a_tick_or_a_read_is_refused_at_its_deadline_and_the_server_asks_itself_once_at_a_time(
+    settings: Settings, store: MetaStore, alone: LogServer
+) -> None:
+    process = psutil.Process()
+    with AppendClient.connect(settings.data_dir, start=False, deadline=5.0) as client:
+        client.tick(PCHANNEL)
+        registered(store, "n1@2", APPEND)  # it lives, and nobody assigns it anything
+        assert until(lambda: stale(client), Deadline.after(DEADLINE), every=0.05)
+        before = client.tick(PCHANNEL, persist=False)
+        threads = process.num_threads()
+        for call in (
+            lambda: client.tick(PCHANNEL, deadline=1.0),
+            lambda: client.confirm(PCHANNEL, before + (1 << 40), deadline=1.0),
+            lambda: client.append(PCHANNEL, [encode_entry([builders.time_tick(term=1)])], deadline=1.0),
+        ):
+            with pytest.raises((LogUnavailable, DeadlineExceeded)):
+                call()
+        assert process.num_threads() < threads + 20
+        assert client.tick(PCHANNEL, persist=False) == before
+        assert client.mvcc(f"{PCHANNEL}_1v0").confirmed, "what is in the log can be read"
+        tailed = client.tail(PCHANNEL, before - 1, timeout=0.0)
+        assert isinstance(tailed, Tailed)
+        assert tailed.confirmed_tick == before
+        store.commit([Delete(NODES + "n1@2")])
+        assert until(lambda: not stale(client), Deadline.after(DEADLINE), every=0.05)
+        assert client.tick(PCHANNEL) > before
+
+
+def stale(client: AppendClient) -> bool:
+    """Whether the log's server says of a forwarded tick that it does not take it."""
+    request = {"pchannel": PCHANNEL, "deadline": 1.0, "forwarded": True}
+    try:
+        client.service.repeated(lambda link, _: link.act(f"{APPEND_ROLE}/tick", request, timeout=5.0), seconds=5.0)
+    except AssignmentStale:
+        return True
+    return False
+
+
+def test_a_node_refuses_a_tick_of_a_pchannel_that_it_does_not_have(settings: Settings, embedded: RocksMQ) -> None:
+    writers, alive = Writers(), {"n1@1"}
+    with node(settings, "n1", embedded, writers, alive.__contains__) as one:
+        one.open(PCHANNEL, "n1@1")
+        service = RemoteLogService.at(one.address, token=cluster_token(settings))
+        with AppendClient(service) as client:
+            assert client.tick(PCHANNEL)
+            alive.discard("n1@1")
+            with pytest.raises(AssignmentStale):
+                client.tick(PCHANNEL)
+            assert client.tick(PCHANNEL, persist=False), "looking appends nothing"
 
 
 class _Owners:

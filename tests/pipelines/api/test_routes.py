@@ -18,6 +18,7 @@ from fastapi.testclient import TestClient
 from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
 from millrace.base.errors import InvalidSettings, LogUnavailable, MetaUnavailable, SecretUnreadable
+from millrace.base.file_lock import Reporter
 from millrace.base.metrics import Metrics
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
@@ -384,6 +385,7 @@ def test_a_request_s_id_is_in_its_answer_the_log_and_the_history(
 
 
 def test_metrics_are_those_of_workers_that_live_and_say_who_lacks_one(service: Service, settings: Settings) -> None:
+    _reporter = Reporter(settings.run_path)
     for name in ("runs", "dies", "rests"):
         service.ask("PUT", f"pipelines/{name}", DECLARED)
         metrics = Metrics()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -119,12 +120,14 @@ class FilePositions:
                 raise
 
     def _check(self) -> None:
-        if self._is_moved():
+        if self.moved:
             raise InvalidSettings(
                 "the consumer groups of this deployment stand in its cluster's meta store: set MILLRACE_META_STORE as its nodes have it"
             )
 
-    def _is_moved(self) -> bool:
+    @property
+    def moved(self) -> bool:
+        """Whether the positions lie in a meta store by now."""
         return self._db.execute("select 1 from sqlite_master where name = 'moved'").fetchone() is not None
 
     def get(self, group: str, pchannel: str) -> int | None:
@@ -188,11 +191,12 @@ class FilePositions:
             self._db.close()
 
 
-def move_out(folder: Path, take: Callable[[Mapping[str, Mapping[str, int]]], None]) -> None:
-    """Have `take` keep elsewhere what the file of `folder` has, once: behind that nobody uses the file any more. Nobody else gets so far
-    meanwhile; where `take` raises, or this process dies, the file has them still, and the next call has them taken anew.
+def move_out(folder: Path, take: Callable[[Mapping[str, Mapping[str, int]], str], None]) -> None:
+    """Hand the positions in the file of `folder` over to `take(positions, name)`, once; afterwards nobody uses the file. `name` is the
+    file's own, the same in each attempt. A file that is absent or empty hands over nothing, and is never taken for the truth.
 
-    Raises GroupBusy where a consumer on the spot has a place, PositionsBusy, and what `take` raises.
+    Only one process gets this far at a time. Where `take` raises, or this process dies, the file stays the truth, and the next call
+    hands its positions over again. Raises GroupBusy where a consumer of the file has a place, PositionsBusy, and what `take` raises.
     """
     try:
         file = FilePositions(folder)
@@ -200,16 +204,30 @@ def move_out(folder: Path, take: Callable[[Mapping[str, Mapping[str, int]]], Non
         return
     try:
         with file._writing() as db:
+            name = _name(db)  # durable before it is put anywhere
+        with file._writing() as db:
             found = _groups(db)
             for group, ticks in found.items():
                 for pchannel in ticks:
                     file.lock(group, pchannel)  # until the end: nobody's consumer is at work on the file
-            take(found)
+            take(found, name)
             db.execute(_MOVED)
     except InvalidSettings:
-        return  # another process was as quick
+        if not file.moved:
+            raise
     finally:
         file.close()
+
+
+def forget_name(db: sqlite3.Connection) -> None:
+    """Have a copy of the file be another one than its original."""
+    db.execute("drop table if exists file")
+
+
+def _name(db: sqlite3.Connection) -> str:
+    db.execute("create table if not exists file (name text not null)")
+    db.execute("insert into file select ? where not exists (select 1 from file)", (secrets.token_hex(16),))
+    return str(db.execute("select name from file").fetchone()[0])
 
 
 def _groups(db: sqlite3.Connection) -> dict[str, dict[str, int]]:

@@ -26,15 +26,14 @@ def log_to_look(settings: Settings) -> Iterator[tuple[LogService, AppendClient |
     """
     from millrace.client.append_client import AppendClient
     from millrace.log.generations.service import open_deployment_log
-    from millrace.rpc.discovery import read_record
+    from millrace.rpc.discovery import running
     from millrace.rpc.launch import launch_of
 
     client: AppendClient | None = None
     try:
         client = AppendClient.connect(settings.data_dir, start=False, deadline=settings.start_deadline)
     except LogUnavailable:
-        record = read_record(settings.log_path)
-        if record is not None and record.alive():
+        if running(settings.log_path) is not None:
             raise
     if client is not None:
         with client:

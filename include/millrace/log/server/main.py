@@ -40,7 +40,7 @@ from millrace.base.bounded_output import bound
 from millrace.base.data_folder import claim, private
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidSettings, MillraceError
-from millrace.base.file_lock import held
+from millrace.base.file_lock import HeldFile, held
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.server.connections import ConnectionLimits
@@ -101,19 +101,22 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
         record = replace(draft, address=server.address)
         if launch.tls is not None:
             record = replace(record, roots=str(Path(launch.tls[0]).absolute()), tls_name=launch.tls[2])
+        published: HeldFile | None = None
         try:
-            write_record(folder, record)
+            published = write_record(folder, record)
             _log.info("serving %s at %s as process %d", launch.backend or folder, record.address, record.pid)
             while not (stop.is_set() or server.stop_asked.is_set()):
                 _bound_output(folder / OUTPUT_FILE)
-                _republish(folder, record)
+                published = _republish(folder, record) or published
                 if launch.idle_timeout is not None and server.idle_seconds > launch.idle_timeout:
                     _log.info("nobody used it for %.1f s", launch.idle_timeout)
                     break
                 stop.wait(0.2)
         finally:
             server.close()
-            remove_record(folder, record)
+            remove_record(folder, record)  # before it is let go: a record that nobody holds is a copy's
+            if published is not None:
+                published.close()
             _log.info("stopped")
 
 
@@ -138,14 +141,16 @@ def _certificates(launch: ServerLaunch) -> tuple[bytes, bytes] | None:
         raise InvalidSettings(f"the log server's certificate or key cannot be read: {error}") from error
 
 
-def _republish(folder: Path, record: ServerRecord) -> None:
+def _republish(folder: Path, record: ServerRecord) -> HeldFile | None:
     """Write `server.json` again if somebody removed it: a server that nobody finds would hold the folder for ever."""
     if not (folder / RECORD_FILE).exists():
         try:
-            write_record(folder, record)
+            published = write_record(folder, record)
             _log.warning("%s was removed while the server runs: written again", folder / RECORD_FILE)
+            return published
         except OSError:
             pass  # a full disk: it is looked at again
+    return None
 
 
 def _bound_output(output: Path) -> None:

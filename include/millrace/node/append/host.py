@@ -125,6 +125,11 @@ class AppendHost(Closing):
         self._followers: dict[str, Follower] = {}
         self._closed = False
 
+    @property
+    def forwards(self) -> bool:
+        """Whether it hands what it does not append itself to whoever does."""
+        return self._owners is not None
+
     def append(self, pchannel: str, entry: Entries, *, deadline: float = DEFAULT_DEADLINE) -> AppendOutcome:
         """Append entries (docs/wire-form.md) as one atomic batch and wait for the chain's decisions, at most `deadline` seconds.
 
@@ -193,11 +198,13 @@ class AppendHost(Closing):
             f"entry {refused.place} of the append is none that this build reads: {refused.cause}; nothing was appended"
         )
 
-    def tick(self, pchannel: str, *, persist: bool = True, deadline: float = DEFAULT_DEADLINE) -> int:
+    def tick(
+        self, pchannel: str, *, persist: bool = True, deadline: float = DEFAULT_DEADLINE, forward: bool = True
+    ) -> int:
         """Append a time tick now; a tick up to which everything in the PChannel is decided, every earlier append included.
 
         Without `persist` nothing is appended: it waits until what the log holds now is decided, and gives that tick, which
-        does not move while nothing is written. Raises InvalidArgument where no term is open yet, and as :meth:`append` does.
+        does not move while nothing is written. Without `forward` it is appended here, whoever has the PChannel. Raises InvalidArgument where no term is open yet, and as :meth:`append` does.
         """
         follower = self._follower(pchannel)
         end = Deadline.after(deadline)
@@ -208,7 +215,7 @@ class AppendHost(Closing):
         if not persist:
             follower.reach_end(timeout=end.left(least=0.001))
             return follower.state.last_tick
-        if self._owners is not None and not self._owners.mine(pchannel):
+        if forward and self._owners is not None and not self._owners.mine(pchannel):
             self._owners.tick(pchannel, deadline=end.left(least=0.001))
             follower.reach_end(timeout=end.left(least=0.001))
             return follower.state.last_tick

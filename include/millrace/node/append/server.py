@@ -243,8 +243,7 @@ class AppendExtension:
         with self._open():
             match action.type.partition("/")[2]:
                 case "tick":
-                    persist = request.get("persist", True) is not False
-                    answer["tick"] = self._host.tick(pchannel, persist=persist, deadline=deadline)
+                    answer["tick"] = self._tick(pchannel, request, deadline)
                 case "confirm":
                     answer["tick"] = self._host.confirm(pchannel, int(number(request, "tick", 0)), deadline=deadline)
                 case "describe":
@@ -263,6 +262,16 @@ class AppendExtension:
                 case name:
                     raise InvalidArgument(f"the append host knows no action {name!r}")
         return [to_json(answer)]
+
+    def _tick(self, pchannel: str, request: dict[str, Any], deadline: float) -> int:
+        """Append a time tick, or only look (`persist` false). The log's server forwards it to whoever has the PChannel; a call that
+        was forwarded, and any at a node, is refused as stale where it is not for this process: two servers that each take the
+        other, or itself, for the owner would call each other without end."""
+        persist, forwarded = request.get("persist", True) is not False, request.get("forwarded") is True
+        if not persist or self._placing is None or (self._host.forwards and not forwarded):
+            return self._host.tick(pchannel, persist=persist, deadline=deadline)
+        with self._placing.appending(pchannel):
+            return self._host.tick(pchannel, deadline=deadline, forward=False)
 
     def _tombstone(self, pchannel: str, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
         assert self._tombstones is not None

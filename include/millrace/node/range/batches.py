@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final, Generic
 
 from millrace.base.errors import CommitFenced
+from millrace.base.file_lock import Reporter
 from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics
 from millrace.node.range.definition import CommitResult, Definition, R, settle
@@ -31,6 +32,7 @@ class Batches(Generic[R]):
         self._folder = definition.parked
         self._committer = definition.committer(metrics, holds=self._owning.holds)
         self._watch = definition.watch(metrics)
+        self._reporter = Reporter(definition.settings.run_path)
         self._progress = definition.settings.progress_path(definition.name)
         self._history = History(history_path(definition.settings, definition.name))
         self._failures: dict[str, str] = {}

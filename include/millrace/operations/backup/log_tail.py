@@ -20,7 +20,7 @@ from typing import Final
 from millrace.base.errors import LogBusy
 from millrace.base.log_backends import in_own_folder
 from millrace.base.settings import Settings
-from millrace.client.consume.positions import FilePositions
+from millrace.client.consume.positions import FilePositions, forget_name
 from millrace.coord.database import leave
 from millrace.coord.positions import known_groups
 from millrace.coord.store import Store
@@ -94,7 +94,7 @@ def take_log(settings: Settings, service: LogService, pinned: Mapping[str, Pinne
 def take_consumers(settings: Settings, files: Files) -> None:
     """Where consumers stand, always as the file that one node has: a restored deployment goes by that (millrace.coord.positions)."""
     if not settings.meta_store:
-        copy_database(settings.data_dir / CONSUMERS, CONSUMERS, files)
+        copy_database(settings.data_dir / CONSUMERS, CONSUMERS, files, changed=forget_name)
         return
     groups = known_groups(settings)
     with tempfile.TemporaryDirectory() as folder:

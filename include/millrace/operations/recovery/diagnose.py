@@ -16,7 +16,7 @@ from functools import partial
 import pyarrow as pa
 
 from millrace.base.errors import LogRegressed, Malformed, MillraceError, PositionTruncated, StagedFileDamaged, WalGap
-from millrace.base.process import look
+from millrace.base.file_lock import reported
 from millrace.base.settings import Settings
 from millrace.log.clock import stamping_ms
 from millrace.log.protocol import LogService
@@ -97,7 +97,8 @@ def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterat
         if not behind[name] or age < stale_after:
             continue
         pid = int(said.get("pid", 0))
-        state = f"process {pid} runs but has said nothing" if look(pid) else f"process {pid} is gone"
+        runs = reported(settings.run_path, pid, float(said.get("at", 0.0)))
+        state = f"process {pid} runs but has said nothing" if runs else f"process {pid} is gone"
         yield Finding(kind="job_dead", subject=name, words=f"{state} for {age:.0f} s; {behind[name]}")
 
 

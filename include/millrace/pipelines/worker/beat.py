@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psutil
 
+from millrace.base.file_lock import Reporter
 from millrace.base.files import replace_file
 from millrace.base.metrics import Metrics
 from millrace.node.range.history import History
@@ -51,6 +52,7 @@ class Beat(Periodic):
         """`on_spark`: the work is done by processes below this one."""
         super().__init__(name=f"beat-{run.pipeline.id}", pause=SECONDS)
         self._definition, self._metrics = run, metrics
+        self._reporter = Reporter(run.settings.run_path)
         self._process = psutil.Process()
         self._below = on_spark
         self._taken, self._at = taken_by(self._process, below=on_spark), time.monotonic()
