@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from millrace.base.errors import AssignmentStale, LogUnavailable, MetaUnavailable
 from millrace.client.placing import Place, Places
 from millrace.rpc.assignments import Update
+from millrace.rpc.discovery import ServerRecord
 
 
 class Server:
@@ -30,6 +34,45 @@ class Server:
 
     def check(self) -> None:
         """The connection stands."""
+
+
+class Taking(dict[str, Any]):
+    """Links whose readers wait for each other, where nothing keeps them one behind the other."""
+
+    def __init__(self, readers: int) -> None:
+        super().__init__()
+        self._together = threading.Barrier(readers)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        with suppress(threading.BrokenBarrierError):
+            self._together.wait(0.2)
+        return found
+
+
+class Dead:
+    """A connection to a node that died."""
+
+    record = ServerRecord.elsewhere("grpc://h:1", "token")
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_two_appends_whose_node_dies_drop_its_link_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, link = Server(away=0), Dead()
+    dropped: list[Any] = []
+    monkeypatch.setattr(server, "drop_link", dropped.append, raising=False)
+    places = Places(server)  # type: ignore[arg-type]
+    places._links = Taking(2)
+    places._links[link.record.address] = link  # type: ignore[assignment]
+    with ThreadPoolExecutor(2) as threads:
+        for each in [threads.submit(places.drop, link) for _ in range(2)]:  # type: ignore[arg-type]
+            each.result(timeout=30.0)
+    assert link.closed
+    assert not places._links
+    assert dropped == [link], "the second finds it gone, and the service is told as of any other link"
 
 
 def place(server: Server, seconds: float) -> Place:

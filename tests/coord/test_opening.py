@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
 
-from millrace.base.errors import InvalidSettings, LogBusy
+from millrace.base.deadline import Deadline, until
+from millrace.base.errors import InvalidSettings, LeaseNotFound, LogBusy
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
 from millrace.coord.opening import SWITCH, no_appending_nodes, open_store, require_no_switch, require_unused
 from millrace.coord.session import INGEST, NODES, ROLES, NodeInfo
 from millrace.coord.shared_catalog import shared_of
 from millrace.coord.store import Store
+from millrace.meta.sql import SqlStore
 from millrace.meta.store import Delete, MetaStore, Put
 
 
@@ -47,14 +50,36 @@ def test_a_node_that_comes_in_the_midst_of_a_switch_opens_nothing_until_its_end(
         require_no_switch(store)
 
 
-@pytest.mark.slow
-def test_a_switch_lasts_longer_than_the_lease_of_its_mark(settings: Settings) -> None:
-    brief, clock = replace(settings, session_seconds=3.0), SystemClock()
-    with open_store(brief, clock) as store, no_appending_nodes(brief, clock):
-        first = store.get(SWITCH)
-        for _ in range(20):
-            clock.sleep(0.25)
-            assert store.get(SWITCH) == first
+def test_the_mark_of_a_switch_is_renewed_and_once_lost_the_switch_does_no_more(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewals: list[int] = []
+    renew, lost = SqlStore.renew, threading.Event()
+
+    def counted(store: SqlStore, lease: int) -> None:
+        if lost.is_set():
+            raise LeaseNotFound("the store lost it")
+        renew(store, lease)
+        renewals.append(lease)
+
+    monkeypatch.setattr(SqlStore, "renew", counted)
+    brief = replace(settings, session_seconds=2.0)
+    with open_store(brief, SystemClock()) as store:
+        store.get(SWITCH)  # a cluster's store is there
+        with no_appending_nodes(brief) as check:
+            assert until(lambda: len(renewals) > 1, Deadline.after(20.0), every=0.02), (
+                "else a long switch loses its mark"
+            )
+            check()
+            lost.set()
+            assert until(lambda: store.get(SWITCH) is None, Deadline.after(20.0), every=0.02)
+            for _ in range(2):
+                with pytest.raises(LogBusy, match="was lost"):
+                    check()
+            lost.clear()
+            assert store.get(SWITCH) is None, "a mark that was lost is not taken again: a node may have come between"
+            with pytest.raises(LogBusy, match="was lost"):
+                check()
 
 
 def test_a_backup_is_not_restored_beside_the_nodes_of_its_meta_store(settings: Settings) -> None:

@@ -96,6 +96,33 @@ def test_every_pchannel_goes_on_at_the_target_and_the_report_says_where(deployme
     assert (old.since, new.ends) == ({}, {})
 
 
+@pytest.mark.parametrize("steps", range(6))
+def test_a_switch_that_a_node_came_into_stops_before_its_next_step_and_the_next_run_completes_it(
+    deployment: Deployment, tmp_path: Path, steps: int
+) -> None:
+    allowed = iter(range(steps))
+    appended: list[str] = []
+
+    def check() -> None:
+        if next(allowed, None) is None:
+            raise LogBusy("the mark was lost")
+
+    class Counting(Hosted):
+        def append_one(self, pchannel: str, entry: bytes) -> int:
+            appended.append(pchannel)
+            return super().append_one(pchannel, entry)
+
+    switch = deployment.switching(host=Counting(deployment.host), check=check)
+    if steps < 5:
+        with pytest.raises(LogBusy, match="was lost"):
+            switch.run(place(tmp_path))
+    else:
+        switch.run(place(tmp_path))
+    assert len(appended) == min(2, max(0, steps - 2)), "preparing and listing come before the two PChannels"
+    deployment.switching().run(place(tmp_path))
+    assert deployment.tick("dml_0") == deployment.tick("dml_1") == 1
+
+
 def places(deployment: Deployment) -> list[str]:
     """Where the log was and is, by what stands on the disk."""
     document = json.loads((deployment.settings.log_path / FILE).read_text())

@@ -61,6 +61,8 @@ class Places:
         self._asked = 0
         self._watchdog = Watchdog()
         self._links: dict[str, Link] = {}
+        self._guard = threading.Lock()
+        """Of the links: two appends whose node dies both drop its link."""
         self._closed = threading.Event()
         self._follower: threading.Thread | None = None
 
@@ -97,7 +99,7 @@ class Places:
         except BaseException:
             link.close()
             raise
-        with self._asking:
+        with self._guard:
             if self._closed.is_set():
                 link.close()
                 raise LogUnavailable("this client is closed: connect again")
@@ -108,8 +110,12 @@ class Places:
 
     def drop(self, link: Link) -> None:
         """A connection failed: whoever has the PChannel is to be found anew."""
-        if self._links.get(link.record.address) is link:
-            del self._links[link.record.address]
+        address = link.record.address
+        with self._guard:
+            known = self._links.get(address) is link
+            if known:
+                del self._links[address]
+        if known:
             link.close()
             self._assignments.forget()
         else:
@@ -146,16 +152,16 @@ class Places:
             except MillraceError:
                 continue  # the log's server is away: who appends finds that out by itself
             serving = {each.address for each in self._assignments.known()}
-            for address, link in list(self._links.items()):
-                if address not in serving:
-                    self._links.pop(address, None)
-                    link.close()
+            with self._guard:
+                idle = [self._links.pop(address) for address in self._links.keys() - serving]
+            for link in idle:
+                link.close()
 
     def close(self) -> None:
         self._closed.set()
         if self._follower is not None:
             self._follower.join()
-        with self._asking:
+        with self._guard:
             links, self._links = list(self._links.values()), {}
         for link in links:
             link.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,8 +36,8 @@ def switch(
     from millrace.coord.opening import no_appending_nodes
 
     settings = load_settings(data)
-    with no_appending_nodes(settings), (_offline if offline else _online)(settings) as switching:
-        passed = switching.run(to, dry_run=dry_run)
+    with no_appending_nodes(settings) as check, (_offline if offline else _online)(settings) as switching:
+        passed = replace(switching, check=check).run(to, dry_run=dry_run)
     rows = [
         {
             "pchannel": each.pchannel,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -69,13 +69,18 @@ def require_unused(settings: Settings) -> None:
 
 
 @contextmanager
-def no_appending_nodes(settings: Settings, clock: Clock | None = None) -> Iterator[None]:
+def no_appending_nodes(settings: Settings, clock: Clock | None = None) -> Iterator[Callable[[], None]]:
     """No node takes appends inside, one that starts meanwhile neither: the log goes on in another backend, and each node follows its
-    own view of it. Raises LogBusy where nodes do already, or another process is inside; MetaUnavailable."""
+    own view of it.
+
+    A mark in the meta store keeps nodes away, under a lease. The answer is a check to call before each step that a node must not
+    see half done: it raises LogBusy once the mark was lost, however shortly. Raises LogBusy where nodes take appends already, or
+    another process is inside; MetaUnavailable.
+    """
     try:
         require_cluster(settings)
     except InvalidSettings:
-        yield
+        yield lambda: None
         return
     clock = clock or SystemClock()
     with open_store(settings, clock) as store:
@@ -84,11 +89,18 @@ def no_appending_nodes(settings: Settings, clock: Clock | None = None) -> Iterat
         if not mark.lease:
             store.get(SWITCH)
             raise LogBusy("another process is switching the log: wait for its end")
-        ended = threading.Event()
+        ended, taken = threading.Event(), mark.revision
 
         def keep() -> None:
-            while not ended.wait(mark.step()):
+            while mark.revision == taken and not ended.wait(mark.step()):
                 pass
+
+        def check() -> None:
+            if mark.revision != taken or not mark.held():
+                raise LogBusy(
+                    "the mark that keeps nodes from taking appends was lost (this process slept, or the meta store was away), so one may"
+                    " have started: drain and stop the nodes with the append role, and run the switch again, which completes it"
+                )
 
         keeping = threading.Thread(target=keep, name="switch-mark", daemon=True)
         keeping.start()
@@ -98,7 +110,7 @@ def no_appending_nodes(settings: Settings, clock: Clock | None = None) -> Iterat
                 raise LogBusy(
                     f"the nodes {', '.join(names)} take what is appended: drain and stop them, switch the log, and start them again"
                 )
-            yield
+            yield check
         finally:
             ended.set()
             keeping.join()

@@ -86,12 +86,14 @@ class Switch:
     deadline: float = 60.0
     """Seconds that one PChannel may take."""
     open_target: Callable[[str], LogService] = open_service
+    check: Callable[[], None] = lambda: None
+    """Called before each step that changes something; raises where a node may take appends by now."""
 
     def run(self, to: str, *, dry_run: bool = False) -> list[Passed]:
         """Let every PChannel go on at `to`, or complete a switch to there; with `dry_run` only look whether it could.
 
         Empty where the log is there already. Raises InvalidArgument (another switch is under way, or the target holds
-        such logs), InvalidSettings (`to` is no log), LogBusy, DeadlineExceeded (call again), and what a backend raises.
+        such logs), InvalidSettings (`to` is no log), LogBusy (or `check` raised: call again once no node takes appends), DeadlineExceeded (call again), and what a backend raises.
         """
         file = GenerationFile(self.folder, self.url)
         with held(self.folder / LOCK, deadline=Deadline.after(1.0)):
@@ -100,9 +102,11 @@ class Switch:
             if old == generations.newest:
                 if same_place(generations.items[old].url, to):
                     return []
+                self.check()
                 self._prepare(to, old + 1)
                 if dry_run:
                     return [Passed(name, self._end(name), None, 0.0) for name in self.log.names()]
+                self.check()
                 self._begin(file, to)
             elif not same_place(generations.items[-1].url, to):
                 raise InvalidArgument(
@@ -113,6 +117,7 @@ class Switch:
             passed: list[Passed] = []
             while left := self._left(file, old):  # more than once where PChannels were made meanwhile
                 passed += [self._pass(file, old, name) for name in left]
+            self.check()
             file.change(lambda list_: list_.with_closed(old))
             hit("switch.closed")
             known = {each.pchannel for each in passed}
@@ -192,6 +197,7 @@ class Switch:
             except MillraceError as error:
                 if not error.retriable:
                     raise
+                self.check()  # what it raises is retriable, by another run
                 trouble = f" ({error.code}: {error})"
             end.pause(jittered(_PAUSE))
         self._end(name)  # whoever serves the log has it open in the new backend, before the old generation is closed
@@ -201,9 +207,11 @@ class Switch:
     def _end_log(self, generations: Generations, old: int, name: str, found: dict[str, Any]) -> None:
         """Append the AlterWAL message, in a term that knows it."""
         if found["chain_version"] < _LEAST_VERSION or not found["term"]:
+            self.check()
             self.terms.open_term(name)
         term = max(self.terms.term(name), self.host.describe(name)["term"])
         message = builders.alter_wal(term=term, generation=old + 1, log=generations.items[old + 1].url)
+        self.check()
         self.host.append_one(name, encode_entry([message]))
 
     def _keep(self, file: GenerationFile, old: int, name: str, found: dict[str, Any]) -> None:

@@ -236,16 +236,16 @@ class Pipeline(Generic[T]):
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-        if self._link is not None:
-            if self._pending:
-                self._service.drop_link(self._link)
-            self._link = None
-        while self._pending:
+        link, self._link = self._link, None
+        in_use = bool(self._pending)
+        while self._pending:  # before anything that may fail: a caller waits for each
             self._oldest().fail(
                 LogUnavailable(
                     f"whether this batch is in the log is unknown: the connection broke before its answer ({error})"
                 )
             )
+        if link is not None and in_use:
+            self._service.drop_link(link)
 
 
 Entries: TypeAlias = bytes | Sequence[bytes] | pa.LargeBinaryArray
