@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,12 +19,18 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from millrace.base.errors import CollectionExists, CollectionNotFound
 from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
+from millrace.catalog.records import catalog_path, known_collections
 from millrace.client.client import Client
+from millrace.commands.parts.command_line import DOES_NOT_HOLD
+from millrace.coord.store import Store
 from millrace.message import builders
 from millrace.message.ids import LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.schema_changes import Add
 from millrace.message.wire.encode import encode_entry
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
@@ -34,12 +41,14 @@ from millrace.operations.checkpoint.run import checkpoint
 from millrace.operations.checkpoint.store import checkpoints_uri
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
+from millrace.operations.recovery import catalog_repair
 from millrace.operations.recovery.declaration import RecoveryParams
 from millrace.operations.recovery.findings import RecoveryReport
 from millrace.operations.recovery.run import run
 from millrace.runtime.progress import Progress
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.table import WalTable
+from tests.cli.deployment import Deployment
 from tests.tables.staged_files import stage
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
@@ -281,6 +290,80 @@ def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Client, monkeyp
         time.sleep(0.1)
     report = recover(client, "repair")
     assert (found(report), report.healthy) == (["txn_stuck"], True)
+
+
+def more_collections(client: Client) -> list[Collection]:
+    """DDL of every kind on two PChannels, some of it behind the checkpoint; the catalog as it was then, dropped collections included."""
+    settings, catalog = client.settings, client.catalog
+    catalog.ensure_pchannels(2)
+    for name in ("d", "gone", "made-again"):
+        catalog.create_collection(name, SCHEMA, vchannels=3)
+    catalog.create_partition("d", "p1")
+    catch_up(settings, client.log)
+    flush(settings)
+    catalog.drop_collection("gone")
+    catalog.drop_collection("made-again")
+    catalog.create_collection("made-again", SCHEMA)
+    catalog.alter("d", [Add(FieldSpec("age", "int64", True))])
+    catalog.create_partition("d", "p2")
+    catalog.drop_partition("d", "p1")
+    return [replace(each, next_partition=0) for each in known_collections(settings.data_dir, dropped=True)]
+
+
+@pytest.mark.parametrize(
+    "server",
+    [pytest.param("runs", marks=pytest.mark.slow), pytest.param("stopped", marks=pytest.mark.slow), "started since"],
+)
+def test_a_lost_catalog_is_found_and_made_again_from_log_and_wal(
+    client: Client, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    settings = client.settings
+    before = more_collections(client)
+    epoch = Store(catalog_path(settings.data_dir)).next_epoch(7)
+    terms = {name: client.append.describe(name)["term"] for name in (P, "dml_1")}
+    if server != "runs":
+        client.append.service.shutdown()
+    for path in (settings.data_dir / "coord").glob("coord.db*"):
+        path.unlink()
+    cli = Deployment(settings)
+    if server == "started since":
+        with pytest.raises(CollectionNotFound):
+            client.collection("c")
+    said = json.loads(cli.run("verify", "--json").stdout)
+    assert not said["holds"]
+    assert {each["collection"] for each in said["catalog"]} >= {"c", "d", "made-again"}
+    assert cli.run("verify").exit_code == cli.run("operations", "recovery").exit_code == DOES_NOT_HOLD
+    rehearsal = recover(client, "rehearse")
+    assert rehearsal.healthy, rehearsal.repairs
+    assert recover(client, "diagnose").healthy is False, "a rehearsal changes nothing"
+    report = recover(client, "repair")
+    assert report.healthy, report.repairs
+    assert "digest" in report.repairs[0].words
+    assert [replace(each, next_partition=0) for each in known_collections(settings.data_dir, dropped=True)] == before
+    assert cli.run("operations", "recovery").exit_code == 0
+    insert(client, [70])
+    client.catalog.create_collection("new", SCHEMA)
+    with pytest.raises(CollectionExists):
+        client.catalog.create_collection("d", SCHEMA)
+    with Store(catalog_path(settings.data_dir)) as store:
+        assert store.next_epoch(7) > epoch
+        assert store.collection("new").id > max(each.id for each in before)
+        assert {name: store.term(name) >= term for name, term in terms.items()} == {P: True, "dml_1": True}
+    catch_up(settings, client.log)
+    flush(settings)
+    assert json.loads(cli.run("verify", "--json").stdout)["holds"]
+
+
+def test_a_catalog_is_not_made_from_a_chain_that_the_wal_contradicts(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (client.settings.data_dir / "coord").glob("coord.db*"):
+        path.unlink()
+    monkeypatch.setattr(catalog_repair, "_collections", lambda settings, names: ([], []))
+    report = recover(client, "repair")
+    assert not report.healthy
+    assert "repair the WAL first" in report.repairs[0].words
+    assert not known_collections(client.settings.data_dir)
 
 
 def test_a_lost_staged_file_is_found_by_its_name_and_mends_by_being_put_back(client: Client) -> None:

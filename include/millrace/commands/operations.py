@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millrace.commands.parts.command_line import (
+    DOES_NOT_HOLD,
     RUN,
     AsJson,
     DataFolder,
@@ -58,7 +59,10 @@ def _command(operation: Operation) -> Callable[..., None]:
         chosen = operation.params.parse(
             json_object(params) | {name: value for name, value in given.items() if value not in (None, [])}
         )
-        print_facts(perform(operation, load_settings(data), chosen, Progress()).to_json(), as_json=as_json)
+        report = perform(operation, load_settings(data), chosen, Progress())
+        print_facts(report.to_json(), as_json=as_json)
+        if not report.holds:
+            raise typer.Exit(DOES_NOT_HOLD)
 
     schema = operation.params.model_json_schema()
     options: dict[str, Any] = {name: _option(name, field) for name, field in schema["properties"].items()}

@@ -32,7 +32,7 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
 
     The log's checksums; time ticks in order; the WAL's rows as they were committed; the log, run through the chain again,
     giving the same rows; each collection's table holding just what became visible, up to the tick that it says it has: where
-    the flusher has not caught up it is "behind", which is no fault; the coordinator's catalog having what the chain has. Exit code 3
+    the flusher has not caught up it is "behind", which is no fault; the coordinator's catalog having what the chain has, which recovery makes again where its file was lost. Exit code 3
     where something does not hold, a parked PChannel among it.
 
     Example: `millrace verify`
@@ -49,7 +49,7 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
             ask = chain_of(settings, service) if client is None else client.definitions
             channels = check_channels(settings, log=service)
             parked = parked_channels(settings, client) if client is not None else parked | standing_still(settings, ask)
-            catalog = check_catalog(settings, ask)
+            catalog = check_catalog(settings, service, ask)
     collections = check_collections(settings) if all(each["holds"] for each in channels) else []
     channels = with_parked(channels, parked)
     holds = all(each["holds"] for each in [*channels, *collections, *catalog])
@@ -165,18 +165,12 @@ def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[s
     return rows
 
 
-def check_catalog(settings: Settings, ask: Ask) -> list[dict[str, Any]]:
-    """The collections whose entry in the coordinator's catalog is not what the chain has."""
-    from millrace.coord.follow import differences
-    from millrace.coord.store import Store
+def check_catalog(settings: Settings, service: LogService, ask: Ask) -> list[dict[str, Any]]:
+    """The collections and PChannels whose entry in the coordinator's catalog is not what the chain has; all, where its file is lost."""
+    from millrace.operations.recovery.catalog_repair import catalog_differences
 
-    store = Store.to_look(settings.data_dir)
-    if store is None:
-        return []
-    with store:
-        names = [each.name for each in store.pchannels()]
-        found = differences(store, names, ask)
-    return [{"collection": each.name, "id": each.id, "holds": False, "detail": each.words} for each in found]
+    found = catalog_differences(settings, service, ask)
+    return [{"collection": each.name, "id": each.id or None, "holds": False, "detail": each.words} for each in found]
 
 
 def check_collections(settings: Settings) -> list[dict[str, Any]]:

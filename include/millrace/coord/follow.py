@@ -6,7 +6,7 @@ collection agree, the catalog follows them; where they do not, nothing can be fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from millrace.base.errors import CatalogDiverged, MillraceError
@@ -70,10 +70,27 @@ class Difference:
     words: str
 
 
-def differences(store: Store, pchannels: list[str], ask: Ask) -> list[Difference]:
-    """What differs between the catalog and the chain now. A collection with DDL under way is left out."""
-    found, known = [], {each.id: each for each in store.collections(dropped=True)}
+def chained(pchannels: Iterable[str], ask: Ask) -> Iterator[Collection]:
+    """The collections as the chain has them on `pchannels`, by id. Raises CatalogDiverged where one is not the same on its VChannels."""
+    names: dict[int, str] = {}
+    for pchannel in pchannels:
+        for number in ask(pchannel, None).collections:
+            names.setdefault(number, pchannel)
+    for number, pchannel in sorted(names.items()):
+        first = next(each for each in ask(pchannel, number).vchannels.values())
+        partitions = _by_name(first)
+        following = max(first.partitions, default=0) + 1
+        seen = Collection(number, first.name, "active", first.vchannels, first.schemas, partitions, following)
+        yield followed(seen, held(seen, ask))
+
+
+def differences(store: Store | None, pchannels: list[str], ask: Ask) -> list[Difference]:
+    """What differs between the catalog and the chain now; everything, where there is no `store`. A collection with DDL under way is left out."""
+    found: list[Difference] = []
+    known = {} if store is None else {each.id: each for each in store.collections(dropped=True)}
+    terms = frozenset() if store is None else frozenset(each.name for each in store.pchannels())
     for each in known.values():
+        assert store is not None
         if each.state != "dropped" and (words := _difference(store, each, ask)):
             found.append(Difference(each.id, each.name, words))
     for pchannel in pchannels:
@@ -83,8 +100,10 @@ def differences(store: Store, pchannels: list[str], ask: Ask) -> list[Difference
             if error.retriable:
                 raise
             continue  # parked, which is told elsewhere
+        if collections and pchannel not in terms:
+            found.append(Difference(0, pchannel, "the catalog does not know this PChannel, which has collections"))
         for number, name in collections.items():
-            entry = store.known(number)  # read again: it may have been made since
+            entry = None if store is None else store.known(number)  # read again: it may have been made since
             if entry is None:
                 found.append(Difference(number, name, f"{pchannel} has it, the catalog never had: a client wrote it"))
             elif entry.state == "dropped":

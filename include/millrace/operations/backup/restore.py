@@ -45,8 +45,6 @@ from millrace.tables.wal.table import WalTable
 _THREADS: Final = 4
 _MARKER: Final = "restore.lock"
 _DRAFT: Final = "data"
-_YEAR_2026: Final = 1_767_225_600
-"""Seconds since then are numbers that no deployment reaches by counting, and that fit an epoch (32 bits) until 2094."""
 
 
 class RestoreReport(OperationReport):
@@ -168,7 +166,7 @@ def _leave_ids(draft: Path) -> None:
     """What the deployment gave since the backup (epochs, ids) is not given again; nor what one gave that was restored before."""
     if (draft / COORDINATOR).exists():
         with Store(draft / COORDINATOR) as store:
-            store.give_above(max(0, int(time.time()) - _YEAR_2026))
+            store.give_no_more()
 
 
 def _begin_log(settings: Settings, manifest: Manifest) -> None:

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 
+from millrace.base.files import make_folder
 from millrace.base.scratch_folder import ScratchFolder
 from millrace.base.settings import Settings
+from millrace.catalog.records import catalog_path, look
 from millrace.storage.log import LOG
 from millrace.storage.store import store_at
 from millrace.storage.table import table_at, table_exists
@@ -59,6 +62,11 @@ def clone(settings: Settings) -> Iterator[Settings]:
         for name in chain(present_tables(settings), recovery_tables(settings)):
             clone_table(settings.table_uri(name), scratch.table_uri(name))
         clone_staged(settings, home)
+        if (source := look(settings.data_dir)) is not None:
+            copy = catalog_path(scratch.data_dir)
+            make_folder(copy.parent)
+            with closing(source), closing(sqlite3.connect(copy)) as target:
+                source.backup(target)
         if settings.parked_path.is_dir():
             shutil.copytree(settings.parked_path, home / settings.parked_path.relative_to(settings.data_dir))
         yield scratch

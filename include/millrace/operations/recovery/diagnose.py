@@ -18,6 +18,7 @@ import pyarrow as pa
 from millrace.base.errors import LogRegressed, Malformed, MillraceError, PositionTruncated, StagedFileDamaged, WalGap
 from millrace.base.file_lock import reported
 from millrace.base.settings import Settings
+from millrace.coord.follow import Ask
 from millrace.log.clock import stamping_ms
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS, compose_tick
@@ -27,6 +28,7 @@ from millrace.node.ingest.ranges import check_not_regressed
 from millrace.node.range.parking import read_parked
 from millrace.node.range.schedule import UNBOUNDED
 from millrace.operations.checkpoint import store
+from millrace.operations.recovery.catalog_repair import catalog_differences
 from millrace.operations.recovery.clone import clone, present_tables
 from millrace.operations.recovery.findings import Finding
 from millrace.operations.recovery.replay import replay_starts
@@ -49,11 +51,23 @@ _TXN_GRACE_MS = 60_000
 
 
 def diagnose(
-    settings: Settings, service: LogService, *, depth: str, stale_after: float, progress: Progress
+    settings: Settings,
+    service: LogService,
+    *,
+    depth: str,
+    stale_after: float,
+    progress: Progress,
+    ask: Ask | None = None,
 ) -> list[Finding]:
-    """Every finding, the WAL's before the collections'. Collections are compared once the WAL itself is whole."""
+    """Every finding, the WAL's before the collections'. Collections are compared once the WAL itself is whole, and the catalog where
+    `ask` says what the chain has."""
     progress.say("looking at jobs, channels and files")
     found = [*_jobs(settings, service, stale_after), *_parked(settings), *_checkpoints(settings), *_files(settings)]
+    if ask is not None:
+        found += [
+            Finding(kind="catalog_differs", subject=each.name, words=each.words)
+            for each in catalog_differences(settings, service, ask)
+        ]
     if not table_exists(settings.wal_uri):
         return found
     for pchannel in WalTable.open(settings.wal_uri).pchannels():

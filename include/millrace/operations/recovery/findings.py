@@ -18,6 +18,7 @@ Kind = Literal[
     "wal_state_damaged",
     "table_file_damaged",
     "collection_differs",
+    "catalog_differs",
     "staged_file_damaged",
 ]
 
@@ -31,6 +32,7 @@ KINDS: Final[dict[str, str]] = {
     "wal_state_damaged": "a PChannel's state row is missing, unreadable or not what the log gives",
     "table_file_damaged": "a file of a collection, of segments or of checkpoints is missing, cut or unreadable",
     "collection_differs": "a collection's table holds other rows than became visible in the WAL",
+    "catalog_differs": "the catalog lacks a collection or a PChannel that the log has, or says otherwise of it",
     "staged_file_damaged": "a staged file that an Import of the WAL names is missing, altered, or does not fit",
 }
 """Every kind of finding, in words."""
@@ -73,4 +75,9 @@ class RecoveryReport(OperationReport):
     healthy: bool
     needs_approval: bool
     """Whether a repair waits for a person's word (`allow_destructive`)."""
+
+    @property
+    def holds(self) -> bool:
+        return self.healthy
+
     seconds: float

@@ -3,23 +3,25 @@
 A rehearsal does all of it on a clone of the tables and throws the clone away; from the real log it only reads, but that a
 stuck transaction needs a time tick, which is appended: it says nothing of any row. A repair that would give
 up rows is left undone unless it was allowed. What one repair makes good may be what another finding meant, so repairs go in
-the order WAL, state, tables, channels, jobs, and each looks at what it is about to change.
+the order WAL, state, catalog, tables, channels, jobs, and each looks at what it is about to change.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
+from millrace.catalog.records import catalog_path
 from millrace.client.append_client import AppendClient
 from millrace.node.flush.in_process import flush
 from millrace.node.ingest.in_process import catch_up
 from millrace.node.range.parking import parked_names, unpark
 from millrace.operations.checkpoint import store
-from millrace.operations.recovery import table_repair, wal_repair
+from millrace.operations.recovery import catalog_repair, table_repair, wal_repair
 from millrace.operations.recovery.clone import clone
 from millrace.operations.recovery.declaration import RecoveryParams
 from millrace.operations.recovery.diagnose import diagnose
@@ -31,6 +33,7 @@ ORDER: Final = (
     "wal_file_damaged",
     "wal_rows_differ",
     "wal_state_damaged",
+    "catalog_differs",
     "table_file_damaged",
     "collection_differs",
     "channel_parked",
@@ -97,6 +100,7 @@ class _Run:
             depth=self._params.depth,
             stale_after=self._params.stale_after,
             progress=self._progress,
+            ask=self._client.definitions,
         )
 
     def all(self) -> None:
@@ -121,6 +125,7 @@ class _Run:
             "wal_file_damaged": self._wal_files,
             "wal_rows_differ": self._wal_rows,
             "wal_state_damaged": self._wal_state,
+            "catalog_differs": self._catalog,
             "table_file_damaged": self._table,
             "collection_differs": self._table,
             "channel_parked": self._unpark,
@@ -147,6 +152,19 @@ class _Run:
     def _wal_state(self, finding: Finding) -> str:
         wal_repair.rebuild_state(self._settings, self._client.service, finding.subject)
         return "the state row was computed again from the log"
+
+    def _catalog(self, finding: Finding) -> str:
+        settings, service = self._settings, self._client.service
+        if self._params.mode != "repair":
+            settings = replace(settings, meta_store="")  # the clone's file alone
+        lost = not catalog_path(settings.data_dir).exists()
+        catch_up(settings, service)  # the WAL is to have all DDL that the chain has
+        words = catalog_repair.rebuild_catalog(
+            settings, service, self._client.definitions, lambda name: int(self._client.describe(name)["term"])
+        )
+        if lost and self._params.mode == "repair":
+            service.shutdown()  # it has the file open that was removed; the next call starts one that opens the new file
+        return words
 
     def _table(self, finding: Finding) -> str:
         settings, progress = self._settings, self._progress

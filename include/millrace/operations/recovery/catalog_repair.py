@@ -1,0 +1,153 @@
+"""The catalog held against the log and the WAL, and made again from them where its file was lost: all DDL stands in the log.
+
+The chain's state says which collections there are. The WAL's own messages, which the chain's state is not read from, say it a second
+time, with what was dropped: a repair is done only where both have the same digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from millrace.base.errors import RepairImpossible
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
+from millrace.catalog.records import catalog_path
+from millrace.coord.follow import Ask, Difference, chained, differences, followed, held
+from millrace.coord.shared_catalog import shared_of
+from millrace.coord.store import Store
+from millrace.log.protocol import LogService
+from millrace.storage.table import open_table, table_exists
+from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.wal.txn_buffer import TxnBuffer
+from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo
+
+_PCHANNEL: Final = re.compile(r"dml_\d+")
+"""Names that the coordinator gives; a log of another name may be a message stream's, which the chain does not read."""
+
+
+def pchannels_of(settings: Settings, service: LogService) -> list[str]:
+    """The PChannels of the deployment by all that may know them: the catalog, the WAL and the log."""
+    found = {name for name in service.names() if _PCHANNEL.fullmatch(name)}
+    store = Store.to_look(settings.data_dir)
+    if store is not None:
+        with store:
+            found |= {each.name for each in store.pchannels()}
+    if table_exists(settings.wal_uri):
+        snapshot = WalSnapshot.open(settings.wal_uri)
+        found |= set() if snapshot is None else set(snapshot.pchannels())
+    return sorted(found)
+
+
+def catalog_differences(settings: Settings, service: LogService, ask: Ask) -> list[Difference]:
+    """What the catalog does not say as the chain does; everything, where its file is lost. Of a catalog that lies in a meta store a
+    missing file says nothing: it is a copy, which the next call makes again."""
+    store = Store.to_look(settings.data_dir)
+    if store is None and settings.meta_store:
+        return []
+    names = pchannels_of(settings, service)
+    if store is None:
+        return differences(None, names, ask)
+    with store:
+        return differences(store, names, ask)
+
+
+def rebuild_catalog(settings: Settings, service: LogService, ask: Ask, term: Callable[[str], int]) -> str:
+    """Have the catalog say what the chain does; what was done, in words. `term` gives the newest term that a PChannel's log has.
+
+    The WAL has to have caught up with the log. Raises RepairImpossible where the WAL says otherwise than the chain, CatalogDiverged
+    where a collection is not the same on its VChannels, CatalogBusy.
+    """
+    names = pchannels_of(settings, service)
+    there = list(chained(names, ask))
+    by_wal, gone = _collections(settings, names)
+    if catalog_digest(there) != catalog_digest(by_wal):
+        raise RepairImpossible(
+            f"the chain has the collections {_names(there)} with the digest {catalog_digest(there)}, the WAL {_names(by_wal)} with"
+            f" {catalog_digest(by_wal)}: repair the WAL first"
+        )
+    with Store(catalog_path(settings.data_dir), shared=shared_of(settings)) as store:
+        with store.transaction():
+            lost = [name for name in names if name not in {each.name for each in store.pchannels()}]
+            for name in lost:
+                store.keep_term(name, term(name))
+            made = [each for each in [*there, *gone] if store.put_back(each)]
+            if lost or made:
+                store.give_no_more()
+        for each in store.collections():
+            store.follow(each, followed(each, held(each, ask)))
+        digest = catalog_digest(store.collections())
+    if digest != catalog_digest(there):
+        raise RepairImpossible(
+            f"the catalog has the digest {digest}, the chain {catalog_digest(there)}: DDL is under way, try again"
+        )
+    return (
+        f"{len(made)} collections and {len(lost)} PChannels put back from the log; digest {digest}, as the WAL has it"
+    )
+
+
+def catalog_digest(collections: Iterable[Collection]) -> str:
+    """A digest of what a catalog says of the collections that are there, dropped ones left out."""
+    said = sorted(
+        json.dumps(
+            [
+                each.id,
+                each.name,
+                each.vchannels,
+                [one.to_json() for one in each.schemas],
+                sorted(each.partitions.items()),
+            ]
+        )
+        for each in collections
+        if each.state != "dropped"
+    )
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+def _names(collections: Iterable[Collection]) -> str:
+    return ", ".join(sorted(each.name for each in collections)) or "(none)"
+
+
+def _collections(settings: Settings, names: Iterable[str]) -> tuple[list[Collection], list[Collection]]:
+    """By the WAL's messages: the collections that are there, and those that were dropped."""
+    infos: dict[int, list[VChannelInfo]] = {}
+    for info in _vchannels(settings, names):
+        infos.setdefault(info.collection_id, []).append(info)
+    there, gone = [], []
+    for collection_id, each in sorted(infos.items()):
+        first = max(each, key=lambda info: len(info.schemas))
+        # It remembers dropped partitions too; an id is never given again.
+        partitions = {name: number for number, name in first.partitions.items() if number not in first.partition_drops}
+        collection = Collection(
+            id=collection_id,
+            name=first.name,
+            state="active",
+            vchannels=first.vchannels,
+            schemas=tuple(schema for _, schema in first.schemas),
+            partitions=partitions,
+            next_partition=max([0, *first.partitions, *first.partition_drops]) + 1,
+        )
+        if all(info.dropped_tick for info in each):
+            gone.append(replace(collection, state="dropped"))
+        else:
+            there.append(collection)
+    return there, gone
+
+
+def _vchannels(settings: Settings, names: Iterable[str]) -> Iterator[VChannelInfo]:
+    snapshot = WalSnapshot.open(settings.wal_uri) if table_exists(settings.wal_uri) else None
+    if snapshot is None:
+        return
+    checkpoints = read_checkpoints(open_table(settings.checkpoints_uri))
+    for name in names:
+        checkpoint = checkpoints.get(name, Checkpoint(name))
+        catalog: Catalog = checkpoint.catalog
+        for rows in snapshot.messages(name, after_tick=checkpoint.time_tick, types=CATALOG_TYPES):
+            for _ in catalog.apply(TxnBuffer(after_tick=checkpoint.time_tick).push(rows)):
+                pass
+        yield from catalog.vchannels.values()
