@@ -167,7 +167,9 @@ def await_record(folder: Path, *, seconds: float) -> ServerRecord | None:
     """
     if (found := running(folder)) is not None or not is_held(folder / LOCK_FILE):
         return found
-    if (found := until(lambda: running(folder), Deadline.after(seconds), every=_POLL)) is None and is_held(folder / LOCK_FILE):
+    if (found := until(lambda: running(folder), Deadline.after(seconds), every=_POLL)) is None and is_held(
+        folder / LOCK_FILE
+    ):
         raise LogBusy(
             f"a process holds {folder / LOCK_FILE}, but {RECORD_FILE} does not say which: find it (fuser {folder / LOCK_FILE}) and end it"
         )
