@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.node.flush.in_process import flush
@@ -11,6 +16,25 @@ from millrace.node.ingest.in_process import catch_up
 def commit_what_the_logs_hold(client: Client, settings: Settings) -> None:
     """Bring the ``wal`` table to where the logs end now."""
     catch_up(settings, client.log)
+
+
+@contextmanager
+def streaming(settings: Settings) -> Iterator[None]:
+    """A streaming node works beside the body: what the logs hold is committed as it comes."""
+    ended = threading.Event()
+
+    def work() -> None:
+        with Client.connect(settings) as client:
+            while not ended.wait(0.05):
+                commit_what_the_logs_hold(client, settings)
+
+    with ThreadPoolExecutor(1) as pool:
+        node = pool.submit(work)
+        try:
+            yield
+        finally:
+            ended.set()
+        node.result(60)
 
 
 def flush_what_is_committed(settings: Settings) -> None:

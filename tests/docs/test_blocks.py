@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import re
 import shutil
@@ -10,12 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import yaml
 
 from millrace.base.settings import PREFIX, RESERVED, TEST_PREFIX, describe
-from millrace.client.client import Client
 from millrace.operations.backfill.derived import DerivedTable
 from millrace.operations.quality.user_suites import parse_suite
 from millrace.rpc.discovery import read_record
@@ -72,6 +72,32 @@ def test_shell_json_and_yaml_of_a_page_are_well_formed(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_a_page_defines_each_name_that_its_python_uses(page: str) -> None:
+    """A reader pastes the blocks, one after the other, into a Python that knows nothing."""
+    known = set(vars(builtins))
+    for block in python_blocks(page):
+        names = [each for each in ast.walk(ast.parse(block.text)) if isinstance(each, ast.Name)]
+        known |= {each.id for each in names if not isinstance(each.ctx, ast.Load)} | defined(block.text)
+        assert {each.id for each in names if isinstance(each.ctx, ast.Load)} <= known
+
+
+def defined(code: str) -> set[str]:
+    """What imports, functions, classes, parameters and ``except … as`` name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                found |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.add(node.name)
+            case ast.arg():
+                found.add(node.arg)
+            case ast.ExceptHandler(name=str(name)):
+                found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_python_blocks_of_a_page_are_run_by_a_test(page: str) -> None:
     if any(block.language == "python" for block in blocks(page)):
         asked = f'python_blocks("{page}")'
@@ -84,9 +110,10 @@ def test_the_suite_of_the_quality_page_is_read() -> None:
     assert [check.severity for check in checks] == ["warning", "critical"]
 
 
-def test_the_python_of_the_quality_page_says_what_blocks_and_what_is_set_aside() -> None:
+def test_the_python_of_the_quality_page_says_what_blocks_and_what_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     with deployment() as db:
-        names = {"settings": db.settings, "users": db.create_collection("users", {"id": "int64"}, key="id")}
+        monkeypatch.setenv("MILLRACE_DATA", str(db.settings.data_dir))
+        names: dict[str, Any] = {}
         for each in python_blocks("docs/quality.md"):
             run(each.text, names)
     assert not names["blocks"]
@@ -111,7 +138,7 @@ def test_the_client_of_the_operating_page_reaches_a_server_with_tls(
         db.create_collection("users", {"id": "int64"}, key="id")
         record = read_record(db.settings.log_path)
         assert record is not None
-        names: dict[str, Any] = {"Client": Client, "batch": pa.table({"id": [1, 2]})}
+        names: dict[str, Any] = {}
         for each in python_blocks("docs/operating.md"):
             # Where the page names the host and the certificate of its reader, those of this test.
             there = each.text.replace("grpc+tls://log.example.net:7700", record.address)

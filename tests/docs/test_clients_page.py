@@ -14,9 +14,13 @@ from tests.docs.pages import python_blocks
 from tests.docs.test_examples import run
 
 
-def test_the_examples_of_the_clients_page_run_and_give_what_they_say(tmp_path: Path) -> None:
+def test_the_examples_of_the_clients_page_run_and_give_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache")
-    names: dict[str, Any] = {"settings": settings}
+    monkeypatch.setenv("MILLRACE_DATA", str(settings.data_dir))
+    monkeypatch.setenv("MILLRACE_CACHE", str(settings.cache_dir))
+    names: dict[str, Any] = {}
     printed = []
     try:
         for block in python_blocks("docs/clients.md"):

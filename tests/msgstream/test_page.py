@@ -11,9 +11,10 @@ from tests.docs.pages import python_blocks
 
 
 def test_the_examples_of_the_page_run_and_print_what_it_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names: dict[str, Any] = {"folder": str(tmp_path / "log")}
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    names: dict[str, Any] = {}
     blocks = python_blocks("docs/msgstream.md")
     assert len(blocks) == 2
     for block in blocks:

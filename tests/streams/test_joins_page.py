@@ -19,7 +19,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 DAY = datetime(2026, 11, 24, tzinfo=UTC)
 
 
-def test_an_interval_join_gives_pairs_and_in_time_the_rows_without_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_interval_join_gives_pairs_and_in_time_the_rows_without_one(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLRACE_DATA", str(tmp_path / "data"))
     [page] = python_blocks("docs/joins.md")
     with millrace.testing.deployment(tmp_path / "data") as db:
         orders = db.create_collection("orders", {"id": "int64", "ordered": "timestamp"}, key="id")
@@ -33,7 +36,7 @@ def test_an_interval_join_gives_pairs_and_in_time_the_rows_without_one(spark: Sp
 
         def joined() -> tuple[dict[int, Any], int]:
             db.settle()
-            names: dict[str, Any] = {"spark": spark, "settings": db.settings, "folder": tmp_path / "checkpoint"}
+            names: dict[str, Any] = {}
             run_block(page.text, names)
             assert names["query"].awaitTermination(120)
             db.settle()

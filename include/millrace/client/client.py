@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, Self, Unpack
 import pyarrow as pa
 
 from millrace.base.closing import Closing
-from millrace.base.errors import CollectionNotFound, InvalidSettings, LogUnavailable
+from millrace.base.errors import CollectionNotFound, InvalidArgument, InvalidSettings, LogUnavailable
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.calls import ServedCatalog
@@ -46,6 +46,8 @@ from millrace.rpc.wire import DEFAULT_DEADLINE, TOKEN_VARIABLE
 from millrace.wal.scanner import DeliverPolicy, Filter
 
 if TYPE_CHECKING:  # what a producer and a consumer do without
+    import pyarrow.dataset as ds
+
     from millrace.client.consume.changes import ChangeStream
     from millrace.client.dataset import CollectionDataset
     from millrace.client.produce.resuming import Stood
@@ -350,6 +352,14 @@ class Client(Closing):
         """:meth:`read` as a dataset of pyarrow, pinned to its tick; what is asked of it later is read then."""
         tick, seconds, _ = self._asked(at=at, deadline=deadline)
         return self._tables.dataset(self.newest(source), at=tick, seconds=seconds)
+
+    def table(self, name: str) -> ds.Dataset:
+        """One of the deployment's own Delta tables, as :meth:`millrace.client.database.Database.table` has it."""
+        if not self._here:
+            raise InvalidArgument(f"the table {name} lies with the server: ask on its host, or read the collection")
+        from millrace.storage.table import table_at
+
+        return table_at(self.settings.table_uri(name)).dataset()
 
     def count(
         self,

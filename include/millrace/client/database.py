@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import duckdb
     import pandas as pd
     import polars as pl
+    import pyarrow.dataset as ds
 
     from millrace.client.consume.changes import ChangeStream
     from millrace.client.dataset import CollectionDataset
@@ -180,6 +181,15 @@ class Database(Closing):
         for each in chosen:
             connection.register(each.name, self.client.dataset(each.name, at=tick, deadline=deadline))
         return tick
+
+    def table(self, name: str) -> ds.Dataset:
+        """Return one of the deployment's own Delta tables as a dataset of pyarrow, as it is now: ``wal``, ``segments``, ``collections/3``
+        (docs/tables.md). For DuckDB, Polars and pandas.
+
+        A collection's rows are those that the flusher has brought, deleted ones among them; :meth:`attach` and
+        :meth:`Collection.read` apply the deletes. Raises TableNotFound, InvalidArgument if the deployment is behind a server elsewhere.
+        """
+        return self.client.table(name)
 
     # --- producers and consumers ------------------------------------------------------------------------------------------
 

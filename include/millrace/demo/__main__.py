@@ -35,6 +35,7 @@ from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
 from millrace.base.log_backends import EMBEDDED, in_own_folder
 from millrace.base.settings import Settings
 from millrace.brokers.kinds import KINDS, STORES, broker
+from millrace.brokers.programs import install
 from millrace.demo.feeding import add_load_options, check_load_options, connected, feed, told_to_stop
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
@@ -129,6 +130,7 @@ def agreed(settings: Settings, kind: str, console: Console) -> Iterator[Settings
         return
     if settings.meta_store:
         raise InvalidSettings(f"META={kind}, but MILLRACE_META_STORE is {settings.meta_store}: choose one of them")
+    install([kind])
     console.print(f"Starting {kind} on this host …")
     with broker(kind, settings.data_dir / BROKERS / kind, settings=settings) as running:
         console.print(f"Meta store: [bold]{running.url}[/]")

@@ -31,6 +31,7 @@ from millrace.brokers.broker import answers, free_ports
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.opensearch import OpenSearchServer
+from millrace.brokers.programs import install
 from millrace.coord.opening import cluster_token
 from millrace.demo.flights import flights
 from millrace.demo.summary import Interrupted
@@ -77,6 +78,7 @@ def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: t
         raise InvalidSettings(
             f"MILLRACE_META_STORE is {settings.meta_store}, and this demo starts a MariaDB of its own: unset it"
         )
+    install(["mariadb"])
     console.print(f"Data folder: [bold]{folder}[/]\nStarting Kafka, OpenSearch and MariaDB on this host …")
     with (
         KafkaBroker(folder / "kafka", settings=settings) as kafka,

@@ -242,8 +242,8 @@ def _print_places(settings: Settings, collection: Collection, console: Console) 
     console.print(f"\nTables: {settings.wal_uri} · {rows} · {settings.segments_uri} · {settings.checkpoints_uri}")
     console.print("Query them with whatever reads Delta:")
     console.print(
-        f"  DuckDB   from millrace.storage.table import table_at; flights = table_at('{rows}').dataset();"
-        " duckdb.sql('select origin, count(*) from flights group by 1').show()",
+        f"  DuckDB   import duckdb, millrace; con = duckdb.connect(); millrace.connect('{settings.data_dir}').attach(con);"
+        f" con.sql('select origin, count(*) from {collection.name} group by 1').show()",
         soft_wrap=True,
     )
     console.print(

@@ -68,9 +68,14 @@ def _master(settings: Settings) -> dict[str, str]:
 
 
 def session(
-    app_name: str, *, settings: Settings, light_jvm: bool = False, extra: Mapping[str, str] | None = None
+    app_name: str,
+    *,
+    settings: Settings | None = None,
+    light_jvm: bool = False,
+    extra: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The Spark session of this process, started if there is none; `extra` is configuration that goes over ours.
+    """The Spark session of this process, started if there is none; `extra` is configuration that goes over ours. Without `settings`, those of
+    the environment.
 
     `light_jvm` is for a driver whose JVM reads and writes few rows itself, or ends soon: it starts and plans with less CPU, and
     scans many rows more slowly.
@@ -78,6 +83,7 @@ def session(
     this package, Java, the Spark of this Python), since Spark reads those from nowhere else. Raises InvalidSettings
     where Java or Delta's jars are not to be had.
     """
+    settings = settings or Settings.load()
     spark_home = find_spec("pyspark")
     assert spark_home is not None
     assert spark_home.origin is not None

@@ -44,7 +44,7 @@ def rows_of(db: Deployment, name: str) -> Counter[tuple[Any, ...]]:
 
 
 def test_a_stream_of_all_changes_keeps_a_mirror_across_crashes_of_its_sink(
-    spark: SparkSession, db: Deployment, tmp_path: Path
+    spark: SparkSession, db: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     people = db.create_collection("people", FIELDS, key="id", vchannels=2)
     db.create_collection("mirror", FIELDS, key="id", vchannels=2)
@@ -78,7 +78,8 @@ def test_a_stream_of_all_changes_keeps_a_mirror_across_crashes_of_its_sink(
     rows = face.stream(spark, "people", settings=db.settings, columns=["id"]).selectExpr("id", "id as other")
     with pytest.raises(InvalidArgument, match="no column 'other'"):
         face.write_stream(rows, "mirror", checkpoint=tmp_path / "o", settings=db.settings)
-    names: dict[str, Any] = {"settings": db.settings, "spark": spark, "folder": tmp_path / "page"}
+    monkeypatch.setenv("MILLRACE_DATA", str(db.settings.data_dir))
+    names: dict[str, Any] = {}
     run_block(python_blocks("docs/sinks.md")[0].text, names)
     names["query"].awaitTermination()
     assert sum(rows_of(db, "names_seen").values()) == 51
