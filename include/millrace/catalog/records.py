@@ -13,8 +13,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from millrace.base.errors import UnsupportedVersion
+
 if TYPE_CHECKING:
     from millrace.catalog.collection import Collection
+
+FORM: Final = 1
+"""Of the file, in SQLite's ``user_version``; 0 is a file of an earlier build, which the first writer makes 1. A build that changes what
+others have to know raises it; a table that they may ignore is no reason to."""
 
 LOOK_SECONDS: Final = 5.0
 """How long a look waits for a writer."""
@@ -30,13 +36,34 @@ def look(data_dir: Path) -> sqlite3.Connection | None:
     path = catalog_path(data_dir)
     if not path.exists():
         return None
-    return sqlite3.connect(
+    db = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=ro",
         uri=True,
         timeout=LOOK_SECONDS,
         isolation_level=None,
         check_same_thread=False,
     )
+    try:
+        check_form(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def check_form(db: sqlite3.Connection, path: Path | str) -> None:
+    """Raise UnsupportedVersion if a newer build made the file. Tables that this build does not know may hold what it must not forget.
+
+    What keeps SQLite from saying it is left to the call that comes next.
+    """
+    try:
+        [[found]] = db.execute("pragma user_version")
+    except sqlite3.Error:
+        return
+    if found > FORM:
+        raise UnsupportedVersion(
+            f"the catalog {path} has form {found}, and this build knows {FORM}: run the build that made it, or a newer one"
+        )
 
 
 def collection_names(data_dir: Path) -> list[str]:

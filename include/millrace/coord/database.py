@@ -21,7 +21,7 @@ from millrace.base.closing import Closing
 from millrace.base.errors import CatalogBusy, MetaAmbiguous, MetaUnavailable
 from millrace.base.files import make_folder
 from millrace.base.sqlite_turns import held_is
-from millrace.catalog.records import look
+from millrace.catalog.records import FORM, check_form, look
 
 BUSY_SECONDS: Final = 30.0
 """How long a writer waits for another process's transaction."""
@@ -101,9 +101,12 @@ class Database(Closing):
         self._open(sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False), shared)
         try:
             with self._typed():
+                check_form(self._db, path)
                 self._db.execute("pragma journal_mode=wal")
                 self._db.execute("pragma synchronous=full")
                 self._db.executescript(_SCHEMA)
+                if self._db.execute("pragma user_version").fetchone() != (FORM,):
+                    self._db.execute(f"pragma user_version = {FORM}")
             if shared is not None:
                 shared.attach(self._db)
                 try:

@@ -33,7 +33,7 @@ FEWEST_EVENTS: Final = 256
 """Events since the log was written anew, before that is done again."""
 
 _VERSION: Final = 1
-_MOVED: Final = 2
+_MOVED_VERSION: Final = 2
 """The version of the event that ends the log: builds that know no other place refuse it."""
 _log: Final = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class Events:
 
 def moved_to(space: str) -> bytes:
     """The event that ends the log."""
-    return json.dumps({"version": _MOVED, "op": "moved", "space": space}).encode()
+    return json.dumps({"version": _MOVED_VERSION, "op": "moved", "space": space}).encode()
 
 
 @contextmanager
@@ -208,9 +208,9 @@ def _event(value: bytes) -> Any:
     except (ValueError, RecursionError):
         return value
     match event:
-        case {"version": int(version), "op": op} if version not in (_VERSION, _MOVED) or (version == _MOVED) != (
-            op == "moved"
-        ):
+        case {"version": int(version), "op": op} if version not in (_VERSION, _MOVED_VERSION) or (
+            version == _MOVED_VERSION
+        ) != (op == "moved"):
             raise UnsupportedVersion(
                 f"the registry of channels has an event of version {version}; this build knows {_VERSION}"
             )

@@ -37,7 +37,7 @@ FILE: Final = "generations.json"
 LOCK: Final = "generations.lock"
 
 _VERSION: Final = 1
-_WITH_TOMBSTONES: Final = 2
+_TOMBSTONES_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +257,9 @@ def _load(path: Path) -> Generations:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         body, version = document["body"], document["version"]
-        if version not in (_VERSION, _WITH_TOMBSTONES):
+        if version not in (_VERSION, _TOMBSTONES_VERSION):
             raise UnsupportedVersion(
-                f"{path} has version {version}, this build reads up to {_WITH_TOMBSTONES}: run a newer build"
+                f"{path} has version {version}, this build reads up to {_TOMBSTONES_VERSION}: run a newer build"
             )
         if zlib.crc32(_canonical(body)) != document["crc32"]:
             raise ValueError("its checksum differs")
@@ -290,7 +290,7 @@ def _store(path: Path, generations: Generations) -> None:
             name: [standing[entry].to_json() for entry in sorted(standing)]
             for name, standing in generations.tombstones.items()
         }
-    version = _WITH_TOMBSTONES if generations.tombstones else _VERSION
+    version = _TOMBSTONES_VERSION if generations.tombstones else _VERSION
     document = {"version": version, "crc32": zlib.crc32(_canonical(body)), "body": body}
     replace_file(path, json.dumps(document, sort_keys=True, indent=1), synced=True)
 

@@ -206,7 +206,10 @@ class StampClock:
         """What was kept; None where there is nothing, or nothing that this build can read."""
         try:
             fields = json.loads(load_checked(self._path))
-            if fields.pop("version") != _VERSION:
+            if (version := fields.pop("version")) != _VERSION:
+                _log.warning(
+                    "%s has version %s, which this build does not know: the wall clock is believed", self._path, version
+                )
                 return None
             return _Kept(**fields)
         except FileNotFoundError:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace.base.digests import sha256_of
+from millrace.base.errors import UnsupportedVersion
 from millrace.base.files import sync
 from millrace.base.scratch_folder import ScratchFolder
 from millrace.base.settings import Settings
@@ -25,6 +26,8 @@ from millrace.catalog.collection import Collection
 from millrace.message.bodies import ImportFile
 
 MANIFEST: Final = "manifest.json"
+VERSION: Final = 1
+"""Of the manifest; one without a version is of an earlier build, and is read as version 1."""
 _PARTIAL: Final = r"\..+\.([0-9a-f]{32}|[0-9]+)"
 """Names of folders that are not published; those of earlier builds end with a process id."""
 OPEN_FILES: Final = 256
@@ -63,6 +66,11 @@ class Manifest:
             value: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         except FileNotFoundError:
             return None
+        found = value.pop("version", VERSION)
+        if found > VERSION:
+            raise UnsupportedVersion(
+                f"{folder / MANIFEST} has version {found}, and this build knows {VERSION}: run the build that staged it, or a newer one"
+            )
         return cls(**{**value, "slices": [StagedSlice(**each) for each in value["slices"]]})
 
 
@@ -147,7 +155,7 @@ class StagingFolder:
         manifest = Manifest(self._import_id, collection.name, collection.id, collection.schema_version, inputs, slices)
         if keep:
             text = self._partial / MANIFEST
-            text.write_text(json.dumps(asdict(manifest)))
+            text.write_text(json.dumps({"version": VERSION, **asdict(manifest)}))
             for path in (text, self._partial):
                 sync(path)
             with suppress(OSError):  # another load of the same name was as quick, and staged the same

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from millrace.base.data_folder import as_file_name
+from millrace.base.errors import UnsupportedVersion
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 
+VERSION: Final = 1
+"""Of a record; one without a version is of an earlier build, and is read as version 1."""
 RestoreState: TypeAlias = Literal["loading", "done"]
 LOADING: Final = "loading"
 DONE: Final = "done"
@@ -26,12 +29,17 @@ def read_record(settings: Settings, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(_path(settings, name).read_text())
     except FileNotFoundError:
         return {}
+    version = found.pop("version", VERSION)
+    if version > VERSION:
+        raise UnsupportedVersion(
+            f"{_path(settings, name)} has version {version}, and this build knows {VERSION}: go on with the build that began the restore"
+        )
     return found
 
 
 def write_record(settings: Settings, name: str, record: dict[str, Any]) -> None:
     """Replace the record of a restore, durably."""
-    replace_json(_path(settings, name), record, synced=True)
+    replace_json(_path(settings, name), {"version": VERSION, **record}, synced=True)
 
 
 def _path(settings: Settings, name: str) -> Path:

@@ -12,12 +12,15 @@ import json
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Final, Self
 
-from millrace.base.errors import InvalidStream, StreamBusy
+from millrace.base.errors import InvalidStream, StreamBusy, UnsupportedVersion
 from millrace.base.files import make_folder, replace_json
 from millrace.base.settings import Settings
 from millrace.streams.declare.declaration import Stream
+
+VERSION: Final = 1
+"""Of state.json; one without a version is of an earlier build, and is read as version 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ class Kept:
             value: dict[str, Any] = json.loads((self.folder / "state.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return State()
+        if value.get("version", VERSION) > VERSION:
+            raise UnsupportedVersion(
+                f"the state of stream {self.name} has version {value['version']}, and this build knows {VERSION}: run the newer build"
+            )
         return State(value["incarnation"], value["fingerprint"], Begun(**value["begun"]), value["paused"])
 
     def checkpoint(self, state: State) -> Path:
@@ -65,7 +72,7 @@ class Kept:
         return Lock(self.folder / "lock", self.name)
 
     def keep(self, state: State) -> None:
-        replace_json(self.folder / "state.json", asdict(state), synced=True)
+        replace_json(self.folder / "state.json", {"version": VERSION, **asdict(state)}, synced=True)
 
     def pause(self, *, paused: bool) -> None:
         """Say that it is not to run, or may. Who runs it looks when it starts; stopping it is the launcher's."""

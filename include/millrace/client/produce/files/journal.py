@@ -13,15 +13,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import xxhash
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, Malformed
+from millrace.base.errors import InvalidArgument, Malformed, UnsupportedVersion
 from millrace.base.file_lock import held
 from millrace.base.files import replace_json
 
+VERSION: Final = 1
+"""Of the journal's file."""
 _EDGE = 1 << 20
 
 
@@ -53,7 +55,7 @@ class Journal:
 
     def save(self) -> None:
         """Keep the place, durably: what it says was acknowledged."""
-        value = {"version": 1, "producer": self.producer_id, "load": self._load, "place": asdict(self.place)}
+        value = {"version": VERSION, "producer": self.producer_id, "load": self._load, "place": asdict(self.place)}
         replace_json(self._path, value, synced=True)
 
     def _read(self, load: dict[str, Any]) -> tuple[int, Place]:
@@ -63,6 +65,10 @@ class Journal:
             return secrets.randbits(62) + 1, Place()
         try:
             value = json.loads(text)
+            if value["version"] > VERSION:
+                raise UnsupportedVersion(
+                    f"{self._path} has version {value['version']}, and this build knows {VERSION}: go on with the build that began the load"
+                )
             producer, place, known = int(value["producer"]), Place(**value["place"]), value["load"]
             place.numbers = {name: (int(epoch), int(number)) for name, (epoch, number) in place.numbers.items()}
         except (ValueError, KeyError, TypeError) as error:
