@@ -27,7 +27,7 @@ from millrace.service.bodies import MAX_BODY_BYTES
 _GRACE_SECONDS: Final = 1
 """How long requests that are under way are waited for at the end: a watch never ends by itself."""
 
-LIMITS: Final = ConnectionLimits(unknown_bytes=MAX_BODY_BYTES + (1 << 20))
+_UNKNOWN_BYTES: Final = MAX_BODY_BYTES + (1 << 20)
 """A body lies in the kernel until its sender is known, so that it may be there before that."""
 _HEAD_BYTES: Final = 64 << 10
 
@@ -64,8 +64,9 @@ class _Welcomed:
 
 
 @contextmanager
-def serving(app: Any, settings: Settings, limits: ConnectionLimits = LIMITS) -> Iterator[str]:
-    """Serve `app` at `log_host` and `service_port`, by TLS where the log's server does; its address.
+def serving(app: Any, settings: Settings, limits: ConnectionLimits | None = None) -> Iterator[str]:
+    """Serve `app` at `log_host` and `service_port`, by TLS where the log's server does; its address. Without `limits`: as many connections as
+    the log's server takes.
 
     Raises InvalidSettings where it cannot listen.
     """
@@ -77,6 +78,7 @@ def serving(app: Any, settings: Settings, limits: ConnectionLimits = LIMITS) -> 
         raise InvalidSettings(
             f"the service cannot listen at {host}, port {settings.service_port} (MILLRACE_SERVICE_PORT): {error.strerror}"
         ) from error
+    limits = limits or ConnectionLimits(settings.log_connections, unknown_bytes=_UNKNOWN_BYTES)
     connections = Connections(listener.getsockname()[1], limits)
     config = uvicorn.Config(
         _Welcomed(app, connections),
