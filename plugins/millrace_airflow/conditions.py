@@ -105,11 +105,10 @@ def fresh_as_of(settings: Settings, *, collection: str, tick: int) -> Answer:
     from millrace.tables.read.freshness import confirm
 
     with Client.connect(settings, start=False) as client:
-        confirmed, whole = confirm(
-            settings, client.collection(collection).pchannels, client.append, at=tick, seconds=0.0
-        )
-    words = f"{collection} is {'' if whole else 'not yet '}whole at tick {tick}"
-    return Answer(whole, words, {"ticks": confirmed})
+        confirmed = confirm(settings, client.collection(collection).pchannels, client.append, at=tick, seconds=0.0)
+    lacking = f": {confirmed.lacking}" if confirmed.lacking else ""
+    words = f"{collection} is {'not yet ' if lacking else ''}whole at tick {tick}{lacking}"
+    return Answer(not lacking, words, {"ticks": confirmed.ticks})
 
 
 _CONDITIONS: Final[dict[str, Callable[..., Answer]]] = {

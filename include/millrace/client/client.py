@@ -30,7 +30,7 @@ from millrace.catalog.port import Catalog
 from millrace.client.append_client import AppendClient
 from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, Groups
 from millrace.client.consume.delivery import SchemaOf
-from millrace.client.consume.scan import Histories
+from millrace.client.consume.scan import Histories, UntakenLog
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected, SpoolSender
@@ -59,6 +59,10 @@ class Tables(Protocol):
 
     def histories(self, channels: Sequence[str]) -> Histories:
         """Who opens the newest version of the ``wal`` table for a reader of these channels."""
+        ...
+
+    def untaken(self) -> UntakenLog | None:
+        """What the log has after the ``wal`` table, for one reader; None where the log cannot be read."""
         ...
 
     def imports(self) -> Imports:
@@ -246,6 +250,8 @@ class Client(Closing):
                 schema=schema,
                 metrics=metrics,
                 commit_interval=commit_interval,
+                log=self._tables.untaken(),
+                patience=self.settings.read_deadline,
             )
         except BaseException:
             if positions is not None:
@@ -282,7 +288,14 @@ class Client(Closing):
         collection = self.collection(source) if isinstance(source, str) else source
         collection = collection.on(channels)
         tables = self._tables
-        sources = Sources(tables.histories(collection.vchannels), self.append, tables.imports(), tables.start)
+        sources = Sources(
+            tables.histories(collection.vchannels),
+            self.append,
+            tables.imports(),
+            tables.start,
+            tables.untaken(),
+            self.settings.read_deadline,
+        )
         made = ChangeStream(collection, sources, after=after, until_tick=until_tick, schema=schema, metrics=metrics)
         self._open(made)
         return made

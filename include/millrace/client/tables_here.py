@@ -16,7 +16,7 @@ from millrace.catalog.collection import Collection
 from millrace.client.append_client import AppendClient
 from millrace.client.consume.consumer import Groups
 from millrace.client.consume.positions import FilePositions
-from millrace.client.consume.scan import Histories, table
+from millrace.client.consume.scan import Histories, UntakenLog, table
 from millrace.client.dataset import CollectionDataset, looked_at
 from millrace.client.produce.resuming import Stood
 from millrace.client.tables_served import GroupsServed
@@ -27,6 +27,7 @@ from millrace.tables.collections.changes import ImportedFiles, start_at
 from millrace.tables.read.arrow import Matching, count_rows, stream_of
 from millrace.tables.read.freshness import Ticking, all_confirmed, plan_fresh, read_fresh
 from millrace.tables.read.plan import ReadPlan
+from millrace.tables.wal.log_replay import Untaken
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.visible.changes import Position, Start
 
@@ -40,6 +41,9 @@ class TablesHere:
 
     def histories(self, channels: Sequence[str]) -> Histories:
         return table(self._settings.wal_uri)
+
+    def untaken(self) -> UntakenLog:
+        return Untaken(self._settings.wal_uri, self._append.service)
 
     def imports(self) -> ImportedFiles:
         return ImportedFiles.of(self._settings)

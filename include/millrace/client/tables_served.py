@@ -41,6 +41,9 @@ class TablesServed:
     def histories(self, channels: Sequence[str]) -> Histories:
         return lambda: HistoryServed(self._append, channels)
 
+    def untaken(self) -> None:
+        return None  # the log is the server's to read
+
     def imports(self) -> ImportsServed:
         return ImportsServed(self._append)
 

@@ -100,24 +100,24 @@ def _plan(settings: Settings, found: Collection, tick: int | None, wait: float |
     """The read, pinned. Where the streaming job is behind a read of now: as of the newest tick that is whole."""
     from millrace.client.append_client import AppendClient
     from millrace.commands.status import streaming_job
-    from millrace.tables.read.freshness import confirm
+    from millrace.tables.read.freshness import Confirmed, confirm
     from millrace.tables.read.plan import plan_read
 
     running = streaming_job(settings)["running"]
     seconds = wait if wait is not None else settings.read_deadline if running else 0.0
-    confirmed, whole = dict[str, int](), False
+    confirmed = Confirmed({}, "no log server runs")
     why = "the streaming job is behind" + ("." if running else ", and it does not run (`millrace jobs run`).")
     try:
         with AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline) as client:
-            confirmed, whole = confirm(settings, found.pchannels, client, at=tick, seconds=seconds)
+            confirmed = confirm(settings, found.pchannels, client, at=tick, seconds=seconds)
     except LogUnavailable:
         why = "no log server runs, which alone knows what the tables lack (`millrace jobs run` starts it)."
-    if not whole and tick is None:
+    if confirmed.lacking and tick is None:
         typer.echo(f"Not the newest: {why}", err=True)
     try:
-        return plan_read(settings, found.id, at=tick, deadline=0.0, confirmed=confirmed)
+        return plan_read(settings, found.id, at=tick, deadline=0.0, confirmed=confirmed.ticks)
     except CollectionNotFound as error:
-        if tick is not None and whole:
+        if tick is not None and not confirmed.lacking:
             raise CollectionNotFound(
                 f"{found.name} was not there at {stamp(tick_physical_ms(tick))}: {error}. Read at a later moment"
             ) from None

@@ -65,6 +65,7 @@ def scan(
     from millrace.client.append_client import AppendClient
     from millrace.client.consume.scan import scan as start_scan
     from millrace.commands.parts.messages_out import payload_reader, unit_json
+    from millrace.tables.wal.log_replay import Untaken
     from millrace.wal.scanner import Types
 
     payload = payload_reader(settings) if rows else None
@@ -90,6 +91,8 @@ def scan(
             tail=tail,
             filters=[Types(wanted)],
             until_tick=None if follow else until,
+            log=None if client is None else Untaken(settings.wal_uri, client.service),
+            patience=settings.read_deadline,
         ) as found:
             for number, unit in enumerate(found, 1):
                 print_json(unit_json(unit, payload))

@@ -9,14 +9,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from millrace.base.errors import PositionTruncated, WalGap
+from millrace.base.errors import PositionTruncated, TickNotReached, WalGap
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.client import tables_served
 from millrace.client.append_client import AppendClient
+from millrace.client.consume import scan as scanning
+from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.scan import Histories, Scan, TailSource, scan
 from millrace.client.tables_served import TablesServed
 from millrace.log.rocksmq.service import RocksMQ
@@ -32,6 +35,7 @@ from millrace.node.append.tail_buffer import TailLimits
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.tail import Evicted, Tailed
 from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.tables.wal.log_replay import Untaken
 from millrace.tables.wal.reader import TRIMMED_APP_SUFFIX, WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.wal.scanner import (
@@ -400,9 +404,82 @@ def test_who_falls_out_of_the_tail_behind_what_retention_took_hears_of_it(tmp_pa
             made.append(insert(next(keys)))
             assert found.poll(timeout=10.0) is not None  # it stands in the tail now
             for _ in range(2):
-                for _ in range(60):
+                for _ in range(15):
                     made.append(insert(next(keys), body=bytes(2_000)))
                 made.commit()
             assert trim_first_commit(made) > found.confirmed_tick
             with pytest.raises(PositionTruncated):
                 found.poll(timeout=10.0)
+
+
+def fill_beyond_the_tail(made: Deployment, count: int = 20) -> None:
+    """More on V0 than the host's tail holds."""
+    for key in keys_of(V0, count):
+        made.append(insert(key, body=bytes(2_000)))
+
+
+def inserts_of(made: Deployment) -> list[MessageId]:
+    units = messages(Scanner().push(judged(made.service).messages))
+    return [unit.id for unit in units if unit.type is MessageType.INSERT]
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_scan_that_nothing_can_go_on_with_says_what_it_waits_for_and_goes_on_once_that_is_there(
+    tmp_path: Path, where: str
+) -> None:
+    with deployed(tmp_path, where, SMALL_TAIL) as made:
+        fill_beyond_the_tail(made)
+        until = made.host.tick(PCHANNEL)
+        found = scan(V0, All(), wal=made.history, tail=made.tail, until_tick=until, patience=0.3)
+        for _ in range(2):
+            with pytest.raises(TickNotReached, match="is the streaming node running") as waited:
+                found.poll(timeout=20.0)
+            assert waited.value.retriable
+            assert not found.caught_up
+        made.commit()
+        delivered = [unit for rows in found.tables() for unit in messages(rows)]
+        assert [unit.id for unit in delivered if unit.type is MessageType.INSERT] == inserts_of(made)
+
+
+@pytest.mark.parametrize("committed", [None, 1, 10], ids=["no table", "a table", "half of it in the table"])
+def test_what_has_left_the_tail_and_is_in_no_table_is_read_from_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: int | None
+) -> None:
+    monkeypatch.setattr(scanning, "_TABLE_FIRST", 0.0)
+    with deployed(tmp_path, "here", SMALL_TAIL) as made:
+        fill_beyond_the_tail(made)
+        if committed is not None:
+            made.commit(made.marks[committed])
+        log = Untaken(Settings(data_dir=tmp_path).wal_uri, made.service)
+        begun: list[LogId] = []
+
+        def noted(pchannel: str) -> Iterator[tuple[pa.RecordBatch, int]]:
+            begun.append(log._state(pchannel).position)
+            return log(pchannel)
+
+        got: list[MessageId] = []
+        inserts = Types({MessageType.INSERT})
+        with scan(V0, All(), wal=made.history, tail=made.tail, filters=[inserts], log=noted) as found:
+            for _ in range(2):  # the second time it has come to the end, and falls behind again
+                while (rows := found.poll(timeout=0.5)) is not None or not found.caught_up:
+                    got += [] if rows is None else [unit.id for unit in messages(rows)]
+                assert got == inserts_of(made)
+                fill_beyond_the_tail(made)
+            while len(got) < 60:
+                rows = found.poll(timeout=10.0)
+                assert rows is not None
+                got += [unit.id for unit in messages(rows)]
+        assert got == inserts_of(made)
+        assert begun == sorted(begun)
+        assert len(set(begun)) == len(begun) == 3, "each time from where it ended, not from the table's end"
+
+
+def test_the_lag_of_a_consumer_that_waits_is_no_zero(tmp_path: Path) -> None:
+    with deployed(tmp_path, "here", SMALL_TAIL) as made:
+        fill_beyond_the_tail(made)
+        with Consumer([V0], wal=made.history, tail=made.tail) as consumer:
+            assert consumer.poll(timeout=1.5) is None
+            assert consumer.lag > 0
+            made.commit()
+            while consumer.lag:
+                assert consumer.poll(timeout=10.0) is not None or not consumer.lag

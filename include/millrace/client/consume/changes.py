@@ -23,7 +23,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import Collection, pchannel_of
-from millrace.client.consume.scan import Histories, Scan, TailSource
+from millrace.client.consume.scan import PATIENCE, Histories, Scan, TailSource, UntakenLog
 from millrace.message.bodies import Imports
 from millrace.message.ids import Moment, resolve_tick
 from millrace.message.schema import CollectionSchema
@@ -44,6 +44,9 @@ class Sources:
     imports: Imports
     start: Callable[[str, int, Position], Start]
     """(PChannel, collection id, position) -> where a reader behind the position begins."""
+    log: UntakenLog | None = None
+    patience: float = PATIENCE
+    """Of its scans, in seconds."""
 
 
 class ChangeStream(Closing):
@@ -199,6 +202,8 @@ class _Feed:
             filters=[self._vchannels],
             until_tick=self._until,
             metrics=self._metrics,
+            log=self._sources.log,
+            patience=self._sources.patience,
         )
         reader = ChangeReader(
             self.pchannel, self._collection_id, start, imports=self._sources.imports, schema=self._schema

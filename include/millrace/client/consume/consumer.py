@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, get_args
 
 from millrace.base.closing import Closing
@@ -28,9 +29,10 @@ from millrace.base.errors import Closed, InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.pauses import jittered
 from millrace.client.consume.delivery import Definitions, Delivery, Mark, SchemaOf
-from millrace.client.consume.scan import Histories, Scan, TailSource, scan
+from millrace.client.consume.scan import PATIENCE, Histories, Scan, TailSource, UntakenLog, scan
 from millrace.client.consume.together import Together
 from millrace.message.bodies import Imports
+from millrace.message.ids import tick_physical_ms
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannels, messages
 
 if TYPE_CHECKING:
@@ -108,6 +110,8 @@ class Consumer(Closing):
         metrics: Metrics | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         commit_interval: float = COMMIT_INTERVAL,
+        log: UntakenLog | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         if schema not in get_args(SchemaOf):
             raise InvalidArgument(f"rows are given in the schema 'written' or 'current', not {schema!r}")
@@ -140,16 +144,11 @@ class Consumer(Closing):
         for channel in channels:
             pchannel, vchannel = _split(channel)
             by_pchannel.setdefault(pchannel, set()).update([vchannel] if vchannel else [])
-        self._begin(by_pchannel, [*filters], until_tick, wal, tail)
+        self._begin(
+            by_pchannel, partial(scan, wal=wal, tail=tail, until_tick=until_tick, log=log, patience=patience), filters
+        )
 
-    def _begin(
-        self,
-        by_pchannel: dict[str, set[str]],
-        filters: list[Filter],
-        until_tick: int | None,
-        wal: str | Histories,
-        tail: TailSource,
-    ) -> None:
+    def _begin(self, by_pchannel: dict[str, set[str]], scanned: Callable[..., Scan], filters: Sequence[Filter]) -> None:
         threads = []
         for pchannel, vchannels in by_pchannel.items():
             start = self._policy
@@ -160,10 +159,7 @@ class Consumer(Closing):
             own: list[Filter] = [VChannels(vchannels)] if vchannels else []
 
             def opened(policy: DeliverPolicy, pchannel: str = pchannel, own: list[Filter] = own) -> Scan:
-                wanted = [*own, *filters]
-                return scan(
-                    pchannel, policy, wal=wal, tail=tail, filters=wanted, until_tick=until_tick, metrics=self._metrics
-                )
+                return scanned(pchannel, policy, filters=[*own, *filters], metrics=self._metrics)
 
             found = self._scans[pchannel] = opened(start)
             self._places[pchannel] = _Place(found.confirmed_tick, seen=found.confirmed_tick)
@@ -222,11 +218,13 @@ class Consumer(Closing):
 
     @property
     def lag(self) -> float:
-        """Seconds that the newest delivered unit is old; 0 where everything that is in the log was delivered."""
+        """Seconds that the newest delivered unit is old, or where none was delivered the consumer's start; 0 where everything that is
+        in the log was delivered, infinite where nothing is known of its time."""
         with self._changed:
             if not self._ready and self._caught_up >= self._places.keys():
                 return 0.0
-            return max(0.0, time.time() - self._newest_ms / 1000) if self._newest_ms else float("inf")
+            newest = self._newest_ms or tick_physical_ms(min((each.tick for each in self._places.values()), default=0))
+            return max(0.0, time.time() - newest / 1000) if newest else float("inf")
 
     @property
     def positions(self) -> dict[str, int]:
@@ -337,7 +335,9 @@ class Consumer(Closing):
                         if not self._hand_over(pchannel, deliveries, deliveries[-1].tick, caught_up=False):
                             return
                         handed = deliveries[-1].tick
-                    if not self._hand_over(pchannel, [], found.confirmed_tick, caught_up=rows is None):
+                    if not self._hand_over(
+                        pchannel, [], found.confirmed_tick, caught_up=rows is None and found.caught_up
+                    ):
                         return
                     handed = found.confirmed_tick
                 except MillraceError as error:

@@ -7,7 +7,9 @@
 The place of a scan is a time tick: both sources are asked for what lies behind it and hold the same rows in the same order
 (the chain is pure), so that the switch leaves no gap and repeats nothing. A reader too slow for the tail goes on in the
 table and comes back. A scan begins at the LastConfirmed of its starting tick, so that transactions that are open there are
-whole when they commit.
+whole when they commit. What has left the tail and is not in the table yet is read from the log itself, if that can be had here.
+
+Every wait for a source ends: in TickNotReached, which names what is waited for.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import pyarrow.compute as pc
 
 from millrace.base.closing import Closing
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, TableDamaged, WalGap
+from millrace.base.errors import InvalidArgument, PositionTruncated, TableDamaged, TickNotReached, WalGap
 from millrace.base.metrics import Metrics
 from millrace.message.ids import LogId, MessageId, tick_physical_ms
 from millrace.message.model import ImmutableMessage
@@ -47,6 +49,10 @@ _WAIT: Final = 1.0
 """Longest wait for the tail in one go, in seconds: how long a close may take."""
 _PAUSE: Final = 0.05
 """Pause before the table is looked at again, where the tail has gone past and the table is not there yet."""
+_TABLE_FIRST: Final = 1.0
+"""Seconds that the table may take to come that far before the log is read instead: a running streaming node takes less."""
+PATIENCE: Final = 30.0
+"""Seconds without any progress after which a scan says what it waits for."""
 _ASK_MS: Final = 200
 """Least time between two time ticks that a scan asks for."""
 _ID_COLUMNS: Final = ("ledger", "entry", "index", "ordinal")
@@ -98,6 +104,11 @@ Histories: TypeAlias = Callable[[], History | None]
 """Opens the newest version; None where there is no table yet."""
 
 
+UntakenLog: TypeAlias = Callable[[str], Iterator[tuple[pa.RecordBatch, int]]]
+"""Gives the messages of a PChannel that the log has after the newest version of the ``wal`` table: in order, each piece with the
+tick that it completes."""
+
+
 def table(wal: str) -> Histories:
     """The ``wal`` table at the URI `wal`."""
     from millrace.tables.wal.reader import (
@@ -116,12 +127,15 @@ def scan(
     filters: Sequence[Filter] = (),
     until_tick: int | None = None,
     metrics: Metrics | None = None,
+    log: UntakenLog | None = None,
+    patience: float = PATIENCE,
 ) -> Scan:
     """Units of a PChannel, or of a VChannel (`<pchannel>_<collection id>v<n>`), in tick order; `policy` is All by default.
 
     The scan goes on until it is closed, or has delivered everything up to `until_tick`; on a PChannel where nothing more
     happens it has a time tick appended for that. `wal` is the table's URI (it need not exist yet) or who opens it, `tail` the append host
-    or its client. Raises what the sources raise, PositionTruncated where retention has taken what lies behind the scan's place,
+    or its client. Raises what the sources raise, TickNotReached if for `patience` seconds neither the tail nor the table (nor the
+    `log`) has what comes next, PositionTruncated where retention has taken what lies behind the scan's place,
     be it while the scan stood there; WalGap where a source is broken.
     """
     pchannel, is_vchannel = _pchannel(channel)
@@ -134,6 +148,8 @@ def scan(
         filters=[*own, *filters],
         until_tick=until_tick,
         metrics=metrics,
+        log=log,
+        patience=patience,
     )
 
 
@@ -150,8 +166,20 @@ class Scan(Closing):
         filters: Sequence[Filter],
         until_tick: int | None,
         metrics: Metrics | None = None,
+        log: UntakenLog | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         self._pchannel = pchannel
+        self._log = log
+        self._untaken: Iterator[tuple[pa.RecordBatch, int]] | None = None
+        self._patience = patience
+        self._waiting: float | None = None
+        """Since when nothing has what comes next, by the monotonic clock."""
+        self._log_helps = False
+        """Whether the log has not been read in vain since then."""
+        self._table_stood = 0
+        """Where the table stood when that began, or when it last moved."""
+        self._caught_up = False
         self._metrics = metrics
         self._tail = tail
         self._until = until_tick
@@ -180,12 +208,18 @@ class Scan(Closing):
         return self._delivered
 
     @property
+    def caught_up(self) -> bool:
+        """Whether the tail had nothing more when it was asked last."""
+        return self._caught_up
+
+    @property
     def ended(self) -> bool:
         """Whether there is nothing more to come: closed, or everything up to `until_tick` returned."""
         return self._closed.is_set() or (self._until is not None and self._delivered >= self._until)
 
     def poll(self, *, timeout: float) -> pa.Table | None:
-        """The next units as rows of ROW_SCHEMA with ``visible_tick``; None where none came within `timeout` seconds."""
+        """The next units as rows of ROW_SCHEMA with ``visible_tick``; None where none came within `timeout` seconds. Raises
+        TickNotReached, and what the sources raise; the next poll goes on where that is retriable."""
         deadline = Deadline.after(timeout)
         while not self.ended:
             rows = self._next(deadline.left())
@@ -256,17 +290,55 @@ class Scan(Closing):
         """What the next piece of either source delivers, perhaps nothing; None where there was no piece."""
         if self._table is not None:
             return self._next_of_table()
+        if self._untaken is not None:
+            return self._next_of_log(self._untaken)
         found = self._tail.tail(self._pchannel, self._seen, timeout=min(timeout, _WAIT))
         if isinstance(found, Evicted):
+            self._caught_up = False
             self._table = self._newer_table()
             if self._table is None:
-                self._closed.wait(min(timeout, _PAUSE))
+                self._wait_for_the_table(timeout)
                 return None
+            self._waiting = None
             return self._next_of_table()
+        self._waiting = None
+        self._caught_up = found.confirmed_tick <= self._seen
         if found.confirmed_tick <= self._seen:
             self._ask_for_a_tick()
             return None
         return self._pushed(found.batches, found.confirmed_tick)
+
+    def _wait_for_the_table(self, timeout: float) -> None:
+        """Wait a moment for what the tail has let go; then the log is read, or the wait is over. Raises TickNotReached."""
+        now = time.monotonic()
+        stands = 0 if self._snapshot is None else self._snapshot.last_tick(self._pchannel)
+        if self._waiting is None or stands > self._table_stood:
+            self._waiting, self._table_stood, self._log_helps = now, stands, self._log is not None
+        waited = now - self._waiting
+        if self._log is not None and self._log_helps and (self._snapshot is None or waited >= _TABLE_FIRST):
+            self._untaken, self._log_helps = self._log(self._pchannel), False
+        elif waited >= self._patience:
+            self._waiting = None
+            raise TickNotReached(
+                f"the server's tail of {self._pchannel} no longer has what follows tick {self._seen}, and for {waited:.0f} s the wal"
+                f" table, which is at tick {stands}, has not come further: is the streaming node running (`millrace status`)?"
+            )
+        else:
+            self._closed.wait(min(timeout, _PAUSE))
+
+    def _next_of_log(self, untaken: Iterator[tuple[pa.RecordBatch, int]]) -> pa.Table | None:
+        try:
+            piece = next(untaken, None)
+        except PositionTruncated:  # the table has taken it meanwhile
+            piece = None
+        if piece is None:
+            self._untaken = None
+            return None
+        rows, through = piece
+        if through <= self._seen:
+            return None
+        self._waiting = None  # and where the log has been read to its end, it may help again
+        return self._pushed([rows.filter(pc.greater(rows.column("time_tick"), self._seen))], through)
 
     def _ask_for_a_tick(self) -> None:
         """Have the PChannel pass `until_tick` where nobody appends to it any more, once its time has come."""

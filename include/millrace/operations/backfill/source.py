@@ -14,7 +14,7 @@ from millrace.client.append_client import AppendClient
 from millrace.message.ids import compose_tick
 from millrace.operations.backfill.derived import LOG_TIME, DerivedTable
 from millrace.operations.backfill.slices import EPOCH, Slice
-from millrace.tables.read.freshness import confirm
+from millrace.tables.read.freshness import Confirmed, confirm
 from millrace.tables.read.plan import plan_read
 from millrace.tables.read.spark import read
 
@@ -37,19 +37,18 @@ def pin(settings: Settings, collection: Collection, *, at: int | None) -> Pinned
     With the log's server at hand a PChannel on which nothing happens does not hold the tick back; without it, the ``wal``
     table alone says how far that is. Raises TickNotReached, TickTooOld, CollectionNotFound.
     """
-    confirmed: dict[str, int] = {}
+    confirmed = Confirmed({}, "")
     try:
         with AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline) as client:
-            confirmed, whole = confirm(settings, collection.pchannels, client, at=at, seconds=settings.read_deadline)
+            confirmed = confirm(settings, collection.pchannels, client, at=at, seconds=settings.read_deadline)
     except LogUnavailable:
-        whole = True
-    if not whole and at is None:
+        pass
+    if confirmed.lacking and at is None:
         raise TickNotReached(
-            f"the wal table does not hold all of {collection.name!r} after {settings.read_deadline:.0f} s: is the streaming "
-            "node running (`millrace status`)? Or give the tick to read at"
+            f"{collection.name!r} cannot be read in full after {settings.read_deadline:.0f} s: {confirmed.lacking}"
         )
-    plan = plan_read(settings, collection.id, at=at, deadline=0.0, confirmed=confirmed)
-    return Pinned(plan.tick, confirmed)
+    plan = plan_read(settings, collection.id, at=at, deadline=0.0, confirmed=confirmed.ticks)
+    return Pinned(plan.tick, confirmed.ticks)
 
 
 def rows_at(

@@ -159,7 +159,7 @@ def _source(client: Client, name: str) -> Collection:
 def _confirmed(settings: Settings, client: Client, collection: Collection, at: int | None) -> dict[str, int]:
     """By PChannel the tick up to which the WAL is whole: all that was appended before this call, or up to `at`."""
     catch_up(settings, client.log)  # nobody need run beside it; what a running node commits first is fenced here
-    return confirm(settings, collection.pchannels, client.append, at=at, seconds=settings.read_deadline)[0]
+    return confirm(settings, collection.pchannels, client.append, at=at, seconds=settings.read_deadline).ticks
 
 
 def _clear(settings: Settings, client: Client, params: RestoreParams) -> None:

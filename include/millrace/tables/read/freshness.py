@@ -8,8 +8,8 @@ table is whole up to there.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import MillraceError, PositionTruncated, TickNotReached
 from millrace.base.settings import Settings
 from millrace.log.protocol import Log, LogService
-from millrace.message.ids import EARLIEST
+from millrace.message.ids import EARLIEST, tick_physical_ms
 from millrace.rpc.selection import EVERYTHING, Selection
 from millrace.storage.table import open_table
 from millrace.tables.read.arrow import read_arrow
@@ -44,18 +44,29 @@ class Ticking(Protocol):
     def tick(self, pchannel: str) -> int: ...
 
 
+class Confirmed(NamedTuple):
+    """How far the ``wal`` table is whole."""
+
+    ticks: dict[str, int]
+    """By PChannel the tick up to which it is."""
+    lacking: str
+    """What a read still waits for, and how to get it; empty if there is nothing."""
+
+
 def confirm(
     settings: Settings, pchannels: Sequence[str], client: Ticking, *, at: int | None = None, seconds: float
-) -> tuple[dict[str, int], bool]:
-    """By PChannel of a collection the tick up to which the ``wal`` table is whole; and whether that is so for each.
+) -> Confirmed:
+    """By PChannel of a collection the tick up to which the ``wal`` table is whole; and what is missing.
 
     Waits up to `seconds` for the streaming job, and for the tick `at` to come; without one, for all that was decided on any of
-    the PChannels before the call. A PChannel that cannot be
-    told about (parked, say) is left out, and a read knows of it what the table says.
+    the PChannels before the call. Returns at once if `at` lies further ahead than `seconds`. A PChannel that cannot be
+    asked (parked, say) is left out, and a read knows of it what the table says.
     """
     end = Deadline.after(seconds)
     ticks: dict[str, int] = {}
     whole: dict[str, int] = {}
+    unasked: dict[str, MillraceError] = {}
+    """By PChannel why its tick is not known."""
     lacking: dict[str, tuple[int, int]] = {}
     """By PChannel (version of the table, tick) of which it is known that rows lack: as long as neither moves, nobody looks again."""
     target = at or 0
@@ -69,8 +80,9 @@ def confirm(
             try:
                 if ticks.get(name, 0) < max(1, target):
                     ticks[name] = client.tick(name)
-            except MillraceError:
-                continue
+                    unasked.pop(name, None)
+            except MillraceError as error:
+                unasked[name] = error
         if at is None and not target:
             target = max(ticks.values(), default=0)  # of one clock, but ticks of one millisecond differ by channel
         for name in ticks:
@@ -88,11 +100,36 @@ def confirm(
                     log.close()
             except MillraceError:
                 continue
-        if all(whole.get(name, 0) >= max(1, target) for name in pchannels):
-            return whole, True
-        ahead = at is not None and min(ticks.values(), default=0) < at
-        if not end.pause(_TICK_SECONDS if ahead else _POLL_SECONDS):
-            return whole, False
+        if all(whole.get(name, -1) >= (at if at is not None else max(1, target)) for name in pchannels):
+            return Confirmed(whole, "")
+        ahead = 0.0 if at is None else _seconds_ahead(at, ticks)
+        if ahead > end.left() or not end.pause(_TICK_SECONDS if ahead else _POLL_SECONDS):
+            return Confirmed(whole, _lacking(pchannels, at, whole, unasked, ahead))
+
+
+def _seconds_ahead(at: int, ticks: Mapping[str, int]) -> float:
+    """Seconds until the log's clock has come to `at`; above 0.0 if a tick of these has not."""
+    newest = min(ticks.values(), default=at)
+    return max(0.001, (tick_physical_ms(at) - tick_physical_ms(newest)) / 1000) if newest < at else 0.0
+
+
+def _lacking(
+    pchannels: Sequence[str],
+    at: int | None,
+    whole: Mapping[str, int],
+    unasked: Mapping[str, MillraceError],
+    ahead: float,
+) -> str:
+    if ahead:
+        return f"the tick {at} lies {ahead:,.1f} s ahead of the log's clock: read later, or without a tick"
+    name = next((each for each in pchannels if each in unasked and each not in whole), None)
+    if name is not None:
+        return f"{name} cannot be asked for its tick ({unasked[name].code}: {unasked[name]}): mend that (`millrace status`)"
+    behind = [each for each in pchannels if whole.get(each, -1) < (at or 1)]
+    return (
+        f"the log has rows on {', '.join(behind or pchannels)} that the wal table lacks: is the streaming node running"
+        " (`millrace status`)? Or read at an older tick"
+    )
 
 
 def read_fresh(
@@ -133,13 +170,12 @@ def all_confirmed(
     settings: Settings, name: str, pchannels: Sequence[str], client: Ticking, at: int | None, seconds: float
 ) -> dict[str, int]:
     """What :func:`confirm` says of a collection's PChannels. Raises TickNotReached where it is not so for each in time."""
-    confirmed, whole = confirm(settings, pchannels, client, at=at, seconds=seconds)
-    if not whole:
-        raise TickNotReached(
-            f"the wal table does not hold all of {name!r} after {seconds:.1f} s: is the streaming node running"
-            " (`millrace status`)? Or read at an older tick"
-        )
-    return confirmed
+    began = time.monotonic()
+    confirmed = confirm(settings, pchannels, client, at=at, seconds=seconds)
+    if confirmed.lacking:
+        waited = time.monotonic() - began
+        raise TickNotReached(f"{name!r} cannot be read in full after {waited:.1f} s: {confirmed.lacking}")
+    return confirmed.ticks
 
 
 def lacks_rows(wal: WalTable | None, log: Log, pchannel: str, *, up_to: int = MAX_TICK) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final
 
-from millrace.log.protocol import Log
+import pyarrow as pa
+
+from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
-from millrace.tables.wal.table import Totals
+from millrace.storage.table import open_table
+from millrace.tables.wal.table import Totals, WalTable
 from millrace.wal.chain import Chain, Outcome
 from millrace.wal.digest import digest
 from millrace.wal.portions import portions
@@ -28,6 +32,32 @@ def replay_log(log: Log, state: ChannelState, *, until: LogId) -> Iterator[Outco
             outcome = chain.process(state, portion)
             yield outcome
             state = outcome.state
+
+
+class Untaken:
+    """The messages of PChannels that the log has after the ``wal`` table, by the chain's own rules; for one reader.
+
+    A call goes on from where the last one ended, or from the table if that has come further. Memory: a piece of the log, and a
+    channel state a PChannel.
+    """
+
+    def __init__(self, wal_uri: str, service: LogService) -> None:
+        self._wal_uri = wal_uri
+        self._service = service
+        self._states: dict[str, ChannelState] = {}
+
+    def __call__(self, pchannel: str) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """The messages in order, each piece with the tick that it completes. Raises what the log raises."""
+        with closing(self._service.open(pchannel)) as log:
+            for outcome in replay_log(log, self._state(pchannel), until=log.end()):
+                self._states[pchannel] = outcome.state
+                yield outcome.messages, outcome.state.last_tick
+
+    def _state(self, pchannel: str) -> ChannelState:
+        found = open_table(self._wal_uri)
+        taken = None if found is None else WalTable(found).position(pchannel).state
+        states = [each for each in (taken, self._states.get(pchannel)) if each is not None]
+        return max(states, key=lambda each: each.position, default=ChannelState.new(pchannel))
 
 
 def replayed(log: Log, state: ChannelState, totals: Totals, *, until: LogId) -> tuple[ChannelState, Totals]:

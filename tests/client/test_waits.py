@@ -1,0 +1,63 @@
+"""A read that has nothing to wait for answers at once; one that waits in vain says what it waited for."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from millrace.base.errors import ChannelParked, CollectionNotFound, TickNotReached
+from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
+from millrace.client.client import Client
+from millrace.log.protocol import LogService
+from millrace.node.ingest.in_process import catch_up
+from millrace.tables.read.freshness import confirm
+from tests.client.conftest import item_rows
+
+LONG = 30.0
+"""Seconds: a read that waits for it does not end within its test."""
+
+
+def test_a_read_before_the_collection_or_after_the_logs_clock_is_refused_at_once(
+    shop: Client, reader: Client, items: Collection
+) -> None:
+    shop.producer().insert(items, item_rows(1))
+    catch_up(shop.settings, shop.log)
+    began = time.monotonic()
+    with pytest.raises(CollectionNotFound):
+        reader.read(items.name, at=0, deadline=LONG)
+    for ahead in (timedelta(hours=1), timedelta(days=90)):
+        with pytest.raises(TickNotReached, match="ahead of the log's clock"):
+            reader.read(items.name, at=datetime.now(UTC) + ahead, deadline=LONG)
+    assert time.monotonic() - began < LONG
+
+
+def test_a_read_waits_for_a_moment_that_comes_within_its_deadline(shop: Client, items: Collection) -> None:
+    shop.producer().insert(items, item_rows(1))
+    catch_up(shop.settings, shop.log)
+    assert shop.read(items.name, at=datetime.now(UTC) + timedelta(seconds=0.7), deadline=30.0).num_rows == 1
+
+
+def test_a_read_that_the_streaming_node_holds_up_names_it_and_the_pchannels(
+    shop: Client, reader: Client, items: Collection
+) -> None:
+    shop.producer().insert(items, item_rows(*range(20)))
+    with pytest.raises(
+        TickNotReached, match=r"rows on dml_0, dml_1 that the wal table lacks: is the streaming node run"
+    ):
+        reader.read(items.name, deadline=0.2)
+
+
+def test_a_read_of_a_pchannel_that_cannot_be_asked_says_why(tmp_path: Path) -> None:
+    class Parked:
+        service: LogService
+
+        def tick(self, pchannel: str) -> int:
+            raise ChannelParked(f"{pchannel} is parked at entry 0:7")
+
+    found = confirm(Settings(data_dir=tmp_path), ["dml_0"], Parked(), at=None, seconds=0.1)
+    assert found.ticks == {}
+    assert "dml_0 cannot be asked for its tick (CHANNEL_PARKED: dml_0 is parked at entry 0:7)" in found.lacking
