@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -256,6 +259,46 @@ def test_days_without_a_date_go_to_the_side() -> None:
     step = run.batch(pa.table({"k": ["x"] * 4, "t": days}, schema))
     assert step.counts == Counts(taken=2, rejected=2)
     assert run.finish().output.column("window_start").to_pylist() == [date(2026, 1, 1), date(2026, 1, 3)]
+
+
+def test_zeros_and_nans_are_one_key_each_and_nan_is_the_greatest_value() -> None:
+    schema = pa.schema([("k", pa.float64()), ("t", pa.int64()), ("v", pa.float64())])
+    rows = [(0.0, 1, 1.0), (-0.0, 2, math.nan), (math.nan, 1, math.nan), (-math.nan, 2, 5.0), (0.0, 3, None)]
+    table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+    for shards in (1, 3):
+        run = Run(
+            Windows(("k",), "t", {"n": ("count", None), "low": ("min", "v"), "high": ("max", "v")}, size=9),
+            schema,
+            9,
+            shards,
+        )
+        run.batch(table.slice(0, 1))
+        run.batch(table.slice(1))
+        found = run.finish().output
+        with duckdb.connect() as ducks:
+            ducks.register("rows", table)
+            meant = ducks.sql("select k, count(*), min(v), max(v) from rows group by k").fetchall()
+        mine = [tuple(row[name] for name in ("k", "n", "low", "high")) for row in found.to_pylist()]
+        assert sorted(map(repr, mine)) == sorted(map(repr, meant))
+
+
+def test_decimals_are_summed_exactly_and_a_sum_of_more_digits_than_there_are_is_an_error() -> None:
+    schema = pa.schema([("k", pa.utf8()), ("t", pa.int64()), ("v", pa.decimal128(38, 2))])
+    windows = Windows(("k",), "t", {"total": ("sum", "v"), "mean": ("avg", "v"), "n": ("count", "v")}, size=9)
+
+    def of(*values: str) -> pa.Table:
+        return pa.table(
+            {"k": ["x"] * len(values), "t": [1] * len(values), "v": [Decimal(each) for each in values]}
+        ).cast(schema)
+
+    run = Run(windows, schema, 9)
+    run.batch(of("0.10", "0.20", "9999999999999999999999999999.99"))
+    assert run.finish().output.select(["total", "n"]).to_pylist() == [
+        {"total": Decimal("10000000000000000000000000000.29"), "n": 3}
+    ]
+    nines = "9" * 36 + ".99"
+    with pytest.raises(InvalidArgument, match="more than 38 digits"):
+        Run(windows, schema, 9).batch(of(nines, nines))
 
 
 def test_a_sum_that_no_bigint_holds_is_an_error_and_no_other_number() -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from millrace.streams.patterns.sorted_rows import column_of, key_codes
+from millrace.streams.patterns.sorted_rows import column_of, key_codes, one_chunk, one_value_each
 
 
 def shard_numbers(rows: pa.Table, keys: Sequence[str], shards: int) -> npt.NDArray[np.int64]:
@@ -19,7 +19,8 @@ def shard_numbers(rows: pa.Table, keys: Sequence[str], shards: int) -> npt.NDArr
     names = [column_of(rows.schema, each) for each in keys]
     codes = key_codes(rows, names)
     _, first = np.unique(codes, return_index=True)
-    distinct = rows.select(names).take(pa.array(first)).to_pylist()
+    chosen = rows.select(names).take(pa.array(first))
+    distinct = pa.table([one_value_each(one_chunk(each)) for each in chosen.columns], names=names).to_pylist()
     hashed = [xxhash.xxh64_intdigest(repr(tuple(each.values())).encode()) % shards for each in distinct]
     return np.array(hashed, dtype=np.int64)[codes]
 

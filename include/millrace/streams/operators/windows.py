@@ -34,8 +34,9 @@ from millrace.streams.keyed.operator import (
     units,
 )
 from millrace.streams.patterns.board import Places
-from millrace.streams.patterns.measures import require_sums, scanned
-from millrace.streams.patterns.sorted_rows import column_of, key_codes, one_chunk
+from millrace.streams.patterns.measures import require_digits, require_sums, scanned
+from millrace.streams.patterns.operations import aggregate_kind
+from millrace.streams.patterns.sorted_rows import column_of, key_codes, one_chunk, one_value_each
 
 Late: TypeAlias = Literal["drop", "side", "correct"]
 START: Final = "window_start"
@@ -110,12 +111,12 @@ class Windows(Operator):
             if function not in _PARTS or (column is None and function != "count"):
                 raise InvalidArgument(f"{name}: {function} of {column}; there are {', '.join(_PARTS)}")
             of = pa.int64() if column is None else schema.field(column_of(schema, column)).type
-            if function in ("sum", "avg") and not (pa.types.is_integer(of) or pa.types.is_floating(of)):
+            numeric = pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_decimal(of)
+            if function in ("sum", "avg") and not numeric:
                 raise InvalidArgument(f"{name}: no {function} of {of}")
             if function in ("min", "max") and pa.types.is_nested(of):
                 raise InvalidArgument(f"{name}: no {function} of {of}")
-            summed = pa.int64() if pa.types.is_integer(of) else pa.float64()
-            fields.append(pa.field(name, {"count": pa.int64(), "avg": pa.float64(), "sum": summed}.get(function, of)))
+            fields.append(pa.field(name, aggregate_kind(function, of)))
         return one_name_each([*fields, *([pa.field(REVISION, pa.int64())] if self.late == "correct" else [])])
 
     def advance(self, state: State, rows: pa.Table, watermark: int | None) -> Step:
@@ -213,7 +214,7 @@ class Windows(Operator):
         """Rows as windows of one row each."""
         chosen = pa.array(at)
         columns: dict[str, Any] = {
-            ours: rows.column(column_of(rows.schema, name)).take(chosen)
+            ours: one_value_each(one_chunk(rows.column(column_of(rows.schema, name)))).take(chosen)
             for ours, name in zip(self._keys, self.keys, strict=True)
         }
         columns[START], columns[STOP] = pa.array(starts), pa.array(stops)
@@ -232,7 +233,7 @@ class Windows(Operator):
         if part == "count":
             return pc.cast(pc.is_valid(values), pa.int64())
         if part == "sum":
-            return values.cast(pa.int64() if pa.types.is_integer(values.type) else pa.float64())
+            return values.cast(aggregate_kind("sum", values.type))
         return values
 
     def _grouped(self, table: pa.Table) -> pa.Table:
@@ -240,11 +241,26 @@ class Windows(Operator):
         rest = [each for each in table.column_names if each not in names]
         how = {REVISION: "max", "changed": "max"}
         asked = [(each, how.get(each) or _MERGE[each.rpartition(".")[2]]) for each in rest]
-        found = table.group_by(names).aggregate(asked)
+        unordered = [
+            each
+            for each, function in asked
+            if function == "max" and pa.types.is_floating(table.schema.field(each).type)
+        ]
+        marks = {f"{each}.nan": pc.is_nan(table.column(each)) for each in unordered}
+        grouped = pa.table({**{each: table.column(each) for each in table.column_names}, **marks})
+        found = grouped.group_by(names).aggregate([*asked, *((each, "max") for each in marks)])
+        for each in unordered:  # NaN is the greatest, and Arrow's maximum leaves it out
+            nan = pc.fill_null(found.column(f"{each}.nan_max"), False)
+            greatest = pc.if_else(
+                nan, pa.scalar(float("nan"), table.schema.field(each).type), found.column(f"{each}_max")
+            )
+            found = found.set_column(found.column_names.index(f"{each}_max"), f"{each}_max", greatest)
         for each, function in asked:
             if function == "sum" and pa.types.is_integer(table.schema.field(each).type):
                 values = one_chunk(table.column(each))
                 require_sums(each.rpartition(".")[0], values, lambda: key_codes(table, names))
+            elif function == "sum" and pa.types.is_decimal(table.schema.field(each).type):
+                require_digits(each.rpartition(".")[0], one_chunk(table.column(each)), lambda: key_codes(table, names))
         return (
             found.select([*names, *(f"{each}_{function}" for each, function in asked)])
             .rename_columns([*names, *rest])

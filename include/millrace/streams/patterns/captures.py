@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from millrace.streams.patterns.expressions import (
     Aggregate,
     Classifier,
@@ -16,7 +18,8 @@ from millrace.streams.patterns.expressions import (
     Reach,
     classifies,
 )
-from millrace.streams.patterns.operations import over_values
+from millrace.streams.patterns.operations import added, aggregate_kind, summed
+from millrace.streams.patterns.values import over_values
 
 State = Any
 RowValue = Callable[[int, str | None], Any]
@@ -81,21 +84,28 @@ class Counted:
             return state
         count, kept = state
         match self._function:
-            case "sum" | "avg":
-                kept = value if kept is None else kept + value
+            case "sum":
+                kept = value if kept is None else added(kept, value)
+            case "avg":
+                kept = float(value) if kept is None else kept + float(value)
             case "min":
-                kept = value if kept is None else min(kept, value)
+                kept = value if kept is None or value < kept or kept != kept else kept
             case "max":
-                kept = value if kept is None else max(kept, value)
+                kept = value if kept is None or value > kept or value != value else kept
         return (count + 1, kept)
 
     def value(self, state: State, begin: int, end: int) -> Any:
         if self._function == "array_agg":
             return list(state)
         count, kept = state
-        if self._function == "count":
-            return count
-        return kept / count if self._function == "avg" and count else kept
+        match self._function:
+            case "count":
+                return count
+            case "sum":
+                return summed(kept)
+            case "avg" if count:
+                return kept / count
+        return kept
 
 
 Tracker = Reached | Counted
@@ -105,14 +115,28 @@ class Memory:
     """The trackers of all conditions of a pattern, each distinct leaf once; and the conditions, as functions of a context
     ``(states, partition's begin, partition's end, match number)``."""
 
-    def __init__(self, names: Sequence[str], row_value: Callable[[Expression], RowValue]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        row_value: Callable[[Expression], RowValue],
+        kinds: Callable[[Expression], pa.DataType],
+    ) -> None:
+        """`kinds`: the type of a row expression's values."""
         self._names = names
         self._row_value = row_value
+        self._kinds = kinds
         self.trackers: list[Tracker] = []
         self._known: dict[Any, int] = {}
 
     def condition(self, expression: Expression) -> Callable[[Any], Any]:
-        return over_values(expression, self._leaf)
+        return over_values(expression, self._leaf, self._kind)
+
+    def _kind(self, leaf: Expression) -> pa.DataType:
+        if isinstance(leaf, Reach):
+            return self._kinds(leaf.row)
+        if not isinstance(leaf, Aggregate) or leaf.row is None:
+            return pa.int64()
+        return aggregate_kind(leaf.function, self._kinds(leaf.row))
 
     @property
     def empty(self) -> tuple[State, ...]:

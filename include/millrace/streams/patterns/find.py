@@ -14,6 +14,7 @@ from millrace.streams.patterns.board import Board, Flags, Places, next_true
 from millrace.streams.patterns.captures import Memory
 from millrace.streams.patterns.expressions import Call, Expression, conjuncts, is_local
 from millrace.streams.patterns.matcher import Span, Threads
+from millrace.streams.patterns.operations import Failed
 from millrace.streams.patterns.pattern import Absent
 from millrace.streams.patterns.pattern import Sequence as InOrder
 from millrace.streams.patterns.program import compiled
@@ -67,6 +68,8 @@ class Finder:
         self._begin, self._watermark = begin, watermark
         self._base = np.zeros(len(self._board.starts), dtype=np.int64) if base is None else base
         self._names = query.variables
+        last = query.pattern.parts[-1] if isinstance(query.pattern, InOrder) else query.pattern
+        self._absent = last.name if isinstance(last, Absent) else None
         self._masks: dict[str, Flags] = {}
         self._rest: dict[str, Expression] = {}
         for name in self._names:
@@ -74,17 +77,27 @@ class Finder:
             mask = np.ones(self._board.rows, dtype=np.bool_)
             rest = []
             for each in parts:
-                if is_local(each, name):
-                    mask &= rows.local(each, name)
-                else:
+                found = self._local(each, name)
+                if found is None:
                     rest.append(each)
+                else:
+                    mask &= found
             self._masks[name] = mask
             if rest:
                 self._rest[name] = rest[0] if len(rest) == 1 else Call("and", tuple(rest))
-        last = query.pattern.parts[-1] if isinstance(query.pattern, InOrder) else query.pattern
-        self._absent = last.name if isinstance(last, Absent) else None
         self._ends: list[int] = np.append(self._board.starts[1:], self._board.rows).tolist()
         self._made: Threads | None = None
+
+    def _local(self, condition: Expression, name: str) -> Flags | None:
+        """Where a condition holds, for all rows at once; None where it looks at what was matched, or fails in a row that may never be asked for."""
+        if not is_local(condition, name):
+            return None
+        try:
+            return self._rows.local(condition, name)
+        except Failed:
+            if name == self._absent:
+                raise
+            return None
 
     def find(self) -> Found:
         """The matches, by the rule of AFTER MATCH SKIP. Raises InvalidArgument where that rule fails."""
@@ -166,7 +179,7 @@ class Finder:
 
     def _threads(self) -> Threads:
         if self._made is None:
-            memory = Memory(self._names, self._rows.plain)
+            memory = Memory(self._names, self._rows.plain, self._rows.kind)
             conditions = {self._names.index(name): memory.condition(each) for name, each in self._rest.items()}
             possible = {self._names.index(name): mask.tolist() for name, mask in self._masks.items()}
             self._made = Threads(compiled(self._query.pattern, self._names), memory, possible, conditions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,9 +16,9 @@ from millrace.base.errors import InvalidArgument
 from millrace.streams.patterns.board import Flags, Places
 from millrace.streams.patterns.expressions import Aggregate, Expression, MatchNumber, Reach, classifies
 from millrace.streams.patterns.find import Matches
-from millrace.streams.patterns.operations import over_columns
+from millrace.streams.patterns.operations import added, aggregate_kind, over_columns, summed
 from millrace.streams.patterns.query import MatchRecognize
-from millrace.streams.patterns.sorted_rows import SortedRows, column_of, one_chunk, sort
+from millrace.streams.patterns.sorted_rows import SortedRows, column_of, one_chunk, ranks, sort
 
 
 @dataclass(frozen=True)
@@ -203,14 +204,14 @@ def _aggregated(
     if leaf.function not in ("min", "max") and not (numeric or pa.types.is_decimal(values.type)):
         raise InvalidArgument(f"{leaf.function.upper()} of {values.type} does not work")
     if not len(values):
-        return pa.nulls(len(low), _kind(leaf.function, values.type))
+        return pa.nulls(len(low), aggregate_kind(leaf.function, values.type))
     of = np.searchsorted(matches.offsets, members, side="right")
     if leaf.function in ("min", "max"):
         down = leaf.function == "max"
-        ranks = pc.rank(values, sort_keys="descending" if down else "ascending", tiebreaker="first")  # nulls behind
-        least = scanned(ranks.to_numpy(zero_copy_only=False).astype(np.int64), of, np.minimum)
+        found = ranks(values, descending=down, tiebreaker="first")  # nulls behind
+        least = scanned(found, of, np.minimum)
         by_rank = np.empty(len(values) + 1, dtype=np.int64)
-        by_rank[ranks.to_numpy(zero_copy_only=False).astype(np.int64)] = np.arange(len(values))
+        by_rank[found] = np.arange(len(values))
         return values.take(pa.array(by_rank[least[last]], mask=nothing))
     if pa.types.is_decimal(values.type):
         return _decimal(leaf.function, values, low, high)
@@ -222,14 +223,6 @@ def _aggregated(
     if leaf.function == "sum":
         return pa.array(sums, mask=nothing)
     return pa.array(sums / np.maximum(counts, 1), mask=nothing)
-
-
-def _kind(function: str, kind: pa.DataType) -> pa.DataType:
-    if function == "avg":
-        return pa.float64()
-    if function == "sum" and pa.types.is_decimal(kind):
-        return pa.decimal128(38, kind.scale)
-    return {True: pa.int64(), False: pa.float64()}[pa.types.is_integer(kind)] if function == "sum" else kind
 
 
 def scanned(values: Any, of: Places, step: Any) -> Any:
@@ -259,11 +252,26 @@ def require_sums(name: str, values: Any, groups: Callable[[], Places]) -> None:
         raise InvalidArgument(f"{name}: the sum is beyond what a bigint holds: sum a double, CAST(x AS DOUBLE)")
 
 
+def require_digits(name: str, values: Any, groups: Callable[[], Places]) -> None:
+    """Raises InvalidArgument where a sum of decimals of one of the `groups` has more than 38 digits, which Arrow wraps in silence."""
+    extremes = pc.min_max(values)
+    least, most = extremes["min"].as_py(), extremes["max"].as_py()
+    limit = Decimal(10) ** (values.type.precision - values.type.scale)
+    if least is None or max(abs(least), abs(most)) * len(values) < limit:
+        return
+    totals: dict[int, Decimal] = {}
+    for group, value in zip(groups().tolist(), values.to_pylist(), strict=True):
+        if value is not None:
+            totals[group] = added(totals[group], value) if group in totals else value
+    if any(abs(each) >= limit for each in totals.values()):
+        raise InvalidArgument(f"{name}: the sum has more than 38 digits: sum a double, CAST(x AS DOUBLE)")
+
+
 def _decimal(function: str, values: Any, low: Places, high: Places) -> Any:
     plain = values.to_pylist()
     found: list[Decimal | float | None] = []
     for begin, end in zip(low.tolist(), high.tolist(), strict=True):
         there = [each for each in plain[begin:end] if each is not None]
-        total = sum(there, Decimal(0)) if there else None
+        total = summed(functools.reduce(added, there)) if there else None
         found.append(total if function == "sum" or total is None else float(total) / len(there))
     return pa.array(found, pa.decimal128(38, values.type.scale) if function == "sum" else pa.float64())

@@ -1,28 +1,36 @@
-"""The operations of expressions, each twice: over Arrow columns, and over Python values (conditions that look at captured rows).
+"""The operations of expressions, each twice with one meaning: over Arrow columns, and over Python values (conditions that look at captured rows).
 
-Nulls are SQL's: a comparison or a sum with one is null, AND and OR are three-valued. ``/`` of whole numbers is a float and, by zero, null, as in
-Spark and DuckDB. Timestamps have no zone in here: whoever calls brings them to UTC before.
+Both bring the arguments to the same types (:func:`wanted_kinds`) and give the same value, null or failure (docs/patterns.md):
+
+- Nulls are SQL's: a comparison or a sum with one is null, AND and OR are three-valued.
+- ``/`` is of floats; ``/`` and ``%`` by zero are null, as in Spark.
+- A failure (an integer or decimal leaves its type, a cast's value has no place in it) is :class:`Failed`. What need not be looked at does not fail:
+  a branch of CASE that is not taken, what follows the first value of COALESCE, beside a false in AND and a true in OR.
+
+Timestamps have no zone in here: whoever calls brings them to UTC before.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
+from datetime import datetime
+from decimal import Context, Decimal
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
 from millrace.streams.patterns.expressions import Call, Constant, Expression
 
-Columnar = Callable[..., Any]
 Plain = Callable[..., Any]
+Kinds = Callable[[Expression], pa.DataType]
+"""The type of a leaf's values."""
 
 KINDS: Final[Mapping[str, pa.DataType]] = {
     "boolean": pa.bool_(),
@@ -32,154 +40,270 @@ KINDS: Final[Mapping[str, pa.DataType]] = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """`columns` takes arrays and scalars and gives one; `values` takes Python values and gives one."""
-
-    columns: Columnar
-    values: Plain
-    strict: bool = True
-    """A null among the arguments makes it null, without `values` being asked."""
-
-
-def _divide(left: Any, right: Any) -> Any:
-    if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
-        left, right = pc.cast(left, pa.float64()), pc.cast(right, pa.float64())
-    zero = pa.scalar(0).cast(right.type) if not pa.types.is_decimal(right.type) else pa.scalar(Decimal(0), right.type)
-    return pc.divide(left, pc.if_else(pc.equal(right, zero), pa.scalar(None, right.type), right))
-
-
-def _modulo(left: Any, right: Any) -> Any:
-    """The remainder with the sign of the dividend; null by zero."""
-    zero = pa.scalar(0).cast(right.type)
-    divisor = pc.if_else(pc.equal(right, zero), pa.scalar(None, right.type), right)
-    quotient = pc.trunc(pc.divide(left, divisor)) if pa.types.is_floating(left.type) else pc.divide(left, divisor)
-    return pc.subtract(left, pc.multiply(quotient, divisor))
-
-
-def _like(text: Any, pattern: Any) -> Any:
-    if not isinstance(pattern, pa.Scalar):
-        raise InvalidArgument("LIKE takes a literal pattern")
-    return pc.match_like(text, pattern.as_py())
-
-
-def _like_value(text: str, pattern: str) -> bool:
-    parts = (".*" if each == "%" else "." if each == "_" else re.escape(each) for each in pattern)
-    return re.fullmatch("".join(parts), text, re.DOTALL) is not None
-
-
-def _and(left: Any, right: Any) -> Any:
-    return False if left is False or right is False else None if left is None or right is None else True
-
-
-def _or(left: Any, right: Any) -> Any:
-    return True if left is True or right is True else None if left is None or right is None else False
-
-
-def _case(*arguments: Any) -> Any:
-    """``condition, value, condition, value, ..., otherwise``."""
-    *pairs, otherwise = arguments
-    result = otherwise
-    for place in range(len(pairs) - 2, -1, -2):
-        result = pc.if_else(pc.fill_null(pairs[place], False), pairs[place + 1], result)
-    return result
-
-
-def _case_value(*arguments: Any) -> Any:
-    *pairs, otherwise = arguments
-    return next((pairs[at + 1] for at in range(0, len(pairs), 2) if pairs[at] is True), otherwise)
-
-
-def _in(subject: Any, *values: Any) -> Any:
-    result = pc.equal(subject, values[0])
-    for each in values[1:]:
-        result = pc.or_kleene(result, pc.equal(subject, each))
-    return result
-
-
-def _in_value(subject: Any, *values: Any) -> Any:
-    if subject is None:
-        return None
-    return True if subject in [each for each in values if each is not None] else None if None in values else False
-
-
-def _nullif(left: Any, right: Any) -> Any:
-    return pc.if_else(pc.fill_null(pc.equal(left, right), False), pa.scalar(None, left.type), left)
-
-
-def _extreme(name: str) -> Columnar:
-    return lambda *arguments: getattr(pc, name)(*arguments, skip_nulls=False)
-
-
-OPERATIONS: Final[Mapping[str, Operation]] = {
-    "+": Operation(pc.add_checked, operator.add),
-    "-": Operation(pc.subtract_checked, operator.sub),
-    "*": Operation(pc.multiply_checked, operator.mul),
-    "/": Operation(_divide, lambda left, right: None if right == 0 else left / right),
-    "%": Operation(
-        _modulo,
-        lambda left, right: (
-            None
-            if right == 0
-            else math.fmod(left, right)
-            if isinstance(left, float) or isinstance(right, float)
-            else left - right * int(left / right if isinstance(left, Decimal) else _truncated(left, right))
-        ),
-    ),
-    "=": Operation(pc.equal, operator.eq),
-    "<>": Operation(pc.not_equal, operator.ne),
-    "<": Operation(pc.less, operator.lt),
-    "<=": Operation(pc.less_equal, operator.le),
-    ">": Operation(pc.greater, operator.gt),
-    ">=": Operation(pc.greater_equal, operator.ge),
-    "and": Operation(pc.and_kleene, _and, strict=False),
-    "or": Operation(pc.or_kleene, _or, strict=False),
-    "not": Operation(pc.invert, operator.not_),
-    "negative": Operation(pc.negate_checked, operator.neg),
-    "is null": Operation(pc.is_null, lambda value: value is None, strict=False),
-    "in": Operation(_in, _in_value, strict=False),
-    "like": Operation(_like, _like_value),
-    "case": Operation(_case, _case_value, strict=False),
-    "coalesce": Operation(
-        pc.coalesce, lambda *values: next((each for each in values if each is not None), None), strict=False
-    ),
-    "nullif": Operation(_nullif, lambda left, right: None if left == right else left, strict=False),
-    "abs": Operation(pc.abs_checked, abs),
-    "floor": Operation(pc.floor, math.floor),
-    "ceil": Operation(pc.ceil, math.ceil),
-    "sqrt": Operation(pc.sqrt, lambda value: math.sqrt(value) if value >= 0 else math.nan),
-    "greatest": Operation(_extreme("max_element_wise"), max),
-    "least": Operation(_extreme("min_element_wise"), min),
-    "lower": Operation(pc.utf8_lower, str.lower),
-    "upper": Operation(pc.utf8_upper, str.upper),
-    "length": Operation(pc.utf8_length, len),
-    "||": Operation(lambda left, right: pc.binary_join_element_wise(left, right, ""), operator.add),
+COMPARED: Final[Mapping[str, tuple[str, Plain]]] = {
+    "=": ("equal", operator.eq),
+    "<>": ("not_equal", operator.ne),
+    "<": ("less", operator.lt),
+    "<=": ("less_equal", operator.le),
+    ">": ("greater", operator.gt),
+    ">=": ("greater_equal", operator.ge),
 }
+MOST_DIGITS: Final = 38
+EXACT: Final = Context(prec=160)
+"""More digits than any operation of two decimals gives."""
+SUMS: Final[Mapping[str, tuple[Plain, Plain]]] = {
+    "+": (pc.add_checked, operator.add),
+    "-": (pc.subtract_checked, operator.sub),
+    "*": (pc.multiply_checked, operator.mul),
+}
+_ALIKE: Final = frozenset({*COMPARED, "in", "nullif", "greatest", "least", "coalesce"})
+"""Operations whose arguments are brought to one type."""
+_FLOATS: Final = frozenset({"/", "sqrt"})
+_LAZY: Final = frozenset({"and", "or", "case", "coalesce"})
 
 
-def _truncated(left: int, right: int) -> int:
-    quotient = abs(left) // abs(right)
-    return quotient if (left < 0) == (right < 0) else -quotient
+class Failed(InvalidArgument):
+    """An operation has no value for a row's values."""
+
+
+# --- types ------------------------------------------------------------------------------------------------------------------
+
+
+def wanted_kinds(name: str, kinds: list[pa.DataType], constants: list[bool]) -> list[pa.DataType]:
+    """The types that arguments of types `kinds` are brought to; those of constants give way to a date or a timestamp."""
+    if name in _FLOATS and all(_is_number(each) for each in kinds):
+        return [pa.float64()] * len(kinds)
+    if name in ("floor", "ceil"):
+        return [pa.float64() if pa.types.is_integer(each) else each for each in kinds]
+    if name in _ALIKE:
+        common = _common(kinds, constants)
+        return kinds if common is None else [common] * len(kinds)
+    if name in SUMS or name == "%":
+        known = [each for each in kinds if not pa.types.is_null(each)]
+        kinds = [known[0] if pa.types.is_null(each) and known else each for each in kinds]
+        if all(_is_number(each) for each in kinds) and not all(pa.types.is_integer(each) for each in kinds):
+            if any(pa.types.is_floating(each) for each in kinds):
+                return [_float(kinds)] * len(kinds)
+            return [_as_decimal(each) for each in kinds]
+        if name == "%":
+            return [pa.int64()] * len(kinds) if len(set(kinds)) > 1 else kinds
+        return kinds
+    if name in ("and", "or", "not"):
+        return [pa.bool_() if pa.types.is_null(each) else each for each in kinds]
+    return kinds
+
+
+def _common(kinds: list[pa.DataType], constants: list[bool]) -> pa.DataType | None:
+    """The one type that values are compared in, or chosen from; None: leave them to Arrow."""
+    known = [each for each in kinds if not pa.types.is_null(each)]
+    if not known:
+        return None
+    if all(_is_number(each) for each in known):
+        if any(pa.types.is_floating(each) for each in known):
+            return _float(known)
+        if any(pa.types.is_decimal(each) for each in known):
+            decimals = [_as_decimal(each) for each in known]
+            scale = max(each.scale for each in decimals)
+            digits = max(each.precision - each.scale for each in decimals) + scale
+            return pa.decimal128(digits, scale) if digits <= MOST_DIGITS else pa.decimal256(digits, scale)
+        return known[0] if len(set(known)) == 1 else pa.int64()
+    temporal = [each for each in known if pa.types.is_timestamp(each) or pa.types.is_date(each)]
+    text = all(
+        (_is_text(kind) and constant) or kind in temporal
+        for kind, constant in zip(kinds, constants, strict=True)
+        if kind in known
+    )
+    if temporal and text:
+        return next((each for each in temporal if pa.types.is_timestamp(each)), temporal[0])
+    return known[0] if len(set(known)) == 1 else None
+
+
+def _float(kinds: list[pa.DataType]) -> pa.DataType:
+    return pa.float32() if all(pa.types.is_float32(each) for each in kinds) else pa.float64()
+
+
+def _as_decimal(kind: pa.DataType) -> pa.DataType:
+    return kind if pa.types.is_decimal(kind) else pa.decimal128(len(str(1 << kind.bit_width)), 0)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _decimal_of(name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The type of an operation of two decimals, with at most 38 digits. Raises InvalidArgument where its scale is more."""
+    scale = one.scale + other.scale if name == "*" else max(one.scale, other.scale)
+    whole = max(one.precision - one.scale, other.precision - other.scale)
+    digits = one.precision + other.precision + 1 if name == "*" else whole + scale + (name != "%")
+    if scale > MOST_DIGITS:
+        raise InvalidArgument(
+            f"{one} * {other} has {scale} digits behind the point, more than {MOST_DIGITS}: CAST one to a double"
+        )
+    return pa.decimal128(min(digits, MOST_DIGITS), scale)
+
+
+def aggregate_kind(function: str, kind: pa.DataType) -> pa.DataType:
+    """The type of an aggregate of values of type `kind`."""
+    match function:
+        case "count":
+            return pa.int64()
+        case "avg":
+            return pa.float64()
+        case "array_agg":
+            return pa.list_(kind)
+        case "sum" if pa.types.is_decimal(kind):
+            return pa.decimal128(MOST_DIGITS, kind.scale)
+        case "sum":
+            return pa.int64() if pa.types.is_integer(kind) else pa.float64()
+    return kind
+
+
+# --- values that both have ---
+
+
+def added(one: Any, other: Any) -> Any:
+    """A sum that goes on, of values of one type; :func:`summed` says whether it is in range."""
+    return EXACT.add(one, other) if isinstance(one, Decimal) else one + other
+
+
+def summed(total: Any) -> Any:
+    """A sum as its value. Raises Failed beyond a bigint, or 38 digits."""
+    whole = isinstance(total, int)
+    if whole and not -(1 << 63) <= total < 1 << 63:
+        raise Failed("SUM: the sum is beyond what a bigint holds: sum a double, CAST(x AS DOUBLE)")
+    if isinstance(total, Decimal) and len(total.as_tuple().digits) > MOST_DIGITS:
+        raise Failed(f"SUM: the sum has more than {MOST_DIGITS} digits: sum a double, CAST(x AS DOUBLE)")
+    return total
+
+
+def bounded(name: str, values: Plain, limit: Any) -> Plain:
+    """With Failed beyond the type of the result, from -`limit` on: of whole numbers `limit` itself is beyond, of decimals -`limit` too."""
+    least = -limit if isinstance(limit, int) else -limit + Decimal((0, (1,), -MOST_DIGITS))
+
+    def call(*given: Any) -> Any:
+        found = values(*given)
+        if not least <= found < limit:
+            raise Failed(f"{name.upper()} of {', '.join(map(str, given))} does not work: {found} is beyond its type")
+        return found
+
+    return call
+
+
+def exactly(name: str, result: pa.DataType) -> Plain:
+    """An operation over decimals, which has no value beyond the digits of `result`."""
+    exact: Mapping[str, Plain] = {
+        "+": EXACT.add,
+        "-": EXACT.subtract,
+        "*": EXACT.multiply,
+        "negative": EXACT.minus,
+        "abs": EXACT.abs,
+    }
+    return bounded(name, exact[name], Decimal(10) ** (result.precision - result.scale))
+
+
+def _by_pairs(values: Plain, left: Any, right: Any, kind: pa.DataType) -> Any:
+    """An operation over values, for columns that have no kernel for it."""
+    if isinstance(left, pa.Scalar) and isinstance(right, pa.Scalar):
+        one, other = left.as_py(), right.as_py()
+        return pa.scalar(None if one is None or other is None else values(one, other), kind)
+    rows = len(left if isinstance(right, pa.Scalar) else right)
+    given = ([each.as_py()] * rows if isinstance(each, pa.Scalar) else each.to_pylist() for each in (left, right))
+    return pa.array([None if None in pair else values(*pair) for pair in zip(*given, strict=True)], kind)
+
+
+def rest_of(kind: pa.DataType) -> Plain:
+    """The remainder with the sign of the dividend; None by zero."""
+    if pa.types.is_floating(kind):
+        return lambda left, right: None if right == 0 else math.nan if math.isinf(left) else math.fmod(left, right)
+    if pa.types.is_decimal(kind):
+        return lambda left, right: None if right == 0 else EXACT.remainder(left, right)
+    return lambda left, right: None if right == 0 else abs(left) % abs(right) * (-1 if left < 0 else 1)
+
+
+# --- over columns -----------------------------------------------------------------------------------------------------------
 
 
 def over_columns(expression: Expression, leaf: Callable[[Expression], Any]) -> Any:
-    """The expression's value: an array where a leaf of it is one, otherwise a scalar. Raises InvalidArgument where the types do not fit."""
+    """The expression's value: an array where a leaf of it is one, otherwise a scalar. Raises InvalidArgument where the types do not fit, and Failed where
+    an operation has no value in a row that is looked at."""
+    try:
+        return _columns(expression, leaf, lazy=False)
+    except Failed:
+        return _columns(expression, leaf, lazy=True)
+
+
+def _columns(expression: Expression, leaf: Callable[[Expression], Any], *, lazy: bool) -> Any:
     match expression:
         case Constant(value):
             return constant(value)
+        case Call(name, arguments, _) if lazy and name in _LAZY:
+            return _looked_at(name, list(arguments), leaf)
         case Call(name, arguments, kind):
-            values = [over_columns(each, leaf) for each in arguments]
-            try:
-                if name == "cast":
-                    return pc.cast(values[0], KINDS[kind], safe=False)
-                return OPERATIONS[name].columns(*(_typed_case(values) if name == "case" else _typed(values)))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-                types = ", ".join(str(each.type) for each in values)
-                raise InvalidArgument(f"{name.upper()} of ({types}) does not work: {error}") from error
+            return called(name, kind, [_columns(each, leaf, lazy=lazy) for each in arguments])
         case _:
             return leaf(expression)
+
+
+def called(name: str, kind: str, values: list[Any]) -> Any:
+    try:
+        if name == "cast":
+            return cast(values[0], KINDS[kind])
+        if name == "case":
+            return _case(values)
+        wanted = wanted_kinds(name, [each.type for each in values], [isinstance(each, pa.Scalar) for each in values])
+        return _COLUMNS[name](*(cast(each, want) for each, want in zip(values, wanted, strict=True)))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        types = ", ".join(str(each.type) for each in values)
+        failed = Failed if type(error) is pa.ArrowInvalid else InvalidArgument
+        raise failed(f"{name.upper()} of ({types}) does not work: {error}") from error
+
+
+def _looked_at(name: str, arguments: list[Expression], leaf: Callable[[Expression], Any]) -> Any:
+    """The same, with nulls where a value is not looked at, so that it does not fail there."""
+
+    def value(expression: Expression, where: Any = None) -> Any:
+        def seen(each: Expression) -> Any:
+            found = leaf(each)
+            return found if isinstance(found, pa.Scalar) else pc.if_else(where, found, pa.scalar(None, found.type))
+
+        return _columns(expression, leaf if where is None else seen, lazy=True)
+
+    if name in ("and", "or"):
+        known, failing = [], []
+        for each in arguments:
+            try:
+                known.append(value(each))
+            except Failed:
+                failing.append(each)
+        for each in failing:
+            decided = (
+                functools.reduce(lambda one, other: called(name, "", [one, other]), known)
+                if known
+                else pa.scalar(None, pa.bool_())
+            )
+            open_ = pc.fill_null(decided if name == "and" else pc.invert(decided), True)
+            known.append(value(each, open_))
+        return functools.reduce(lambda one, other: called(name, "", [one, other]), known)
+    left: Any = None
+    if name == "coalesce":
+        found = [value(arguments[0])]
+        for each in arguments[1:]:
+            missing = pc.is_null(found[-1])
+            left = missing if left is None else pc.and_(left, missing)
+            found.append(value(each, left))
+        return called(name, "", found)
+    found = []
+    for place in range(0, len(arguments) - 1, 2):
+        condition = value(arguments[place], left)
+        holds = pc.fill_null(condition, False) if not pa.types.is_null(condition.type) else pa.scalar(False)
+        taken = holds if left is None else pc.and_(left, holds)
+        found += [condition, value(arguments[place + 1], taken)]
+        left = pc.invert(holds) if left is None else pc.and_(left, pc.invert(holds))
+    return called(name, "", [*found, value(arguments[-1], left)])
 
 
 def constant(value: Any) -> pa.Scalar:
@@ -187,89 +311,146 @@ def constant(value: Any) -> pa.Scalar:
     return pa.scalar(value, pa.timestamp("us")) if isinstance(value, datetime) else pa.scalar(value)
 
 
-def _typed_case(values: list[Any]) -> list[Any]:
-    """As `_typed`, of the conditions and of the values, each for itself: what CASE gives has not the type of what it asks."""
-    conditions, results = values[:-1:2], [*values[1::2], values[-1]]
-    *chosen, otherwise = _typed(results)
-    asked = [pc.cast(each, pa.bool_()) if pa.types.is_null(each.type) else each for each in conditions]
-    return [*(each for pair in zip(asked, chosen, strict=True) for each in pair), otherwise]
+def cast(value: Any, kind: pa.DataType) -> Any:
+    """Brought to another type: to whole numbers towards zero, to floats the nearest. Raises ArrowInvalid where it has no place there."""
+    have = value.type
+    if have == kind:
+        return value
+    if pa.types.is_integer(kind) and (pa.types.is_floating(have) or pa.types.is_decimal(have)):
+        return pc.cast(pc.trunc(value), kind)
+    if pa.types.is_decimal(have) and pa.types.is_floating(kind):
+        return pc.cast(pc.cast(value, pa.utf8()), kind)  # the nearest one, which Arrow's own cast is not always
+    return pc.cast(value, kind, safe=pa.types.is_decimal(kind))
 
 
-def _typed(values: list[Any]) -> list[Any]:
-    """Arguments that are null throughout take the type of another; text that a date or a timestamp is compared with is one."""
-    known = [each.type for each in values if not pa.types.is_null(each.type)]
-    if not known:
-        return values
-    temporal = next((each for each in known if pa.types.is_temporal(each) and not pa.types.is_duration(each)), None)
-    found = []
-    for each in values:
-        if pa.types.is_null(each.type):
-            each = pc.cast(each, known[0])
-        elif temporal is not None and isinstance(each, pa.Scalar) and pa.types.is_string(each.type):
-            each = pc.cast(each, temporal)
-        found.append(each)
+def _case(values: list[Any]) -> Any:
+    """``condition, value, condition, value, ..., otherwise``."""
+    results = [*values[1::2], values[-1]]
+    common = _common([each.type for each in results], [isinstance(each, pa.Scalar) for each in results])
+    *chosen, found = results if common is None else [cast(each, common) for each in results]
+    for condition, result in zip(reversed(values[:-1:2]), reversed(chosen), strict=True):
+        asked = pc.cast(condition, pa.bool_()) if pa.types.is_null(condition.type) else condition
+        found = pc.if_else(pc.fill_null(asked, False), result, found)
     return found
 
 
-def over_values(expression: Expression, leaf: Callable[[Expression], Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    """A function of a context that gives the expression's value as a Python value; `leaf` makes such functions of leaves."""
-    match expression:
-        case Constant(value):
-            return lambda context: value
-        case Call("cast", (inside,), kind):
-            got, target = over_values(inside, leaf), KINDS[kind]
-            return lambda context: pc.cast(constant(got(context)), target, safe=False).as_py()
-        case Call("and", arguments, _):
-            parts = [over_values(each, leaf) for each in arguments]
-            return lambda context: _all(parts, context)
-        case Call(name, arguments, _):
-            operation = OPERATIONS[name]
-            parts = [over_values(each, leaf) for each in arguments]
-            values, strict = operation.values, operation.strict
-            if len(parts) == 2 and strict:
-                return _of_two(values, *parts)
+def _sum(name: str) -> Plain:
+    def columns(left: Any, right: Any) -> Any:
+        if pa.types.is_decimal(left.type) and pa.types.is_decimal(right.type):
+            result = _decimal_of(name, left.type, right.type)
+            if result.precision == MOST_DIGITS:
+                return _by_pairs(exactly(name, result), left, right, result)
+        return SUMS[name][0](left, right)
 
-            def call(context: Any) -> Any:
-                found = [each(context) for each in parts]
-                return None if strict and None in found else values(*_alike(found))
-
-            return call
-        case _:
-            return leaf(expression)
+    return columns
 
 
-def _all(parts: list[Callable[[Any], Any]], context: Any) -> Any:
-    result: Any = True
-    for each in parts:
-        value = each(context)
-        if value is False:
-            return False
-        if value is None:
-            result = None
-    return result
+def _divide(left: Any, right: Any) -> Any:
+    return pc.divide(left, pc.if_else(pc.equal(right, 0.0), pa.scalar(None, right.type), right))
 
 
-def _of_two(values: Plain, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def call(context: Any) -> Any:
-        left = first(context)
-        if left is None:
-            return None
-        right = second(context)
-        if right is None:
-            return None
-        if type(left) is not type(right):
-            left, right = _alike([left, right])
-        return values(left, right)
+def _modulo(left: Any, right: Any) -> Any:
+    """The remainder with the sign of the dividend; null by zero."""
+    if pa.types.is_integer(left.type):
+        divisor = pc.if_else(pc.equal(right, 0), pa.scalar(None, right.type), right)
+        divisor = pc.if_else(
+            pc.equal(divisor, -1), pa.scalar(1, right.type), divisor
+        )  # a least number has no quotient by -1
+        return pc.subtract(left, pc.multiply(pc.divide(left, divisor), divisor))
+    if pa.types.is_decimal(left.type):
+        return _by_pairs(rest_of(left.type), left, right, _decimal_of("%", left.type, right.type))
+    if isinstance(left, pa.Scalar) and isinstance(right, pa.Scalar):
+        return _by_pairs(rest_of(left.type), left, right, left.type)
+    known = pc.and_(pc.is_valid(left), pc.fill_null(pc.not_equal(right, 0.0), False))
+    with np.errstate(invalid="ignore"):
+        found = np.fmod(_numbers(left), _numbers(right))
+    return pc.if_else(known, pa.array(found, left.type), pa.scalar(None, left.type))
 
-    return call
+
+def _numbers(value: Any) -> Any:
+    """Floats as numpy has them, null as NaN."""
+    if isinstance(value, pa.Scalar):
+        return math.nan if not value.is_valid else value.as_py()
+    return value.to_numpy(zero_copy_only=False)
 
 
-def _alike(found: list[Any]) -> list[Any]:
-    """As `_typed`, of values; decimals and floats meet as floats."""
-    if any(isinstance(each, date) for each in found) and any(isinstance(each, str) for each in found):
-        exact = any(isinstance(each, datetime) for each in found)
-        read = datetime.fromisoformat if exact else date.fromisoformat
-        return [read(each) if isinstance(each, str) else each for each in found]
-    if any(isinstance(each, float) for each in found) and any(isinstance(each, Decimal) for each in found):
-        return [float(each) if isinstance(each, Decimal) else each for each in found]
-    return found
+def _like(text: Any, pattern: Any) -> Any:
+    if not isinstance(pattern, pa.Scalar):
+        raise InvalidArgument("LIKE takes a literal pattern")
+    if pattern.is_valid:
+        like_regex(pattern.as_py())
+    return (
+        pc.match_like(text, pattern.as_py())
+        if pattern.is_valid
+        else pc.if_else(True, pa.scalar(None, pa.bool_()), pc.is_null(text))
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def like_regex(pattern: str) -> re.Pattern[str]:
+    """A pattern of LIKE, in which a backslash takes the next character as it stands. Raises InvalidArgument."""
+    parts: list[str] = []
+    signs = iter(pattern)
+    for each in signs:
+        if each == "\\":
+            taken = next(signs, None)
+            if taken is None:
+                raise InvalidArgument(f"LIKE {pattern!r} ends with its escape character: write it twice")
+            parts.append(re.escape(taken))
+        else:
+            parts.append(".*" if each == "%" else "." if each == "_" else re.escape(each))
+    return re.compile("".join(parts), re.DOTALL)
+
+
+def _in(subject: Any, *values: Any) -> Any:
+    return functools.reduce(pc.or_kleene, (pc.equal(subject, each) for each in values))
+
+
+def _nullif(left: Any, right: Any) -> Any:
+    return pc.if_else(pc.fill_null(pc.equal(left, right), False), pa.scalar(None, left.type), left)
+
+
+def _extreme(name: str) -> Plain:
+    def columns(*values: Any) -> Any:
+        return functools.reduce(_greater if name == "greatest" else _smaller, values)
+
+    return columns
+
+
+def _greater(one: Any, other: Any) -> Any:
+    """The greater of two, null where one is; NaN is greater than every number."""
+    takes = pc.greater(other, one)
+    return pc.if_else(pc.or_(takes, pc.is_nan(other)) if pa.types.is_floating(one.type) else takes, other, one)
+
+
+def _smaller(one: Any, other: Any) -> Any:
+    takes = pc.less(other, one)
+    nan = pa.types.is_floating(one.type)
+    return pc.if_else(pc.and_(pc.is_valid(other), pc.or_(takes, pc.is_nan(one))) if nan else takes, other, one)
+
+
+_COLUMNS: Final[Mapping[str, Plain]] = {
+    **{name: getattr(pc, kernel) for name, (kernel, _) in COMPARED.items()},
+    **{name: _sum(name) for name in SUMS},
+    "/": _divide,
+    "%": _modulo,
+    "and": pc.and_kleene,
+    "or": pc.or_kleene,
+    "not": pc.invert,
+    "negative": pc.negate_checked,
+    "is null": pc.is_null,
+    "in": _in,
+    "like": _like,
+    "coalesce": pc.coalesce,
+    "nullif": _nullif,
+    "abs": pc.abs_checked,
+    "floor": pc.floor,
+    "ceil": pc.ceil,
+    "sqrt": pc.sqrt,
+    "greatest": _extreme("greatest"),
+    "least": _extreme("least"),
+    "lower": pc.utf8_lower,
+    "upper": pc.utf8_upper,
+    "length": pc.utf8_length,
+    "||": lambda left, right: pc.binary_join_element_wise(left, right, ""),
+}

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from millrace.base.errors import InvalidArgument
 from millrace.streams.patterns.board import Board, Flags, Places, whole_numbers
 from millrace.streams.patterns.expressions import Classifier, Column, Expression, Reach, classifies
-from millrace.streams.patterns.operations import constant, over_columns
+from millrace.streams.patterns.operations import Failed, constant, over_columns
 from millrace.streams.patterns.query import MatchRecognize, Order
 
 
@@ -48,9 +48,23 @@ class SortedRows:
 
             return value
         if expression not in self._lists:
-            self._lists[expression] = self.value(expression).to_pylist()
+            try:
+                self._lists[expression] = self.value(expression).to_pylist()
+            except Failed:  # in some row, which may not be asked for
+                return lambda row, label: self._evaluated(expression, pa.array([row]), label)[0].as_py()
         found = self._lists[expression]
         return lambda row, label: found[row]
+
+    def kind(self, expression: Expression) -> pa.DataType:
+        """The type of a row expression's values."""
+        return self._evaluated(expression, pa.array([], pa.int64()), constant("")).type
+
+    def _evaluated(self, expression: Expression, rows: Any, labels: Any) -> Any:
+        """A row expression at `rows` alone, matched as `labels`."""
+        found = over_columns(
+            expression, lambda leaf: labels if isinstance(leaf, Classifier) else self._column(leaf).take(rows)
+        )
+        return _spread(found, len(rows))
 
     def labelled(self, expression: Expression, label: Any) -> Any:
         """A row expression of all rows, each matched as `label` (a scalar)."""
@@ -62,12 +76,12 @@ class SortedRows:
     def gathered(self, expression: Expression, rows: Any, labels: Any) -> Any:
         """A row expression at `rows` (null: null), matched as `labels`."""
         if not classifies(expression):
-            return self.value(expression).take(rows)
-        found = over_columns(
-            expression,
-            lambda leaf: labels if isinstance(leaf, Classifier) else self._column(leaf).take(rows),
-        )
-        return pc.if_else(pc.is_valid(rows), _spread(found, len(rows)), pa.scalar(None, found.type))
+            try:
+                return self.value(expression).take(rows)
+            except Failed:  # in some row, which may not be among these
+                pass
+        found = self._evaluated(expression, rows, labels)
+        return pc.if_else(pc.is_valid(rows), found, pa.scalar(None, found.type))
 
     def local(self, condition: Expression, variable: str) -> Flags:
         """Where a condition of `variable` holds that looks at the present row and by physical offsets. Raises InvalidArgument."""
@@ -164,11 +178,19 @@ def within_units(query: MatchRecognize) -> int:
     return query.within // timedelta(microseconds=1) if isinstance(query.within, timedelta) else query.within
 
 
+def one_value_each(column: Any) -> Any:
+    """A key's values with one form each: -0.0 is 0.0, and every NaN the same."""
+    if not pa.types.is_floating(column.type):
+        return column
+    found = pc.add(column, pa.scalar(0.0, column.type))
+    return pc.if_else(pc.is_nan(found), pa.scalar(float("nan"), column.type), found)
+
+
 def key_codes(table: pa.Table, names: Sequence[str]) -> Places:
-    """A number for each row, equal for equal keys; by first appearance. Nulls are equal."""
+    """A number for each row, equal for equal keys; by first appearance. Nulls are equal, NaNs too, and -0.0 is 0.0."""
     codes = np.zeros(table.num_rows, dtype=np.int64)
     for name in names:
-        column = one_chunk(table.column(column_of(table.schema, name)))
+        column = one_value_each(one_chunk(table.column(column_of(table.schema, name))))
         encoded = column.dictionary_encode(null_encoding="encode")
         mine = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         codes = codes * max(1, len(encoded.dictionary)) + mine
@@ -207,6 +229,20 @@ def _rank(table: pa.Table, name: str, descending: bool) -> Places:
         if exact is not None:
             found: Places = exact.to_numpy(zero_copy_only=False)
             return found
+    return ranks(column, descending=descending, tiebreaker="dense")
+
+
+def ranks(column: Any, *, descending: bool, tiebreaker: str) -> Places:
+    """Ranks of values from 1 on, as :func:`pyarrow.compute.rank` gives them: NaN is greater than every number, and nulls come last."""
     direction = "descending" if descending else "ascending"
-    ranked = pc.rank(column, sort_keys=direction, tiebreaker="dense")  # nulls behind
-    return ranked.to_numpy(zero_copy_only=False).astype(np.int64)
+    found: Places = (
+        pc.rank(column, sort_keys=direction, tiebreaker=tiebreaker).to_numpy(zero_copy_only=False).astype(np.int64)
+    )
+    if descending and pa.types.is_floating(column.type):  # Arrow has NaN behind the numbers in either direction
+        nan = pc.fill_null(pc.is_nan(column), False).to_numpy(zero_copy_only=False)
+        if nan.any():
+            known = column.is_valid().to_numpy(zero_copy_only=False) & ~nan
+            first = int(found[nan].min()) - 1
+            found[nan] -= first
+            found[known] += int(found[nan].max())
+    return found

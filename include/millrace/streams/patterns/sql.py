@@ -220,6 +220,8 @@ class _Reader:
                 return Constant(_literal(node))
             case exp.Cast():
                 return self._cast(node)
+            case exp.Escape():
+                return self._escaped(node)
             case exp.Is():
                 if not isinstance(node.expression, exp.Null):
                     raise InvalidArgument("IS is followed by NULL or NOT NULL")
@@ -306,6 +308,29 @@ class _Reader:
             except ValueError as error:
                 raise InvalidArgument(f"{node.this.name!r} is no {kind}") from error
         return Call("cast", (self._made(node.this),), kind)
+
+    def _escaped(self, node: Any) -> Expression:
+        """LIKE with an escape character of its own, as one whose escape character is the backslash."""
+        like, sign, inside = node.this, _literal(node.expression), node.this.expression
+        if (
+            not isinstance(like, exp.Like)
+            or not isinstance(inside, exp.Literal)
+            or not isinstance(sign, str)
+            or len(sign) != 1
+        ):
+            raise InvalidArgument(
+                f"{node.sql(dialect='trino')}: LIKE takes a literal pattern, and ESCAPE one character"
+            )
+        found, signs = "", iter(inside.name)
+        for each in signs:
+            if each == sign:
+                taken = next(signs, None)
+                if taken is None:
+                    raise InvalidArgument(f"LIKE {inside.name!r} ends with its escape character: write it twice")
+                found += f"\\{taken}"
+            else:
+                found += "\\\\" if each == "\\" else each
+        return Call("like", (self._made(like.this), Constant(found)))
 
     def _case(self, node: Any) -> Expression:
         subject = self._made(node.this) if node.this is not None else None
