@@ -176,6 +176,7 @@ ROW = {"i": MOST, "j": 1, "x": 2.5, "y": float("nan"), "d": "-7.50", "e": "2.5",
     [ROW, ROW | {"i": 1, "j": 5}],
 )
 @example(Said("greatest(x, y)", "greatest(x, y)"), [ROW])
+@example(Said("(i = x)", "(i = x)"), [ROW | {"i": (1 << 53) + 1, "x": float(1 << 53)}])
 @given(VALUES | CONDITIONS | TEXT_VALUES, ROWS)
 @profile(max_examples=40, deadline=None)
 def test_columns_values_and_duckdb_agree(said: Said, rows: list[dict[str, Any]]) -> None:
