@@ -277,7 +277,7 @@ def test_a_condition_has_one_answer_by_columns_and_by_rows(condition: str, holds
 
 def test_a_pattern_of_like_does_not_end_with_its_escape() -> None:
     for like in ("s LIKE 'a\\'", "s LIKE 'a!' ESCAPE '!'"):
-        with pytest.raises(InvalidArgument, match="ends with its escape"):
+        with pytest.raises(InvalidArgument, match="ends in its escape"):
             match_recognize(
                 TABLE.append_column("s", pa.array(["a"] * 4)),
                 f"ORDER BY t MEASURES A.t AS t PATTERN (A) DEFINE A AS {like}",

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Context, Decimal
@@ -26,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
+from millrace.base.predicate.arrow import like
 from millrace.streams.patterns.expressions import Call, Constant, Expression
 
 Plain = Callable[..., Any]
@@ -64,6 +64,8 @@ _LAZY: Final = frozenset({"and", "or", "case", "coalesce"})
 
 class Failed(InvalidArgument):
     """An operation has no value for a row's values."""
+
+    code = InvalidArgument.code
 
 
 # --- types ------------------------------------------------------------------------------------------------------------------
@@ -377,29 +379,9 @@ def _numbers(value: Any) -> Any:
 def _like(text: Any, pattern: Any) -> Any:
     if not isinstance(pattern, pa.Scalar):
         raise InvalidArgument("LIKE takes a literal pattern")
-    if pattern.is_valid:
-        like_regex(pattern.as_py())
-    return (
-        pc.match_like(text, pattern.as_py())
-        if pattern.is_valid
-        else pc.if_else(True, pa.scalar(None, pa.bool_()), pc.is_null(text))
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def like_regex(pattern: str) -> re.Pattern[str]:
-    """A pattern of LIKE, in which a backslash takes the next character as it stands. Raises InvalidArgument."""
-    parts: list[str] = []
-    signs = iter(pattern)
-    for each in signs:
-        if each == "\\":
-            taken = next(signs, None)
-            if taken is None:
-                raise InvalidArgument(f"LIKE {pattern!r} ends with its escape character: write it twice")
-            parts.append(re.escape(taken))
-        else:
-            parts.append(".*" if each == "%" else "." if each == "_" else re.escape(each))
-    return re.compile("".join(parts), re.DOTALL)
+    if not pattern.is_valid:
+        return pc.if_else(True, pa.scalar(None, pa.bool_()), pc.is_null(text))
+    return like(text, pattern.as_py())
 
 
 def _in(subject: Any, *values: Any) -> Any:

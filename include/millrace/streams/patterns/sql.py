@@ -12,6 +12,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from millrace.base.errors import InvalidArgument
+from millrace.base.predicate.language import like_pieces
 from millrace.streams.patterns import expressions as ours
 from millrace.streams.patterns.clauses import Clause, clauses
 from millrace.streams.patterns.expressions import Call, Constant, Expression, MatchNumber, Reach
@@ -28,7 +29,7 @@ _ROWS: Final[Mapping[str, Rows]] = {
 _BINARY: Final[Mapping[type[exp.Expression], str]] = {
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.DPipe: "||",
     exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
-    exp.And: "and", exp.Or: "or", exp.Like: "like", exp.Nullif: "nullif",
+    exp.And: "and", exp.Or: "or", exp.Nullif: "nullif",
 }  # fmt: skip
 _UNARY: Final[Mapping[type[exp.Expression], str]] = {
     exp.Not: "not", exp.Neg: "negative", exp.Abs: "abs", exp.Floor: "floor", exp.Ceil: "ceil", exp.Sqrt: "sqrt",
@@ -220,8 +221,8 @@ class _Reader:
                 return Constant(_literal(node))
             case exp.Cast():
                 return self._cast(node)
-            case exp.Escape():
-                return self._escaped(node)
+            case exp.Like() | exp.Escape():
+                return self._like(node)
             case exp.Is():
                 if not isinstance(node.expression, exp.Null):
                     raise InvalidArgument("IS is followed by NULL or NOT NULL")
@@ -309,28 +310,26 @@ class _Reader:
                 raise InvalidArgument(f"{node.this.name!r} is no {kind}") from error
         return Call("cast", (self._made(node.this),), kind)
 
-    def _escaped(self, node: Any) -> Expression:
-        """LIKE with an escape character of its own, as one whose escape character is the backslash."""
-        like, sign, inside = node.this, _literal(node.expression), node.this.expression
-        if (
-            not isinstance(like, exp.Like)
-            or not isinstance(inside, exp.Literal)
-            or not isinstance(sign, str)
-            or len(sign) != 1
-        ):
-            raise InvalidArgument(
-                f"{node.sql(dialect='trino')}: LIKE takes a literal pattern, and ESCAPE one character"
-            )
-        found, signs = "", iter(inside.name)
-        for each in signs:
-            if each == sign:
-                taken = next(signs, None)
-                if taken is None:
-                    raise InvalidArgument(f"LIKE {inside.name!r} ends with its escape character: write it twice")
-                found += f"\\{taken}"
-            else:
-                found += "\\\\" if each == "\\" else each
-        return Call("like", (self._made(like.this), Constant(found)))
+    def _like(self, node: Any) -> Expression:
+        """LIKE, whose escape is a backslash whatever it was written with."""
+        escape = "\\"
+        if isinstance(node, exp.Escape):
+            escape, node = self._escape(node.expression), node.this
+        pattern = node.expression
+        if not isinstance(node, exp.Like) or not isinstance(pattern, exp.Literal) or not pattern.is_string:
+            raise InvalidArgument("LIKE takes a literal pattern")
+        try:
+            pieces = list(like_pieces(pattern.name, escape))
+        except ValueError as error:
+            raise InvalidArgument(f"LIKE {pattern.name!r}: {error}") from None
+        found = "".join(f"\\{each}" if not wild and each in "%_\\" else each for each, wild in pieces)
+        return Call("like", (self._made(node.this), Constant(found)))
+
+    def _escape(self, node: Any) -> str:
+        sign = _literal(node) if isinstance(node, exp.Literal) else None
+        if not isinstance(sign, str) or len(sign) != 1:
+            raise InvalidArgument("ESCAPE takes one character in quotes")
+        return sign
 
     def _case(self, node: Any) -> Expression:
         subject = self._made(node.this) if node.this is not None else None

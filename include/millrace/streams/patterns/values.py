@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.base.predicate.language import like_regex
 from millrace.streams.patterns.expressions import Call, Constant, Expression
 from millrace.streams.patterns.operations import (
     COMPARED,
@@ -29,7 +31,6 @@ from millrace.streams.patterns.operations import (
     cast,
     constant,
     exactly,
-    like_regex,
     rest_of,
     wanted_kinds,
 )
@@ -225,11 +226,16 @@ def _in_value(subject: Any, *values: Any) -> Any:
     return None if None in values else False
 
 
+@functools.lru_cache(maxsize=256)
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(like_regex(text), re.DOTALL)
+
+
 _VALUES: Final[Mapping[str, Plain]] = {
     "not": operator.not_,
     "is null": lambda value: value is None,
     "in": _in_value,
-    "like": lambda text, pattern: like_regex(pattern).fullmatch(text) is not None,
+    "like": lambda text, pattern: _pattern(pattern).fullmatch(text) is not None,
     "nullif": lambda left, right: None if left is not None and right is not None and left == right else left,
     "sqrt": lambda value: math.sqrt(value) if value >= 0 or math.isnan(value) else math.nan,
     "lower": lambda text: text.lower() if text.isascii() else pc.utf8_lower(text).as_py(),
