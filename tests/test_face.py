@@ -284,4 +284,6 @@ def test_the_same_face_stands_before_a_server(db: millrace.testing.Deployment, u
     with millrace.connect(found["address"], token=found["token"]) as far:
         far[users.name].insert([{"id": 1, "name": "Ada"}])
         assert far.collections() == db.collections()
+        with pytest.raises(InvalidArgument, match="the table wal lies with the server"):
+            far.table("wal")
     assert users.read().to_pylist() == [{"id": 1, "name": "Ada"}]

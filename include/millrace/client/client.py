@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, Self, Unpack
 import pyarrow as pa
 
 from millrace.base.closing import Closing
-from millrace.base.errors import CollectionNotFound, InvalidArgument, InvalidSettings, LogUnavailable
+from millrace.base.errors import CollectionNotFound, InvalidSettings, LogUnavailable
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.calls import ServedCatalog
@@ -93,6 +93,10 @@ class Tables(Protocol):
 
     def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
         """How many there are."""
+        ...
+
+    def table(self, name: str) -> ds.Dataset:
+        """One of the deployment's own Delta tables, as it is now."""
         ...
 
 
@@ -368,11 +372,7 @@ class Client(Closing):
 
     def table(self, name: str) -> ds.Dataset:
         """One of the deployment's own Delta tables, as :meth:`millrace.client.database.Database.table` has it."""
-        if not self._here:
-            raise InvalidArgument(f"the table {name} lies with the server: ask on its host, or read the collection")
-        from millrace.storage.table import table_at
-
-        return table_at(self.settings.table_uri(name)).dataset()
+        return self._tables.table(name)
 
     def count(
         self,

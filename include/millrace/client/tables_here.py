@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from millrace.base.errors import PositionTruncated
 from millrace.base.settings import Settings
@@ -24,7 +25,7 @@ from millrace.message.ids import MessageId
 from millrace.rpc.outcome import AppendResult
 from millrace.rpc.selection import Selection
 from millrace.tables.collections.changes import ImportedFiles, start_at
-from millrace.tables.read.arrow import Matching, count_rows, stream_of
+from millrace.tables.read.arrow import Matching, count_rows, stored_table, stream_of
 from millrace.tables.read.freshness import Ticking, all_confirmed, plan_fresh, read_fresh
 from millrace.tables.read.plan import ReadPlan
 from millrace.tables.wal.log_replay import Untaken
@@ -76,6 +77,10 @@ class TablesHere:
             return stream_of(plan, selection=Selection(columns=tuple(columns)), matching=matching)
 
         return CollectionDataset(fields, scan)
+
+    def table(self, name: str) -> ds.Dataset:
+        """One of the deployment's own Delta tables, as it is now. Raises TableNotFound."""
+        return stored_table(self._settings, name)
 
     def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
         return count_rows(self._plan(collection, at, seconds), where=where)

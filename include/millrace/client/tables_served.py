@@ -21,6 +21,7 @@ from millrace.rpc.tail import tailed_rows
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
+    import pyarrow.dataset as ds
 
     from millrace.client.dataset import CollectionDataset
     from millrace.wal.visible.changes import Position, Start
@@ -82,6 +83,10 @@ class TablesServed:
             return rows if found is None else filtered(rows, columns, found)
 
         return CollectionDataset(fields, scan)
+
+    def table(self, name: str) -> ds.Dataset:
+        """Raises InvalidArgument: the files are not here."""
+        raise InvalidArgument(f"the table {name} lies with the server: ask on its host, or read the collection")
 
     def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
         return self._append.count(collection, at=at, seconds=seconds, where=where)

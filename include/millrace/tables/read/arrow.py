@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from millrace.base.errors import InvalidArgument, TableDamaged
 from millrace.base.predicate.arrow import coarse
@@ -24,7 +25,7 @@ from millrace.message.keys import key_column
 from millrace.message.stored_columns import key_schema, needed, plain_column, to_fields
 from millrace.rpc.selection import EVERYTHING, Selection
 from millrace.storage.parquet_file import RowGroups
-from millrace.storage.table import Table
+from millrace.storage.table import Table, table_at
 from millrace.tables.read.plan import ReadPlan, plan_read, tick_span
 from millrace.tables.read.pruning import WideComparison, may_hold, row_groups
 from millrace.wal.visible.columns import ROW_COLUMNS, delete_file_schema, stored_schema
@@ -112,6 +113,11 @@ def pieces_of(
         pieces = _first(pieces, selection.limit)
     for piece in pieces:
         yield piece.select(names)
+
+
+def stored_table(settings: Settings, name: str) -> ds.Dataset:
+    """Return the Delta table `name` (``wal``, ``collections/3``) as it is stored now. Raises TableNotFound."""
+    return table_at(settings.table_uri(name)).dataset()
 
 
 def count_rows(plan: ReadPlan, *, where: str | None = None) -> int:
