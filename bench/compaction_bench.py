@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,11 @@ def compaction(folder: Path, *, files: int = 1000, pairs: int = 5) -> dict[str, 
             plain: list[float] = []
             for _ in range(pairs + 1):
                 _restore(small, path)
-                ours.append(_timed(lambda: run(spark, settings, PARAMS, Progress())))
+                ours.append(
+                    _timed(
+                        lambda: run(settings, PARAMS, Progress(), sessions=lambda: nullcontext(spark), small_bytes=0)
+                    )
+                )
                 target = folder / "optimize"
                 _restore(small, target)
                 plain.append(_timed(partial(_optimize, spark, target)))

@@ -27,12 +27,10 @@ START = datetime(2013, 1, 2, tzinfo=UTC)
 
 
 def test_the_form_asks_for_what_the_run_does_not_know(airflow: object) -> None:
-    assert {"start", "end", "at", "run_id"}.isdisjoint(load_dag("backfill").params)
+    assert {"start", "end", "at", "run_id", "slices"}.isdisjoint(load_dag("backfill").params)
     ranged = load_dag("backfill_range")
     assert {"start", "end", "range_of", "slice_hours", "dry_run"} <= set(ranged.params)
     assert ranged.params.get_param("start").schema["format"] == "date-time"
-    settings = Settings.load()
-    assert ranged.get_task("rebuild").partial_kwargs["max_active_tis_per_dagrun"] == settings.backfill_parallel
 
 
 @pytest.fixture

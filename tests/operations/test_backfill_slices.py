@@ -14,6 +14,7 @@ from millrace.base.settings import Settings
 from millrace.demo.flights_hourly import TABLES
 from millrace.operations.backfill.declaration import BackfillParams
 from millrace.operations.backfill.derived import DerivedTable, derived_table
+from millrace.operations.backfill.run import shares
 from millrace.operations.backfill.slices import EPOCH, Slice, cut, record, recorded
 
 HOURLY = TABLES[0]
@@ -70,13 +71,27 @@ def test_parameters_that_can_never_be_right_are_refused(change: dict[str, object
         BackfillParams.parse({"start": START, "end": START + timedelta(days=1), **change})
 
 
-def test_the_parameters_of_one_slice_are_that_slice_alone() -> None:
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_shares_hold_every_slice_once_and_are_as_equal_as_can_be(count: int, places: int) -> None:
+    slices = [Slice(START + timedelta(days=each), START + timedelta(days=each + 1)) for each in range(count)]
+    found = shares(slices, places)
+    assert [each for share in found for each in share] == slices
+    assert len(found) == min(count, places)
+    assert not found or max(map(len, found)) - min(map(len, found)) <= 1
+
+
+def test_the_parameters_of_a_share_are_its_slices_alone() -> None:
     params = BackfillParams.parse(
         {"start": START, "end": START + timedelta(days=3), "range_of": "ticks", "run_id": "r"}
     )
-    one = params.for_slice(START, START + timedelta(hours=30), at=7)
-    assert cut(one.start, one.end, hours=one.slice_hours, table=HOURLY)[0].start == START
-    assert (one.range_of, one.at, one.run_id, one.parallel) == ("event_time", 7, "r", 1)
+    days = [START + timedelta(days=each) for each in range(6)]
+    chosen = [(days[0], days[1]), (days[3], days[4])]
+    one = BackfillParams.parse(params.for_slices(chosen, at=7).model_dump(mode="json"))
+    assert one.stretches == chosen
+    assert (one.range_of, one.at, one.run_id) == ("event_time", 7, "r")
+    for wrong in ("2013-01-01", "2013-01-01T00:00/2013-01-02T00:00", "2013-01-02T00:00Z/2013-01-01T00:00Z"):
+        with pytest.raises(InvalidArgument, match="slice"):
+            BackfillParams.parse({**params.model_dump(), "slices": [wrong]})
 
 
 def test_tables_of_ones_own_are_found_by_the_setting(tmp_path_factory: pytest.TempPathFactory) -> None:

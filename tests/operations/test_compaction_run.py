@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -54,12 +55,12 @@ def test_spark_tasks_compact_between_and_beside_the_flushers_batches(
     settings = filled.copy(tmp_path)
     before = rows(settings)
     query = start_query(spark, Flush(settings), metrics=Metrics(), available_now=True)
-    report = run(spark, settings, PARAMS, NOW)
+    report = run(settings, PARAMS, NOW, sessions=lambda: nullcontext(spark), small_bytes=0)
     query.awaitTermination(120)
     assert query.exception() is None
     assert report.collections[0].rows.rows_removed > 0
     assert rows(settings) == before
-    run(spark, settings, PARAMS, NOW)
+    run(settings, PARAMS, NOW, sessions=lambda: nullcontext(spark), small_bytes=0)
     assert rows(settings) == before
     accounted_for(settings)
 
@@ -72,14 +73,28 @@ def test_a_collection_is_z_ordered_by_a_column_and_reads_the_same(
     settings = filled.copy(tmp_path)
     before = rows(settings)
     params = PARAMS.model_copy(update={"collections": ("things",), "zorder_by": ("body",), "files": False})
-    report = run(spark, settings, params, NOW)
+    report = run(settings, params, NOW, sessions=lambda: nullcontext(spark))
     assert report.collections[0].zordered
     flush(settings)
     compact(settings, PARAMS)
     assert rows(settings) == before
     accounted_for(settings)
     with pytest.raises(InvalidArgument, match="body"):
-        run(spark, settings, params.model_copy(update={"zorder_by": ("colour",)}), NOW)
+        run(settings, params.model_copy(update={"zorder_by": ("colour",)}), NOW, sessions=lambda: nullcontext(spark))
+
+
+def test_little_is_compacted_without_a_session(filled: Filled, tmp_path: Path) -> None:
+    settings = filled.copy(tmp_path)
+    before = rows(settings)
+
+    def sessions() -> NoReturn:
+        raise AssertionError("a session was made")
+
+    report = run(settings, PARAMS, NOW, sessions=sessions)
+    assert report.collections[0].rows.rows_removed > 0
+    assert rows(settings) == before
+    with pytest.raises(AssertionError, match="a session was made"):
+        run(filled.copy(tmp_path / "again"), PARAMS, NOW, sessions=sessions, small_bytes=0)
 
 
 def test_rows_of_a_merged_file_lie_in_the_order_of_key_and_tick(filled: Filled, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument, InvalidSuite, QualityBlocked
 from millrace.base.settings import Settings
-from millrace.operations.quality import results
+from millrace.message import builders
+from millrace.node.flush.in_process import flush
+from millrace.operations.quality import collection_frames, results
 from millrace.operations.quality.declaration import QualityParams, moment
 from millrace.operations.quality.docs import keep_newest, write_index
 from millrace.operations.quality.gate import blocked, require_open
@@ -21,8 +24,15 @@ from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
 from millrace.operations.quality.quarantine import quarantined, record, release, slices
 from millrace.operations.quality.ranges import TickRange, choose, covers
 from millrace.operations.quality.results import history, read_state, record_run
-from millrace.operations.quality.state import QualityState, after_release, after_run
+from millrace.operations.quality.run import _frames
+from millrace.operations.quality.state import Block, QualityState, after_release, after_run
 from millrace.operations.quality.user_suites import parse_suite
+from millrace.storage.table import open_table
+from millrace.tables.collections.flush_tables import read_checkpoints
+from tests.tables.wal_maker import Collection, WalMaker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TICKS = Check("ticks", "expect_column_values_to_be_between", {"column": "tick_step", "min_value": 1}, "ticks increase")
 SANE = Check("sane", "expect_column_values_to_not_be_null", {"column": "a"}, "a is there", "warning")
@@ -228,3 +238,60 @@ def test_the_index_links_every_result_the_newest_run_first(tmp_path: Path) -> No
         ("20260101", "wal", "Succeeded"),
     ]
     assert all((tmp_path / unquote(link)).is_file() for _, link, *_ in found)
+
+
+def test_a_collection_without_new_rows_is_passed_over_without_spark(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = WalMaker(settings)
+    maker.open()
+    collection = Collection(maker)
+    collection.create()
+    [first, *_] = collection.vchannels
+    keys = iter(collection.keys_of(first, 9))
+
+    def write() -> None:
+        collection.append(first, collection.insert({"id": [next(keys)], "body": ["x"]}, vchannel=first))
+        rest()
+
+    def rest() -> None:
+        for pchannel in maker.pchannels:
+            maker.append(pchannel, [builders.flush_all(term=1)])
+        maker.commit()
+        flush(settings)
+
+    made: list[int] = []
+    monkeypatch.setattr(collection_frames, "visible_rows", lambda _spark, _settings, stored, *_: made.append(stored))
+
+    def chosen(state: QualityState | None = None) -> tuple[int, list[TableOutcome]]:
+        """How many collections Spark would check, and those that need no check; they are recorded as a run does."""
+        made.clear()
+        empty: list[TableOutcome] = []
+        params = QualityParams(tables=("collections",))
+        found = _frames(cast("SparkSession", None), settings, params, state or read_state(settings), empty)
+        list(found)
+        record_run(settings, "run", empty)
+        return len(made), empty
+
+    write()
+    assert chosen() == (1, [])
+    record_run(settings, "run", [TableOutcome("collections/1", _reached(settings), (Outcome(SANE, True),), 1)])
+    assert chosen() == (0, []), "nothing came"
+    rest()
+    count, empty = chosen()
+    assert (count, [each.table for each in empty], empty[0].outcomes) == (0, ["collections/1"], ())
+    assert read_state(settings).checked_of("collections/1") == {
+        name: each.up_to for name, each in _reached(settings).items()
+    }
+    assert chosen() == (0, []), "it counts as checked"
+    rest()
+    block = Block("b", "collections/1", "sane", "", "run", 0.0, 1, {}, 1, (), "")
+    state = read_state(settings)
+    assert chosen(QualityState(state.revision, state.checked, (block,)))[0] == 1, "a check of no rows may lift a block"
+    write()
+    assert chosen()[0] == 1
+
+
+def _reached(settings: Settings) -> dict[str, TickRange]:
+    checkpoints = read_checkpoints(open_table(settings.checkpoints_uri))
+    return {name: TickRange(0, each.time_tick) for name, each in checkpoints.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, Literal
 
@@ -39,6 +40,11 @@ class BackfillParams(OperationParams):
     run_id: str = Field(
         default="", max_length=500, description="Names the run: a slice that a run of this id has done is left alone."
     )
+    slices: tuple[str, ...] = Field(
+        default=(),
+        max_length=1000,
+        description="Only these stretches of event time, each start/end in ISO 8601; none: the whole range.",
+    )
     dry_run: bool = Field(default=False, description="Only say which slices there are and what stands in them.")
 
     @model_validator(mode="after")
@@ -50,13 +56,26 @@ class BackfillParams(OperationParams):
             )
         if self.start > self.end:
             raise ValueError(f"start {self.start.isoformat()} lies behind end {self.end.isoformat()}")
+        _ = self.stretches
         return self
 
-    def for_slice(self, start: datetime, end: datetime, *, at: int) -> BackfillParams:
-        """The parameters of one slice alone: what a task that restarts alone is given."""
-        hours = -(-int((end - start).total_seconds()) // 3600)
-        changed = {"start": start, "end": end, "at": at, "range_of": "event_time", "slice_hours": hours, "parallel": 1}
-        return BackfillParams.parse({**self.model_dump(), **changed})
+    @property
+    def stretches(self) -> list[tuple[datetime, datetime]]:
+        """`slices` as moments. Raises ValueError for a text that is no stretch with a zone."""
+        found = []
+        for text in self.slices:
+            start, slash, end = text.partition("/")
+            moments = [datetime.fromisoformat(each) for each in (start, end)] if slash else []
+            if len(moments) != 2 or any(each.tzinfo is None for each in moments) or moments[0] >= moments[1]:
+                raise ValueError(f"slice {text!r}: give start/end, both with a zone, the start first")
+            found.append((moments[0], moments[1]))
+        return found
+
+    def for_slices(self, slices: Sequence[tuple[datetime, datetime]], *, at: int) -> BackfillParams:
+        """The parameters of a run that rebuilds these slices alone, in one session: what a task that restarts alone is given."""
+        changed = {"start": slices[0][0], "end": slices[-1][1], "at": at, "range_of": "event_time"}
+        named = [f"{start.isoformat()}/{end.isoformat()}" for start, end in slices]
+        return BackfillParams.parse({**self.model_dump(), **changed, "slices": named})
 
 
 class LoadParams(OperationParams):
@@ -99,7 +118,7 @@ BACKFILL: Final = Operation(
     needs_spark=True,
     role=Role.PRODUCE,
     tags=("backfill", "derived"),
-    of_the_run=("start", "end", "at", "parallel", "run_id"),
+    of_the_run=("start", "end", "at", "parallel", "run_id", "slices"),
 )
 
 BACKFILL_PLAN: Final = Operation(
@@ -110,11 +129,10 @@ BACKFILL_PLAN: Final = Operation(
     example="--start 2013-01-01T00:00Z --end 2013-02-01T00:00Z",
     params=BackfillParams,
     run="millrace.operations.backfill.run:plan",
-    needs_spark=True,
     role=Role.PRODUCE,
     dag="backfill_range",
     tags=("backfill", "derived"),
-    of_the_run=("parallel", "run_id"),
+    of_the_run=("parallel", "run_id", "slices"),
 )
 
 LOAD: Final = Operation(

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 from delta.exceptions import DeltaConcurrentModificationException
@@ -26,6 +28,7 @@ from pyspark.sql.types import StructType
 from millrace.base.errors import DeadlineExceeded, InvalidArgument
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
+from millrace.catalog.collection import Collection
 from millrace.operations.backfill.declaration import BackfillParams
 from millrace.operations.backfill.derived import DATE, DerivedTable, derived_table, derived_uri, source_collection
 from millrace.operations.backfill.slices import Slice, check_width, cut, record, recorded
@@ -45,6 +48,7 @@ RECENT: Final = 32
 CONFLICTS: Final = 20
 """Conflicts that the commit of one slice bears: each means that another writer of the same days got through."""
 
+Sessions = Callable[[], AbstractContextManager[SparkSession]]
 Outcome = Literal["written", "in place", "done before", "kept newer", "planned"]
 
 
@@ -77,14 +81,33 @@ class BackfillReport(OperationReport):
     rows: int
 
 
+class PlannedSlice(OperationReport):
+    """A slice that a backfill has."""
+
+    start: datetime
+    end: datetime
+
+
 class PlanReport(OperationReport):
     """What a backfill would do."""
 
     table: str
     source: str
     at: int
-    slices: list[dict[str, Any]]
-    """The parameters of each slice's own run."""
+    slices: list[PlannedSlice]
+    runs: list[dict[str, Any]]
+    """The parameters of the runs that rebuild them, each a few slices in one session: as many as may run at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A derived table, and its source at one tick."""
+
+    table: DerivedTable
+    collection: Collection
+    event: Any
+    """The column of event time."""
+    pinned: Pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +150,10 @@ def run(spark: SparkSession, settings: Settings, params: BackfillParams, progres
     A slice that fails does not undo those that are done; the same call again goes on with the rest.
     """
     progress.say("pinning the source")
-    work, pinned = _work(spark, settings, params)
-    slices = _slices(work, params, pinned)
+    source = _pinned(settings, params)
+    rows = rows_at(spark, settings, source.table, source.collection, source.pinned)
+    work = _Work(spark, settings, source.table, rows, source.event, source.pinned.tick, params.run_id)
+    slices = _slices(settings, source, params, lambda: nullcontext(spark))
     if params.dry_run:
         done = [_standing(work, part) for part in slices]
         return _report(work, params, done)
@@ -153,40 +178,61 @@ def run(spark: SparkSession, settings: Settings, params: BackfillParams, progres
     return _report(work, params, sorted(done, key=lambda each: each.start))
 
 
-def plan(spark: SparkSession, settings: Settings, params: BackfillParams, progress: Progress) -> PlanReport:
-    """The slices of a range, each as the parameters of a run of its own, all at one tick; writes nothing. Raises as `run`."""
+def plan(settings: Settings, params: BackfillParams, progress: Progress) -> PlanReport:
+    """The slices of a range, and the runs that rebuild them, all at one tick; writes nothing. Raises as `run`.
+
+    What a range of event time has needs no Spark; what changed between two moments is found by it.
+    """
+    from millrace.operations.entry import spark_session
+
     progress.say("pinning the source")
-    work, pinned = _work(spark, settings, params)
-    slices = _slices(work, params, pinned)
+    source = _pinned(settings, params)
+    slices = _slices(settings, source, params, lambda: spark_session("backfill_plan", settings, progress))
     return PlanReport(
-        table=work.table.name,
-        source=work.table.source,
-        at=work.tick,
-        slices=[params.for_slice(part.start, part.end, at=work.tick).model_dump(mode="json") for part in slices],
+        table=source.table.name,
+        source=source.table.source,
+        at=source.pinned.tick,
+        slices=[PlannedSlice(start=part.start, end=part.end) for part in slices],
+        runs=[
+            params.for_slices(each, at=source.pinned.tick).model_dump(mode="json")
+            for each in shares(slices, settings.places)
+        ],
     )
 
 
-def _work(spark: SparkSession, settings: Settings, params: BackfillParams) -> tuple[_Work, Pinned]:
+def shares(slices: Sequence[Slice], count: int) -> list[Sequence[Slice]]:
+    """`slices` in at most `count` shares of neighbours, as equal as can be."""
+    count = min(count, len(slices))
+    bounds = [len(slices) * number // count for number in range(count + 1)] if count else [0]
+    return [slices[first:last] for first, last in pairwise(bounds)]
+
+
+def _pinned(settings: Settings, params: BackfillParams) -> _Source:
     table = derived_table(settings, params.table)
     collection = source_collection(settings, table)
-    table.event_column(collection)
+    event = table.event_column(collection)
     # A bad range is told before any waiting.
     if params.range_of == "event_time":
-        cut(params.start, params.end, hours=params.slice_hours, table=table)
+        _cut(params, table)
     else:
         check_width(params.slice_hours, table)
-    pinned = pin(settings, collection, at=params.at)
-    rows = rows_at(spark, settings, table, collection, pinned)
-    return _Work(spark, settings, table, rows, table.event_column(collection), pinned.tick, params.run_id), pinned
+    return _Source(table, collection, event, pin(settings, collection, at=params.at))
 
 
-def _slices(work: _Work, params: BackfillParams, pinned: Pinned) -> list[Slice]:
+def _cut(params: BackfillParams, table: DerivedTable) -> list[Slice]:
+    """The slices of a range of event time, or those of its stretches that are asked for."""
+    stretches = params.stretches or [(params.start, params.end)]
+    return [part for start, end in stretches for part in cut(start, end, hours=params.slice_hours, table=table)]
+
+
+def _slices(settings: Settings, source: _Source, params: BackfillParams, sessions: Sessions) -> list[Slice]:
     if params.range_of == "event_time":
-        return cut(params.start, params.end, hours=params.slice_hours, table=work.table)
-    collection = source_collection(work.settings, work.table)
-    start, end = params.start, params.end
-    hours = params.slice_hours
-    found = changed(work.spark, work.settings, work.table, collection, pinned, start=start, end=end, hours=hours)
+        return _cut(params, source.table)
+    start, end, hours = params.start, params.end, params.slice_hours
+    with sessions() as spark:
+        found = changed(
+            spark, settings, source.table, source.collection, source.pinned, start=start, end=end, hours=hours
+        )
     return list(found)
 
 

@@ -72,7 +72,6 @@ COMPACTION: Final = Operation(
     summary="Joins small files and segments, folds old deletes in, clusters, vacuums within the retention.",
     example="--collections flights --fold always",
     params=CompactionParams,
-    run="millrace.operations.compaction.run:run",
-    needs_spark=True,
+    run="millrace.operations.compaction.run:compaction",
     stands_behind=True,
 )

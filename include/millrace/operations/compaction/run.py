@@ -8,9 +8,10 @@ next run carries on from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
@@ -38,17 +39,44 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ZOrder = Callable[[CollectionPlan], None]
+Sessions = Callable[[], AbstractContextManager["SparkSession"]]
+
+SMALL_BYTES: Final = 64 << 20
+"""Bytes on disk of a table's groups up to which they are rewritten in this process: a JVM takes longer to start."""
 
 
-def run(spark: SparkSession, settings: Settings, params: CompactionParams, progress: Progress) -> CompactionReport:
-    """The operation as its job runs it: rewriting in Spark tasks."""
-    from millrace.operations.compaction.spark_tasks import spark_mapper
-    from millrace.operations.compaction.zorder import zorder
+def compaction(settings: Settings, params: CompactionParams, progress: Progress) -> CompactionReport:
+    """The operation as its job runs it: with a session if there is much to rewrite, or rows to Z-order."""
+    from millrace.operations.entry import spark_session
 
-    def order(plan: CollectionPlan) -> None:
-        zorder(spark, plan.rows, newest_schema(plan.known.vchannels.values()), params.zorder_by)
+    return run(settings, params, progress, sessions=lambda: spark_session("compaction", settings, progress))
 
-    return compact(settings, params, progress, mapper=spark_mapper(spark, cores=settings.cores), order=order)
+
+def run(
+    settings: Settings,
+    params: CompactionParams,
+    progress: Progress,
+    *,
+    sessions: Sessions,
+    small_bytes: int = SMALL_BYTES,
+) -> CompactionReport:
+    """Compact; `sessions` makes a Spark session, once, when the groups of a table have more than `small_bytes` on disk."""
+    with ExitStack() as stack:
+        session = cache(lambda: stack.enter_context(sessions()))
+
+        def mapper(job: Job, groups: Sequence[Group]) -> Iterable[Rewritten]:
+            if sum(group.size for group in groups) <= small_bytes:
+                return rewrite_here(job, groups)
+            from millrace.operations.compaction.spark_tasks import spark_mapper
+
+            return spark_mapper(session(), cores=settings.cores)(job, groups)
+
+        def order(plan: CollectionPlan) -> None:
+            from millrace.operations.compaction.zorder import zorder
+
+            zorder(session(), plan.rows, newest_schema(plan.known.vchannels.values()), params.zorder_by)
+
+        return compact(settings, params, progress, mapper=mapper, order=order)
 
 
 def compact(

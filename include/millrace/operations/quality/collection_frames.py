@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from millrace.base.settings import Settings
 from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import key_columns
+from millrace.operations.compaction.files import live_files
 from millrace.operations.quality import suites
 from millrace.operations.quality.frames import Frame, within
 from millrace.operations.quality.outcome import Check
@@ -117,10 +118,28 @@ def visible_rows(
     return Frame(f"collections/{stored.collection_id}", rows, checks, ranges, row_id, stored.collection_id)
 
 
+def may_have_rows(settings: Settings, stored: Stored, ranges: Ranges) -> bool:
+    """Whether a file of the rows may have some in the ranges, by the Delta log alone."""
+    table = open_table(rows_uri(settings, stored.collection_id), version=stored.version)
+    if table is None:
+        return True
+    least, most = _bounds(ranges)
+    return any(
+        each.low_tick is None or each.high_tick is None or (each.high_tick > least and each.low_tick <= most)
+        for each in live_files(table)
+    )
+
+
+def _bounds(ranges: Ranges) -> tuple[int, int]:
+    """The ticks (after, up to] that hold all ranges."""
+    return min((each.after for each in ranges.values()), default=0), max(
+        (each.up_to for each in ranges.values()), default=0
+    )
+
+
 def _in_range(stored: Stored, ranges: Ranges) -> Column:
     """By tick in each PChannel; the least and the greatest tick stand apart, for the pruning of files."""
     key = F.coalesce(*(F.when(F.col("_vchannel") == name, F.lit(home)) for name, home in stored.pchannels.items()))
-    least = min((each.after for each in ranges.values()), default=0)
-    most = max((each.up_to for each in ranges.values()), default=0)
+    least, most = _bounds(ranges)
     tick = F.col("_time_tick")
     return (tick > least) & (tick <= most) & within(ranges, key=key, tick="_time_tick")

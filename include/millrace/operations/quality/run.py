@@ -64,8 +64,8 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
     started, run_id = time.perf_counter(), f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     state = read_state(settings)
     progress.say("choosing what to check")
-    found = list(_frames(spark, settings, params, state))
     outcomes: list[TableOutcome] = []
+    found = list(_frames(spark, settings, params, state, outcomes))
     pages = None
     if found:
         progress.say("starting Great Expectations", tables=len(found))
@@ -97,8 +97,14 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
     )
 
 
-def _frames(spark: SparkSession, settings: Settings, params: QualityParams, state: QualityState) -> Iterator[Frame]:
-    """What is to be checked, each over its own range of one consistent look. Where nothing came since, a table is left out."""
+def _frames(
+    spark: SparkSession, settings: Settings, params: QualityParams, state: QualityState, empty: list[TableOutcome]
+) -> Iterator[Frame]:
+    """What is to be checked, each over its own range of one consistent look. Where nothing came since, a table is left out.
+
+    A collection of which no file has rows in its range goes to `empty` instead: checks of no rows take Spark seconds each. Not
+    if its users have checks of their own, which may ask for rows, or if a block of it stands, which a check of no rows can lift.
+    """
     chosen = params.tables or ALL_TABLES
     start, end = moment(params.start), moment(params.end)
     pinned = pin(settings)
@@ -126,8 +132,14 @@ def _frames(spark: SparkSession, settings: Settings, params: QualityParams, stat
             homes = set(each.pchannels.values())
             reached = {name: tick for name, tick in flushed.items() if name in homes}
             ranges = choose(reached, state.checked_of(f"collections/{each.collection_id}"), start=start, end=end)
-            if has_ticks(ranges):
+            if not has_ticks(ranges):
+                continue
+            table = f"collections/{each.collection_id}"
+            blocked = any(block.table == table for block in state.blocks)
+            if each.collection_id in users or blocked or collection_frames.may_have_rows(settings, each, ranges):
                 yield collection_frames.visible_rows(spark, settings, each, ranges, users.get(each.collection_id, ()))
+            else:
+                empty.append(TableOutcome(table, ranges, collection_id=each.collection_id))
 
 
 def _chosen(stored: Iterable[collection_frames.Stored], wanted: Sequence[str]) -> Iterator[collection_frames.Stored]:
